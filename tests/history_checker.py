@@ -357,7 +357,7 @@ class Checker:
             row["compaction_id"]: row["messages_evicted"]
             for row in self._ask("SELECT * FROM compactions")
         }
-        reigns = {
+        activations = {
             row["sid"]: row["version"]
             for row in self._ask("SELECT sid, version FROM summary_activations ORDER BY ordinal")
         }
@@ -386,11 +386,11 @@ class Checker:
                 self._fault(
                     f"{session['session_id']}: versions {numbers}, counted {session['versions']}"
                 )
-            if session["version"] != reigns.get(session["sid"]) or (
+            if session["version"] != activations.get(session["sid"]) or (
                 numbers and session["version"] not in numbers
             ):
                 self._fault(
-                    f"{session['session_id']}: in force is {session['version']}, last to reign {reigns.get(session['sid'])}"
+                    f"{session['session_id']}: in force is {session['version']}, last activated {activations.get(session['sid'])}"
                 )
 
     # --- the audit chain

@@ -92,7 +92,7 @@ class SessionSeen:
     """Everything a store holds of one session. Compactions go by their ordinals, which two stores share; `compaction_ids` are their ids.
 
     `spans` are the first and last position that a compaction's row names, where the store keeps them; `gauge` is what is
-    known of the usage that its model reported. `speaks_for` names the rows of each version, `reigns` which was in force when. `reports` are the
+    known of the usage that its model reported. `speaks_for` names the rows of each version, `activations` which was in force when. `reports` are the
     events that may have no messages: those that name a model.
     """
 
@@ -106,7 +106,7 @@ class SessionSeen:
     spans: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     gauge: UsageState = field(default_factory=UsageState)
     speaks_for: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    reigns: tuple[tuple[int, int | None], ...] = ()
+    activations: tuple[tuple[int, int | None], ...] = ()
     model_rests: tuple[int, int, str | None] = (0, 0, None)
     held_to_tokens: int = 0
     rounds: int = 0
@@ -187,7 +187,7 @@ def _message_faults(session: SessionSeen) -> Iterable[str]:
         tokens_total=sum(message.tokens for message in messages),
         live_messages=len(live),
         live_tokens=sum(message.tokens for message in live),
-        version=session.reigns[-1][1] if session.reigns else None,
+        version=session.activations[-1][1] if session.activations else None,
         versions=len(session.versions),
         compactions=len(session.rows),
         audit_rows=len(session.audit),
@@ -358,7 +358,7 @@ def _seen(connection: Connection) -> StoreSnapshot:
     )
     summaries = all_of(schema.summaries)
     coverage = all_of(schema.coverage)
-    reigns = sorted(all_of(schema.summary_activations), key=lambda one: one.ordinal)
+    activations = sorted(all_of(schema.summary_activations), key=lambda one: one.ordinal)
     audit = all_of(*(schema.audit.c[name] for name in AuditRow._fields), schema.audit.c.audit_id)
     events = all_of(
         schema.events.c.sid,
@@ -417,7 +417,7 @@ def _seen(connection: Connection) -> StoreSnapshot:
                 {one.version: one.base_version for one in summaries if one.sid == row.sid},
                 [(one.version, ordinals[one.compaction_id]) for one in coverage if one.sid == row.sid],
             ),
-            reigns=tuple((one.at_ms, one.version) for one in reigns if one.sid == row.sid),
+            activations=tuple((one.at_ms, one.version) for one in activations if one.sid == row.sid),
             model_rests=(row.failures, row.cooldown_until_ms, row.cooldown_reason),
             held_to_tokens=row.held_to_tokens,
             rounds=row.rounds,

@@ -120,9 +120,9 @@ async def test_the_statements_for_auditors_tell_what_happened(database_url: str)
                 then, _ = await stores.windows.window_as_of(
                     KEY, AtTime(at), glance=lambda _: None, choose=lambda facts: (facts, ())
                 )
-                reigning = await rows("Version in force at a time", at=at)
+                in_force = await rows("Version in force at a time", at=at)
                 assert then.session is not None
-                assert [one["version"] for one in reigning] in (
+                assert [one["version"] for one in in_force] in (
                     [then.session.version],
                     [] if then.session.version is None else [0],
                 )

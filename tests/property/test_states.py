@@ -120,7 +120,7 @@ def of_database(session: SessionSeen) -> dict[str, Any]:
             version: {ids[ordinal - 1] for ordinal in ordinals}
             for version, ordinals in session.speaks_for.items()
         },
-        "activations": list(session.reigns),
+        "activations": list(session.activations),
         "cooldown": session.model_rests,
         "held_to_tokens": session.held_to_tokens,
         "rounds": session.rounds,

@@ -93,7 +93,7 @@ class DatabaseWalk(StateRules):
         super().carry_out(jobs, version, reason)
         seen, key = self.run(self.sqlite.seen()), jobs[0].key
         before = self.seen.sessions.get(key)
-        if key in seen.sessions and before and before.reigns < seen.sessions[key].reigns:
+        if key in seen.sessions and before and before.activations < seen.sessions[key].activations:
             assert seen.sessions[key].gauge.factor == learned_factor(seen, key, self.stream)
 
     def compare_states(self) -> None:

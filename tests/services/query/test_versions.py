@@ -132,14 +132,14 @@ async def test_people_compare_promote_and_undo_from_the_command_line(tmp_path: P
         assert after["messages_total"] == before["messages_total"]
         status, out, _ = await command(tmp_path, "audit", "verify", AGENT, SESSION)
         assert (status, "intact" in out) == (0, True)
-        reigned = rows(
+        periods = rows(
             ready,
             "SELECT version, from_at, until_at FROM reigns_view WHERE agent_id = ? ORDER BY from_at",
             AGENT,
         )
-        assert [row[0] for row in reigned][:3] == [1, 2, 1]
-        assert all(ends == begins for (_, _, ends), (_, begins, _) in pairwise(reigned))
-        assert reigned[-1][2] is None
+        assert [row[0] for row in periods][:3] == [1, 2, 1]
+        assert all(ends == begins for (_, _, ends), (_, begins, _) in pairwise(periods))
+        assert periods[-1][2] is None
 
 
 async def finished(client: turnfold.Client, campaign_id: str) -> dict[str, Any] | None:

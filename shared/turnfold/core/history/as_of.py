@@ -85,7 +85,7 @@ class SessionTimeline:
     """The history of a session: versions, activations and evictions, oldest first."""
 
     versions: tuple[VersionSpan, ...]
-    reigns: tuple[Activation, ...]
+    activations: tuple[Activation, ...]
     evictions: tuple[EvictionSpan, ...]
 
 
@@ -98,15 +98,15 @@ def state_as_of(
     """
     known = {version.version: version for version in past.versions}
     if in_force is None:
-        in_force = _reigning(at_ms, until, past.reigns, known)
-    spoken_for = _chain(in_force, known)
+        in_force = _active_version(at_ms, until, past.activations, known)
+    covered_ids = _covered_by(in_force, known)
     covered = 0
     pending: list[EvictionSpan] = []
     later: list[EvictionSpan] = []
     undone: list[EvictionSpan] = []
     for eviction in past.evictions:
         was_restored = eviction.restored_at_ms is not None and eviction.restored_at_ms <= at_ms
-        if eviction.compaction_id in spoken_for and not was_restored:
+        if eviction.compaction_id in covered_ids and not was_restored:
             covered += eviction.messages
         elif (
             eviction.evicted_at_ms <= at_ms and eviction.last_position <= until and not was_restored
@@ -121,26 +121,26 @@ def state_as_of(
     return StateAsOf(in_force, until, covered, tuple(pending), tuple(later), tuple(undone), at_ms)
 
 
-def _reigning(
-    at_ms: int, until: int, reigns: Iterable[Activation], known: Mapping[int, VersionSpan]
+def _active_version(
+    at_ms: int, until: int, activations: Iterable[Activation], known: Mapping[int, VersionSpan]
 ) -> int | None:
     """Return the version in force at a time.
 
     A version that covers messages after the position did not exist yet.
     """
     active: int | None = None
-    for reign in reigns:
-        if reign.at_ms <= at_ms and (
-            reign.version is None or known[reign.version].last_position <= until
+    for activation in activations:
+        if activation.at_ms <= at_ms and (
+            activation.version is None or known[activation.version].last_position <= until
         ):
-            active = reign.version
+            active = activation.version
     return active
 
 
-def _chain(version: int | None, known: Mapping[int, VersionSpan]) -> set[int]:
+def _covered_by(version: int | None, known: Mapping[int, VersionSpan]) -> set[int]:
     """Return the compactions that a version and its bases cover."""
-    found: set[int] = set()
+    covered: set[int] = set()
     while version is not None and version in known:
-        found |= known[version].adds
+        covered |= known[version].adds
         version = known[version].base_version
-    return found
+    return covered

@@ -87,6 +87,7 @@ class SqlCampaignStore:
         )
 
         def begin(connection: Connection) -> CampaignProgress:
+            # Idempotent: a client may repeat a request whose answer was lost.
             for (known,) in _ALIKE.rows(connection, options_json, agent_id or ""):
                 return _progress(connection, known)
             ((count, until),) = _SCOPE.rows(connection, agent_id or "")
@@ -108,6 +109,7 @@ class SqlCampaignStore:
             lambda connection: [unfinished_id for (unfinished_id,) in _UNFINISHED.rows(connection)]
         )
         opened = 0
+        # One transaction per campaign, so that locks on many sessions are not held together.
         for campaign_id in unfinished:
             opened += await self._database.write(
                 partial(_advance, campaign_id=campaign_id, installation=installation, now_ms=now_ms)
@@ -116,6 +118,7 @@ class SqlCampaignStore:
 
     async def progress(self, campaign_id: str) -> CampaignProgress | None:
         """Return the progress of a campaign; None if there is no such campaign."""
+        # A longer number would fail in the driver.
         by = int(campaign_id) if campaign_id.isdecimal() and len(campaign_id) < 20 else -1
         return await self._database.snapshot(
             lambda connection: _progress(connection, by) if _CAMPAIGN.rows(connection, by) else None
@@ -135,6 +138,7 @@ def _advance(
     connection: Connection, campaign_id: int, installation: Installation, now_ms: int
 ) -> int:
     row, counts = _row(connection, campaign_id), _counts(connection, campaign_id)
+    # Another worker may have finished it since the snapshot.
     if row["finished_at_ms"] is not None:
         return 0
     room = row["at_once"] - sum(counts.get(status, 0) for status in OPEN)
@@ -159,6 +163,7 @@ def _advance(
         SessionJournal(row["actor"] or WORKER),
         wanted_of(row["wanted"]),
     )
+    # The first compaction of a session may have been restored meanwhile.
     still = [session for session in locked if session.version is not None]
     for session in still:
         open_regeneration(

@@ -82,6 +82,8 @@ class SqlModelCallStore:
                 compactions.c.status == "running",
                 compactions.c.fence == job.fence,
             )
+            # Locked, so that a claim by another worker waits until the answer is stored, or comes
+            # first.
             if connection.execute(ours.with_for_update()).first() is None:
                 raise LostLease(job.compaction_ids[-1])
             # The oldest row belongs to the job whatever is evicted meanwhile.
@@ -93,6 +95,7 @@ class SqlModelCallStore:
                 "at_ms": now_ms,
             }
             connection.execute(
+                # Equal prompts have equal digests: the answer that was stored first is as good.
                 insert_for(connection)(chunk_summaries).values(**row).on_conflict_do_nothing()
             )
 

@@ -137,6 +137,8 @@ def rewrite_scope(
     total = 0
     for number in sorted(kinds, reverse=True):
         total += tokens.get(number, 0)
+        # The newest version is always included, however long: without it nothing would be
+        # rewritten.
         if kinds[number] != "extractive" or (chosen and total > max_tokens):
             return RewriteScope(tuple(chosen), number)
         chosen += added[number]
@@ -147,6 +149,7 @@ def activate_version(
     connection: Connection, session: SessionRow, version: int | None, *, at_ms: int
 ) -> None:
     """Put a version in force, or none; exactly the evictions that it covers are covered."""
+    # Set for all evictions anew: which ones a version covers cannot be told from its number.
     is_covered: ColumnElement[bool] = literal_column("false")
     tokens = 0
     if version is not None:
@@ -167,6 +170,7 @@ def record_activation(
 ) -> None:
     """Record the version now in force. The caller appends the audit row afterwards."""
     session.version, session.summary_tokens = version, summary_tokens
+    # Factors change only here and with an eviction, so that windows keep their first bytes.
     session.factor = Calibrator(connection).factor(session.key.agent_id, session.model)
     session.revision += 1
     # The ordinal is that of the audit row which follows: the past is read in that order.

@@ -77,6 +77,7 @@ def _set_for_session(
     now_ms: int,
     actor: str,
 ) -> Mapping[str, Any]:
+    # Before the session is locked: erasures take these two locks in the same order.
     lock_against_erase(connection)
     session = lock_by_key(connection, [key], create=installation.max_sessions).get(key)
     if session is None:

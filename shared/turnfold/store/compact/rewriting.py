@@ -99,6 +99,7 @@ def open_regeneration(
     campaign_id: int | None = None,
 ) -> int:
     """Open a compaction that writes a version beside the one in force; reuse an open one."""
+    # A client that repeats its request after a lost answer gets the same compaction.
     for known, stored in _REGENERATIONS.rows(connection, session.sid):
         if wanted_of(stored) == wanted:
             return int(known)
@@ -125,6 +126,7 @@ def open_fold(
     lost = uncovered(connection, session.sid)
     if not lost:
         return None
+    # Windows show digests until the fold is committed, and these evictions never needed one.
     _give_digests(connection, session.sid, lost, installation)
     ((first, last),) = _SPAN.rows(connection, lost)
     work = _Work(
@@ -157,6 +159,7 @@ def fence_off(connection: Connection, session: SessionRow, *, now_ms: int) -> No
     is_running_job = (
         (compactions.c.sid == session.sid)
         & (compactions.c.status == "running")
+        # A regeneration names its base itself and does not depend on the version in force.
         & (compactions.c.trigger != "regenerate")
     )
     connection.execute(

@@ -121,6 +121,7 @@ class SqlVersionStore:
         def promote(connection: Connection) -> ActiveVersion:
             session, records = _locked(connection, key), SessionJournal(actor)
             _version(connection, session, version)
+            # Somebody decided by comparing two versions. A third one may have come since.
             if over is not None and session.version != over:
                 raise Conflict(
                     f"version {session.version} is in force, not {over}: "
@@ -210,6 +211,7 @@ def _promote(
     now_ms: int,
 ) -> None:
     compaction_id, _, kind = _version(connection, session, version)
+    # The version would show messages twice: in its text, and live.
     if any_restored(connection, sorted(covered_by(connection, session.sid, version))):
         raise Conflict(
             f"version {version} speaks for messages that were restored since; they are live again"
@@ -249,6 +251,7 @@ def _restore(
     if not rows:
         raise BadRequest("compaction_id: this session has no compaction of that id")
     ((status, ordinal, version, evicted, is_covered, first, last),) = rows
+    # Idempotent: a client may repeat a request whose answer was lost.
     if status == "restored":
         return
     if not evicted:
@@ -268,6 +271,8 @@ def _restore(
     # Otherwise the trigger that evicted these messages would fire again at once.
     session.held_to_tokens = session.tokens_total + policy.min_gain_tokens
     if is_covered and version is not None:
+        # The base takes the place of the version. What the version covered besides is folded again
+        # below.
         _, base_version, _ = _version(connection, session, version)
         activate_version(connection, session, base_version, at_ms=now_ms)
     after = session.window_tokens

@@ -25,7 +25,9 @@ from turnfold.store.database.transactions import (
     dispose_engine,
 )
 
+# Longer than any transaction of this code: an error `database is locked` would only be retried.
 BUSY_SECONDS = 30
+# Short, because the writer's thread waits here and stores nothing meanwhile.
 LOG_WAIT_MS = 200
 READERS = 4
 READERS_EACH = 2
@@ -51,9 +53,12 @@ class Database:
                 "SQLite and PostgreSQL are supported"
             )
         if writes:
+            # Before any connection: SQLite would create the file with the permissions of the umask.
             make_private(self.url)
         self._steps = self._engine(writes=False)
         self._step_turns = Turns(READERS, readers_each)
+        # aiosqlite changes threads for each statement. A transaction of plain code in one thread
+        # changes them once.
         self._reader = (
             ThreadTransactions(self._thread_engine(writes=False), READERS)
             if self.is_sqlite

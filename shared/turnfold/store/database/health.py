@@ -104,6 +104,7 @@ def is_writer_there(database_url: str) -> bool:
         return False
     with path.open("rb") as file:
         try:
+            # Shared, so that two commands that look at once do not take each other for a writer.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True

@@ -63,6 +63,8 @@ class InlineReader:
         finally:
             ended = time.monotonic()
             if ended - began > SLOW_SECONDS:
+                # One slow read means that pages are read from the disk. The next ones would block
+                # the loop, too.
                 self._far_until = ended + FAR_SECONDS
 
     def close(self) -> None:
@@ -74,5 +76,6 @@ class InlineReader:
     def _opened(self) -> RawConnection:
         self._held = self._engine.raw_connection()
         self._bare = RawConnection(self._engine.dialect, self._held.driver_connection)
+        # The event loop must not wait for a lock. A thread takes over instead.
         self._bare.connection.execute("PRAGMA busy_timeout=0")
         return self._bare

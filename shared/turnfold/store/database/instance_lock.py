@@ -82,6 +82,8 @@ async def wait_until_adopted(
             trouble = error
         if recorded == created:
             return
+        # No stream yet: a migration is probably running. Another stream: more likely an error of
+        # the operator, which should be reported soon.
         if clock() - began > (seconds if recorded is None else patience_seconds):
             owner = f"the stream made at {recorded}" if recorded else "no stream yet"
             raise trouble or StartError(
@@ -110,6 +112,8 @@ async def wait_for_schema(database: Database, *, seconds: float = 60.0) -> None:
         except (Unavailable, DBAPIError):
             revision = None
         refuse_early_schema(revision)
+        # Compared as text; revisions have four digits. A newer database is accepted, so that
+        # services of two versions can run during an upgrade.
         if revision is not None and revision >= REVISION:
             return
         if asyncio.get_running_loop().time() > deadline:
@@ -146,6 +150,8 @@ class WriterLock:
         """Return whether this process may write now."""
         if self._path is None or self._file is not None:
             return True
+        # O_CLOEXEC: a child process that inherited the file would hold the lock after this process
+        # ended.
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         file = open(descriptor, "w")  # noqa: PTH123, SIM115  # held until the process ends
         try:

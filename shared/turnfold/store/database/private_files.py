@@ -29,6 +29,7 @@ def make_private(url: URL) -> None:
         return
     file = Path(url.database)
     if file.parent.is_dir() and not file.exists():
+        # Created here with its mode, not changed afterwards: in between, others could open it.
         os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
     for path in (file, *(Path(f"{file}{suffix}") for suffix in COMPANIONS)):
         try:

@@ -44,10 +44,12 @@ def add(connection: Connection, ranges: Iterable[Range]) -> None:
         {
             (first, last)
             for low, high in new
+            # Beyond both ends by one: a range that only touches is joined, too.
             for first, last in _MEETING.rows(connection, high + 1, low - 1)
         }
     )
     after = joined([*stored, *new])
+    # The usual case of a redelivery.
     if after == stored:
         return
     _REMOVE.run(connection, [(first,) for first, _ in stored])
@@ -79,5 +81,7 @@ def gaps(connection: Connection, up_to: int) -> Sequence[Range]:
             select(ingested_ranges).order_by(ingested_ranges.c.first_seq)
         )
     ]
+    # An empty range before the first sequence and one after the last make gaps at the ends look
+    # like gaps in between.
     behind = pairwise([(0, 0), *stored, (up_to + 1, up_to + 1)])
     return [(before[1] + 1, after[0] - 1) for before, after in behind if after[0] > before[1] + 1]

@@ -204,6 +204,7 @@ def _make(connection: Connection, missing: Sequence[SessionKey], most: int) -> N
     """Create sessions. The lock on the agent's count prevents duplicates and one too many."""
     counts = lock_session_counts(connection, {key.agent_id for key in missing})
     chosen: list[SessionKey] = []
+    # Asked again under the lock: another transaction may have created some of them meanwhile.
     for key in _unknown(connection, missing):
         if counts[key.agent_id] < most:
             counts[key.agent_id] += 1
@@ -219,6 +220,7 @@ def _make(connection: Connection, missing: Sequence[SessionKey], most: int) -> N
 
 def lock_session_counts(connection: Connection, agent_ids: Iterable[AgentId]) -> dict[str, int]:
     """Lock and return the number of sessions of each agent; call before locking any session."""
+    # Sorted, because transactions that lock several agents must lock them in one order.
     wanted = sorted(set(agent_ids))
     rows = [{"agent_id": agent_id} for agent_id in wanted]
     connection.execute(insert_for(connection)(session_counts).on_conflict_do_nothing(), rows)

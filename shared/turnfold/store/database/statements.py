@@ -62,6 +62,8 @@ class Prepared:
             fixed = {
                 name: value for name, value in compiled.params.items() if name not in self._names
             }
+            # A parameter that `names` forgot would be sent as NULL, and the statement would find
+            # nothing.
             if None in fixed.values():
                 raise ValueError(
                     "parameters without a place: "
@@ -107,6 +109,8 @@ class PreparedIn:
     def _as_array(self, dialect: Dialect) -> str:
         compiled = self._statement.compile(dialect=dialect)
         kind = compiled.binds[self._name].type.compile(dialect=dialect)
+        # SQLAlchemy expands the list when the statement runs and has no other form of it. An array
+        # keeps one text, and so one plan, for lists of every length.
         return str(compiled).replace(f"IN (__[POSTCOMPILE_{self._name}])", f"= ANY ($1::{kind}[])")
 
 
@@ -245,6 +249,7 @@ class BulkInsert(Bulk):
         written = 0
         if connection.dialect.name == "sqlite":
             for size in ROWS_A_STATEMENT:
+                # Two sizes only: the driver compiles and caches a statement for each.
                 while len(rows) - written >= size:
                     many = sql + f", {self._places}" * (size - 1)
                     connection.exec_driver_sql(

@@ -65,5 +65,7 @@ class SqlStatistics:
     async def probe(self) -> None:
         """Begin a writing transaction, and write nothing."""
         await self._database.write(
+            # BEGIN IMMEDIATE takes SQLite's writer lock; on PostgreSQL the locked row needs a
+            # server that may write, which a standby after a failover does not.
             lambda connection: connection.execute(select(stream.c.name).with_for_update()).all()
         )

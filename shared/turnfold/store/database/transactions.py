@@ -48,6 +48,8 @@ class ThreadTransactions:
         try:
             result = await asyncio.wrap_future(running)
         except asyncio.CancelledError:
+            # The thread is free only when its statement has ended, so the turn is given back by the
+            # thread.
             interrupting.end()
             running.add_done_callback(partial(_call_in_loop, asyncio.get_running_loop(), on_end))
             raise
@@ -82,6 +84,7 @@ class ThreadTransactions:
         try:
             yield connection
         except BaseException:
+            # It may be interrupted or broken. Another connection costs less than finding out.
             self._own.connection = None
             self._opened.remove(connection)
             connection.close()
@@ -120,6 +123,8 @@ class _Interrupting:
     def of(self, connection: Connection) -> Generator[None]:
         """Allow statements of this connection to be interrupted while the body runs."""
         with self._lock:
+            # Cancelled before a thread was free: there is no statement yet that could be
+            # interrupted.
             if self._is_over:
                 raise Unavailable("nobody waits for this any more")
             self._connection = connection.connection.driver_connection
@@ -132,6 +137,8 @@ class _Interrupting:
     def end(self) -> None:
         """Interrupt the statement now, or as soon as it begins."""
         with self._lock:
+            # Under the lock, because interrupting a connection that has begun the next transaction
+            # would end the work of somebody else.
             self._is_over = True
             if self._connection is not None:
                 self._connection.interrupt()

@@ -105,12 +105,15 @@ class BatchWriter:
         paired = repair_pairs(self._connection, self._touched)
         for session in self._sessions.values():
             session.evicted_changes += session.sid in paired
+        # Before counting, which sets the model.
         nameless = {session.sid for session in self._sessions.values() if session.model is None}
         changed = self._count()
         changes = learn_limits(
             self._connection, self._sessions, self._limited, self._new, self._records
         )
         reports = sum(arrival.report is not None for arrival in self._new)
+        # Looks at as many older reports as without this batch, whose reports are among the newest
+        # now.
         calibrator = Calibrator(self._connection, reports)
         self._calibrate_named(nameless, calibrator)
         arrived = {arrival.stream_seq: arrival for arrival in self._new}
@@ -124,6 +127,7 @@ class BatchWriter:
             self._records,
             changes,
         )
+        # After the eviction, which changes the counters as well: each session is written once.
         write_back(self._connection, changed)
         self._remove_empty()
         return evictions
@@ -146,6 +150,8 @@ class BatchWriter:
         for key, arrival in first.items():
             session = self._sessions[key]
             if session.sid in nameless:
+                # Reports before this event only, so that the factor does not depend on the batch's
+                # limits.
                 before = arrival.stream_seq - 1
                 session.factor = calibrator.factor(key.agent_id, session.model, before)
 
@@ -153,6 +159,7 @@ class BatchWriter:
         """Lock or create the sessions of these events; refuse sessions above the limit."""
         keys = dict.fromkeys(arrival.key for arrival in arrivals)
         self._sessions = lock_by_key(self._connection, keys, create=self._installation.max_sessions)
+        # The usual case: nothing was refused.
         if len(self._sessions) == len(keys):
             return arrivals
         for arrival in arrivals:
@@ -190,6 +197,7 @@ class BatchWriter:
             fresh = self._unknown(fresh)
             self._insert_rows(fresh)
         self._new = fresh
+        # After the first occurrences are stored: now each of these is an ordinary duplicate.
         for arrival in repeated:
             self._unknown([arrival])
 
@@ -212,6 +220,7 @@ class BatchWriter:
     def _handle_known(self, arrival: DecodedEvent, row: StoredEventKey) -> None:
         """Handle a known event id: keep the lower sequence of a duplicate, or refuse the event."""
         sid = self._sessions[arrival.key].sid
+        # An event id is unique per agent. Under another session it is another event.
         if row.sid != sid:
             self._refuse(arrival, EVENT_ID_REUSED, ANOTHER_EVENT)
             return
@@ -222,6 +231,7 @@ class BatchWriter:
             return
         self._duplicates += 1
         if arrival.stream_seq != row.stream_seq:
+            # The stream holds the event at both sequences, and an erasure must delete it at both.
             self._copies.add((sid, max(arrival.stream_seq, row.stream_seq)))
         if arrival.stream_seq < row.stream_seq:
             self._move(arrival, span)
@@ -239,6 +249,8 @@ class BatchWriter:
         session.evicted_changes += bool(evicted)
         note_unindexed(session, first)
         session.gauge = session.gauge.moved(span.stream_seq, arrival.stream_seq, arrival.at_ms)
+        # The event moved to an earlier time. If it was the newest, its old time would keep the
+        # session from becoming idle.
         if newest_at_ms == session.last_event_at_ms:
             is_of_session = messages.c.sid == session.sid
             session.last_event_at_ms = newest_message_at_ms(connection, is_of_session)

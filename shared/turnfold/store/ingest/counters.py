@@ -19,6 +19,7 @@ def count_events(session: SessionRow, arrivals: Sequence[DecodedEvent]) -> None:
         if arrival.model and arrival.stream_seq >= session.model_seq:
             session.model, session.model_seq = storable(arrival.model), arrival.stream_seq
         _count_messages(session, arrival)
+    # Usage reports have no messages, and so nothing to index.
     if seqs := [arrival.stream_seq for arrival in arrivals if arrival.messages]:
         note_unindexed(session, position_of(min(seqs), 0))
     session.last_event_at_ms = max(

@@ -129,6 +129,7 @@ class SqlErasureStore:
             for sid, at_ms, *wishes in rows
             if is_over(at_ms, installation.policy(*_wishes(wishes)), now_ms=now_ms)
         ]
+        # One transaction each, so that ingest waits for one session only.
         for sid in over:
             await self._database.write(
                 partial(_expire, sid=sid, installation=installation, now_ms=now_ms)
@@ -204,6 +205,8 @@ def _expire(connection: Connection, *, sid: int, installation: Installation, now
             installation.policy(session.agent_wishes, session.wishes),
             now_ms=now_ms,
         ):
+            # Not the stream's last sequence: an event published a moment ago begins the session
+            # anew.
             ingested_to = max((last for (last,) in _INGESTED_TO.rows(connection)), default=0)
             _erase_letters(connection, session.key)
             _erase_sessions(connection, [session], ingested_to, now_ms, RETENTION, WORKER)

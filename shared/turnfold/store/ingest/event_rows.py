@@ -75,6 +75,7 @@ class EventRows:
             # In the order of the primary key, all rows of one page are written to it at once.
             values.sort(key=first_two)
             insert.run(connection, values)
+        # After all messages, because the answer that a report names may be in this batch.
         insert_named_reports(connection, self.named)
 
     def _add_reports(self, arrival: DecodedEvent, model: str, session: SessionRow) -> None:

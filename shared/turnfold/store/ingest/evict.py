@@ -86,11 +86,13 @@ def evict(
         if session.sid in settled_ms or session.sid in changes or _fired(session, installation)
     ]
     opening = CompactionOpener(connection, installation, records, arrived)
+    # In one statement for all sessions of the batch.
     live = _live(connection, due)
     for session in due:
         meter = _meter(
             session,
             settled_ms.get(session.sid, -1),
+            # What remains in `readings` belongs to sessions that were not examined; see the end.
             readings.pop(session.sid, {}),
             reports.get(session.sid, {}),
             learning,
@@ -142,6 +144,7 @@ def _evict_session(
     usage_limit = relief_limit(policy.reserve_tokens, model_window=window)
     if policy.commit is Commit.ON_SUMMARY:
         session.gauge = gauge = meter.after(0, gauge, usage_limit)
+        # Restored messages stay until the session has grown to `held_to_tokens`.
         if not session.held_tokens:
             load = session.load._replace(
                 reported_tokens=gauge.fresh_tokens,
@@ -300,6 +303,8 @@ def mark_evicted(
     ((left,),) = _LEFT.rows(
         connection, session.sid, evicted[0].position, evicted[-1].position, compaction_id
     )
+    # Another transaction evicted or restored some of them since the plan was loaded. The version
+    # summarizes messages that do not leave, so nothing may be committed.
     if left != len(evicted):
         raise LostLease(CompactionId(str(compaction_id)))
     tokens = sum([leaving.tokens for leaving in evicted])

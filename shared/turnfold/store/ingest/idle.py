@@ -52,6 +52,7 @@ def _evict_idle(
     locked = [
         session
         for session in lock_by_sid(connection, idle).values()
+        # An event may have arrived between the snapshot and the lock.
         if session.idle_at_ms is not None and session.idle_at_ms <= now_ms
     ]
     records = SessionJournal()

@@ -86,6 +86,7 @@ def learn_limits(
     batch. Return the changes of the window of each such session's model.
     """
     changes: dict[int, WindowChanges] = {}
+    # A set has no order, and audit rows are numbered.
     for key in sorted(limited):
         session = sessions[key]
         before, limits = session.limits, limits_of(connection, session.sid)

@@ -116,6 +116,8 @@ def _escalation(eviction: Eviction) -> dict[str, Any]:
 
 def _runs(live: Sequence[Message], evicted: Sequence[Message]) -> list[tuple[int, int]]:
     """Return evicted messages as ranges of positions that contain no other live message."""
+    # Ranges, because one UPDATE marks thousands of messages. What stays, such as instructions, ends
+    # a range.
     leaving = {message.position for message in evicted}
     runs: list[tuple[int, int]] = []
     is_open = False
@@ -220,6 +222,7 @@ class CompactionOpener:
         None if nothing would leave. During a cooldown of the model only a request opens one.
         """
         already = _PLANNED.rows(self._connection, session.sid) if triggers else ()
+        # At most one plan per session: two would summarize the same messages.
         if already:
             return int(already[0][0])
         due, _ = first_eviction(triggers, live, policy, now_ms=at_ms)
@@ -234,6 +237,7 @@ class CompactionOpener:
             session_model=session.model, checkpoint=self._checkpoint(seq),
         )  # fmt: skip
         begins_ms = at_ms + SUMMARY_DELAY_MS
+        # Somebody who asks wants an attempt now, also during a cooldown.
         if due.trigger is not Trigger.REQUEST:
             begins_ms = max(begins_ms, session.cooldown_until_ms)
         self._rows.append(

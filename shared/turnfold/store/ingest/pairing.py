@@ -64,6 +64,7 @@ def _pair_some(connection: Connection, touched: list[Touched]) -> set[int]:
         stored[sid, position] = MatchedResult(
             None if answers is None else CallRef(answers, slot), bool(is_copy)
         )
+        # Queries cache evicted messages. The caller counts the change, which invalidates the cache.
         if compaction_id is not None:
             evicted.add((sid, position))
     changed = [

@@ -126,6 +126,7 @@ def _waiting(connection: Connection) -> tuple[dict[int, list[UnindexedMessage]],
     for sid, first in due:
         last: int | None = None
         for position, size in unindexed.sizes.rows(connection, sid, first, room):
+            # At least one message is taken, however long it is, or it would wait forever.
             if last is not None and size > characters:
                 is_more = True
                 break
@@ -167,11 +168,16 @@ def _store(connection: Connection, made: Mapping[int, Mapping[int, list[str]]]) 
     """
     unindexed = _UNINDEXED[connection.dialect.name]
     wait: list[tuple[int | None, int]] = []
+    # The rows are locked as ingest locks them: a late event that lowers `unindexed_from` is either
+    # seen here or comes after this transaction.
     for sid, first in _LOCKED.rows(connection, sorted(made)):
+        # Another worker indexed these meanwhile.
         if first is None:
             continue
         made_here = made[sid]
         if made_here:
+            # Another worker may have indexed some meanwhile. FTS5 without texts accepts a row id
+            # twice, and its words could not be removed again.
             absent = [
                 position
                 for (position,) in unindexed.between.rows(
@@ -285,6 +291,7 @@ def _merged(connection: Connection, *, pages: int) -> bool:
     connection.execute(
         text("INSERT INTO word_index (word_index, rank) VALUES ('merge', :pages)"), {"pages": pages}
     )
+    # FTS5 documents this test: a merge with nothing left to do changes fewer than two rows.
     return int(connection.execute(text("SELECT total_changes()")).scalar_one()) - int(before) >= 2
 
 

@@ -64,6 +64,7 @@ class EvictedPosition(NamedTuple):
 
 def is_equal_content(connection: Connection, span: EventSpan, arrival: DecodedEvent) -> bool:
     """Return whether an event says the same as the stored one, in other JSON."""
+    # An event without messages stores no content that could be compared.
     if not arrival.messages:
         return False
     parameters = {"of_sid": span.sid, "first": span.first, "last": span.last}
@@ -92,6 +93,7 @@ def evicted_positions(connection: Connection, span: EventSpan) -> Sequence[Evict
 
 def delete_event(connection: Connection, span: EventSpan, arrival: DecodedEvent) -> None:
     """Delete all rows of a stored event, to store them again under another sequence."""
+    # First, because the index is told what to remove by the texts of the messages.
     delete_indexed(connection, span.sid, first=span.first, last=span.last)
     for table in (messages, tool_calls, usage_reports):
         connection.execute(delete(table).where(span.rows_of(table)))

@@ -72,6 +72,7 @@ def add_tombstone(
     hash_: str = "",
 ) -> None:
     """Add or update a tombstone."""
+    # A tombstone never moves back: retention erases up to a lower sequence than a request does.
     before = max((last for *_, last in _LAST.rows(connection, [key])), default=0)
     values = {
         "last_seq": max(before, last_seq),
@@ -106,6 +107,7 @@ def erased_before(
     connection: Connection, arrivals: Sequence[DecodedEvent], dead: Sequence[DeadLetter]
 ) -> set[int]:
     """Return the sequences of events that were erased before they arrived."""
+    # Installations that never erased anything pay for one look at an empty table.
     if not _ANY.rows(connection):
         return set()
     claims = [
@@ -114,6 +116,7 @@ def erased_before(
         *(
             (claimed_key(letter.payload), letter.stream_seq)
             for letter in dead
+            # The payload of these names another session than the subject, and either may be erased.
             if letter.reason == SUBJECT_MISMATCH
         ),
     ]
@@ -176,6 +179,7 @@ def record_duplicates(connection: Connection, places: Iterable[tuple[int, int]])
 
 def digest_of(agent_id: str, event_id: str) -> bytes:
     """Return a digest that identifies an event without its id."""
+    # The length keeps agent and event apart: ("ab", "c") and ("a", "bc") differ.
     agent = agent_id.encode("utf-8", "surrogatepass")
     return sha256(
         len(agent).to_bytes(4) + agent + event_id.encode("utf-8", "surrogatepass")

@@ -244,6 +244,7 @@ class Calibrator:
         last = position_of(
             (1 << 53) // MESSAGES_PER_EVENT if seq is None else seq, MESSAGES_PER_EVENT - 1
         )
+        # As if the batch had ended with this event, so that the size of batches changes nothing.
         looked_at = [position for position in reports if position <= last][:REPORTS_LOOKED_AT]
         if not looked_at:
             return 1.0

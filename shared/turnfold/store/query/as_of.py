@@ -53,7 +53,7 @@ _COVERAGE = Prepared(
     ),
     ("of_sid",),
 )
-_REIGNS = Prepared(
+_ACTIVATIONS = Prepared(
     select(summary_activations.c.at_ms, summary_activations.c.version)
     .where(summary_activations.c.sid == bindparam("of_sid"))
     .order_by(summary_activations.c.ordinal),
@@ -176,7 +176,7 @@ def _past(connection: SupportsStatements, sid: int) -> SessionTimeline:
                 for version, base, at_ms, last in _VERSIONS.rows(connection, sid)
             ]
         ),
-        tuple([Activation(*row) for row in _REIGNS.rows(connection, sid)]),
+        tuple([Activation(*row) for row in _ACTIVATIONS.rows(connection, sid)]),
         tuple([EvictionSpan(*row) for row in _EVICTIONS.rows(connection, sid)]),
     )
 
@@ -186,8 +186,10 @@ def messages_as_of(connection: SupportsStatements, sid: int, state: StateAsOf) -
     undone = {
         eviction.compaction_id: _taken_by(connection, sid, eviction) for eviction in state.undone
     }
+    # These are live now and were evicted then.
     away = {message.position for taken in undone.values() for message in taken}
     messages_then = [message_of(row) for row in _LIVE.rows(connection, sid, state.until)]
+    # These are evicted now and were live then.
     for span in state.later:
         messages_then += [
             replace(message_of(row), compaction_id=None)
@@ -231,7 +233,10 @@ def _newest_by(connection: SupportsStatements, sid: int, at_ms: int) -> int:
         (
             position
             for (position,) in _NEWEST_BY.rows(
-                connection, sid, max(-LATEST_MS, min(at_ms, LATEST_MS))
+                # A number beyond 64 bits would fail in the driver.
+                connection,
+                sid,
+                max(-LATEST_MS, min(at_ms, LATEST_MS)),
             )
         ),
         0,

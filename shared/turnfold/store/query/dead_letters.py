@@ -59,6 +59,8 @@ class SqlDeadLetterStore:
                 holds = select(ingested_ranges.c.first_seq).where(
                     ingested_ranges.c.first_seq <= seq, ingested_ranges.c.last_seq >= seq
                 )
+                # Ingested: stored, or refused again. In the second case a dead letter of that
+                # sequence exists.
                 if connection.execute(holds).first() is not None:
                     outcomes[seq] = None
             for row in connection.execute(

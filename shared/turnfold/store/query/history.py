@@ -72,6 +72,7 @@ class SqlHistoryStore:
             )
             room, last = PAGE_CHARACTERS, None
             for position, size in await connection.execute(sizes.order_by(order).limit(limit)):
+                # At least one message, or nobody could read past a very long one.
                 if last is not None and size > room:
                     break
                 room, last = room - size, position

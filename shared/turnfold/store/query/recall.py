@@ -203,6 +203,8 @@ class SqlRecallStore:
             )
             chosen = [order.positions[ordinal] for ordinal in choose(session)]
             recalled, partners = _read(connection, sid, chosen, order)
+            # Only after a successful read: an interrupted one leaves an order that was read in
+            # part.
             self._orders.put(sid, order, ORDER_BYTES * len(order.positions))
             newest = until if unindexed_from is None else min(unindexed_from, until)
             return Recollection(recalled, partners, newest // MESSAGES_PER_EVENT, is_partial)

@@ -157,6 +157,8 @@ def _ends(
         )
         return dict(_pairs(connection, chosen.order_by(order(looked.c.position)).limit(most)))
 
+    # Both ends: the newest matches are what is usually meant, and the oldest is where a value was
+    # named first.
     newest = end(desc, NEWEST)
     if len(newest) < NEWEST and not (is_filtered and _has_more(connection, places, looked_at)):
         return newest, False
@@ -235,6 +237,7 @@ def _within(sizes: Sized, most: int) -> list[int]:
     """Return the first messages whose texts fit into the limit, at least one."""
     chosen: list[int] = []
     for position, size in sizes.items():
+        # At least one, or a page would be empty before the end is reached.
         if chosen and size > most:
             break
         most -= size

@@ -226,16 +226,20 @@ class SqlWindowStore:
             )
             if size.exceeds(self._most):
                 raise TooLargeHere
+            # Taken out while it is used: two reader threads must not change one entry.
             known = self._known.pop(key) or CachedSession()
+            # Before anything large is read in the event loop's thread.
             if is_near and not known.is_at_hand(facts.session.live_messages, changes, pending):
                 self._known.put(key, known, known.size)
                 raise WouldBlock
             evicted = _evicted(connection, sid, known, changes, pending)
             messages_now = [*evicted, *_live_ones(connection, sid, known)]
             self._known.put(key, known, known.size)
+            # Only known after the messages were read, unlike the sizes above.
             calls = sum([len(message.calls) for message in messages_now])
             if self._most is not None and calls > CALLS_AT_ONCE:
                 raise TooLargeHere
+            # Stragglers: evicted and live messages may alternate.
             if evicted:
                 messages_now.sort(key=attrgetter("position"))
             waiting = tuple([_waiting(row) for row in pending])
@@ -270,6 +274,7 @@ class SqlWindowStore:
                 if not isinstance(moment, AtTime):
                     raise BadRequest("as_of: nothing was published in this session yet")
                 return choose(facts)[0], {}
+            # How many messages there were then is only known after they were read.
             if Size(facts.session.messages_total, facts.session.tokens_total).exceeds(self._most):
                 raise TooLargeHere
             sid = facts.session.sid
@@ -323,6 +328,7 @@ def _evicted(
     pending: Sequence[Sequence[Any]],
 ) -> list[Message]:
     """Return the messages of these evictions; read only those that are not cached."""
+    # The count tells that some evicted message changed, not which one: all are read again.
     before = known.evicted if known.changes == changes else {}
     known.changes = changes
     known.evicted = {
@@ -344,6 +350,7 @@ def _live_ones(connection: SupportsStatements, sid: int, known: CachedSession) -
     try:
         return [known.live[state] for state in states]
     except KeyError:
+        # Drops what was evicted since, or the cache of a long session would grow without end.
         known.live = {state: known.live[state] for state in states if state in known.live}
         since = min(state[0] for state in states if state not in known.live)
         known.live.update(

@@ -28,6 +28,7 @@ _due = (
             compactions.c.next_attempt_at_ms <= bindparam("now_ms"),
             is_running,
         ),
+        # A session has one job at a time, because each version builds on the one before.
         compactions.c.sid.not_in(_busy),
     )
     .group_by(compactions.c.sid)
@@ -132,6 +133,7 @@ def claim_session(
     Return None if nothing is due, or if a worker holds the session.
     """
     rows = [_OpenRow(*row) for row in _OPEN_ROWS.rows(connection, session.sid)]
+    # The list of due sessions was read before the lock: another worker may have claimed this one.
     if any(row.is_leased(now_ms) for row in rows):
         return None
     claimed = _first_due(rows, now_ms)
@@ -209,4 +211,5 @@ def _first_due(rows: Sequence[_OpenRow], now_ms: int) -> Sequence[_OpenRow]:
             return group
     rewrites = [row for row in rows if row.kind is not JobKind.NEXT and row.is_due(now_ms)]
     rewrites.sort(key=lambda row: row.kind is JobKind.REGENERATED)
+    # One at a time: each rewrite changes what the next one starts from.
     return rewrites[:1]

@@ -108,6 +108,7 @@ def commit_version(
         LostLease: another worker holds the job, or another version is in force. Nothing was
             changed.
     """
+    # Every transaction locks the session before its compactions. Another order could deadlock.
     session = lock_by_sid(connection, [job.sid]).get(job.sid)
     is_activated = job.writes is not JobKind.REGENERATED
     if session is None or (is_activated and session.version != job.base_version):
@@ -115,6 +116,7 @@ def commit_version(
     # Version numbers are never reused, also not those of versions that never were in force.
     session.versions += 1
     number, journal = session.versions, SessionJournal()
+    # Before the planned messages leave; `tokens_replaced` is what the summary itself replaces.
     tokens_at_first = session.window_tokens
     if leaving is not None:
         newest_id, model = int(job.compaction_ids[-1]), version.draft.model
@@ -160,6 +162,7 @@ def _finish_rows(
     Raises:
         LostLease: another worker holds the job.
     """
+    # The fence decides here: a worker whose lease ended may have written the version all the same.
     rows = lock_held(connection, job).items()
     _FINISH.run(
         connection,

@@ -59,8 +59,10 @@ def fail_job(
         journal, session, job, _PHASES[status], reason=reason, detail=detail, model=model,
         now_ms=now_ms
     )  # fmt: skip
+    # A stale job is nobody's failure: another version took force while it was written.
     if status is not FailureStatus.STALE:
         _notify_failure(journal, session, job, reason=reason, next_attempt_at_ms=None)
+        # A regeneration is an offer. Its failure must not delay the summaries that windows need.
         if job.writes is not JobKind.REGENERATED:
             session.failed(reason or str(status), at_ms=now_ms)
         if job.writes is JobKind.STAND_IN and (

@@ -148,6 +148,7 @@ def _next_input(
     if base is not None and _must_rebuild(connection, job, base.depth):
         covered = covered_by(connection, job.sid, job.base_version)
         return _input(connection, job, [*covered, *added], None, request)
+    # Extractive text is cut from messages. A model that summarizes it again loses what was cut.
     if base is not None and base.kind == "extractive" and by_model:
         scope = _rewrite_scope(connection, job)
         added = [*scope.compaction_ids, *added]
@@ -201,6 +202,7 @@ def _leaving_messages(connection: Connection, job: Job, leaving: Eviction) -> li
     """Read the messages that leave when the summary is committed."""
     positions = {message.position for message in leaving.evicted}
     first, last = leaving.evicted[0].position, leaving.evicted[-1].position
+    # A range may contain messages that stay, such as instructions.
     rows = _STILL_LIVE.rows(connection, job.sid, first, last)
     return [_message(row) for row in rows if row[1] in positions]
 

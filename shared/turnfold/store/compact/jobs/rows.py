@@ -15,6 +15,7 @@ is_chosen = compactions.c.compaction_id.in_(bindparam("chosen", expanding=True))
 _HELD = PreparedIn(
     select(compactions.c.compaction_id, compactions.c.fence, compactions.c.messages_evicted)
     .where(is_chosen, is_running)
+    # One order for all workers that lock several rows, or PostgreSQL could find a deadlock.
     .order_by(compactions.c.compaction_id)
     .with_for_update(),
     "chosen",
@@ -58,5 +59,6 @@ def update_held(connection: Connection, job: Job, **values: Any) -> None:
         LostLease: another worker holds one of them.
     """
     changed = connection.execute(update(compactions).where(is_held(job)).values(**values))
+    # The exception rolls back the rows that were changed: a job ends as a whole or not at all.
     if changed.rowcount != len(job.compaction_ids):
         raise LostLease(job.compaction_ids[-1])

@@ -43,6 +43,7 @@ class SqlJobStore(SqlModelCallStore):
         waiting = await self._database.snapshot(
             lambda connection: DUE.rows(connection, now_ms, limit)
         )
+        # Chosen from a snapshot, without a lock. `claim_session` checks again what it locks.
         sids = places.allocate([(sid, AgentId(agent_id)) for sid, agent_id in waiting])
         if not sids:
             return []
