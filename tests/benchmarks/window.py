@@ -1,4 +1,9 @@
-"""What a window costs beside `trim_messages` of LangChain, how many cuts can be sent, and how steady their beginnings are."""
+"""Measure windows beside `trim_messages` of langchain-core: cost, validity, steady beginnings.
+
+Both cut the same 1,000 plain messages without caches; `trim_messages` counts approximately. With
+ready message objects it takes half the time or less. `BENCH_LANGCHAIN_PYTHON` names a Python that
+has it.
+"""
 
 import gc
 import json

@@ -1,7 +1,9 @@
-"""The long run: `python -m tests.chaos [--seed S] [--kills N] [--topology sqlite|postgres|cluster] [--minutes M]
-[--no-strangers]`.
+"""Inject faults into whole systems until enough processes have been killed.
 
-Episodes one after another, each a system of its own with a seed of its own, until so many processes were killed.
+`python -m tests.chaos [--seed S] [--kills N] [--topology sqlite|postgres|cluster] [--minutes M]
+[--no-strangers]` runs episodes one after another, each a system with its own seed. A run continues
+the figures of `build/chaos.jsonl`; delete the file to start again. A failed episode keeps logs,
+database and answers (`readings.jsonl`) and prints the command that repeats its faults.
 """
 
 import argparse

@@ -1,4 +1,17 @@
-"""The faults of an episode, drawn from a seed: equal seeds give equal faults in equal order."""
+"""The faults of an episode, drawn from a seed: equal seeds give equal faults in equal order.
+
+- kill (`kill -9`), restart after 0.3 s: any process, also receivers, summarizers, `turnfold up` and
+  single PostgreSQL processes
+- stop request, a violation after 40 s: any service
+- freeze (`SIGSTOP`) beyond a lease, then resume: workers, receivers, query servers, nats-servers,
+  PostgreSQL processes
+- full disk (files stop at 64 KiB for a while): the SQLite worker, PostgreSQL processes,
+  nats-servers
+- slow disk (no writes for seconds): the database, by its own write lock
+
+Every kind occurs; only the timing varies. A kill counts when the process is gone, a freeze when the
+kernel reports it.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,9 @@
-"""Look for inputs whose cost grows too fast: `python -m tests.costs [--cases N] [--seed N] [--kind KIND] [--number N] [--only TEXT]`."""
+"""Search for inputs whose cost grows faster than their size.
+
+`python -m tests.costs [--cases N] [--seed N] [--kind KIND] [--number N] [--only TEXT]` doubles
+generated texts, queries, message lists, events and sessions. Four times the size may take at most
+8.8 times the processor time (n log n: 5.4; quadratic: 16).
+"""
 
 import argparse
 import sys

@@ -1,4 +1,11 @@
-"""Hand bytes that nobody would write to every reader: `python -m tests.fuzz [--inputs N] [--seed N] [--only NAME] [--number N]`."""
+"""Feed malformed input to every reader of outside input, then to the services.
+
+`python -m tests.fuzz [--inputs N] [--seed N] [--only NAME] [--number N]` changes, cuts, nests and
+splices bytes. Each reader (`decoders`) must return a valid value or its documented error. A failure prints the command that
+repeats it. On SQLite and PostgreSQL, `make fuzz` then calls every HTTP operation with allowed and
+forbidden input, sends noise to every bus subject, and searches for one agent's secrets in answers
+to twenty agents with similar ids.
+"""
 
 import argparse
 import sys
