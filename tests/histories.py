@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.core.summary.gist import write_gist
 from turnfold.core.text.tokens import MessageTokens, count_message, text_of
-from turnfold.core.window.framing import summary_facts
+from turnfold.core.window.framing import measure_summary
 from turnfold.core.window.limits import PendingDigest
 from turnfold.core.window.rendering.render import Rendered, render
 from turnfold.core.window.window import WindowInput, WindowPlan
@@ -147,10 +147,10 @@ def history(
         )
     paired = answered(messages, [one.body for one in entries])
     pending = sum(one.is_pending for one in entries)
-    facts = None
+    size = None
     if summary:
         text_tokens = count(summary)
-        facts = summary_facts(
+        size = measure_summary(
             1,
             summary,
             ledger,
@@ -161,7 +161,7 @@ def history(
     stored = WindowInput(
         messages=paired,
         pending=(PendingDigest(ROW, count(DIGEST), pending),) if pending else (),
-        summary=facts,
+        summary=size,
         covered=covered,
         total=covered + len(paired),
         factor=factor,

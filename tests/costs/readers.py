@@ -41,7 +41,12 @@ from turnfold.core.text.search import SearchQuery, ranked_by_any, searchable
 from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.tokens import count_message, lines_of, path_in
 from turnfold.core.text.words import exact_terms, normalize, runs, terms
-from turnfold.core.window.framing import Placement, summary_facts, wrapped_digests, wrapped_summary
+from turnfold.core.window.framing import (
+    Placement,
+    measure_summary,
+    wrapped_digests,
+    wrapped_summary,
+)
 from turnfold.core.window.rendering.anthropic import _assistant, _content
 from turnfold.core.window.rendering.render import shortened_arguments, shortened_text
 from turnfold.core.window.truncation import TextCut
@@ -231,7 +236,7 @@ def _wrapped(text: str) -> object:
     defused(text)
     wrapped_summary(text, text.split("\n"), Placement.SYSTEM)
     wrapped_digests(text.split("\n"))
-    return summary_facts(1, text, text.split("\n"), tokens=1, text_tokens=1)
+    return measure_summary(1, text, text.split("\n"), tokens=1, text_tokens=1)
 
 
 def _shown_to_anthropic(text: str) -> object:

@@ -24,7 +24,7 @@ from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import SummaryJob
 from turnfold.core.text.estimates import estimate
 from turnfold.core.text.tokens import TokenOffsets, count_message
-from turnfold.core.window.framing import Placement, summary_facts
+from turnfold.core.window.framing import Placement, measure_summary
 from turnfold.core.window.limits import PendingDigest
 from turnfold.core.window.rendering.anthropic import to_anthropic
 from turnfold.core.window.rendering.character_limit import characters_of
@@ -191,7 +191,7 @@ class Shape:
         messages = tuple(self._placed(answered(made, said)))
         rows = dict.fromkeys(one.compaction_id for one in messages if one.compaction_id is not None)
         summary = "They spoke. " * 50
-        facts = summary_facts(
+        facts = measure_summary(
             1,
             summary,
             ("path a.py",),

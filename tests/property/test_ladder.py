@@ -39,9 +39,9 @@ from turnfold.core.window.truncation import (
     call_tokens_within,
     cut_characters,
     cut_within,
-    grid_of,
     line_start_tokens,
     line_tokens,
+    offsets_of,
 )
 from turnfold.core.window.views import BlockView, MessageView
 from turnfold.messages import Message, Priority, Role
@@ -56,7 +56,7 @@ POLICY = Policy(
     keep_tool_blocks=2,
 )
 SHORT = ("ok", "x" * 30, *[words(tokens) for tokens in (20, 60, 110)])
-"""Texts without a grid: no step can shorten them by a little."""
+"""Texts without token offsets: no step can shorten them by a little."""
 
 LONG = (*SHORT, words(200), words(700), "漢字の長い文。" * 120, "x" * 1_500, "a,b;\n" * 400)
 
@@ -64,8 +64,8 @@ LONG = (*SHORT, words(200), words(700), "漢字の長い文。" * 120, "x" * 1_5
 class Reference(NamedTuple):
     """What a step is to do to one message, and the tokens that frees."""
 
-    unit: BlockView
-    piece: MessageView
+    block: BlockView
+    view: MessageView
     freed: int
 
 
@@ -118,13 +118,13 @@ def grown(
         messages=10_000,
         target_messages=10_000,
     )
-    frame = WindowPrefix(
+    prefix = WindowPrefix(
         pinned=None,
-        facts=None,
+        summary=None,
         placement=Placement.SEPARATE,
-        rows={row.compaction_id: row for row in stored.pending},
+        pending={row.compaction_id: row for row in stored.pending},
     )
-    window = WindowBuilder(limits, policy, frame, trim=None, tells_omitted=tells_omitted)
+    window = WindowBuilder(limits, policy, prefix, trim=None, tells_omitted=tells_omitted)
     window.extend(stored.messages)
     return window, limits.target_tokens
 
@@ -135,18 +135,18 @@ def shares() -> st.SearchStrategy[float]:
 
 def sum_of(window: WindowBuilder) -> int:
     """What a window costs, added up anew."""
-    shown = [unit for unit in window.units if unit.is_shown]
-    pieces = sum(piece.tokens for unit in shown for piece in unit.pieces)
+    shown = [block for block in window.blocks if block.is_shown]
+    views = sum(view.tokens for block in shown for view in block.views)
     return (
-        pieces
+        views
         + window.digest.tokens
-        + STAND_IN_TOKENS * sum(result is None for unit in shown for result in unit.results)
+        + STAND_IN_TOKENS * sum(result is None for block in shown for result in block.results)
     )
 
 
 def in_order(found: Sequence[Reference]) -> list[Reference]:
     """LOW before NORMAL before HIGH, the oldest first."""
-    return sorted(found, key=lambda one: (one.piece.message.priority, one.piece.message.position))
+    return sorted(found, key=lambda one: (one.view.message.priority, one.view.message.position))
 
 
 def until_enough(found: Sequence[Reference], total: int, target: int) -> set[int]:
@@ -155,24 +155,24 @@ def until_enough(found: Sequence[Reference], total: int, target: int) -> set[int
     for one in found:
         if total <= target:
             break
-        acted.add(one.piece.message.position)
+        acted.add(one.view.message.position)
         total -= one.freed
     return acted
 
 
-def pieces_of(window: WindowBuilder) -> list[tuple[BlockView, MessageView]]:
+def views_of(window: WindowBuilder) -> list[tuple[BlockView, MessageView]]:
     """Every message of every block that may be trimmed."""
     return [
-        (unit, piece)
-        for unit in window.units
-        if not window.is_protected(unit)
-        for piece in unit.pieces
+        (block, view)
+        for block in window.blocks
+        if not window.is_protected(block)
+        for view in block.views
     ]
 
 
 def acted_on(window: WindowBuilder, is_acted: Callable[[MessageView], bool]) -> set[int]:
     return {
-        piece.message.position for unit in window.units for piece in unit.pieces if is_acted(piece)
+        view.message.position for block in window.blocks for view in block.views if is_acted(view)
     }
 
 
@@ -180,15 +180,15 @@ def acted_on(window: WindowBuilder, is_acted: Callable[[MessageView], bool]) -> 
 
 
 def scanned(
-    grid: TokenOffsets,
+    offsets: TokenOffsets,
     text: str,
     *,
     max_tokens: int,
     max_characters: int,
     lines: tuple[int, int] | None,
 ) -> TextCut | None:
-    """A cut found by looking at every point of the grid: two thirds head, one third tail, within every cap."""
-    points = list(zip(grid.offsets, grid.tokens, strict=True))
+    """A cut found by looking at every offset: two thirds head, one third tail, within every cap."""
+    points = list(zip(offsets.offsets, offsets.tokens, strict=True))
     room = max(0, max_tokens - MARK_TOKENS)
     characters = max(0, max_characters - MARK_CHARACTERS) if max_characters else len(text)
     head = max(
@@ -201,14 +201,14 @@ def scanned(
     tail = min(
         (at, cost)
         for at, cost in points
-        if (grid.total - cost <= room - head[1] or at == len(text))
+        if (offsets.total - cost <= room - head[1] or at == len(text))
         and at >= min(len(text), len(text) - (characters - head[0]))
         and (lines is None or lines_of(text[at:]) <= lines[1])
     )
-    kept = head[1] + grid.total - tail[1]
-    if tail[0] <= head[0] or kept + MARK_TOKENS >= grid.total:
+    kept = head[1] + offsets.total - tail[1]
+    if tail[0] <= head[0] or kept + MARK_TOKENS >= offsets.total:
         return None
-    return TextCut(head[0], tail[0], kept + MARK_TOKENS, grid.total - kept, grid.total)
+    return TextCut(head[0], tail[0], kept + MARK_TOKENS, offsets.total - kept, offsets.total)
 
 
 texts = st.lists(
@@ -220,9 +220,9 @@ texts = st.lists(
 
 def priced(text: str) -> tuple[Message, TokenOffsets]:
     stored = history([user(text)]).stored.messages[0]
-    grid = grid_of(stored)
-    assert grid is not None
-    return stored, grid
+    offsets = offsets_of(stored)
+    assert offsets is not None
+    return stored, offsets
 
 
 @pytest.mark.proves("W3", "C15", "C17")
@@ -232,12 +232,14 @@ def test_a_cut_within_caps_is_the_one_found_by_looking_at_every_place(
     text: str, tokens: int, characters: int, is_brief: bool
 ) -> None:
     assume(len(text) > 512)
-    message, grid = priced(text)
+    message, offsets = priced(text)
 
-    cut = cut_within(message, grid, max_tokens=tokens, max_characters=characters, is_brief=is_brief)
+    cut = cut_within(
+        message, offsets, max_tokens=tokens, max_characters=characters, is_brief=is_brief
+    )
 
     assert cut == scanned(
-        grid,
+        offsets,
         text,
         max_tokens=tokens,
         max_characters=characters,
@@ -250,15 +252,15 @@ def test_a_cut_within_caps_is_the_one_found_by_looking_at_every_place(
 @given(texts, st.integers(0, 3_000))
 def test_a_cut_of_characters_keeps_three_quarters_of_them_at_the_start(text: str, cap: int) -> None:
     assume(len(text) > 512)
-    message, grid = priced(text)
+    message, offsets = priced(text)
 
-    cut = cut_characters(message, grid, cap)
+    cut = cut_characters(message, offsets, cap)
 
     characters = max(0, cap - MARK_CHARACTERS)
-    head = max(at for at in grid.offsets if at <= characters * 3 // 4)
-    tail = min(at for at in grid.offsets if at >= len(text) - (characters - head))
+    head = max(at for at in offsets.offsets if at <= characters * 3 // 4)
+    tail = min(at for at in offsets.offsets if at >= len(text) - (characters - head))
     if cut is None:
-        assert tail <= head or grid.tokens_between(head, tail) <= MARK_TOKENS
+        assert tail <= head or offsets.tokens_between(head, tail) <= MARK_TOKENS
     else:
         assert (cut.head, cut.tail) == (head, tail)
         assert cut.head + len(text) - cut.tail + MARK_CHARACTERS <= max(cap, MARK_CHARACTERS)
@@ -272,26 +274,26 @@ def test_a_cut_of_characters_keeps_three_quarters_of_them_at_the_start(text: str
 @given(sessions(SHORT), shares())
 def test_old_reasoning_goes_as_the_reference_says(session: History, share: float) -> None:
     window, target = grown(session, share)
-    requests = [unit.position for unit in window.units if unit.head.message.is_request]
-    users = [unit.position for unit in window.units if unit.head.message.role is Role.USER]
-    latest = max(requests, default=users[0] if users else 0)
+    requests = [block.position for block in window.blocks if block.head.message.is_request]
+    users = [block.position for block in window.blocks if block.head.message.role is Role.USER]
+    latest = max(requests or users, default=0)
     long = [
-        (unit, unit.head)
-        for unit in window.units
-        if unit.head.message.reasoning_tokens * 4 > POLICY.reasoning_max_chars
+        (block, block.head)
+        for block in window.blocks
+        if block.head.message.reasoning_tokens * 4 > POLICY.reasoning_max_chars
     ]
     old = [
-        Reference(unit, head, head.message.reasoning_tokens)
-        for unit, head in long
-        if unit.position < latest
+        Reference(block, head, head.message.reasoning_tokens)
+        for block, head in long
+        if block.position < latest
     ]
     expected = until_enough(
-        in_order([one for one in old if not window.is_protected(one.unit)]), window.total, target
+        in_order([one for one in old if not window.is_protected(one.block)]), window.total, target
     )
 
     drop_old_reasoning(window, target)
 
-    assert acted_on(window, lambda piece: piece.without_reasoning) == expected
+    assert acted_on(window, lambda view: view.without_reasoning) == expected
     assert window.total == sum_of(window)
 
 
@@ -301,22 +303,26 @@ def test_old_reasoning_goes_as_the_reference_says(session: History, share: float
 def test_large_results_are_cut_as_the_reference_says(session: History) -> None:
     window, _ = grown(session, 0.9)
     found: dict[int, TextCut | None] = {}
-    for _, piece in pieces_of(window):
-        message = piece.message
-        is_large = piece.call is not None and (
+    for _, view in views_of(window):
+        message = view.message
+        is_large = view.call is not None and (
             message.content_tokens > window.soft_tokens or message.characters > 400
         )
-        if is_large and not message.is_truncated and piece.grid is not None:
+        if is_large and not message.is_truncated and view.offsets is not None:
             text = session_text(session, message)
             found[message.position] = scanned(
-                piece.grid, text, max_tokens=window.soft_tokens, max_characters=400, lines=(20, 10)
+                view.offsets,
+                text,
+                max_tokens=window.soft_tokens,
+                max_characters=400,
+                lines=(20, 10),
             )
 
     trim_large_results(window, 0)
 
-    for _, piece in pieces_of(window):
-        if piece.grid is not None:
-            assert piece.cut == found.get(piece.message.position)
+    for _, view in views_of(window):
+        if view.offsets is not None:
+            assert view.cut == found.get(view.message.position)
     assert window.total == sum_of(window)
 
 
@@ -333,13 +339,13 @@ def test_results_become_lines_as_the_reference_says(session: History, share: flo
     above = int(POLICY.hard_ratio * window.limits.tokens)
     total, results = (
         window.total,
-        sum(piece.text for unit in window.units for piece in unit.pieces if piece.call is not None),
+        sum(view.text for block in window.blocks for view in block.views if view.call is not None),
     )
     expected: dict[int, str] = {}
-    for _, piece, _ in in_order(
-        [Reference(unit, piece, 0) for unit, piece in pieces_of(window) if piece.call is not None]
+    for _, view, _ in in_order(
+        [Reference(block, view, 0) for block, view in views_of(window) if view.call is not None]
     ):
-        message, call = piece.message, piece.call
+        message, call = view.message, view.call
         assert call is not None
         if total <= target or results <= above:
             break
@@ -356,10 +362,10 @@ def test_results_become_lines_as_the_reference_says(session: History, share: flo
     replace_results(window, target)
 
     assert {
-        piece.message.position: piece.line
-        for unit in window.units
-        for piece in unit.pieces
-        if piece.line is not None
+        view.message.position: view.line
+        for block in window.blocks
+        for view in block.views
+        if view.line is not None
     } == expected
     assert window.total == sum_of(window) == total
 
@@ -370,22 +376,22 @@ def test_results_become_lines_as_the_reference_says(session: History, share: flo
 def test_long_texts_are_shortened_as_the_reference_says(session: History, share: float) -> None:
     window, target = grown(session, share)
     found: list[Reference] = []
-    for unit, piece in pieces_of(window):
+    for block, view in views_of(window):
         cap = (
-            POLICY.user_max_chars if piece.message.role is Role.USER else POLICY.assistant_max_chars
+            POLICY.user_max_chars if view.message.role is Role.USER else POLICY.assistant_max_chars
         )
-        cut = cut_characters(piece.message, piece.grid, cap)
-        if piece.call is None and piece.message.characters > cap:
-            found.append(Reference(unit, piece, piece.text - cut.tokens if cut else 0))
+        cut = cut_characters(view.message, view.offsets, cap)
+        if view.call is None and view.message.characters > cap:
+            found.append(Reference(block, view, view.text - cut.tokens if cut else 0))
     expected = {
         at
         for at in until_enough(in_order(found), window.total, target)
-        if {f.piece.message.position: f.freed for f in found}[at]
+        if {f.view.message.position: f.freed for f in found}[at]
     }
 
     shorten_long_texts(window, target)
 
-    assert acted_on(window, lambda piece: piece.cut is not None) == expected
+    assert acted_on(window, lambda view: view.cut is not None) == expected
     assert window.total == sum_of(window)
 
 
@@ -398,9 +404,9 @@ def test_costly_arguments_and_results_become_previews_as_the_reference_says(
     window, _ = grown(session, 0.5)
     arguments: dict[int, dict[int, int]] = {}
     previews: set[int] = set()
-    for _, piece in pieces_of(window):
-        message = piece.message
-        if piece.call is None:
+    for _, view in views_of(window):
+        message = view.message
+        if view.call is None:
             long = [
                 call
                 for call in message.calls
@@ -418,13 +424,13 @@ def test_costly_arguments_and_results_become_previews_as_the_reference_says(
     preview_costly(window, 0)
 
     found = {
-        piece.message.position: piece.arguments
-        for unit in window.units
-        for piece in unit.pieces
-        if piece.arguments
+        view.message.position: view.arguments
+        for block in window.blocks
+        for view in block.views
+        if view.arguments
     }
     assert found == arguments
-    assert acted_on(window, lambda piece: piece.cut is not None) == previews
+    assert acted_on(window, lambda view: view.cut is not None) == previews
     assert window.total == sum_of(window)
 
 
@@ -440,14 +446,14 @@ def folded_by(
     """
     assume(
         not any(
-            max(unit.head.arguments_sizes, default=0) > LEAST_ARGUMENTS_TOKENS for unit in among
+            max(block.head.arguments_sizes, default=0) > LEAST_ARGUMENTS_TOKENS for block in among
         )
     )
     total, expected = window.total, set[int]()
-    for unit in sorted(among, key=importance):
+    for block in sorted(among, key=importance):
         if total <= target:
             break
-        leaving = unit.in_round.units if unit.needs_its_round else [unit]
+        leaving = block.in_round.blocks if block.needs_its_round else [block]
         for other in leaving:
             if other.position not in expected and not window.is_protected(other):
                 expected.add(other.position)
@@ -455,13 +461,13 @@ def folded_by(
 
     step(window, target)
 
-    assert {unit.position for unit in window.units if not unit.is_shown} == expected
+    assert {block.position for block in window.blocks if not block.is_shown} == expected
     assert window.total == sum_of(window) == total
 
 
-def importance(unit: BlockView) -> tuple[bool, int, int]:
-    priority = unit.listed if unit.needs_its_round else unit.priority
-    return not unit.in_round.is_closed, priority, unit.position
+def importance(block: BlockView) -> tuple[bool, int, int]:
+    priority = block.queued_priority if block.needs_its_round else block.priority
+    return not block.in_round.is_closed, priority, block.position
 
 
 @pytest.mark.proves("W3", "C20")
@@ -475,9 +481,11 @@ def test_old_tool_blocks_are_folded_as_the_reference_says(session: History, shar
         window,
         target,
         [
-            unit
-            for unit in [unit for unit in window.units if unit.results][: -POLICY.keep_tool_blocks]
-            if unit.in_round.is_closed
+            block
+            for block in [block for block in window.blocks if block.results][
+                : -POLICY.keep_tool_blocks
+            ]
+            if block.in_round.is_closed
         ],
     )
 
@@ -488,7 +496,7 @@ def test_old_tool_blocks_are_folded_as_the_reference_says(session: History, shar
 def test_blocks_are_folded_as_the_reference_says(session: History, share: float) -> None:
     window, target = grown(session, share)
 
-    folded_by(fold_blocks, window, target, window.units)
+    folded_by(fold_blocks, window, target, window.blocks)
 
 
 @pytest.mark.proves("W3")
@@ -499,27 +507,29 @@ def test_what_is_pending_becomes_its_digest_as_the_reference_says(
 ) -> None:
     window, target = grown(session, share, tells_omitted=True)
     pending = [
-        unit for unit in window.units if unit.row is not None and not window.is_protected(unit)
+        block
+        for block in window.blocks
+        if block.compaction_id is not None and not window.is_protected(block)
     ]
-    asked = {unit.in_round.request for unit in pending}
+    asked = {block.in_round.request for block in pending}
     leaving = [
-        unit
-        for unit in window.units
-        if unit in pending
-        or (unit.in_round.request in asked & set(pending) and not window.is_protected(unit))
+        block
+        for block in window.blocks
+        if block in pending
+        or (block.in_round.request in asked & set(pending) and not window.is_protected(block))
     ]
     cost = (
-        sum(digest_tokens(row.digest_tokens) for row in window.frame.rows.values())
+        sum(digest_tokens(row.digest_tokens) for row in window.prefix.pending.values())
         + DIGEST_FRAME_TOKENS
     )
-    freed = sum(unit.tokens for unit in leaving)
-    is_due = window.total > target and sum(unit.tokens for unit in pending) > cost
+    freed = sum(block.tokens for block in leaving)
+    is_due = window.total > target and sum(block.tokens for block in pending) > cost
     total = window.total
 
     digest_pending(window, target)
 
-    assert {unit.position for unit in window.units if not unit.is_shown} == (
-        {unit.position for unit in leaving} if is_due else set()
+    assert {block.position for block in window.blocks if not block.is_shown} == (
+        {block.position for block in leaving} if is_due else set()
     )
     assert window.total == sum_of(window)
     assert window.total == (total - freed + window.digest.tokens if is_due else total)
@@ -535,42 +545,40 @@ def test_an_emergency_gives_up_as_the_reference_says(session: History, share: fl
     )
     limit, free = (
         window.limits.tokens,
-        [unit for unit in window.units if not window.is_protected(unit)],
+        [block for block in window.blocks if not window.is_protected(block)],
     )
     total = window.total
-    for unit in free:
-        total -= unit.head.message.reasoning_tokens
-        for piece in unit.results:
-            if piece is not None and piece.call is not None:
-                total -= max(
-                    0, piece.text - line_tokens(line_start_tokens(piece.call), piece.message)
-                )
-    starts = [index for index, unit in enumerate(window.units) if unit.head.message.is_request]
+    for block in free:
+        total -= block.head.message.reasoning_tokens
+        for view in block.results:
+            if view is not None and view.call is not None:
+                total -= max(0, view.text - line_tokens(line_start_tokens(view.call), view.message))
+    starts = [index for index, block in enumerate(window.blocks) if block.head.message.is_request]
     bound, gone, cost = total, set[int](), dict[int, int]()
 
     trim_for_emergency(window)
 
-    cost = {unit.position: unit.tokens for unit in free}
+    cost = {block.position: block.tokens for block in free}
     unseen_is_whole = window.unseen is None or all(
-        piece.cut is None and piece.line is None for piece in window.unseen.pieces
+        view.cut is None and view.line is None for view in window.unseen.views
     )
     assume(unseen_is_whole)
     for rounds in (5, 2):
         if bound > limit and len(starts) > rounds:
-            older = {unit.position for unit in window.units[: starts[-rounds]]} & cost.keys()
+            older = {block.position for block in window.blocks[: starts[-rounds]]} & cost.keys()
             bound -= sum(cost[position] for position in older - gone)
             gone |= older
-    for unit in free:
+    for block in free:
         if bound <= limit:
             break
-        if unit.position in gone:
+        if block.position in gone:
             continue
-        for other in unit.in_round.units if unit.needs_its_round else [unit]:
+        for other in block.in_round.blocks if block.needs_its_round else [block]:
             if other.position not in gone and other.position in cost:
                 bound -= cost[other.position]
                 gone.add(other.position)
-    assert {unit.position for unit in window.units if not unit.is_shown} == gone
+    assert {block.position for block in window.blocks if not block.is_shown} == gone
     assert all(
-        unit.head.without_reasoning or not unit.head.message.reasoning_tokens for unit in free
+        block.head.without_reasoning or not block.head.message.reasoning_tokens for block in free
     )
     assert window.total == sum_of(window)

@@ -14,7 +14,7 @@ from turnfold.core.summary.sources import Source, SummaryJob
 from turnfold.core.text.markers import defused, markers_in
 from turnfold.core.window.framing import (
     Placement,
-    summary_facts,
+    measure_summary,
     summary_within,
     wrapped_digests,
     wrapped_summary,
@@ -82,7 +82,7 @@ def test_a_summary_shows_no_markup_and_costs_no_more_than_its_price(
 ) -> None:
     text_tokens = COUNT(text)
     tokens = text_tokens + sum(COUNT(entry) + 1 for entry in ledger)
-    facts = summary_facts(1, text, ledger, tokens=tokens, text_tokens=text_tokens)
+    facts = measure_summary(1, text, ledger, tokens=tokens, text_tokens=text_tokens)
     form = summary_within(facts, placement, 1 << 40)
     assert form is not None
     price = form.tokens

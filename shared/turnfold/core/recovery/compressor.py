@@ -186,7 +186,7 @@ class LadderCompressor:
         bodies: Sequence[dict[str, Any]],
     ) -> Compressed:
         """Render the system messages and the window as a list."""
-        places = [place for unit in window.units if unit.is_shown for place in unit.places]
+        places = [place for block in window.blocks if block.is_shown for place in block.places]
         shown = [bodies[message.position] for message in systems] + [
             self._rendered(place, bodies) for place in places
         ]

@@ -53,7 +53,7 @@ class WindowBuilder:
         self,
         limits: WindowLimits,
         policy: Policy,
-        frame: WindowPrefix,
+        prefix: WindowPrefix,
         *,
         trim: "Callable[[WindowBuilder], None] | None",
         tells_omitted: bool = True,
@@ -61,47 +61,47 @@ class WindowBuilder:
     ) -> None:
         self.limits = limits
         self.policy = policy
-        self.frame = frame
+        self.prefix = prefix
         self.never_overflows = False
         self.can_continue = True
         self.taken: list[Message] = []
         self.live = 0
-        self.units: list[BlockView] = []
+        self.blocks: list[BlockView] = []
         self.summary = (
-            summary_within(frame.facts, frame.placement, limits.summary_tokens)
-            if frame.facts
+            summary_within(prefix.summary, prefix.placement, limits.summary_tokens)
+            if prefix.summary
             else None
         )
-        self.total = (frame.pinned.tokens if frame.pinned else 0) + (
+        self.total = (prefix.pinned.tokens if prefix.pinned else 0) + (
             self.summary.tokens if self.summary else 0
         )
-        self.size = frame.summary_size if self.summary else 0
+        self.size = prefix.summary_messages if self.summary else 0
         self._most_tokens = self.summary.tokens if self.summary else 0
         self._most_size = self.size
         self.results_tokens = 0
         self._trim_window = trim
         self.digest = WindowDigest(
-            frame.rows,
+            prefix.pending,
             budget_tokens=limits.tokens,
             ratio=policy.digest_ratio,
             is_told=tells_omitted,
         )
         self._digest_tokens = self._digest_size = 0
-        self.folded_rows: set[CompactionId] = set() if policy.shows_pending else set(frame.rows)
+        self.digested: set[CompactionId] = set() if policy.shows_pending else set(prefix.pending)
         self._held: list[BlockView] = []
         self._make_room = make_room
-        self._has_hidden = frame.facts is not None
+        self._has_hidden = prefix.summary is not None
         self.trimmed_after: Message | None = None
         self.request: BlockView | None = None
         self.unseen: BlockView | None = None
         self.open_round = RoundView()
         self.soft_tokens = int(policy.soft_ratio * limits.tokens)
-        self.candidates = TrimCandidates(policy, self.units, self.soft_tokens)
+        self.candidates = TrimCandidates(policy, self.blocks, self.soft_tokens)
         self.waste_tokens = int(WASTE_RATIO * limits.tokens)
         self.large_waste_tokens = int(LARGE_WASTE_RATIO * limits.tokens)
         self._calling: dict[tuple[int, bool], BlockView] = {}
         self._waiting: dict[tuple[int, bool], list[Message]] = {}
-        self.row_units: dict[CompactionId, list[BlockView]] = {}
+        self.pending_blocks: dict[CompactionId, list[BlockView]] = {}
         self.line_starts: dict[tuple[str, str | None], int] = {}
         self._oldest = 0
         self._passed_over: list[BlockView] = []
@@ -173,14 +173,14 @@ class WindowBuilder:
         """Whether the window exceeds a limit."""
         return self.total > self.limits.tokens or self.size > self.limits.messages
 
-    def is_protected(self, unit: BlockView) -> bool:
+    def is_protected(self, block: BlockView) -> bool:
         """Return whether a block must stay: the newest request, or results not seen by the model.
 
         The request that led to these results stays, too. Without any, the newest block stays.
         """
-        if unit is self.request or unit is self.unseen or unit is self.interrupted_request:
+        if block is self.request or block is self.unseen or block is self.interrupted_request:
             return True
-        return self.request is None and self.unseen is None and unit is self.units[-1]
+        return self.request is None and self.unseen is None and block is self.blocks[-1]
 
     @property
     def interrupted_request(self) -> BlockView | None:
@@ -192,27 +192,27 @@ class WindowBuilder:
         is_request = message.role is Role.USER and (
             self.request is None or not message.is_meta or self.request.head.message.is_meta
         )
-        unit = BlockView(message, self.open_round)
+        block = BlockView(message, self.open_round)
         if is_request:
-            self._open_round(unit)
-        unit.in_round.units.append(unit)
-        self.units.append(unit)
-        self.total += unit.tokens
-        self.size += unit.size
+            self._open_round(block)
+        block.in_round.blocks.append(block)
+        self.blocks.append(block)
+        self.total += block.tokens
+        self.size += block.size
         if message.role is not Role.USER:
-            self.unseen = unit if unit.results else None
+            self.unseen = block if block.results else None
         if not self.never_overflows:
-            self.candidates.add_block(unit, is_newest_request=is_request)
-        if unit.results:
-            key = (message.position, unit.row is None)
-            self._calling[key] = unit
+            self.candidates.add_block(block, is_newest_request=is_request)
+        if block.results:
+            key = (message.position, block.compaction_id is None)
+            self._calling[key] = block
             for result in self._waiting.pop(key, ()):
-                self._attach(unit, result)
-        if unit.row is not None:
-            self.row_units.setdefault(unit.row, []).append(unit)
-        if unit.row in self.folded_rows:
-            self._held.append(unit)
-        if unit.row in self.folded_rows or (is_request and not self.policy.shows_pending):
+                self._attach(block, result)
+        if block.compaction_id is not None:
+            self.pending_blocks.setdefault(block.compaction_id, []).append(block)
+        if block.compaction_id in self.digested:
+            self._held.append(block)
+        if block.compaction_id in self.digested or (is_request and not self.policy.shows_pending):
             self._fold_pending()
 
     def _fold_pending(self) -> None:
@@ -220,14 +220,14 @@ class WindowBuilder:
 
         Without `shows_pending`, those leave as well that lose their protection later.
         """
-        held = [unit for unit in self._held if unit.is_shown]
-        for unit in held:
-            if self.is_protected(unit) or not unit.is_shown:
+        held = [block for block in self._held if block.is_shown]
+        for block in held:
+            if self.is_protected(block) or not block.is_shown:
                 continue
-            if unit is unit.in_round.request:
-                self.leave_out(unit)
+            if block is block.in_round.request:
+                self.leave_out(block)
             else:
-                self.fold(unit)
+                self.fold(block)
         self._held = [] if self.policy.shows_pending else [one for one in held if one.is_shown]
 
     def _open_round(self, request: BlockView) -> None:
@@ -242,31 +242,31 @@ class WindowBuilder:
         if message.answers is None:
             return
         key = (message.answers.position, message.compaction_id is None)
-        unit = self._calling.get(key)
-        if unit is not None:
-            self._attach(unit, message)
+        block = self._calling.get(key)
+        if block is not None:
+            self._attach(block, message)
         elif message.answers.position > message.position:
             self._waiting.setdefault(key, []).append(message)
 
-    def _attach(self, unit: BlockView, message: Message) -> None:
+    def _attach(self, block: BlockView, message: Message) -> None:
         assert message.answers is not None
-        calls = unit.head.message.calls
+        calls = block.head.message.calls
         place = place_of_slot(calls, message.answers.slot)
-        if place is None or unit.results[place] is not None:
+        if place is None or block.results[place] is not None:
             return
-        piece = MessageView(message, calls[place])
-        unit.add_result(place, piece)
-        unit.tokens += piece.tokens - STAND_IN_TOKENS
-        if unit.is_shown:
-            self.total += piece.tokens - STAND_IN_TOKENS
-            self.results_tokens += piece.text
+        view = MessageView(message, calls[place])
+        block.add_result(place, view)
+        block.tokens += view.tokens - STAND_IN_TOKENS
+        if block.is_shown:
+            self.total += view.tokens - STAND_IN_TOKENS
+            self.results_tokens += view.text
             if not self.never_overflows:
-                self.candidates.add_result(unit, piece)
-                unit.best_answer = max(unit.best_answer, priority_of(message))
-                if (priority := unit.priority) != unit.listed:
-                    self.candidates.change_priority(unit, priority)
+                self.candidates.add_result(block, view)
+                block.best_answer = max(block.best_answer, priority_of(message))
+                if (priority := block.priority) != block.queued_priority:
+                    self.candidates.change_priority(block, priority)
         else:
-            self.digest.add_result(unit)
+            self.digest.add_result(block)
             self._count_digest()
 
     # Shrinking
@@ -289,40 +289,40 @@ class WindowBuilder:
         is_of_results = heap is self.candidates.seen_results
         while heap and self.total > target and (above is None or self.results_tokens > above):
             entry = heappop(heap)
-            unit, piece = entry[2], entry[3]
-            if not unit.is_shown or (is_of_blocks and entry[0] != unit.listed):
+            block, view = entry[2], entry[3]
+            if not block.is_shown or (is_of_blocks and entry[0] != block.queued_priority):
                 continue
-            if self.is_protected(unit):
+            if self.is_protected(block):
                 kept.append(entry)
                 continue
-            self.free(unit, piece, act)
-            if _is_shown(unit) and (is_of_blocks or (is_of_results and piece.was_softened)):
+            self.free(block, view, act)
+            if _is_shown(block) and (is_of_blocks or (is_of_results and view.was_softened)):
                 kept.append(entry)
         for entry in kept:
             heappush(heap, entry)
         self.looked_at += len(kept)
 
     def free(
-        self, unit: BlockView, piece: MessageView, act: Callable[[BlockView, MessageView], int]
+        self, block: BlockView, view: MessageView, act: Callable[[BlockView, MessageView], int]
     ) -> None:
         """Call `act` on one message, and subtract the tokens that it frees."""
-        before = piece.text
-        freed = act(unit, piece)
-        unit.has_changed()
-        unit.tokens -= freed
-        if unit.is_shown:
+        before = view.text
+        freed = act(block, view)
+        block.has_changed()
+        block.tokens -= freed
+        if block.is_shown:
             self.total -= freed
-            if piece.call is not None:
-                self.results_tokens -= before - piece.text
+            if view.call is not None:
+                self.results_tokens -= before - view.text
 
-    def fold(self, unit: BlockView) -> None:
+    def fold(self, block: BlockView) -> None:
         """Leave a block out. The digest tells of it instead."""
-        unit.is_shown = False
+        block.is_shown = False
         self._has_hidden = True
-        self.total -= unit.tokens
-        self.size -= unit.size
-        self.results_tokens -= sum(piece.text for piece in unit.results if piece is not None)
-        self.digest.add(unit)
+        self.total -= block.tokens
+        self.size -= block.size
+        self.results_tokens -= sum(view.text for view in block.results if view is not None)
+        self.digest.add(block)
         self._count_digest()
 
     @property
@@ -331,7 +331,11 @@ class WindowBuilder:
         if self.digest.size:
             return True
         tokens = sum(
-            [unit.tokens for unit in self.units if unit.is_shown and not self.is_protected(unit)]
+            [
+                block.tokens
+                for block in self.blocks
+                if block.is_shown and not self.is_protected(block)
+            ]
         )
         return tokens > self.digest.first_cost
 
@@ -347,63 +351,63 @@ class WindowBuilder:
         self.size += self.digest.size - self._digest_size
         self._digest_tokens, self._digest_size = self.digest.tokens, self.digest.size
 
-    def leave_out(self, unit: BlockView) -> None:
+    def leave_out(self, block: BlockView) -> None:
         """Leave a block out; the request and the answers of a closed round only together."""
-        for other in self._leaving_with(unit):
+        for other in self._leaving_with(block):
             self.fold(other)
 
-    def _leaving_with(self, unit: BlockView) -> list[BlockView]:
-        if not unit.needs_its_round:
-            return [unit]
-        return [other for other in unit.in_round.shown if not self.is_protected(other)]
+    def _leaving_with(self, block: BlockView) -> list[BlockView]:
+        if not block.needs_its_round:
+            return [block]
+        return [other for other in block.in_round.shown if not self.is_protected(other)]
 
     def cut_summary(self) -> None:
         """Shorten the summary to the tokens that the rest of the window leaves."""
-        if self.summary is None or self.frame.facts is None or self.total <= self.limits.tokens:
+        if self.summary is None or self.prefix.summary is None or self.total <= self.limits.tokens:
             return
         room = self.summary.tokens - (self.total - self.limits.tokens)
-        form = summary_within(self.frame.facts, self.frame.placement, room)
+        form = summary_within(self.prefix.summary, self.prefix.placement, room)
         self.total -= self.summary.tokens - (form.tokens if form else 0)
-        self.size -= 0 if form else self.frame.summary_size
+        self.size -= 0 if form else self.prefix.summary_messages
         self.summary = form
 
-    def keep_longer_cut(self, unit: BlockView, target: int) -> bool:
+    def keep_longer_cut(self, block: BlockView, target: int) -> bool:
         """Shorten the longest parts of a block until the window just meets its target.
 
         A block that needs its round is shortened together with it. Return False if that is not
         possible, or would keep too little to be worth it.
         """
-        units = self._leaving_with(unit)
-        if sum([unit.tokens for unit in units]) - (self.total - target) <= self.waste_tokens:
+        blocks = self._leaving_with(block)
+        if sum([block.tokens for block in blocks]) - (self.total - target) <= self.waste_tokens:
             return False
-        return self.level(units, target, least=LEAST_ARGUMENTS_TOKENS)
+        return self.level(blocks, target, least=LEAST_ARGUMENTS_TOKENS)
 
-    def level(self, units: Sequence[BlockView], target: int, *, least: int) -> bool:
+    def level(self, blocks: Sequence[BlockView], target: int, *, least: int) -> bool:
         """Shorten the longest texts and arguments of these blocks to one length, at least `least`.
 
         Return whether that meets the target.
         """
-        pieces = [
-            (unit, piece)
-            for unit in units
-            for piece in unit.pieces
-            if piece.message.cuts and piece.line is None
+        views = [
+            (block, view)
+            for block in blocks
+            for view in block.views
+            if view.message.cuts and view.line is None
         ]
-        cap = max((piece.text for _, piece in pieces), default=0) + max(
-            [size for unit in units for size in unit.head.arguments_sizes], default=0
+        cap = max((view.text for _, view in views), default=0) + max(
+            [size for block in blocks for size in block.head.arguments_sizes], default=0
         )
         while self.total > target and cap > least:
-            sizes = [piece.text for _, piece in pieces]
-            sizes += [size for unit in units for size in unit.head.arguments_sizes]
+            sizes = [view.text for _, view in views]
+            sizes += [size for block in blocks for size in block.head.arguments_sizes]
             self.looked_at += len(sizes)
             # Names of calls may cost more than their estimate. Then another iteration is needed.
             cap = max(least, min(cap - LEVEL_STEP_TOKENS, level_sizes(sizes, self.total - target)))
-            for unit, piece in pieces:
-                if piece.text > cap:
-                    self.free(unit, piece, partial(_shorten, cap))
+            for block, view in views:
+                if view.text > cap:
+                    self.free(block, view, partial(_shorten, cap))
             if cap >= LEAST_ARGUMENTS_TOKENS:
-                for unit in units:
-                    self.free(unit, unit.head, partial(_preview, cap))
+                for block in blocks:
+                    self.free(block, block.head, partial(_preview, cap))
         return self.total <= target
 
     def oldest(self, is_enough: Callable[[], bool]) -> Iterator[BlockView]:
@@ -413,32 +417,32 @@ class WindowBuilder:
         """
         postponed, kept = deque(self._passed_over), list[BlockView]()
         self.looked_at += len(postponed)
-        while not is_enough() and (postponed or self._oldest < len(self.units)):
+        while not is_enough() and (postponed or self._oldest < len(self.blocks)):
             if postponed:
-                unit = postponed.popleft()
+                block = postponed.popleft()
             else:
-                unit = self.units[self._oldest]
+                block = self.blocks[self._oldest]
                 self._oldest += 1
-            if unit.is_shown and not self.is_protected(unit):
-                yield unit
-            if unit.is_shown:
-                kept.append(unit)
+            if block.is_shown and not self.is_protected(block):
+                yield block
+            if block.is_shown:
+                kept.append(block)
         self._passed_over = [*kept, *postponed]
 
     def fold_oldest(self, is_enough: Callable[[], bool]) -> None:
         """Leave out the oldest blocks, of any priority, until it is enough."""
-        for unit in self.oldest(is_enough):
-            self.leave_out(unit)
+        for block in self.oldest(is_enough):
+            self.leave_out(block)
 
 
-def _is_shown(unit: BlockView) -> bool:
+def _is_shown(block: BlockView) -> bool:
     # The type checker assumes that an attribute keeps its value while `act` runs.
-    return unit.is_shown
+    return block.is_shown
 
 
-def _shorten(cap: int, _: BlockView, piece: MessageView) -> int:
-    return piece.shorten(cut_to(piece.message, piece.grid, cap))
+def _shorten(cap: int, _: BlockView, view: MessageView) -> int:
+    return view.shorten(cut_to(view.message, view.offsets, cap))
 
 
-def _preview(cap: int, _: BlockView, piece: MessageView) -> int:
-    return piece.preview_arguments(cap, cap)
+def _preview(cap: int, _: BlockView, view: MessageView) -> int:
+    return view.preview_arguments(cap, cap)

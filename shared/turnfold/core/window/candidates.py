@@ -24,41 +24,41 @@ Candidate = tuple[int, int, BlockView, MessageView]
 class TrimCandidates:
     """One queue per trimming step. Mutable, because it grows with each message of a window.
 
-    `units` is the builder's own list of blocks, oldest first.
+    `blocks` is the builder's own list of blocks, oldest first.
     """
 
-    def __init__(self, policy: Policy, units: Sequence[BlockView], soft_tokens: int) -> None:
+    def __init__(self, policy: Policy, blocks: Sequence[BlockView], soft_tokens: int) -> None:
         self._policy = policy
-        self._units = units
+        self._blocks = blocks
         self._soft_tokens = soft_tokens
         self._with_new_reasoning: list[BlockView] = []
-        self._newest_tool_units: deque[BlockView] = deque()
+        self._newest_tool_blocks: deque[BlockView] = deque()
         self.with_reasoning: list[Candidate] = []
         self.large_results: list[Candidate] = []
         self.seen_results: list[Candidate] = []
         self.long_texts: list[Candidate] = []
         self.costly: list[Candidate] = []
-        self.tool_units: list[Candidate] = []
-        self._open_tool_units: list[BlockView] = []
-        self.closed_units: list[Candidate] = []
+        self.tool_blocks: list[Candidate] = []
+        self._open_tool_blocks: list[BlockView] = []
+        self.closed_blocks: list[Candidate] = []
         """Every block of the closed rounds."""
-        self._open_units: list[Candidate] = []
+        self._open_blocks: list[Candidate] = []
         self._open_from = 0
-        self._listed_units = 0
+        self._queued_blocks = 0
 
     @property
-    def open_units(self) -> list[Candidate]:
+    def open_blocks(self) -> list[Candidate]:
         """Every block of the open round; queued on first use."""
-        start = max(self._listed_units, self._open_from)
-        for unit in self._units[start:]:
-            heappush(self._open_units, (unit.listed, unit.position, unit, unit.head))
-        self._listed_units = len(self._units)
-        return self._open_units
+        start = max(self._queued_blocks, self._open_from)
+        for block in self._blocks[start:]:
+            heappush(self._open_blocks, (block.queued_priority, block.position, block, block.head))
+        self._queued_blocks = len(self._blocks)
+        return self._open_blocks
 
     def holds_blocks(self, heap: list[Candidate]) -> bool:
         """Return whether this queue holds whole blocks, not single messages."""
         return any(
-            heap is queue for queue in (self.closed_units, self._open_units, self.tool_units)
+            heap is queue for queue in (self.closed_blocks, self._open_blocks, self.tool_blocks)
         )
 
     def close_round(self, closed: RoundView) -> None:
@@ -67,20 +67,20 @@ class TrimCandidates:
         The request and the answers of a round have its highest priority, because they leave
         together.
         """
-        closed.priority = max([unit.listed for unit in closed.units], default=UNRANKED)
-        for unit in closed.shown:
-            if unit.needs_its_round:
-                unit.listed = closed.priority
-            heappush(self.closed_units, (unit.listed, unit.position, unit, unit.head))
-        for unit in self._open_tool_units:
-            heappush(self.tool_units, (unit.listed, unit.position, unit, unit.head))
-        self._open_tool_units.clear()
-        self._open_units.clear()
-        self._open_from = len(self._units)
+        closed.priority = max([block.queued_priority for block in closed.blocks], default=UNRANKED)
+        for block in closed.shown:
+            if block.needs_its_round:
+                block.queued_priority = closed.priority
+            heappush(self.closed_blocks, (block.queued_priority, block.position, block, block.head))
+        for block in self._open_tool_blocks:
+            heappush(self.tool_blocks, (block.queued_priority, block.position, block, block.head))
+        self._open_tool_blocks.clear()
+        self._open_blocks.clear()
+        self._open_from = len(self._blocks)
 
-    def add_block(self, unit: BlockView, *, is_newest_request: bool) -> None:
+    def add_block(self, block: BlockView, *, is_newest_request: bool) -> None:
         """Queue a new block for the steps that may shorten it."""
-        policy, message = self._policy, unit.head.message
+        policy, message = self._policy, block.head.message
         if is_newest_request:
             for older in self._with_new_reasoning:
                 _push(self.with_reasoning, older, older.head)
@@ -90,65 +90,67 @@ class TrimCandidates:
             and message.reasoning_tokens * CHARACTERS_PER_REASONING_TOKEN
             > policy.reasoning_max_chars
         ):
-            self._with_new_reasoning.append(unit)
+            self._with_new_reasoning.append(block)
         cap = policy.user_max_chars if message.role is Role.USER else policy.assistant_max_chars
         if cap and message.characters > cap:
-            _push(self.long_texts, unit, unit.head)
-        if unit.results:
-            self._add_tool_block(unit)
+            _push(self.long_texts, block, block.head)
+        if block.results:
+            self._add_tool_block(block)
 
-    def _add_tool_block(self, unit: BlockView) -> None:
+    def _add_tool_block(self, block: BlockView) -> None:
         max_tokens = self._policy.arguments_max_tokens
         if max_tokens and any(
             call.tokens > max_tokens and arguments_tokens(call) > max_tokens
-            for call in unit.head.message.calls
+            for call in block.head.message.calls
         ):
-            _push(self.costly, unit, unit.head)
-        self._newest_tool_units.append(unit)
-        unit.is_recent = True
-        if len(self._newest_tool_units) > self._policy.keep_tool_blocks:
-            older = self._newest_tool_units.popleft()
+            _push(self.costly, block, block.head)
+        self._newest_tool_blocks.append(block)
+        block.is_recent = True
+        if len(self._newest_tool_blocks) > self._policy.keep_tool_blocks:
+            older = self._newest_tool_blocks.popleft()
             older.is_recent = False
             if older.in_round.is_closed:
-                heappush(self.tool_units, (older.listed, older.position, older, older.head))
+                heappush(
+                    self.tool_blocks, (older.queued_priority, older.position, older, older.head)
+                )
             else:
-                self._open_tool_units.append(older)
+                self._open_tool_blocks.append(older)
 
-    def add_result(self, unit: BlockView, piece: MessageView) -> None:
+    def add_result(self, block: BlockView, view: MessageView) -> None:
         """Queue a result for the steps that may shorten it."""
-        policy, message = self._policy, piece.message
-        _push(self.seen_results, unit, piece)
+        policy, message = self._policy, view.message
+        _push(self.seen_results, block, view)
         if message.is_truncated:
             return
         cap = policy.tool_result_max_chars
-        if piece.text > self._soft_tokens or (cap and message.characters > cap):
-            _push(self.large_results, unit, piece)
-        if policy.result_max_tokens and piece.text > policy.result_max_tokens:
-            _push(self.costly, unit, piece)
+        if view.text > self._soft_tokens or (cap and message.characters > cap):
+            _push(self.large_results, block, view)
+        if policy.result_max_tokens and view.text > policy.result_max_tokens:
+            _push(self.costly, block, view)
 
-    def change_priority(self, unit: BlockView, priority: int) -> None:
+    def change_priority(self, block: BlockView, priority: int) -> None:
         """Queue a block again after a result changed its priority.
 
         Its older entries stay in the queues. `WindowBuilder.apply_step` skips them.
         """
-        unit.listed = priority
-        entry = (priority, unit.position, unit, unit.head)
-        if not unit.in_round.is_closed:
-            heappush(self._open_units, entry)
+        block.queued_priority = priority
+        entry = (priority, block.position, block, block.head)
+        if not block.in_round.is_closed:
+            heappush(self._open_blocks, entry)
             return
-        heappush(self.closed_units, entry)
-        if not unit.is_recent:
-            heappush(self.tool_units, entry)
-        if priority > unit.in_round.priority:
-            self._raise_round(unit.in_round, priority)
+        heappush(self.closed_blocks, entry)
+        if not block.is_recent:
+            heappush(self.tool_blocks, entry)
+        if priority > block.in_round.priority:
+            self._raise_round(block.in_round, priority)
 
     def _raise_round(self, closed: RoundView, priority: int) -> None:
         closed.priority = priority
-        for unit in closed.shown:
-            if unit.needs_its_round:
-                unit.listed = priority
-                heappush(self.closed_units, (priority, unit.position, unit, unit.head))
+        for block in closed.shown:
+            if block.needs_its_round:
+                block.queued_priority = priority
+                heappush(self.closed_blocks, (priority, block.position, block, block.head))
 
 
-def _push(heap: list[Candidate], unit: BlockView, piece: MessageView) -> None:
-    heappush(heap, (priority_of(piece.message), piece.message.position, unit, piece))
+def _push(heap: list[Candidate], block: BlockView, view: MessageView) -> None:
+    heappush(heap, (priority_of(view.message), view.message.position, block, view))

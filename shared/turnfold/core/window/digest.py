@@ -104,7 +104,7 @@ class WindowDigest:
         self._room = max(LEAST_TOKENS, min(MOST_TOKENS, int(ratio * budget_tokens)))
         self._names_room = int(NAMES_RATIO * budget_tokens)
         self._is_told = is_told
-        self._units: list[BlockView] = []
+        self._blocks: list[BlockView] = []
         self._messages = self._calls = 0
         self._requests: list[Item] = []
         self._values = BestValues(self._room)
@@ -120,35 +120,35 @@ class WindowDigest:
         self._name_calls_of(open_round)
         self._has_changed()
 
-    def add(self, unit: BlockView) -> None:
+    def add(self, block: BlockView) -> None:
         """Tell of a block that is left out."""
-        messages, calls = len(unit.pieces), len(unit.results)
+        messages, calls = len(block.views), len(block.results)
         self.calls += calls
-        if unit.row is None:
+        if block.compaction_id is None:
             self.live += messages
         else:
             self.pending += messages
-        told_calls = sum([item.tokens for item in calls_told(unit.head.message)]) if calls else 0
-        is_named = calls > 0 and not unit.in_round.is_closed
+        told_calls = sum([item.tokens for item in calls_told(block.head.message)]) if calls else 0
+        is_named = calls > 0 and not block.in_round.is_closed
         if is_named:
-            self._name_calls_of(unit.in_round)
-            self._named.append(unit)
+            self._name_calls_of(block.in_round)
+            self._named.append(block)
             self._names_tokens += told_calls
-        if unit.row is not None and self._has_digest(unit.row):
-            self._folded_rows[unit.row] = None
+        if block.compaction_id is not None and self._has_digest(block.compaction_id):
+            self._folded_rows[block.compaction_id] = None
         else:
-            self._units.append(unit)
+            self._blocks.append(block)
             self._messages += messages
             self._calls += calls
-            self._add_texts(unit)
+            self._add_texts(block)
             if is_named:
                 self._later_calls_tokens += told_calls
             else:
                 self._calls_tokens += told_calls
         self._has_changed()
 
-    def _add_texts(self, unit: BlockView) -> None:
-        message = unit.head.message
+    def _add_texts(self, block: BlockView) -> None:
+        message = block.head.message
         gist = gist_of(message)
         if message.is_request and gist.opening is not None:
             request = Item(gist.opening.text, gist.opening.tokens + _LINE_TOKENS)
@@ -156,13 +156,13 @@ class WindowDigest:
             self._requests_tokens += request.tokens
         self._values.add(gist.values, message.position)
 
-    def add_result(self, unit: BlockView) -> None:
+    def add_result(self, block: BlockView) -> None:
         """Count a result that came after its block was left out."""
-        if unit.row is None:
+        if block.compaction_id is None:
             self.live += 1
         else:
             self.pending += 1
-        if unit.row is None or not self._has_digest(unit.row):
+        if block.compaction_id is None or not self._has_digest(block.compaction_id):
             self._messages += 1
         self._has_changed()
 
@@ -209,7 +209,7 @@ class WindowDigest:
         self.size = int(self.tokens > 0)
 
     def _cost(self) -> int:
-        is_needed = self._is_told and (self._units or self.live or self.pending)
+        is_needed = self._is_told and (self._blocks or self.live or self.pending)
         if not is_needed or self.form is DigestForm.NONE:
             return 0
         if self.form is DigestForm.SHORT:
@@ -222,7 +222,7 @@ class WindowDigest:
 
     def _earlier_cost(self) -> int:
         """Return the tokens of all but the calls of the open round: what is needed, within a share."""
-        if not self._units:
+        if not self._blocks:
             return 0
         needed = sum(self._needs)
         return _COUNT_TOKENS + min(self._room, _HEADINGS_TOKENS + needed if needed else 0)
@@ -257,7 +257,7 @@ class WindowDigest:
         lines: list[str] = []
         if self.form is DigestForm.NAMES:
             lines.append(_COUNT.format(self.live + self.pending, self.calls))
-        elif self._units:
+        elif self._blocks:
             lines.append(_COUNT.format(self._messages, self._calls))
             lines += self._earlier()
         if self._named:
@@ -279,10 +279,10 @@ class WindowDigest:
     def _newest_calls(self, room: int) -> list[str]:
         """Return the calls that fit, each once, the newest last."""
         newest: dict[str, None] = {}
-        for unit in reversed(self._units):
-            if unit.in_round is self._named_round:
+        for block in reversed(self._blocks):
+            if block.in_round is self._named_round:
                 continue
-            for item in reversed(calls_told(unit.head.message) if unit.results else []):
+            for item in reversed(calls_told(block.head.message) if block.results else []):
                 if item.text not in newest and item.tokens > room:
                     return list(newest)[::-1]
                 room -= 0 if item.text in newest else item.tokens
@@ -293,9 +293,9 @@ class WindowDigest:
         """Return the calls of the round that was open: the newest by name, older ones by number."""
         calls = [
             (call.name, item)
-            for unit in self._named
+            for block in self._named
             for call, item in zip(
-                unit.head.message.calls, calls_told(unit.head.message), strict=True
+                block.head.message.calls, calls_told(block.head.message), strict=True
             )
         ]
         opening = _opening_of(self._named_round) if self._named_round else None

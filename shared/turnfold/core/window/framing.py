@@ -93,7 +93,7 @@ class SummarySize:
     cuts: str = ""
 
 
-def summary_facts(
+def measure_summary(
     version: int, text: str, ledger: Sequence[str], *, tokens: int, text_tokens: int, cuts: str = ""
 ) -> SummarySize:
     """Measure a summary. `tokens` and `text_tokens` were counted when it was written."""
@@ -126,14 +126,14 @@ class SummaryForm:
         return self.characters is None and self.with_ledger
 
 
-def summary_within(facts: SummarySize, placement: Placement, max_tokens: int) -> SummaryForm | None:
+def summary_within(size: SummarySize, placement: Placement, max_tokens: int) -> SummaryForm | None:
     """Return the longest form that fits: all, the prose, or its beginning; None if none fits."""
     for with_ledger in (True, False):
-        tokens = _summary_tokens(facts, placement, facts.text_tokens, with_ledger=with_ledger)
+        tokens = _summary_tokens(size, placement, size.text_tokens, with_ledger=with_ledger)
         if tokens <= max_tokens:
             return SummaryForm(tokens, with_ledger=with_ledger)
-    frame = _summary_tokens(facts, placement, 0, with_ledger=False)
-    head = TokenOffsets.parse(facts.cuts).head(max_tokens - frame)
+    frame = _summary_tokens(size, placement, 0, with_ledger=False)
+    head = TokenOffsets.parse(size.cuts).head(max_tokens - frame)
     return (
         SummaryForm(frame + head.tokens, head.offset, with_ledger=False)
         if head.tokens >= LEAST_SUMMARY_TOKENS
@@ -142,17 +142,17 @@ def summary_within(facts: SummarySize, placement: Placement, max_tokens: int) ->
 
 
 def _summary_tokens(
-    facts: SummarySize, placement: Placement, text_tokens: int, *, with_ledger: bool
+    size: SummarySize, placement: Placement, text_tokens: int, *, with_ledger: bool
 ) -> int:
-    tokens = text_tokens + (max(0, facts.tokens - facts.text_tokens) if with_ledger else 0)
-    tokens += _TAG_TOKENS * facts.tags
+    tokens = text_tokens + (max(0, size.tokens - size.text_tokens) if with_ledger else 0)
+    tokens += _TAG_TOKENS * size.tags
     if placement is Placement.SEPARATE:
         return tokens
     tokens += MESSAGE_TOKENS + _SUMMARY_FRAME
-    lines = facts.lines
-    if with_ledger and facts.entries:
-        tokens += _LEDGER_FRAME + _ENTRY_TOKENS * facts.entries
-        lines += facts.ledger_lines + 2
+    lines = size.lines
+    if with_ledger and size.entries:
+        tokens += _LEDGER_FRAME + _ENTRY_TOKENS * size.entries
+        lines += size.ledger_lines + 2
     return tokens if placement is Placement.USER else tokens + _LINE_TOKENS * (lines + 1)
 
 

@@ -57,7 +57,7 @@ def trim_for_recall(window: WindowBuilder) -> None:
 def drop_old_reasoning(window: WindowBuilder, target: int) -> None:
     """(1) Remove long reasoning from before the latest round."""
     window.apply_step(
-        window.candidates.with_reasoning, lambda _, piece: piece.drop_reasoning(), target
+        window.candidates.with_reasoning, lambda _, view: view.drop_reasoning(), target
     )
 
 
@@ -68,21 +68,21 @@ def trim_large_results(window: WindowBuilder, target: int) -> None:
     """
     cap = window.policy.tool_result_max_chars
 
-    def trim(_: BlockView, piece: MessageView) -> int:
+    def trim(_: BlockView, view: MessageView) -> int:
         brief = cut_within(
-            piece.message,
-            piece.grid,
+            view.message,
+            view.offsets,
             max_tokens=window.soft_tokens,
             max_characters=cap,
             is_brief=True,
         )
-        may_keep = piece.text - (window.total - target)
+        may_keep = view.text - (window.total - target)
         if brief is not None and may_keep - brief.tokens > window.large_waste_tokens:
             longer = cut_within(
-                piece.message, piece.grid, max_tokens=may_keep, max_characters=cap, is_brief=False
+                view.message, view.offsets, max_tokens=may_keep, max_characters=cap, is_brief=False
             )
-            return piece.shorten(longer or brief)
-        return piece.shorten(brief)
+            return view.shorten(longer or brief)
+        return view.shorten(brief)
 
     window.apply_step(window.candidates.large_results, trim, target)
 
@@ -93,14 +93,14 @@ def replace_results(window: WindowBuilder, target: int) -> None:
     A result of which only a part must go is cut.
     """
 
-    def replace(_: BlockView, piece: MessageView) -> int:
+    def replace(_: BlockView, view: MessageView) -> int:
         excess = window.total - target
-        if piece.text - excess > window.waste_tokens:
-            freed = piece.shorten(cut_to(piece.message, piece.grid, piece.text - excess))
+        if view.text - excess > window.waste_tokens:
+            freed = view.shorten(cut_to(view.message, view.offsets, view.text - excess))
             if freed >= excess:
                 return freed
-            return freed + piece.to_line(window.line_starts)
-        return piece.to_line(window.line_starts)
+            return freed + view.to_line(window.line_starts)
+        return view.to_line(window.line_starts)
 
     window.apply_step(
         window.candidates.seen_results,
@@ -113,10 +113,10 @@ def replace_results(window: WindowBuilder, target: int) -> None:
 def shorten_long_texts(window: WindowBuilder, target: int) -> None:
     """(4) Cut very long texts of users and assistants in the middle."""
 
-    def shorten(_: BlockView, piece: MessageView) -> int:
-        is_user = piece.message.role is Role.USER
+    def shorten(_: BlockView, view: MessageView) -> int:
+        is_user = view.message.role is Role.USER
         cap = window.policy.user_max_chars if is_user else window.policy.assistant_max_chars
-        return piece.shorten(cut_characters(piece.message, piece.grid, cap))
+        return view.shorten(cut_characters(view.message, view.offsets, cap))
 
     window.apply_step(window.candidates.long_texts, shorten, target)
 
@@ -128,23 +128,23 @@ def preview_costly(window: WindowBuilder, target: int) -> None:
     """
     policy = window.policy
 
-    def preview(_: BlockView, piece: MessageView) -> int:
+    def preview(_: BlockView, view: MessageView) -> int:
         excess = window.total - target
-        if piece.call is None:
-            may_keep = level_sizes(piece.arguments_sizes, excess)
+        if view.call is None:
+            may_keep = level_sizes(view.arguments_sizes, excess)
             freed = (
-                piece.preview_arguments(policy.arguments_max_tokens, may_keep)
+                view.preview_arguments(policy.arguments_max_tokens, may_keep)
                 if is_waste(may_keep)
                 else 0
             )
-            return freed or piece.preview_arguments(
+            return freed or view.preview_arguments(
                 policy.arguments_max_tokens, policy.preview_tokens
             )
-        may_keep = piece.text - excess
-        is_softened = piece.message.characters > PLAIN_CHARACTERS and is_waste(may_keep)
-        freed = piece.shorten(cut_to(piece.message, piece.grid, may_keep)) if is_softened else 0
-        return freed or piece.shorten(
-            cut_to(piece.message, piece.grid, policy.preview_tokens, is_preview=True)
+        may_keep = view.text - excess
+        is_softened = view.message.characters > PLAIN_CHARACTERS and is_waste(may_keep)
+        freed = view.shorten(cut_to(view.message, view.offsets, may_keep)) if is_softened else 0
+        return freed or view.shorten(
+            cut_to(view.message, view.offsets, policy.preview_tokens, is_preview=True)
         )
 
     def is_waste(may_keep: int) -> bool:
@@ -161,28 +161,30 @@ def cap_unseen_results(window: WindowBuilder, _: int) -> None:
 def fold_old_tool_blocks(window: WindowBuilder, target: int) -> None:
     """(6) Leave out the tool blocks of closed rounds, except the newest few."""
     if window.is_worth_folding:
-        window.apply_step(window.candidates.tool_units, _fold_or_soften(window, target), target)
+        window.apply_step(window.candidates.tool_blocks, _fold_or_soften(window, target), target)
 
 
 def digest_pending(window: WindowBuilder, target: int) -> None:
     """(7) Show evicted messages without a summary as their digest, the oldest compaction first."""
-    for row in window.frame.rows.values():
+    for row in window.prefix.pending.values():
         if window.total <= target:
             return
-        if row.compaction_id in window.folded_rows:
+        if row.compaction_id in window.digested:
             window.looked_at += 1
             continue
-        row_units = window.row_units.get(row.compaction_id, ())
-        window.looked_at += 1 + len(row_units)
-        units = [unit for unit in row_units if unit.is_shown and not window.is_protected(unit)]
-        if sum(unit.tokens for unit in units) <= window.digest.cost_of(row):
+        pending_blocks = window.pending_blocks.get(row.compaction_id, ())
+        window.looked_at += 1 + len(pending_blocks)
+        blocks = [
+            block for block in pending_blocks if block.is_shown and not window.is_protected(block)
+        ]
+        if sum(block.tokens for block in blocks) <= window.digest.cost_of(row):
             continue
-        window.folded_rows.add(row.compaction_id)
-        for unit in units:
-            if unit is unit.in_round.request:
-                window.leave_out(unit)
-            elif unit.is_shown:
-                window.fold(unit)
+        window.digested.add(row.compaction_id)
+        for block in blocks:
+            if block is block.in_round.request:
+                window.leave_out(block)
+            elif block.is_shown:
+                window.fold(block)
 
 
 def fold_blocks(window: WindowBuilder, target: int) -> None:
@@ -190,9 +192,9 @@ def fold_blocks(window: WindowBuilder, target: int) -> None:
     if not window.is_worth_folding:
         return
     act = _fold_or_soften(window, target)
-    window.apply_step(window.candidates.closed_units, act, target)
+    window.apply_step(window.candidates.closed_blocks, act, target)
     if window.total > target:
-        window.apply_step(window.candidates.open_units, act, target)
+        window.apply_step(window.candidates.open_blocks, act, target)
 
 
 def fold_oldest(window: WindowBuilder, target: int) -> None:
@@ -200,14 +202,14 @@ def fold_oldest(window: WindowBuilder, target: int) -> None:
     if not window.is_worth_folding:
         return
     act = _fold_or_soften(window, target)
-    for unit in window.oldest(lambda: window.total <= target):
-        window.free(unit, unit.head, act)
+    for block in window.oldest(lambda: window.total <= target):
+        window.free(block, block.head, act)
 
 
 def _fold_or_soften(window: WindowBuilder, target: int) -> Callable[[BlockView, MessageView], int]:
-    def act(unit: BlockView, _: MessageView) -> int:
-        if not window.keep_longer_cut(unit, target):
-            window.leave_out(unit)
+    def act(block: BlockView, _: MessageView) -> int:
+        if not window.keep_longer_cut(block, target):
+            window.leave_out(block)
         return 0
 
     return act
@@ -248,16 +250,16 @@ def trim_protected(window: WindowBuilder) -> None:
 def _preview_unseen_arguments(window: WindowBuilder) -> None:
     """Replace long arguments by previews, no shorter than needed."""
     policy = window.policy
-    if unit := window.unseen:
-        window.looked_at += len(unit.results)
+    if block := window.unseen:
+        window.looked_at += len(block.results)
         cap = max(
             policy.preview_tokens,
-            level_sizes(unit.head.arguments_sizes, window.total - window.limits.tokens),
+            level_sizes(block.head.arguments_sizes, window.total - window.limits.tokens),
         )
         window.free(
-            unit,
-            unit.head,
-            lambda _, piece: piece.preview_arguments(max(cap, policy.arguments_max_tokens), cap),
+            block,
+            block.head,
+            lambda _, view: view.preview_arguments(max(cap, policy.arguments_max_tokens), cap),
         )
 
 
@@ -267,34 +269,34 @@ def _shorten_unseen_results(window: WindowBuilder) -> None:
 
 def _level_unseen(window: WindowBuilder) -> None:
     """Shorten the longest texts, arguments and results of the block to one length."""
-    if unit := window.unseen:
-        window.level([unit], window.limits.tokens, least=window.policy.preview_tokens)
+    if block := window.unseen:
+        window.level([block], window.limits.tokens, least=window.policy.preview_tokens)
 
 
 def _reduce_unseen(window: WindowBuilder) -> None:
     """Shorten each part of the block as far as possible, one after the other."""
-    unit = window.unseen
-    if unit is None:
+    block = window.unseen
+    if block is None:
         return
-    results = [piece for piece in unit.results if piece is not None]
-    window.looked_at += len(unit.results)
+    results = [view for view in block.results if view is not None]
+    window.looked_at += len(block.results)
     for shorten in (
-        lambda _, piece: piece.to_line(window.line_starts),
-        lambda _, piece: piece.to_mark(),
+        lambda _, view: view.to_line(window.line_starts),
+        lambda _, view: view.to_mark(),
     ):
-        for piece in results:
+        for view in results:
             if window.total > window.limits.tokens:
-                window.free(unit, piece, shorten)
-    window.level([unit], window.limits.tokens, least=LEAST_ARGUMENTS_TOKENS)
+                window.free(block, view, shorten)
+    window.level([block], window.limits.tokens, least=LEAST_ARGUMENTS_TOKENS)
     if window.total > window.limits.tokens:
-        window.free(unit, unit.head, lambda _, piece: piece.to_mark())
+        window.free(block, block.head, lambda _, view: view.to_mark())
 
 
 def _shorten_request(window: WindowBuilder) -> None:
     """Cut the newest request, or without one the newest block, to its beginning."""
-    unit = window.request or window.unseen or (window.units[-1] if window.units else None)
-    if unit is not None and unit.is_shown:
-        _keep_beginning(window, unit)
+    block = window.request or window.unseen or (window.blocks[-1] if window.blocks else None)
+    if block is not None and block.is_shown:
+        _keep_beginning(window, block)
 
 
 def _shorten_interrupted_request(window: WindowBuilder) -> None:
@@ -303,22 +305,22 @@ def _shorten_interrupted_request(window: WindowBuilder) -> None:
         _keep_beginning(window, window.interrupted_request)
 
 
-def _keep_beginning(window: WindowBuilder, unit: BlockView) -> None:
-    piece = unit.head
-    room = piece.text - (window.total - window.limits.tokens)
+def _keep_beginning(window: WindowBuilder, block: BlockView) -> None:
+    view = block.head
+    room = view.text - (window.total - window.limits.tokens)
     window.free(
-        unit,
-        piece,
-        lambda _, piece: piece.shorten(
-            cut_to(piece.message, piece.grid, room, least_head=LEAST_CHARACTERS)
+        block,
+        view,
+        lambda _, view: view.shorten(
+            cut_to(view.message, view.offsets, room, least_head=LEAST_CHARACTERS)
         ),
     )
 
 
 def _drop_newest_reasoning(window: WindowBuilder) -> None:
-    for unit in (window.request, window.unseen, window.units[-1] if window.units else None):
-        if unit is not None and unit.is_shown and window.total > window.limits.tokens:
-            window.free(unit, unit.head, lambda _, piece: piece.drop_reasoning())
+    for block in (window.request, window.unseen, window.blocks[-1] if window.blocks else None):
+        if block is not None and block.is_shown and window.total > window.limits.tokens:
+            window.free(block, block.head, lambda _, view: view.drop_reasoning())
 
 
 def _name_open_round_only(window: WindowBuilder) -> None:
@@ -356,28 +358,28 @@ PROTECTED_STEPS: Final[tuple[Callable[[WindowBuilder], None], ...]] = (
 
 def _cap_unseen(window: WindowBuilder, least: int, max_characters: int = 0) -> None:
     """Shorten the longest unseen results, none below `least` tokens, until the window fits."""
-    unit = window.unseen
+    block = window.unseen
     excess = window.total - window.limits.tokens
-    if unit is None or excess <= 0:
+    if block is None or excess <= 0:
         return
-    window.looked_at += len(unit.results)
-    pieces = [piece for piece in unit.results if piece is not None and piece.line is None]
-    cap = max(least, level_sizes([piece.text for piece in pieces], excess))
+    window.looked_at += len(block.results)
+    views = [view for view in block.results if view is not None and view.line is None]
+    cap = max(least, level_sizes([view.text for view in views], excess))
 
-    def shorten(_: BlockView, piece: MessageView) -> int:
-        return piece.shorten(
+    def shorten(_: BlockView, view: MessageView) -> int:
+        return view.shorten(
             cut_within(
-                piece.message,
-                piece.grid,
+                view.message,
+                view.offsets,
                 max_tokens=cap,
                 max_characters=max_characters,
                 is_brief=False,
             )
         )
 
-    for piece in pieces:
-        if piece.text > cap:
-            window.free(unit, piece, shorten)
+    for view in views:
+        if view.text > cap:
+            window.free(block, view, shorten)
 
 
 def trim_for_emergency(window: WindowBuilder) -> None:
@@ -387,12 +389,12 @@ def trim_for_emergency(window: WindowBuilder) -> None:
     then 2, then leave out the oldest blocks.
     """
     window.begin_trim()
-    for unit in window.units:
-        if not window.is_protected(unit):
-            window.free(unit, unit.head, lambda _, piece: piece.drop_reasoning())
-            for piece in unit.results:
-                if piece is not None:
-                    window.free(unit, piece, lambda _, piece: piece.to_line(window.line_starts))
+    for block in window.blocks:
+        if not window.is_protected(block):
+            window.free(block, block.head, lambda _, view: view.drop_reasoning())
+            for view in block.results:
+                if view is not None:
+                    window.free(block, view, lambda _, view: view.to_line(window.line_starts))
     limit = window.limits.tokens
     for step in (shorten_long_texts, preview_costly, cap_unseen_results, digest_pending):
         step(window, limit)
@@ -406,8 +408,8 @@ def trim_for_emergency(window: WindowBuilder) -> None:
 
 
 def _keep_rounds(window: WindowBuilder, rounds: int) -> None:
-    starts = [index for index, unit in enumerate(window.units) if unit.head.message.is_request]
+    starts = [index for index, block in enumerate(window.blocks) if block.head.message.is_request]
     if len(starts) > rounds:
-        for unit in window.units[: starts[-rounds]]:
-            if unit.is_shown and not window.is_protected(unit):
-                window.fold(unit)
+        for block in window.blocks[: starts[-rounds]]:
+            if block.is_shown and not window.is_protected(block):
+                window.fold(block)

@@ -39,14 +39,14 @@ class WindowPrefix:
     """The pinned system message, the summary, and the compactions that wait for one."""
 
     pinned: Message | None
-    facts: SummarySize | None
+    summary: SummarySize | None
     placement: Placement
-    rows: Mapping[CompactionId, PendingDigest]
+    pending: Mapping[CompactionId, PendingDigest]
 
     @property
-    def summary_size(self) -> int:
+    def summary_messages(self) -> int:
         """The number of messages that the summary adds to the window."""
         is_own = self.placement.is_message or (
             self.placement is Placement.SYSTEM and self.pinned is None
         )
-        return int(self.facts is not None and is_own)
+        return int(self.summary is not None and is_own)

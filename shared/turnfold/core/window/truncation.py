@@ -24,13 +24,13 @@ HEAD_LINES: Final = 20
 TAIL_LINES: Final = 10
 
 
-def grid_of(message: Message) -> TokenOffsets | None:
+def offsets_of(message: Message) -> TokenOffsets | None:
     """Return the token offsets of a long text; None for a short one."""
-    return _grid(message.cuts) if message.cuts else None
+    return _offsets(message.cuts) if message.cuts else None
 
 
 @lru_cache(maxsize=2_048)
-def _grid(cuts: str | UncountedText) -> TokenOffsets:
+def _offsets(cuts: str | UncountedText) -> TokenOffsets:
     return (
         TokenOffsets.of(cuts.text, cuts.counter)
         if isinstance(cuts, UncountedText)
@@ -38,9 +38,9 @@ def _grid(cuts: str | UncountedText) -> TokenOffsets:
     )
 
 
-def forget_grids() -> None:
+def forget_offsets() -> None:
     """Clear the cache of token offsets. Results do not change."""
-    _grid.cache_clear()
+    _offsets.cache_clear()
 
 
 class TextCut(NamedTuple):
@@ -135,7 +135,7 @@ def clipped(text: str, characters: int) -> str:
 
 def cut_to(
     message: Message,
-    grid: TokenOffsets | None,
+    offsets: TokenOffsets | None,
     max_tokens: int,
     *,
     least_head: int = 0,
@@ -145,19 +145,19 @@ def cut_to(
 
     At least `least_head` characters stay. None if no cut is shorter than the whole.
     """
-    if grid is None:
+    if offsets is None:
         return _cut_without_prices(message, max_tokens, least_head)
     room = max(0, max_tokens - (PREVIEW_MARK_TOKENS if is_preview else MARK_TOKENS))
-    head = grid.head(room * 2 // 3).offset
+    head = offsets.head(room * 2 // 3).offset
     if head < least_head:
-        head = grid.at_or_after(least_head)
-    tail = grid.tail(max(0, room - grid.tokens_between(0, head))).offset
-    return _priced(message, grid, head, tail, is_preview=is_preview)
+        head = offsets.at_or_after(least_head)
+    tail = offsets.tail(max(0, room - offsets.tokens_between(0, head))).offset
+    return _priced(message, offsets, head, tail, is_preview=is_preview)
 
 
 def cut_within(
     message: Message,
-    grid: TokenOffsets | None,
+    offsets: TokenOffsets | None,
     *,
     max_tokens: int,
     max_characters: int,
@@ -169,41 +169,45 @@ def cut_within(
     stay; the caps apply first, so that a few very long lines keep their end, too. None if no cut is
     shorter than the whole.
     """
-    if grid is None:
+    if offsets is None:
         return _cut_without_prices(message, max_tokens, 0)
     room = max(0, max_tokens - MARK_TOKENS)
-    characters = max(0, max_characters - MARK_CHARACTERS) if max_characters else grid.characters
-    head = min(grid.head(room * 2 // 3).offset, grid.at_or_before(characters * 2 // 3))
+    characters = max(0, max_characters - MARK_CHARACTERS) if max_characters else offsets.characters
+    head = min(offsets.head(room * 2 // 3).offset, offsets.at_or_before(characters * 2 // 3))
     if is_brief:
-        head = min(head, grid.head_lines(HEAD_LINES).offset)
-    rest = grid.characters - (characters - head)
+        head = min(head, offsets.head_lines(HEAD_LINES).offset)
+    rest = offsets.characters - (characters - head)
     tail = max(
-        grid.tail(room - grid.tokens_between(0, head)).offset, grid.at_or_after(max(0, rest))
+        offsets.tail(room - offsets.tokens_between(0, head)).offset,
+        offsets.at_or_after(max(0, rest)),
     )
     if is_brief:
-        tail = max(tail, grid.tail_lines(TAIL_LINES).offset)
-    return _priced(message, grid, head, tail)
+        tail = max(tail, offsets.tail_lines(TAIL_LINES).offset)
+    return _priced(message, offsets, head, tail)
 
 
 def cut_characters(
-    message: Message, grid: TokenOffsets | None, max_characters: int
+    message: Message, offsets: TokenOffsets | None, max_characters: int
 ) -> TextCut | None:
     """Cut a text to `max_characters`, mark included: three quarters head and one quarter tail."""
-    if grid is None:
+    if offsets is None:
         return None
     characters = max(0, max_characters - MARK_CHARACTERS)
-    head = grid.at_or_before(characters * 3 // 4)
+    head = offsets.at_or_before(characters * 3 // 4)
     return _priced(
-        message, grid, head, grid.at_or_after(max(0, grid.characters - (characters - head)))
+        message,
+        offsets,
+        head,
+        offsets.at_or_after(max(0, offsets.characters - (characters - head))),
     )
 
 
 def _priced(
-    message: Message, grid: TokenOffsets, head: int, tail: int, *, is_preview: bool = False
+    message: Message, offsets: TokenOffsets, head: int, tail: int, *, is_preview: bool = False
 ) -> TextCut | None:
     if tail <= head:
-        head = tail = grid.characters
-    kept = grid.tokens_between(0, head) + grid.tokens_between(tail, grid.characters)
+        head = tail = offsets.characters
+    kept = offsets.tokens_between(0, head) + offsets.tokens_between(tail, offsets.characters)
     tokens = kept + (PREVIEW_MARK_TOKENS if is_preview else MARK_TOKENS)
     if tokens >= message.content_tokens:
         return None

@@ -15,9 +15,9 @@ from turnfold.core.window.truncation import (
     arguments_tokens,
     call_tokens_within,
     cut_to,
-    grid_of,
     line_start_tokens,
     line_tokens,
+    offsets_of,
     result_line,
 )
 from turnfold.messages import Message, MessageId, ToolCall
@@ -105,7 +105,7 @@ class MessageView:
     """
 
     __slots__ = (
-        "_grid",
+        "_offsets",
         "arguments",
         "call",
         "cut",
@@ -125,14 +125,14 @@ class MessageView:
         self.line: str | None = None
         self.without_reasoning = False
         self.arguments: dict[int, int] | None = None
-        self._grid: TokenOffsets | None = None
+        self._offsets: TokenOffsets | None = None
 
     @property
-    def grid(self) -> TokenOffsets | None:
+    def offsets(self) -> TokenOffsets | None:
         """The token offsets of its text; None for a short one."""
-        if self._grid is None:
-            self._grid = grid_of(self.message)
-        return self._grid
+        if self._offsets is None:
+            self._offsets = offsets_of(self.message)
+        return self._offsets
 
     @property
     def was_softened(self) -> bool:
@@ -183,7 +183,7 @@ class MessageView:
 
     def to_mark(self) -> int:
         """Replace a text by the mark of a cut if that is shorter; return the tokens freed."""
-        cut = cut_to(self.message, self.grid, 0)
+        cut = cut_to(self.message, self.offsets, 0)
         if cut is None or cut.tokens >= self.text:
             return 0
         self.line, self.cut = None, cut
@@ -238,11 +238,11 @@ class RoundView:
     has asked for anything, machine-made user messages start rounds, too.
     """
 
-    __slots__ = ("is_closed", "priority", "request", "units")
+    __slots__ = ("blocks", "is_closed", "priority", "request")
 
     def __init__(self, request: "BlockView | None" = None) -> None:
         self.request = request
-        self.units: list[BlockView] = []
+        self.blocks: list[BlockView] = []
         self.is_closed = False
         self.priority = UNRANKED
         """The highest priority of its blocks, once it is closed."""
@@ -250,22 +250,22 @@ class RoundView:
     @property
     def shown(self) -> "list[BlockView]":
         """Its visible blocks, in order."""
-        return [unit for unit in self.units if unit.is_shown]
+        return [block for block in self.blocks if block.is_shown]
 
 
 class BlockView:
     """A block of a window: a message and the results of its calls so far, in call order."""
 
     __slots__ = (
-        "_listed",
         "_part",
+        "_queued_priority",
         "best_answer",
+        "compaction_id",
         "head",
         "in_round",
         "is_recent",
         "is_shown",
         "results",
-        "row",
         "tokens",
     )
 
@@ -274,9 +274,9 @@ class BlockView:
         self.in_round = in_round
         calls = len(head.calls)
         self.results: list[MessageView | None] = [None] * calls
-        self.row = head.compaction_id
+        self.compaction_id = head.compaction_id
         self.is_shown = True
-        self._listed: int | None = None
+        self._queued_priority: int | None = None
         self.tokens = head.tokens + STAND_IN_TOKENS * calls
         self._part: BlockContent | None = None
         self.best_answer = UNRANKED
@@ -284,9 +284,9 @@ class BlockView:
         self.is_recent = False
         """Whether it is one of the newest tool blocks, which step (6) keeps."""
 
-    def add_result(self, place: int, piece: MessageView) -> None:
+    def add_result(self, place: int, view: MessageView) -> None:
         """Store the result of the call at this index."""
-        self.results[place] = piece
+        self.results[place] = view
         self._part = None
 
     @property
@@ -310,22 +310,22 @@ class BlockView:
     def places(self) -> list[MessageView | SynthesizedResult]:
         """Its messages in the order of the window, with a stand-in for each missing result."""
         places: list[MessageView | SynthesizedResult] = [self.head]
-        for slot, piece in enumerate(self.results):
+        for slot, view in enumerate(self.results):
             places.append(
-                SynthesizedResult(self.head.message.calls[slot]) if piece is None else piece
+                SynthesizedResult(self.head.message.calls[slot]) if view is None else view
             )
         return places
 
     @property
-    def listed(self) -> int:
+    def queued_priority(self) -> int:
         """Its priority in the queues: that of its head, until a result changes it."""
-        if self._listed is None:
-            self._listed = priority_of(self.head.message)
-        return self._listed
+        if self._queued_priority is None:
+            self._queued_priority = priority_of(self.head.message)
+        return self._queued_priority
 
-    @listed.setter
-    def listed(self, priority: int) -> None:
-        self._listed = priority
+    @queued_priority.setter
+    def queued_priority(self, priority: int) -> None:
+        self._queued_priority = priority
 
     @property
     def needs_its_round(self) -> bool:
@@ -351,9 +351,9 @@ class BlockView:
         return 1 + len(self.results)
 
     @property
-    def pieces(self) -> tuple[MessageView, ...]:
+    def views(self) -> tuple[MessageView, ...]:
         """Its stored messages."""
-        return (self.head, *(piece for piece in self.results if piece is not None))
+        return (self.head, *(view for view in self.results if view is not None))
 
     @property
     def priority(self) -> int:
@@ -361,7 +361,7 @@ class BlockView:
         best = self.best_answer
         if best == UNRANKED:
             best = max(
-                [priority_of(piece.message) for piece in self.results if piece is not None],
+                [priority_of(view.message) for view in self.results if view is not None],
                 default=UNRANKED,
             )
         if best == UNRANKED or self.head.message.content_tokens:

@@ -154,14 +154,14 @@ def build_window(
 
 def _inherit(window: WindowBuilder, earlier: WindowBuilder) -> None:
     """Reuse the rendered texts of blocks that are shown as before."""
-    parts = {unit.position: unit.part for unit in earlier.units if unit.is_shown}
-    for unit in window.units:
+    parts = {block.position: block.part for block in earlier.blocks if block.is_shown}
+    for block in window.blocks:
         if (
-            unit.is_shown
-            and (part := parts.get(unit.position)) is not None
-            and part.reads_like(unit.part)
+            block.is_shown
+            and (part := parts.get(block.position)) is not None
+            and part.reads_like(block.part)
         ):
-            unit.part.texts = part.texts
+            block.part.texts = part.texts
 
 
 def _continued_or_new(
@@ -173,35 +173,38 @@ def _continued_or_new(
 ) -> tuple[WindowBuilder, Sequence[Message]]:
     """Return the window to extend, and the messages that it lacks."""
     messages = stored.messages
-    rows = {row.compaction_id: row for row in stored.pending}
+    pending = {row.compaction_id: row for row in stored.pending}
     if (
         earlier is not None
         and not asked.is_emergency
         and earlier.taken == list(messages[: len(earlier.taken)])
     ):
         new = messages[len(earlier.taken) :]
-        frame = WindowPrefix(
-            pinned=newest_system(new) or earlier.frame.pinned,
-            facts=stored.summary,
+        prefix = WindowPrefix(
+            pinned=newest_system(new) or earlier.prefix.pinned,
+            summary=stored.summary,
             placement=asked.placement,
-            rows=rows,
+            pending=pending,
         )
         is_same = (earlier.can_continue or not new) and (
             earlier.limits,
             earlier.policy,
-            earlier.frame,
-        ) == (limits, policy, frame)
+            earlier.prefix,
+        ) == (limits, policy, prefix)
         if is_same and (
             not earlier.never_overflows or policy.mode is Mode.OFF or earlier.has_room_for(new)
         ):
             return earlier, new
-    frame = WindowPrefix(
-        pinned=newest_system(messages), facts=stored.summary, placement=asked.placement, rows=rows
+    prefix = WindowPrefix(
+        pinned=newest_system(messages),
+        summary=stored.summary,
+        placement=asked.placement,
+        pending=pending,
     )
     window = WindowBuilder(
         limits,
         policy,
-        frame,
+        prefix,
         trim=None if asked.is_emergency else trim_to_budget,
         tells_omitted=asked.tells_omitted,
         make_room=trim_for_recall if asked.recall_share else None,
@@ -300,10 +303,10 @@ def to_plan(
 
     `recall` is shown directly before the newest request, and must fit.
     """
-    units = [unit for unit in window.units if unit.is_shown]
-    parts = [unit.part for unit in units]
-    live = [part for unit, part in zip(units, parts, strict=True) if unit.row is None]
-    pinned = window.frame.pinned
+    blocks = [block for block in window.blocks if block.is_shown]
+    parts = [block.part for block in blocks]
+    live = [part for block, part in zip(blocks, parts, strict=True) if block.compaction_id is None]
+    pinned = window.prefix.pinned
     live_shown = sum([part.stored for part in live]) + (
         pinned is not None and pinned.compaction_id is None
     )
@@ -323,7 +326,7 @@ def to_plan(
         untold=window.digest.untold,
     )
     if recall is not None and window.request is not None:
-        parts.insert(units.index(window.request), recall_part(recall.text))
+        parts.insert(blocks.index(window.request), recall_part(recall.text))
     total = window.total + (recall.tokens if recall else 0)
     return WindowPlan(
         pinned=pinned,

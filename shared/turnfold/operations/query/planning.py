@@ -238,7 +238,7 @@ def _window_input(snapshot: WindowSnapshot) -> WindowInput:
             PendingDigest(row.compaction_id, row.digest_tokens, row.messages)
             for row in snapshot.pending
         ),
-        summary=prepared_summary(summary).facts if summary else None,
+        summary=prepared_summary(summary).size if summary else None,
         covered=session.messages_total - len(snapshot.messages),
         total=session.messages_total,
         factor=session.factor,

@@ -217,5 +217,5 @@ def deciding_message(window: WindowBuilder) -> Message | None:
 
 def shown_positions(window: WindowBuilder) -> frozenset[int]:
     """Return the positions of the messages that a window shows in any form."""
-    pieces = [piece for unit in window.units if unit.is_shown for piece in unit.pieces]
-    return frozenset(piece.message.position for piece in pieces)
+    views = [view for block in window.blocks if block.is_shown for view in block.views]
+    return frozenset(view.message.position for view in views)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from turnfold.core.text.markers import defused
-from turnfold.core.window.framing import SummarySize, summary_facts
+from turnfold.core.window.framing import SummarySize, measure_summary
 from turnfold.core.window.rendering.render import Rendered
 from turnfold.errors import RequestError
 from turnfold.ports.query import StoredSummary
@@ -17,7 +17,7 @@ from turnfold.ports.query import StoredSummary
 class _PreparedSummary:
     """A version prepared for windows: its sizes, its ledger, and its JSON text. Immutable."""
 
-    facts: SummarySize
+    size: SummarySize
     ledger: tuple[str, ...]
     as_json: str
 
@@ -26,7 +26,7 @@ class _PreparedSummary:
 def prepared_summary(summary: StoredSummary) -> _PreparedSummary:
     """Prepare a version for windows. Cached, because a version never changes."""
     ledger = tuple(json.loads(summary.ledger))
-    facts = summary_facts(
+    size = measure_summary(
         summary.version,
         summary.text,
         ledger,
@@ -38,7 +38,7 @@ def prepared_summary(summary: StoredSummary) -> _PreparedSummary:
     version_json["sections"] = {
         name: value for name, value in version_json["sections"].items() if name not in BOOKKEEPING
     }
-    return _PreparedSummary(facts, ledger, json.dumps(version_json))
+    return _PreparedSummary(size, ledger, json.dumps(version_json))
 
 
 def shown_summary_json(summary: StoredSummary | None, rendered: Rendered) -> str:

@@ -8,7 +8,7 @@ from tests.histories import assistant, counter, history, parsed, system, text, t
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.markers import defused
-from turnfold.core.window.framing import Placement, summary_facts, summary_within, wrapped_summary
+from turnfold.core.window.framing import Placement, measure_summary, summary_within, wrapped_summary
 from turnfold.core.window.rendering.render import longest, shortened_arguments, shortened_text
 from turnfold.core.window.truncation import TextCut
 from turnfold.core.window.window import WindowRequest, plan
@@ -209,7 +209,7 @@ def test_a_sound_list_has_no_faults() -> None:
     "ledger", [[], ["host 10.0.0.1"], ["host 10.0.0.1", "exact_text one\ntwo"]]
 )
 def test_every_line_of_a_summary_that_is_quoted_is_paid_for_once(ledger: list[str]) -> None:
-    facts = summary_facts(1, "They met.\nThey parted.", ledger, tokens=100, text_tokens=50)
+    facts = measure_summary(1, "They met.\nThey parted.", ledger, tokens=100, text_tokens=50)
     quoted = wrapped_summary("They met.\nThey parted.", ledger, Placement.SYSTEM).count("\n> ")
 
     quoting, plain = (
