@@ -152,6 +152,7 @@ class ConcurrencyMiddleware:
             await asyncio.wait(
                 (working, leaving), timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED
             )
+            # An answer that has begun is finished: its status line cannot be taken back.
             if working.done() or answer.has_begun:
                 await working
             elif not leaving.done():
@@ -247,6 +248,7 @@ async def _body(
         size += len(part)
         if size > most:
             raise TooLarge(f"more than {most} bytes")
+        # Counted before it is kept, so that memory never exceeds the limit by more than one part.
         if size > taken:
             take(size - taken)
             taken = size

@@ -162,6 +162,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait([stopped, listener.ended], return_when=asyncio.FIRST_COMPLETED)
     finally:
+        # In this order: no new connections, no new requests, then the end of the running ones.
         listener.refuse()
         with contextlib.suppress(Exception):
             await broker.stop()

@@ -66,6 +66,8 @@ def _is_within(grant: Grant, path: str) -> bool:
     if not path.startswith(AGENTS):
         return False
     try:
+        # Decoded as the routes decode it: otherwise one spelling of an id could be checked and
+        # another one used.
         agent_id = unquote_to_bytes(path.removeprefix(AGENTS).partition("/")[0]).decode()
     except UnicodeDecodeError:
         return False

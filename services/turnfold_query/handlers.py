@@ -223,6 +223,7 @@ class QueryServer:
         await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _answer(self, name: str, message: Msg) -> None:
+        # Nobody would receive the answer.
         if not message.reply:
             return
         with span(name, kind="server", parent=extract_traceparent(message.headers)) as answering:
@@ -290,6 +291,7 @@ def make_router(desk: QueryServer, names: Iterable[str]) -> NatsRouter:
         async def on_request(message: NatsMessage) -> None:
             raw = message.raw_message
             assert isinstance(raw, Msg)
+            # Workers answer the same subject when the request writes.
             if name not in POLICY_READS or is_policy_read(raw.data):
                 desk.take(name, raw)
 

@@ -75,6 +75,7 @@ class NatsIngestSignal:
                     async with asyncio.timeout(LOOK_SECONDS):
                         await self._signal.wait()
                 self._signal.clear()
+                # Requests that wait reach their own time limits. The next round tries again.
                 with contextlib.suppress(Unavailable):
                     self._wake(await self._ingested_to())
         finally:

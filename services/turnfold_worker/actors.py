@@ -88,6 +88,7 @@ class Actors:
             request_info := headers.get(REQUEST_INFO)
         ) is not None and await self.probe.are_in_force():
             return key_actor(request_info) or LOCAL
+        # Without roles, or from a query server, which signs for the caller of an HTTP request.
         if (signed := headers.get(ACTOR_HEADER)) is not None:
             secret = await self._read_secret()
             actor = verified_actor(

@@ -85,6 +85,7 @@ def main(settings: Settings, receiver_process: ReceiverProcess) -> int:
 
     The worker owns `receiver_process`, which the caller starts early because it loads slowly.
     """
+    # Before any thread starts, because threads inherit the priority. Windows go first.
     lower_priority()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(settings, receiver_process))
@@ -115,6 +116,7 @@ async def _run(settings: Settings, receiver_process: ReceiverProcess) -> None:
         if worker.done():
             worker.result()
     finally:
+        # After the loops: a batch that is committed now need not be delivered again.
         await database.close()
         telemetry.watchdog.stop()
 

@@ -16,6 +16,7 @@ class EncodedPaths:
         """Call the application with the undecoded path."""
         if scope["type"] == "http":
             scope = dict(scope)
+            # ASGI servers decode `path`, and after that a `%2F` cannot be told from a separator.
             scope["path"] = scope["raw_path"].decode("ascii", "replace")
         await self._app(scope, receive, send)
 

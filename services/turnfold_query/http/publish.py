@@ -30,6 +30,8 @@ NOT_ON_WIRE = "type"
 
 def add_publish(app: FastAPI, publisher: Publisher, limits: EventLimits) -> None:
     """Add the route that publishes an event and returns its stream sequence."""
+    # The stream recognizes duplicates by this id alone: a client that could guess it could suppress
+    # the events of others.
     secret = secrets.token_urlsafe(12)
 
     @app.post(

@@ -98,6 +98,8 @@ class LaneServer:
         try:
             return await self._execute(message)
         except asyncio.CancelledError:
+            # The turn of the agent ends with its thread, or the next request would compute beside
+            # it.
             await self._database.settled()
             return None
         except RequestError as error:

@@ -109,6 +109,7 @@ class Lane:
         except asyncio.CancelledError:
             if number in self._pending:
                 process.send(encode_message(wire.Cancel(number)))
+                # SQLite answers an interrupt soon, but a computation in Python does not.
                 pending.giving_up = asyncio.get_running_loop().call_later(
                     GRACE_SECONDS, process.kill
                 )
@@ -171,6 +172,7 @@ class Lane:
         if pending.giving_up is not None:
             pending.giving_up.cancel()
         self._turns.give_back(pending.asker)
+        # Its caller gave up. Only the turn had to be returned.
         if pending.answer.done():
             return
         if isinstance(answer, RequestError):

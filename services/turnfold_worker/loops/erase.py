@@ -48,10 +48,13 @@ class ErasureRunner(PollingLoop):
             self._expired_at = time.monotonic()
         while sequences := await self._store.to_purge(self.batch_messages):
             await asyncio.gather(*(self._delete(seq) for seq in sequences))
+            # After the deletion: a worker that dies in between deletes them again, which is
+            # harmless.
             await self._store.purged(sequences)
             self._must_tidy = True
         if self._must_tidy:
             with contextlib.suppress(nats.errors.Error):
+                # Query servers clear their caches.
                 await self._client.publish(INGESTED, ERASED)
             self._must_tidy = not await self._store.tidy()
         return RETRY_SECONDS if self._must_tidy else self.poll_seconds

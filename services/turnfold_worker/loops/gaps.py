@@ -61,6 +61,8 @@ class GapFinder(PollingLoop):
         requests = 0
         for first, last in gaps:
             seq = first
+            # Bounded, because each look-up is a request. The next round continues with what is
+            # left.
             while seq <= last and requests < self.max_requests:
                 requests += 1
                 held = await self._first_held(seq)

@@ -94,6 +94,7 @@ class IngestLoop:
         except BaseException:
             received.nack(delay_seconds=RETRY_SECONDS)
             raise
+        # Only now: an event that is acknowledged and not committed would be lost.
         received.acknowledge()
         await self.report(result)
 
@@ -118,6 +119,7 @@ class IngestLoop:
     async def report(self, result: IngestResult) -> None:
         """Wake the loops and the query servers that wait for a commit."""
         self._on_stored(result)
+        # A lost notice delays waiting requests only until their next look.
         await self._client.publish(INGESTED, b"")
         if result.dead_letters:
             log.warning("events.dead_lettered", dead_letters=result.dead_letters)

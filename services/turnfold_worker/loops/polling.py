@@ -34,6 +34,7 @@ class BusyDeferral:
         self._since = self._since or now
         if now - self._since < YIELD_SECONDS:
             return True
+        # One call may work. The next period of waiting begins here.
         self._since = now
         return False
 
@@ -64,6 +65,7 @@ class PollingLoop(ABC):
         """
         failures = 0
         while True:
+            # Before the work: a wake-up during the work causes another round.
             self._woken.clear()
             try:
                 wait_seconds = await self.work()

@@ -47,6 +47,7 @@ class Relay(PollingLoop):
             rejections = (reply for reply in replies if isinstance(reply, Rejection))
             if rejection := next(rejections, None):
                 raise _cannot_publish(str(rejection.description or rejection.code))
+            # All or none: a notice that is published again is recognized by its id.
             await self._store.sent(notices)
         return self.poll_seconds
 

@@ -147,6 +147,8 @@ class ReceiverChild:
         """
         number = 0
         while True:
+            # Before the messages are taken: what nobody takes stays with the consumer, and is
+            # returned at once when the worker stops.
             await self._slots.acquire()
             messages = await consumer.take(wire.BATCH)
             try:
@@ -182,6 +184,7 @@ class ReceiverChild:
             batch.arrivals.extend(chunk.arrivals)
             batch.dead.extend(chunk.dead)
             batch.payloads.update(chunk.payloads)
+            # Heartbeats and acknowledgements run in between.
             await asyncio.sleep(0)
         return batch
 
@@ -227,6 +230,7 @@ class ReceiverChild:
 
     async def _beat(self) -> None:
         """Send heartbeats until the worker is silent. A worker may take long to greet."""
+        # A worker on standby sends nothing until it has the writer lock.
         await self._is_greeted.wait()
         log.warning("receiver.worker_lost", seconds=await self._heartbeat.run())
 

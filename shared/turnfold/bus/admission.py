@@ -42,6 +42,7 @@ class Places:
                     f"{self._most_each} {self._what} of one agent at once are the limit",
                     retry_after_ms=RETRY_AFTER_MS,
                 )
+        # After the limits of each caller, so that an agent at its own limit is told so.
         if self._taken >= self._most:
             raise Unavailable(
                 f"{self._most} {self._what} at once are the limit", retry_after_ms=RETRY_AFTER_MS
@@ -54,6 +55,7 @@ class Places:
         """Release a place."""
         self._taken -= 1
         for asker in askers:
+            # Callers without a request are removed: any client may name a new agent.
             left = self._each[asker] - 1
             if left:
                 self._each[asker] = left
@@ -109,6 +111,7 @@ class ConcurrencyLimiter:
             Unavailable: a limit is reached.
         """
         place = Place(self, askers)
+        # The most specific caller: the database takes turns by it.
         ASKER.set(askers[-1])
         try:
             yield place
@@ -139,6 +142,8 @@ class Place:
         """
         admission = self._admission
         if self._held[0] is admission.requests:
+            # Taken before the other place is released, so that a rejected request keeps what it
+            # had.
             admission.waiting.take(self._askers)
             admission.requests.give_back(self._askers)
             self._held[0] = admission.waiting

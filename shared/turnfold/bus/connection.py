@@ -31,9 +31,11 @@ def connect_options(settings: Settings, name: str) -> dict[str, Any]:
         "servers": [url.strip() for url in settings.nats_url.split(",")],
         "name": f"turnfold-{name}",
         "inbox_prefix": INBOX,
+        # nats-py would give up after 60 attempts, and the service would stay without a bus.
         "max_reconnect_attempts": -1,
         "reconnect_time_wait": 0.25,
         "connect_timeout": 5,
+        # A server whose machine vanished closes no connection. It is noticed after a minute.
         "ping_interval": 20,
         "max_outstanding_pings": 3,
         "drain_timeout": 10,
@@ -95,6 +97,8 @@ async def connect(settings: Settings, *, name: str, seconds: float = 10.0) -> Na
         await log_error(error)
 
     options["error_cb"] = on_error
+    # In a task, because nats-py retries rejected credentials forever and reports them only to
+    # `error_cb`.
     connecting = asyncio.ensure_future(client.connect(**options))
     await asyncio.wait(
         [connecting, attempt.refused], timeout=seconds, return_when=asyncio.FIRST_COMPLETED
@@ -150,6 +154,7 @@ class _Watch:
         is_of_the_bus = isinstance(error, (nats.errors.Error, OSError))
         trouble = f"{type(error).__name__}: {error}" if is_of_the_bus else type(error).__name__
         now = asyncio.get_running_loop().time()
+        # nats-py reports each attempt to reconnect, four per second.
         if trouble != self._told or now - self._told_at > ERROR_EVERY_SECONDS:
             self._told, self._told_at = trouble, now
             log.warning("bus.error", connection=self._name, error=trouble)

@@ -52,6 +52,7 @@ async def _seen(client: Client) -> BusHealth:
     consumer = await _asked(client, f"CONSUMER.INFO.{EVENTS_STREAM}.{EVENTS_CONSUMER}")
     floor = int(consumer["ack_floor"].get("stream_seq", 0))
     oldest_ms = None
+    # Otherwise everything is stored, and the next sequence may never exist.
     if consumer.get("num_pending", 0) or consumer.get("num_ack_pending", 0):
         held = await _asked(
             client, f"STREAM.MSG.GET.{EVENTS_STREAM}", seq=floor + 1, next_by_subj=">"

@@ -79,7 +79,12 @@ class PullConsumer:
     async def start(self) -> None:
         """Subscribe and request messages."""
         self._subscription = await self._client.subscribe(
-            self._inbox, cb=self._on_message, pending_msgs_limit=-1, pending_bytes_limit=-1
+            # Without limits, because nats-py drops what exceeds them. `_ask` limits what the server
+            # sends.
+            self._inbox,
+            cb=self._on_message,
+            pending_msgs_limit=-1,
+            pending_bytes_limit=-1,
         )
         self._heard = self._served_at = asyncio.get_running_loop().time()
         self._keeping = asyncio.create_task(self._keep(), name="pull")
@@ -128,6 +133,7 @@ class PullConsumer:
         """Have messages redelivered to any worker after a delay."""
         for message in batch:
             self._let_go(message)
+            # Without a connection the server redelivers by itself, after `ack_wait`.
             if not self._client.is_closed:
                 await message.nak(delay=delay_seconds or None)
         await self._ask()
@@ -190,6 +196,7 @@ class PullConsumer:
         if message.subject == self._inbox:
             await self._on_status(message)
             return
+        # Any client may publish here. Only the server can acknowledge what such a message names.
         if not message.reply.startswith(ACK) or self._delivered not in message.reply:
             return
         self._heard = asyncio.get_running_loop().time()
@@ -267,6 +274,7 @@ class PullConsumer:
     async def _report(self, before: float) -> None:
         """Report messages that arrived before this time as in progress. Most end long before."""
         for message, at in list(self._held.values()):
+            # In the order of arrival: all further messages are newer.
             if at > before:
                 break
             await self._client.publish(message.reply, b"+WPI")

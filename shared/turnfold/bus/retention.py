@@ -36,6 +36,7 @@ async def prune_stream(client: Client, *, ingested_to: int, hours: int) -> int:
 async def _purged(client: Client, ingested_to: int, hours: int) -> tuple[int, int]:
     consumer = await _asked(client, f"CONSUMER.INFO.{EVENTS_STREAM}.{EVENTS_CONSUMER}", {})
     stream = await _asked(client, f"STREAM.INFO.{EVENTS_STREAM}", {})
+    # Both: what is stored but not acknowledged would be delivered again, and not be there.
     done_to = min(ingested_to, int(consumer["ack_floor"]["stream_seq"]))
     first, before = int(stream["state"]["first_seq"]), _time(stream["ts"]) - timedelta(hours=hours)
     keep_from = await _first_since(client, before, first=first, beyond=done_to + 1)
@@ -49,6 +50,7 @@ async def _purged(client: Client, ingested_to: int, hours: int) -> tuple[int, in
 async def _first_since(client: Client, before: datetime, *, first: int, beyond: int) -> int:
     """Return the first sequence that is not older, or `beyond`, by binary search."""
     while first < beyond:
+        # Sequences rise with time, and reading one costs a request.
         middle = (first + beyond) // 2
         held = await _asked(
             client,

@@ -58,9 +58,11 @@ _without_schema: set[str] = set()
 
 def load_litellm() -> Any:
     """Import litellm, quiet and offline. This takes 4 to 6 s, so call it in a thread."""
+    # litellm reads this when it is imported. Without it, the import downloads a price list.
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     os.environ.setdefault("LITELLM_LOG", "CRITICAL")
     litellm = importlib.import_module("litellm")
+    # litellm and the clients of its providers may log prompts.
     logging.disable(logging.CRITICAL)
     for name, value in {
         "telemetry": False,
@@ -89,6 +91,7 @@ async def ask(
         SummarizerError: there is no answer.
     """
     asked_tokens = sum(count(message["content"]) for message in prompt)
+    # Before the call: a job that is cancelled meanwhile reports them as well.
     bill.unreported_tokens += asked_tokens
     try:
         async with asyncio.timeout(job.timeout_seconds):
@@ -97,6 +100,7 @@ async def ask(
         failure = failure_of(error)
         if failure.reason != Reason.TIMEOUT:
             bill.unreported_tokens -= asked_tokens
+        # The cause may quote the user, and a traceback would print it.
         raise failure from None
     usage = getattr(response, "usage", None)
     used = ModelUsage(
@@ -124,8 +128,11 @@ async def _asked(job: SummaryJob, prompt: Sequence[Mapping[str, str]], litellm: 
         name: value for name, value in (("api_base", job.api_base), ("api_key", key)) if value
     }
     options |= {
+        # JSON with all sections is longer than the text, and some models count their reasoning
+        # here.
         "max_tokens": job.max_tokens * 2 + _ROOM_FOR_THOUGHT,
         "timeout": job.timeout_seconds,
+        # Retries are a matter of jobs: each attempt is stored, and counts against the quota.
         "num_retries": 0,
         "max_retries": 0,
     }

@@ -73,6 +73,7 @@ class SummarizerChild:
         try:
             job = await asyncio.to_thread(without_secrets, job_from_json(job_json))
             result: dict[str, Any] = {"draft": draft_as_json(await self._write(number, meter, job))}
+        # Not raised again: the parent waits for the confirmation.
         except asyncio.CancelledError:
             result = {"cancelled": True}
         except SummarizerError as error:
@@ -90,9 +91,11 @@ class SummarizerChild:
         await self._writer.drain()
 
     async def _write(self, number: int, meter: UsageMeter, job: SummaryJob) -> Draft:
+        # A cancelled job must not cancel what all jobs wait for.
         count = await asyncio.shield(self._counter)
         if job.model is None:
             async with self._extraction_lock:
+                # On a busy machine, a thread with idle priority might never run.
                 executor = self._idle_executor if is_load_low() else None
                 return await asyncio.get_running_loop().run_in_executor(
                     executor, partial(extract, job, count=count)

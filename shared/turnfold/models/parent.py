@@ -164,6 +164,7 @@ class ChildSummarizer:
                     self._loaded.set()
                     continue
                 replies = self._waiting.get(int(reply["id"]))
+                # A reply may arrive after the deadline of its job.
                 if replies is not None:
                     replies.put_nowait(reply)
         finally:
@@ -187,6 +188,7 @@ class ChildSummarizer:
                 while "part" in (reply := await replies.get()):
                     continue
         except TimeoutError:
+            # It hangs, and would hold every further job.
             process.kill()
             return 0
         return int(reply.get("unreported_tokens") or 0)

@@ -107,6 +107,7 @@ def judge(
 
 
 def _object_in(data: bytes) -> dict[str, Any] | None:
+    # Before parsing: a forged reply may have megabytes.
     if not 1 <= len(data) <= MOST_BYTES:
         return None
     try:
@@ -229,6 +230,7 @@ class Publisher:
                     pending.has_no_responders = True
                     self._hurry(pending)
                     continue
+                # The stream confirms an open batch by an empty reply.
                 if opens_batch and not reply.data:
                     return None
                 verdict = await self._verdict(
@@ -246,6 +248,8 @@ class Publisher:
                     case Rejection() if (opens_batch or batch) and verdict.code in NO_BATCH:
                         return verdict
                     case Rejection():
+                        # Possibly forged. The stream's own reply follows within the rest of the
+                        # time.
                         pending.fallback = pending.fallback or verdict
                         self._hurry(pending)
                     case None:
@@ -292,6 +296,7 @@ class Publisher:
         match outcome:
             case _Lookup.OURS:
                 return claimed
+            # Such credentials belong to an account in which no other client receives the messages.
             case _Lookup.UNREADABLE if claimed.is_duplicate or claimed.seq > (pending.floor or 0):
                 return claimed
             case _Lookup.NOTHING if claimed.is_duplicate:
@@ -302,12 +307,14 @@ class Publisher:
             case _Lookup.UNKNOWN:
                 raise nats.errors.TimeoutError
             case _:
+                # A client that repeats a forged reply causes one lookup, not one per reply.
                 pending.rejected_seqs.add(claimed.seq)
                 return None
 
     def _known(self) -> int | None:
         """Return the greatest known sequence of this connection. Other servers may differ."""
         if (connections := self._client.stats["reconnects"]) != self._connections:
+            # After a failover, the new leader may not have the last sequences of the old one.
             self._connections, self._floor = connections, None
         return self._floor
 
@@ -347,6 +354,8 @@ class Publisher:
                     _Lookup.NOTHING if failure.get("err_code") == _NO_MESSAGE else _Lookup.ANOTHER
                 )
             stored = answer["message"]
+            # With both line ends, so that the id is not found within another one or within another
+            # header.
             named = f"\r\n{_MESSAGE_ID}: {message_id}\r\n".encode()
             is_ours = (
                 stored["seq"] == seq

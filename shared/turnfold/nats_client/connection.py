@@ -110,6 +110,8 @@ class NatsClient(Client):
     async def _process_err(self, err_msg: str) -> None:
         if denial := _DENIED.search(err_msg):
             for inbox in self.asked.get(denial[1].lower(), ()):
+                # The server reports a denial as an error of the connection, and the request would
+                # time out.
                 inbox.deny()
         await super()._process_err(err_msg)
 
@@ -173,6 +175,8 @@ class NatsClient(Client):
             await super().close()
         except asyncio.CancelledError:
             task = asyncio.current_task()
+            # Somebody canceled the caller. Otherwise it is the reconnection that `close` itself
+            # canceled.
             if task and task.cancelling():
                 raise
 
@@ -229,6 +233,7 @@ class Replies:
         if not asked[subject]:
             del asked[subject]
         if is_expired:
+            # A late reply of the stream is no sign of another client.
             self._expired[token] = None
             if len(self._expired) > MOST_EXPIRED:
                 self._expired.popitem(last=False)
@@ -279,6 +284,7 @@ class _Inbox:
 
     def add(self, reply: Msg) -> None:
         """Queue a reply."""
+        # Any subscriber of the request may reply as often as it likes.
         if len(self._waiting) < MOST_REPLIES:
             self._waiting.append(reply)
         self._wake()

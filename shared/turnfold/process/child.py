@@ -76,6 +76,7 @@ class SupervisedProcess:
             return
         self._read()
         self._close()
+        # Its own children, such as a receiver, belong to its process group.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self.ended.set_result(status)

@@ -44,6 +44,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
     """
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES))
+        # Frames come from our own processes: a longer one means that both count bytes differently.
         if length > MAX_BODY_BYTES:
             raise ValueError(f"frame of {length} bytes is too long (limit {MAX_BODY_BYTES})")
         return await reader.readexactly(length)

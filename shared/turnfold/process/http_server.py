@@ -106,6 +106,7 @@ class _State(ServerState):
 
     def make_room(self) -> None:
         """Close the oldest idle connections above the limit. A new connection is idle, too."""
+        # Only idle ones: a connection with a request is worth more than a new one.
         while len(self.connections) > self.most and self.without_request:
             next(iter(self.without_request)).drop()
 
@@ -141,12 +142,14 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        # The first byte of a further request on the same connection. Its time begins here.
         if self._head_timer is None and not self._has_request:
             self._wait_for_request()
         super().data_received(data)
 
     def handle_events(self) -> None:
         super().handle_events()
+        # uvicorn makes a cycle per request, as soon as its headers are complete.
         if self.cycle is not self._newest:
             self._newest = self.cycle
             self._open.without_request.pop(self, None)
@@ -155,8 +158,10 @@ class _Connection(H11Protocol):
     def on_response_complete(self) -> None:
         before = self.cycle
         super().on_response_complete()
+        # With pipelining, uvicorn has begun the next request inside the call above.
         if self.cycle is before and not self.transport.is_closing():
             self._open.without_request[self] = None
+            # Closing at once would reset the connection, and the client might lose the reply.
             if before.more_body:
                 self._rest_timer = self.loop.call_later(
                     REST_SECONDS, self._close_unless_complete, before
@@ -197,6 +202,7 @@ class _Connection(H11Protocol):
 def _within_file_limit(connections: int) -> int:
     """Return the connection limit that the file limit allows, after raising the latter."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Many systems start services with 1,024 files, and let them raise this.
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -235,6 +241,7 @@ class _Server(uvicorn.Server):
             )  # fmt: skip
         except OSError as error:
             raise StartError(error.strerror or str(error)) from error
+        # As uvicorn's own `startup` leaves it: its main loop and its shutdown read both.
         self.servers = [server]
         self.started = True
         self.listening.set()

@@ -95,6 +95,7 @@ async def _greets(port: int) -> bool:
     except OSError:
         return False
     try:
+        # A port that something else took may accept the connection and never greet.
         async with asyncio.timeout(2.0):
             greeting = await reader.readline()
         return greeting.startswith(b"INFO ") and bool(json.loads(greeting[5:]).get("jetstream"))

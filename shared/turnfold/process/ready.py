@@ -35,11 +35,13 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], Non
     """
     if not sys.platform.startswith("linux"):
         return _nothing
+    # Loaded here, because `bind` runs between fork and exec, where other threads may hold locks.
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
 
     def bind() -> None:
         prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        # The parent may have exited before the call above took effect.
         if os.getppid() != parent:
             os._exit(1)
 

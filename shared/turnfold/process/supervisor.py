@@ -175,6 +175,7 @@ class _System:
     async def run(self) -> None:
         """Start all processes, and restart them until a stop signal."""
         loop = asyncio.get_running_loop()
+        # asyncio would start a thread per child to wait for it (before Python 3.12).
         loop.add_signal_handler(signal.SIGCHLD, self._look)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_stop_signal)
@@ -224,8 +225,11 @@ class _System:
             if part.runs_once and status == 0:
                 self._heard(part, {})
                 return
+            # A positive status before the system was ready is a wrong setting: a restart would not
+            # help. A signal has a negative one.
             if status > 0 and (part.runs_once or not self._is_ready.is_set()):
                 raise StartError(self._cannot_start(part, status))
+            # It ran for long enough: this is no loop of crashes.
             if loop.time() - began > STEADY_SECONDS:
                 pause = FIRST_PAUSE_SECONDS
             self._log(

@@ -62,6 +62,7 @@ class Turns:
     async def take(self) -> Hashable:
         """Wait for a slot, and return the caller for `give_back`."""
         asker = ASKER.get()
+        # A caller does not overtake its own earlier requests.
         if self._free and self._may_run(asker) and asker not in self._waiting:
             self._begin(asker)
             return asker
@@ -70,6 +71,7 @@ class Turns:
         try:
             await waiter
         except asyncio.CancelledError:
+            # Woken and cancelled at the same time: the slot was assigned already.
             if waiter.done() and not waiter.cancelled():
                 self.give_back(asker)
             raise
@@ -102,6 +104,7 @@ class Turns:
             if is_woken:
                 self._begin(asker)
             if waiting:
+                # The next free slot goes to another caller.
                 self._waiting.move_to_end(asker)
             else:
                 del self._waiting[asker]
@@ -114,6 +117,7 @@ def _wake_first(waiting: deque[asyncio.Future[None]]) -> bool:
     """Wake the first future that is not done; return whether there was one."""
     while waiting:
         first = waiting.popleft()
+        # A cancelled request is done as well, and needs no slot.
         if not first.done():
             first.set_result(None)
             return True

@@ -87,6 +87,7 @@ class Watchdog:
             checks = checks + 1 if last_beat == self._beat else 0
             last_beat = self._beat
             if checks >= CHECKS:
+                # The stack of the loop's thread says what blocks it.
                 frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
                 self._end_process("the event loop", stack_lines(frames.get(loop_thread)))
                 return
@@ -97,5 +98,6 @@ class Watchdog:
             target=lambda: log.critical("process.hung", what=name, at=stack), daemon=True
         )
         logging.start()
+        # Not longer: a full disk or a closed pipe must not keep a hung process alive.
         logging.join(LOG_SECONDS)
         self._end(STUCK_STATUS)
