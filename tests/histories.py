@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from turnfold.core.history.gist import BEGINNING_CHARACTERS
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.core.summary.gist import write_gist
 from turnfold.core.text.tokens import MessageTokens, count_message, text_of
@@ -143,6 +144,9 @@ def history(
                 cuts=measured.cuts,
                 compaction_id=ROW if one.is_pending else None,
                 gist=gist,
+                beginning=bodies[position][:BEGINNING_CHARACTERS]
+                if one.body["role"] == "user"
+                else "",
             )
         )
     paired = answered(messages, [one.body for one in entries])

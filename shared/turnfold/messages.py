@@ -151,6 +151,7 @@ class Message:
     compaction_id: CompactionId | None = None
     is_error: bool = False
     gist: str = ""
+    beginning: str = ""
     """The parts of a message that a digest may tell; see `turnfold.core.history.gist`."""
 
     @property

@@ -4,7 +4,7 @@ A session is replayed message by message through the product's own evictions, an
 before it by the extractive summariser, as the product does. Then the values of all evicted messages are looked for in the
 last ledger.
 
-**A value** is what the simple expressions below find, and nothing else; they share nothing with `turnfold.core.summary.values`. They
+**A value** is what the simple expressions below find, and nothing else; they share nothing with `turnfold.core.text.values`. They
 are held against the text of a message and against each string among the arguments of its calls:
 
 - a URL; a UUID; a hash: 7 to 64 hexadecimal characters with digits and letters among them;
@@ -50,8 +50,8 @@ from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.ledger.entries import entry_values
 from turnfold.core.summary.source_messages import sources_of, text_of_body
 from turnfold.core.summary.sources import Draft, PreviousSummary, SummaryJob
-from turnfold.core.summary.values import values_in
 from turnfold.core.text.tokens import text_of
+from turnfold.core.text.values import values_in
 from turnfold.errors import BadRequest
 from turnfold.messages import Message
 from turnfold.operations.query.search import found, question_of

@@ -27,19 +27,18 @@ from turnfold.core.summary.sources import (
     PreviousSummary,
     Source,
     SummaryJob,
-    clip,
     head_and_tail,
-    printable,
     word_count,
 )
 from turnfold.core.summary.tool_calls.actions import actions, commands_of, file_changes, touched
 from turnfold.core.summary.tool_calls.arguments import argument_texts
-from turnfold.core.summary.values import values_in
 from turnfold.core.text.estimates import estimate, token_upper_bound
+from turnfold.core.text.lines import clip, printable
 from turnfold.core.text.markers import defused
 from turnfold.core.text.search import SearchQuery, ranked_by_any, searchable
 from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.tokens import count_message, lines_of, path_in
+from turnfold.core.text.values import values_in
 from turnfold.core.text.words import exact_terms, normalize, runs, terms
 from turnfold.core.window.framing import (
     Placement,

@@ -20,10 +20,10 @@ from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.prompt import build_prompt, message_data
 from turnfold.core.summary.redaction import readable_sources
 from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob
-from turnfold.core.summary.values import values_in
 from turnfold.core.text.estimates import token_upper_bound
 from turnfold.core.text.search import SearchQuery, ranked, ranked_by_any, searchable
 from turnfold.core.text.tokens import count_message, estimate, text_of
+from turnfold.core.text.values import values_in
 from turnfold.core.text.words import terms
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.rendering.anthropic import to_anthropic

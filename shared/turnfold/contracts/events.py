@@ -149,19 +149,17 @@ def _turn_completed(
     is_meta = bool(_optional(fields, "is_meta", bool))
     # Before the marks are taken off, so that the digest is that of the published texts.
     digest = _digest(elements)
-    marks = [_take_mark(messages, elements, index) for index in range(len(messages))]
+    metas = [
+        (_take_mark(message, elements, index) or is_meta) and message["role"] == "user"
+        for index, message in enumerate(messages)
+    ]
     return Event(
         key=key,
         event_id=event_id,
         bodies=tuple(elements),
         parsed=tuple(messages),
         originals=(None,) * len(messages),
-        metas=tuple(
-            [
-                (is_meta or mark) and message["role"] == "user"
-                for message, mark in zip(messages, marks, strict=True)
-            ]
-        ),
+        metas=tuple(metas),
         digest=digest,
         model=_optional(fields, "model", str),
         usage=_optional(fields, "usage", dict),
@@ -170,12 +168,11 @@ def _turn_completed(
     )
 
 
-def _take_mark(messages: list[dict[str, Any]], elements: list[str], index: int) -> bool:
+def _take_mark(message: dict[str, Any], elements: list[str], index: int) -> bool:
     """Take the mark of a program's message off its value and its text; return whether it is set.
 
     A member of this name that holds no boolean is not ours, and stays.
     """
-    message = messages[index]
     mark = message.get(META_MARK)
     if not isinstance(mark, bool):
         return False

@@ -16,15 +16,9 @@ from turnfold.core.summary.gate import ModelResponse, Reason, check, missing_fac
 from turnfold.core.summary.model_answer import fitted, parse_answer
 from turnfold.core.summary.prompt import build_prompt, message_data, prompt_data, prompt_version
 from turnfold.core.summary.redaction import readable_sources, redact
-from turnfold.core.summary.sources import (
-    ChunkSummary,
-    Draft,
-    PreviousSummary,
-    Source,
-    SummaryJob,
-    printable,
-)
-from turnfold.core.summary.values import REQUEST_CHARACTERS
+from turnfold.core.summary.sources import ChunkSummary, Draft, PreviousSummary, Source, SummaryJob
+from turnfold.core.text.lines import printable
+from turnfold.core.text.values import REQUEST_CHARACTERS
 from turnfold.errors import SummarizerError
 from turnfold.models.call import ask
 from turnfold.models.usage_meter import ModelUsage, UsageMeter

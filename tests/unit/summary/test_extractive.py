@@ -16,13 +16,13 @@ from turnfold.core.summary.sources import (
     PreviousSummary,
     Source,
     SummaryJob,
-    clip,
     head_and_tail,
     word_count,
 )
 from turnfold.core.summary.tool_calls.actions import MAX_FILES, actions, commands_of, file_changes
 from turnfold.core.summary.tool_calls.arguments import argument_texts
-from turnfold.core.summary.values import Value, values_in
+from turnfold.core.text.lines import clip
+from turnfold.core.text.values import Value, values_in
 
 UUID = "3f2a8c1e-9b7d-4e55-8a10-6c2f0d9e7b31"
 

@@ -12,7 +12,8 @@ from typing import Any, Final
 from turnfold.core.summary.carry_over import LIST_SECTIONS, RESOLVED
 from turnfold.core.summary.extractive.rendering import render
 from turnfold.core.summary.gate import Reason, response_text
-from turnfold.core.summary.sources import printable, word_count
+from turnfold.core.summary.sources import word_count
+from turnfold.core.text.lines import printable
 from turnfold.errors import SummarizerError
 
 MAX_ENTRY_DEPTH: Final = 16

@@ -14,13 +14,8 @@ from turnfold.core.summary.carry_over import LIST_SECTIONS, numbered
 from turnfold.core.summary.extractive.rendering import render
 from turnfold.core.summary.gate import Reason
 from turnfold.core.summary.redaction import readable_sources, redact
-from turnfold.core.summary.sources import (
-    PreviousSummary,
-    Source,
-    SummaryJob,
-    head_and_tail,
-    printable,
-)
+from turnfold.core.summary.sources import PreviousSummary, Source, SummaryJob, head_and_tail
+from turnfold.core.text.lines import printable
 
 PROMPT_VERSION = "2"
 """Raise it with every change of the texts below: versions store which text asked for them."""

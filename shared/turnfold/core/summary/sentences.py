@@ -10,7 +10,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from turnfold.core.summary import keywords as cues
-from turnfold.core.summary.sources import clip, head_and_tail, printable
+from turnfold.core.summary.sources import head_and_tail
+from turnfold.core.text.lines import clip, printable
 
 PROSE_CHARACTERS = 4_000
 

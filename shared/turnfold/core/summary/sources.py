@@ -5,13 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from turnfold.core.text.markers import defused
-
 Kind = Literal["llm", "extractive"]
-
-_UNPRINTABLE = re.compile(
-    r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufeff]"
-)
 
 
 class Source(NamedTuple):
@@ -108,28 +102,6 @@ class ChunkSummary(NamedTuple):
     digest: str
     answer: str
     tokens: int
-
-
-def printable(text: str) -> str:
-    """Remove terminal codes, control characters and lone surrogates.
-
-    Databases and models reject some of them.
-    """
-    return text if text.isascii() and text.isprintable() else _UNPRINTABLE.sub("", text)
-
-
-def clip(text: str, max_characters: int) -> str:
-    """Shorten a text to one line of at most this many characters.
-
-    A cut shows as an ellipsis and prefers the end of a word. Markup is defused before the cut,
-    because half a marker is not recognized afterwards.
-    """
-    line = " ".join(text[: max_characters * 4].split())
-    if len(line) <= max_characters:
-        return line
-    cut = defused(line)[: max_characters - 1]
-    space = cut.rfind(" ", max_characters * 2 // 3)
-    return (cut[:space] if space > 0 else cut).rstrip() + "…"
 
 
 def head_and_tail(text: str, head: int, tail: int) -> str:

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from sqlalchemy import case, func, literal_column
+
+from turnfold.core.history.gist import BEGINNING_CHARACTERS
 from turnfold.messages import (
     MESSAGES_PER_EVENT,
     ROLES,
@@ -27,8 +30,12 @@ FACTS = [
         "answers_position", "answers_slot", "is_copy", "created_at_ms", "compaction_id", "cuts",
         "is_error", "gist",
     )
+] + [
+    case(
+        (messages.c.role == literal_column("'user'"), func.substr(messages.c.body, 1, literal_column(str(BEGINNING_CHARACTERS)))),
+    ).label("beginning")
 ]  # fmt: skip
-"""The columns of a message without its text, in the order that `message_of` reads."""
+"""What is known of a message without its text, in the order that `message_of` reads."""
 
 _PRIORITIES = tuple(Priority)
 
@@ -44,7 +51,7 @@ def message_of(row: Sequence[Any]) -> Message:
     (
         _, position, event_id, role, tokens, content_tokens, reasoning_tokens, characters, lines,
         priority, is_meta, is_irregular, is_truncated, calls, answers_position, answers_slot,
-        is_copy, created_at_ms, compaction_id, cuts, is_error, gist,
+        is_copy, created_at_ms, compaction_id, cuts, is_error, gist, beginning,
     ) = row[: len(FACTS)]  # fmt: skip
     return Message(
         position,
@@ -68,6 +75,7 @@ def message_of(row: Sequence[Any]) -> Message:
         None if compaction_id is None else _named(compaction_id),
         bool(is_error),
         gist or "",
+        beginning or "",
     )
 
 

@@ -11,9 +11,10 @@ from turnfold.core.summary.extractive.lines import SummaryLine
 from turnfold.core.summary.extractive.picking import picked_lines
 from turnfold.core.summary.ledger.build import Ledger, build_ledger
 from turnfold.core.summary.redaction import redact
-from turnfold.core.summary.sources import Draft, Source, SummaryJob, clip
+from turnfold.core.summary.sources import Draft, Source, SummaryJob
 from turnfold.core.summary.tool_calls.actions import FileChange, file_changes
-from turnfold.core.summary.values import Value
+from turnfold.core.text.lines import clip
+from turnfold.core.text.values import Value
 
 _VERBATIM_CHARACTERS = 140
 _LEDGER_KINDS: Mapping[str, str] = {

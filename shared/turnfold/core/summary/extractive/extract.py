@@ -26,15 +26,9 @@ from turnfold.core.summary.extractive.picking import any_line, picked_lines
 from turnfold.core.summary.extractive.rendering import SECTION_ORDER, render
 from turnfold.core.summary.redaction import readable_sources
 from turnfold.core.summary.sentences import language, line_of, sentences
-from turnfold.core.summary.sources import (
-    Draft,
-    PreviousSummary,
-    Source,
-    SummaryJob,
-    clip,
-    word_count,
-)
+from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob, word_count
 from turnfold.core.summary.tool_calls.actions import FileChange
+from turnfold.core.text.lines import clip
 
 _SMALL_CHARACTERS, _HEADING_CHARACTERS, _DENSE_CHARACTERS = 330, 110, 2_000
 # Readers of a version rely on these sections; others are left out if they are empty.

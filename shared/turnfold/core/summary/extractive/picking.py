@@ -18,8 +18,9 @@ from turnfold.core.summary.extractive.lines import (
     weight_of,
 )
 from turnfold.core.summary.sentences import SentenceKind, line_of, sentence_kinds, sentences
-from turnfold.core.summary.sources import Source, clip, printable
+from turnfold.core.summary.sources import Source
 from turnfold.core.summary.tool_calls.actions import actions
+from turnfold.core.text.lines import clip, printable
 
 _USER_SECTION_LIMITS = {
     "tasks": 2,

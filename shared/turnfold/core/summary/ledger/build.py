@@ -13,9 +13,10 @@ from turnfold.core.summary.ledger.collect import add_files, add_messages, carrie
 from turnfold.core.summary.ledger.entries import group_into_entries
 from turnfold.core.summary.ledger.left_out import LeftOut, left_out_entry
 from turnfold.core.summary.ledger.ranking import best_entries, tokens_of
-from turnfold.core.summary.sources import PreviousSummary, Source, printable
+from turnfold.core.summary.sources import PreviousSummary, Source
 from turnfold.core.summary.tool_calls.actions import FileChange
-from turnfold.core.summary.values import REQUEST_CHARACTERS, Value
+from turnfold.core.text.lines import printable
+from turnfold.core.text.values import REQUEST_CHARACTERS, Value
 
 
 @dataclass(frozen=True, slots=True)

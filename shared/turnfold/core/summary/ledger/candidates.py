@@ -1,25 +1,16 @@
 """Candidates for the ledger: exact values with their rank, their origin and their estimated cost.
 
 `collect` makes candidates of values, `ranking` chooses among them. How much a value matters is
-decided here: by who named it, by its kind, and by whether it came back.
+decided here and by `KIND_WEIGHTS`: by who named it, by its kind, and by whether it came back.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from turnfold.core.summary.values import Value
+from turnfold.core.text.values import RANK_BY_ERROR, RANK_BY_USER, Value
 
-KIND_WEIGHTS: Mapping[str, int] = {
-    "modified": 16, "uuid": 14, "url": 14, "ticket": 14, "host": 13, "hash": 12, "path": 12,
-    "id": 11, "email": 12, "price": 10, "decision": 10, "constraint": 10, "error": 10, "date": 9,
-    "version": 9, "phone": 10, "number": 7, "command": 7, "measure": 6, "time": 6, "read": 4,
-}  # fmt: skip
-"""What the kind of a value adds to its rank. A kind that is not listed is not part of a ledger."""
-
-RANK_BY_USER, RANK_BY_CALL, RANK_BY_ASSISTANT, RANK_BY_ERROR, RANK_BY_TOOL = 100, 55, 50, 40, 20
-"""The rank of a value by the message that names it, before the weight of its kind is added."""
 MAX_RANK = 200
 MAX_TIMES = 99
 

@@ -8,14 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from turnfold.core.summary.ledger.candidates import (
-    KIND_WEIGHTS,
     MAX_RANK,
     MAX_TIMES,
-    RANK_BY_ASSISTANT,
-    RANK_BY_CALL,
-    RANK_BY_ERROR,
-    RANK_BY_TOOL,
-    RANK_BY_USER,
     Candidate,
     digit_count,
     estimate_tokens,
@@ -26,7 +20,16 @@ from turnfold.core.summary.ledger.left_out import LeftOut, mark_of
 from turnfold.core.summary.sources import PreviousSummary, Source
 from turnfold.core.summary.tool_calls.actions import FileChange, commands_of
 from turnfold.core.summary.tool_calls.arguments import argument_texts
-from turnfold.core.summary.values import Value, values_in
+from turnfold.core.text.values import (
+    KIND_WEIGHTS,
+    RANK_BY_ASSISTANT,
+    RANK_BY_CALL,
+    RANK_BY_ERROR,
+    RANK_BY_TOOL,
+    RANK_BY_USER,
+    Value,
+    values_in,
+)
 
 _LONG_CHARACTERS = 4_000
 _MAX_PER_MESSAGE = 400
@@ -103,7 +106,7 @@ def values_with_ranks(source: Source) -> Iterator[tuple[Value, int]]:
         if source.role != "tool" or not _is_vague(value):
             yield value, _speaker_rank(source, value, is_long=is_long) + KIND_WEIGHTS[value.kind]
     for name, arguments in source.calls:
-        for value in _values_of_call(name, arguments):
+        for value in values_of_call(name, arguments):
             yield value, RANK_BY_CALL + KIND_WEIGHTS[value.kind]
 
 
@@ -120,7 +123,8 @@ def _is_vague(value: Value) -> bool:
     return value.kind in _VAGUE_KINDS or (value.kind == "id" and digit_count(value.text) < 2)
 
 
-def _values_of_call(name: str, arguments: str) -> Iterator[Value]:
+def values_of_call(name: str, arguments: str) -> Iterator[Value]:
+    """Yield the values of a tool call, from its JSON arguments."""
     for command in commands_of(name, arguments):
         yield Value("command", command)
     for key, text in argument_texts(arguments):

@@ -8,15 +8,8 @@ Other values share entries with values of their kind.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from turnfold.core.summary.ledger.candidates import (
-    KIND_WEIGHTS,
-    MAX_RANK,
-    MAX_TIMES,
-    RANK_BY_ASSISTANT,
-    Candidate,
-    Origin,
-)
-from turnfold.core.summary.values import Value
+from turnfold.core.summary.ledger.candidates import MAX_RANK, MAX_TIMES, Candidate, Origin
+from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_ASSISTANT, Value
 
 BAR = "|"
 """The separator of values that may contain spaces. No value in the ledger may contain it."""

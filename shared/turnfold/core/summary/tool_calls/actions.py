@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from turnfold.core.summary.sources import Source, clip
+from turnfold.core.summary.sources import Source
 from turnfold.core.summary.tool_calls.arguments import (
     parsed_arguments,
     shell_command,
@@ -21,6 +21,7 @@ from turnfold.core.summary.tool_calls.shell import (
     telling_steps,
     touched_by_command,
 )
+from turnfold.core.text.lines import clip
 
 MAX_FILES = 60
 _MAX_PATH_CHARACTERS = 400

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from turnfold.core.summary.sources import clip
+from turnfold.core.text.lines import clip
 
 MAX_DEPTH_SHOWN: Final = 8
 """Values that are nested deeper are shown as an ellipsis."""

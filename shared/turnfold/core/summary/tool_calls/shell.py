@@ -7,8 +7,8 @@ what variables, loops and quoted names hide.
 import re
 from collections.abc import Iterator, Sequence
 
-from turnfold.core.summary.sources import clip
 from turnfold.core.summary.tool_calls.arguments import without_heredocs
+from turnfold.core.text.lines import clip
 
 _MAX_CHARACTERS = 2_000
 _MAX_STEPS_SHOWN = 3

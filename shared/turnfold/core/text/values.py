@@ -4,7 +4,7 @@ Values are found by their shape and returned verbatim. The expressions take time
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 MAX_SCANNED_CHARACTERS = 64_000
@@ -75,6 +75,17 @@ _MEASURE = re.compile(
 _UNITS = (
     "元块円人位名个間间晚泊天日小时時分钟秒周週月岁歳公里千米斤度次回倍万亿億层楼階号线路美民币% "
 )
+
+
+KIND_WEIGHTS: Mapping[str, int] = {
+    "modified": 16, "uuid": 14, "url": 14, "ticket": 14, "host": 13, "hash": 12, "path": 12,
+    "id": 11, "email": 12, "price": 10, "decision": 10, "constraint": 10, "error": 10, "date": 9,
+    "version": 9, "phone": 10, "number": 7, "command": 7, "measure": 6, "time": 6, "read": 4,
+}  # fmt: skip
+"""What the kind of a value adds to its rank. A kind that is not listed is not part of a ledger."""
+
+RANK_BY_USER, RANK_BY_CALL, RANK_BY_ASSISTANT, RANK_BY_ERROR, RANK_BY_TOOL = 100, 55, 50, 40, 20
+"""The rank of a value by the message that names it, before the weight of its kind is added."""
 
 
 class Value(NamedTuple):

@@ -1,0 +1,31 @@
+"""Make text fit to be shown: without control characters, and shortened to one line."""
+
+import re
+
+from turnfold.core.text.markers import defused
+
+_UNPRINTABLE = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufeff]"
+)
+
+
+def printable(text: str) -> str:
+    """Remove terminal codes, control characters and lone surrogates.
+
+    Databases and models reject some of them.
+    """
+    return text if text.isascii() and text.isprintable() else _UNPRINTABLE.sub("", text)
+
+
+def clip(text: str, max_characters: int) -> str:
+    """Shorten a text to one line of at most this many characters.
+
+    A cut shows as an ellipsis and prefers the end of a word. Markup is defused before the cut,
+    because half a marker is not recognized afterwards.
+    """
+    line = " ".join(text[: max_characters * 4].split())
+    if len(line) <= max_characters:
+        return line
+    cut = defused(line)[: max_characters - 1]
+    space = cut.rfind(" ", max_characters * 2 // 3)
+    return (cut[:space] if space > 0 else cut).rstrip() + "…"
