@@ -16,7 +16,7 @@ from turnfold.messages import Json
 
 
 def of(body: Json) -> Gist:
-    return gist_of(history([body]).stored.messages[0])
+    return gist_of(history([dict(body)]).stored.messages[0])
 
 
 def test_the_gist_of_a_request_is_its_opening_with_the_values_it_names() -> None:
@@ -29,8 +29,10 @@ def test_the_gist_of_a_request_is_its_opening_with_the_values_it_names() -> None
     assert gist.opening.text.startswith("Please move ticket ABC-1234 to the host")
     assert gist.opening.text.endswith("…")
     assert {value.text for value in gist.values} == {"ABC-1234", "10.0.0.7:8080"}
-    for item in (gist.opening, *gist.values):
-        assert item.tokens >= counter()(SEPARATOR + item.text)
+    told = [(gist.opening.text, gist.opening.tokens)]
+    told += [(value.text, value.tokens) for value in gist.values]
+    for text, tokens in told:
+        assert tokens >= counter()(SEPARATOR + text)
 
 
 def test_the_gist_of_calls_is_each_tool_with_its_main_argument_and_the_values() -> None:
@@ -54,7 +56,9 @@ def test_values_are_found_up_to_where_the_beginning_of_a_body_is_cut(
 ) -> None:
     """A cut inside an escape, or inside a character written as one, harms nothing before it."""
     said = 'Case "ABC-1234"\n' + "漢字\\t\n" * 300
-    written = json.dumps({"role": "user", "content": said}, ensure_ascii=is_ascii)
+    written = json.dumps(
+        {"role": "user", "content": said}, ensure_ascii=is_ascii, separators=(" , ", " : ")
+    )
     message = history([user(said)]).stored.messages[0]
     message.beginning = written[: BEGINNING_CHARACTERS + at]
 

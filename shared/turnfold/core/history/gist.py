@@ -27,7 +27,7 @@ BEGINNING_CHARACTERS: Final = 1_000
 
 SEPARATOR: Final = ", "
 # Without a possessive repeat: before 3.11.3 a group in one may capture too much.
-_TEXT: Final = re.compile(r'"(?:content|text)": ?"((?:[^"\\]|\\(?:[^u]|u[0-9a-fA-F]{4}))*)')
+_TEXT: Final = re.compile(r'"(?:content|text)"\s*:\s*"((?:[^"\\]|\\(?:[^u]|u[0-9a-fA-F]{4}))*)')
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 SEAM_TOKENS: Final = 1
 """The most tokens that joining adds to each item of a list."""
