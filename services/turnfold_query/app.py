@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import sys
@@ -27,6 +26,7 @@ from turnfold.operations.policy import Explain, explanation
 from turnfold.process.child_process import ChildProcess
 from turnfold.process.http_server import HttpServer
 from turnfold.process.ready import announce
+from turnfold.process.scheduling import tune_collector
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings, redacted
 from turnfold.store.database.engine import Database
@@ -156,7 +156,8 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         await broker.start()
         await _confirm_subscriptions(client, broker.config.connection_state.connection)
         await listener.opened()
-        _tune_interpreter()
+        tune_collector()
+        sys.setswitchinterval(SWITCH_SECONDS)
         announcement.open(lane.pid)
         log.info("query.started", pid=os.getpid(), port=http_address[1])
         stopped = asyncio.create_task(stop.wait())
@@ -247,14 +248,6 @@ def _http_server(app: ASGIApp, settings: Settings, address: tuple[str, int]) -> 
         certificate=settings.http_certificate,
         certificate_key=settings.http_certificate_key,
     )
-
-
-def _tune_interpreter() -> None:
-    """Exclude the objects of the start from garbage collection, and collect less often."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 class _Announcement:

@@ -16,6 +16,7 @@ from nats.aio.subscription import Subscription
 
 from turnfold.bus.admission import RETRY_AFTER_MS, ConcurrencyLimiter, Place
 from turnfold.bus.answering import answer
+from turnfold.bus.broker import passthrough_decoder
 from turnfold.contracts.requests import (
     MAX_WAIT_MS,
     AuditRequest,
@@ -269,11 +270,6 @@ def read_asked(shape: type[Request], key: SessionKey | AgentId, data: bytes) -> 
 
 
 _key_of = lru_cache(maxsize=1_024)(key_of_subject)
-
-
-async def passthrough_decoder(message: NatsMessage) -> NatsMessage:
-    """Leave a request to its own model. The handler gets the message itself: injected, it would cost a thread change a request."""
-    return message
 
 
 def make_router(desk: QueryServer, names: Iterable[str]) -> NatsRouter:

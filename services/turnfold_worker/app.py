@@ -5,7 +5,6 @@
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 from collections.abc import AsyncGenerator, Coroutine, Sequence
@@ -22,7 +21,7 @@ from turnfold.model_info.tokenizer import load_counter
 from turnfold.models import ChildSummarizer
 from turnfold.nats_client.acknowledgements import Publisher
 from turnfold.process.http_server import HttpServer
-from turnfold.process.scheduling import lower_priority
+from turnfold.process.scheduling import lower_priority, tune_collector
 from turnfold.process.tasks import cancel_and_wait
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings
@@ -279,10 +278,7 @@ async def _announce_when_loaded(context: WorkerContext, stop: asyncio.Event) -> 
     if _has_model(context.settings):
         await _unless(stop, context.summarizer.loaded())
     context.announcer.begin({"receiver": context.receiver.pid, "model": context.summarizer.pid})
-    # Imported objects stay, so the collector need not visit them. Batches create many
-    # short-lived values and no cycles, so it may run less often.
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    tune_collector()
     log.info("worker.started", pid=os.getpid())
 
 

@@ -11,6 +11,7 @@ from nats.aio.msg import Msg
 
 from turnfold.bus.admission import INSTALLATION, ConcurrencyLimiter
 from turnfold.bus.answering import answer, is_led
+from turnfold.bus.broker import passthrough_decoder
 from turnfold.contracts.requests import (
     CompactionRequest,
     EraseRequest,
@@ -26,11 +27,6 @@ from turnfold.ports.ingest import Installation
 from turnfold_worker.actors import Actors
 
 log = structlog.get_logger()
-
-
-async def passthrough_decoder(message: NatsMessage) -> NatsMessage:
-    """Pass the raw message to the handler, which parses it with the model of its request."""
-    return message
 
 
 Handle = Callable[[str, bytes, str], Awaitable[Mapping[str, Any]]]

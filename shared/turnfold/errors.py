@@ -13,7 +13,6 @@ TurnfoldError
 ├── ContextOverflow         too long for the model, even shortened: begin a new session, or change
 │                           the model
 ├── BadEvent                an event that can never be stored; it becomes a dead letter
-├── StaleVersion            another version stands; the work was not needed
 ├── UnstorableBatch         the database refuses a value in a batch: try its events one by one
 ├── LostLease               another worker has the job; stop
 ├── SummarizerError         a model gave no usable summary: see `reason`, retry if `is_transient`
@@ -137,10 +136,6 @@ class BadEvent(TurnfoldError):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
-
-
-class StaleVersion(TurnfoldError):
-    """Another version took force meanwhile."""
 
 
 class UnstorableBatch(TurnfoldError):

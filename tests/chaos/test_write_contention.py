@@ -23,7 +23,7 @@ from tests.store_fixtures import (
     turn,
     user,
 )
-from turnfold.errors import LostLease, RequestError, StaleVersion
+from turnfold.errors import LostLease, RequestError
 from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey
 from turnfold.ports.compact import FailureStatus, RegenerateOptions
 from turnfold.ports.ingest import DecodedEvent
@@ -83,7 +83,7 @@ class Storm:
             try:
                 await getattr(self, deed)(stores, self.chance.choice(KEYS), next(self._clock))
                 self.done[deed] += 1
-            except (RequestError, LostLease, StaleVersion) as error:
+            except (RequestError, LostLease) as error:
                 self.done[f"{deed}: {type(error).__name__}"] += 1
 
     async def ingest(self, stores: Stores, _: SessionKey, __: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from urllib.parse import parse_qsl
 from warnings import catch_warnings
 
+from tests.anthropic_faults import anthropic_faults
 from tests.fuzz.mutations import mutated
 from tests.histories import history
 from tests.store_fixtures import words
@@ -34,7 +35,7 @@ from turnfold.contracts.subjects import (
     token_of,
 )
 from turnfold.core.eviction.usage import read_report
-from turnfold.core.history.validity import anthropic_faults, validation_errors
+from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.overrides import PolicyOverrides, effective_policy
 from turnfold.core.policy.presets import Policy, preset_named
 from turnfold.core.recovery.compressor import LadderCompressor

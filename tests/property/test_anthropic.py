@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.anthropic_faults import anthropic_faults
 from tests.histories import (
     History,
     Said,
@@ -30,7 +31,6 @@ from tests.property.test_window import (
     sessions,
     spoken,
 )
-from turnfold.core.history.validity import anthropic_faults
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.tokens import CALL_TOKENS, IMAGE_TOKENS, MESSAGE_TOKENS
 from turnfold.core.window.framing import Placement

@@ -2,20 +2,16 @@
 
 import asyncio
 import contextlib
-import json
 import math
 import time
-from collections.abc import Mapping
-from typing import Any
 
 import nats.errors
 
-from turnfold.bus.asking import asking
+from turnfold.bus.asking import ask_jetstream
 from turnfold.contracts.subjects import ERASED, EVENTS_STREAM, INGESTED
 from turnfold.errors import Unavailable
 from turnfold.ports.admin import ErasureStore
 from turnfold_worker.context import WorkerContext, now_ms
-from turnfold_worker.loops.gaps import NO_MESSAGE_CODES, REQUEST_SECONDS
 from turnfold_worker.loops.polling import RETRY_SECONDS, PollingLoop
 
 
@@ -71,28 +67,9 @@ class ErasureRunner(PollingLoop):
 
     async def _delete(self, seq: int) -> None:
         """Delete and overwrite a message of the stream, if the stream still holds it."""
-        failure = await self._request("DELETE", seq)
-        if failure is None or failure.get("err_code") in NO_MESSAGE_CODES:
-            return
-        # For a message in a removed block, the stream only reports that the deletion failed.
-        get_failure = await self._request("GET", seq)
-        if get_failure is None or get_failure.get("err_code") not in NO_MESSAGE_CODES:
-            raise Unavailable(
-                f"cannot delete an erased message from the stream ({failure.get('description')});"
-                " retrying in 1 s"
-            )
-
-    async def _request(self, verb: str, seq: int) -> Mapping[str, Any] | None:
-        """Apply a verb to a message of the stream, and return the error of the reply."""
-        subject = f"$JS.API.STREAM.MSG.{verb}.{EVENTS_STREAM}"
         try:
-            reply = await self._client.request(
-                subject, json.dumps({"seq": seq}).encode(), timeout=REQUEST_SECONDS
-            )
-        except (nats.errors.Error, TimeoutError) as error:
-            raise Unavailable(
-                f"no reply from the event stream ({type(error).__name__}); retrying in 1 s"
-            ) from error
-        with asking():
-            failure: Mapping[str, Any] | None = json.loads(reply.data).get("error")
-            return failure
+            await ask_jetstream(self._client, f"STREAM.MSG.DELETE.{EVENTS_STREAM}", seq=seq)
+        except Unavailable:
+            # For a message in a removed block, the stream only reports that the deletion failed.
+            if await ask_jetstream(self._client, f"STREAM.MSG.GET.{EVENTS_STREAM}", seq=seq):
+                raise

@@ -1,19 +1,13 @@
 """Detection of sequences that the event stream no longer holds."""
 
-import json
 from collections.abc import Sequence
 
-from turnfold.bus.asking import asking
+from turnfold.bus.asking import ask_jetstream, asking
 from turnfold.bus.stream_state import ack_floor
 from turnfold.contracts.subjects import EVENTS_STREAM
-from turnfold.errors import Unavailable
 from turnfold.ports.ingest import IngestStore
 from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.polling import PollingLoop
-
-NO_MESSAGE_CODES = (10_037, 10_043)
-"""JetStream's error codes for a missing message: on reading it, and on deleting it."""
-REQUEST_SECONDS = 10.0
 
 
 class GapFinder(PollingLoop):
@@ -73,14 +67,7 @@ class GapFinder(PollingLoop):
 
     async def _first_held(self, seq: int) -> int | None:
         """Return the first sequence from `seq` on that the stream holds."""
-        request = json.dumps({"seq": seq, "next_by_subj": ">"}).encode()
-        subject = f"$JS.API.STREAM.MSG.GET.{EVENTS_STREAM}"
-        message = await self._client.request(subject, request, timeout=REQUEST_SECONDS)
-        reply = json.loads(message.data)
-        if failure := reply.get("error"):
-            if failure.get("err_code") in NO_MESSAGE_CODES:
-                return None
-            raise Unavailable(
-                f"cannot read the event stream ({failure.get('description')}); retrying in 1 s"
-            )
-        return int(reply["message"]["seq"])
+        held = await ask_jetstream(
+            self._client, f"STREAM.MSG.GET.{EVENTS_STREAM}", seq=seq, next_by_subj=">"
+        )
+        return None if held is None else int(held["message"]["seq"])

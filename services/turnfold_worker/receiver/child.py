@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -28,6 +27,7 @@ from turnfold.process.child_process import (
     parent_socket,
     read_frame,
 )
+from turnfold.process.scheduling import tune_collector
 from turnfold.process.tasks import cancel_and_wait
 from turnfold.settings import Settings
 from turnfold_worker.receiver import wire
@@ -69,10 +69,7 @@ async def _run(settings: Settings) -> None:
         limits=settings.event_limits,
         image_tokens=settings.policy.image_tokens,
     )
-    # Imported objects stay, so the collector need not visit them. Batches create many
-    # short-lived values and no cycles, so it may run less often.
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    tune_collector()
     await ReceiverChild(reader, writer, decode, settings).run()
 
 

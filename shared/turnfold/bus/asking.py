@@ -1,12 +1,19 @@
-"""Translate a missing or unreadable reply of the bus into `Unavailable`."""
+"""Requests to the JetStream API. A missing or unreadable reply becomes `Unavailable`."""
 
+import json
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import nats.errors
+from nats.aio.client import Client
 from nats.js.errors import Error as JetStreamError
 
 from turnfold.errors import Unavailable
+
+NO_MESSAGE_CODES = (10_037, 10_043)
+"""JetStream's error codes for a missing message: on reading it, and on deleting it."""
+REQUEST_SECONDS = 10.0
 
 
 @contextmanager
@@ -26,3 +33,21 @@ def asking() -> Generator[None]:
         raise Unavailable(
             f"a reply of the stream cannot be read ({type(error).__name__}); try again later"
         ) from error
+
+
+async def ask_jetstream(client: Client, name: str, **request: object) -> Any:
+    """Send a request to the JetStream API; return its reply, or None if a message is missing.
+
+    Raises:
+        Unavailable: there was no reply, or it is another error.
+    """
+    with asking():
+        message = await client.request(
+            f"$JS.API.{name}", json.dumps(request).encode(), timeout=REQUEST_SECONDS
+        )
+        reply = json.loads(message.data)
+        if failure := reply.get("error"):
+            if failure.get("err_code") in NO_MESSAGE_CODES:
+                return None
+            raise Unavailable(f"the stream refuses {name}: {failure.get('description')}")
+        return reply

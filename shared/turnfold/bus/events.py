@@ -1,23 +1,18 @@
 """Single events of the event stream: publish one again, or read one by its sequence."""
 
 import base64
-import json
 from collections.abc import Callable
 from secrets import token_hex
 
 import nats.errors
 
-from turnfold.bus.asking import asking
+from turnfold.bus.asking import ask_jetstream, asking
 from turnfold.contracts.publish_errors import publish_error
 from turnfold.contracts.subjects import EVENTS_STREAM
-from turnfold.errors import Unavailable
 from turnfold.nats_client.acknowledgements import Publisher, Rejection
 from turnfold.nats_client.connection import NatsClient
 
 PUBLISH_SECONDS = 5.0
-READ_SECONDS = 10.0
-NO_MESSAGE = 10_037
-"""JetStream's error code for a sequence without a message."""
 
 
 class BusEvents:
@@ -55,17 +50,6 @@ class BusEvents:
 
     async def payload_of(self, seq: int) -> bytes | None:
         """Return the event at a sequence, or None if the stream no longer holds it."""
+        held = await ask_jetstream(self._client, f"STREAM.MSG.GET.{EVENTS_STREAM}", seq=seq)
         with asking():
-            reply = await self._client.request(
-                f"$JS.API.STREAM.MSG.GET.{EVENTS_STREAM}",
-                json.dumps({"seq": seq}).encode(),
-                timeout=READ_SECONDS,
-            )
-            answer = json.loads(reply.data)
-            if failure := answer.get("error"):
-                if failure.get("err_code") == NO_MESSAGE:
-                    return None
-                raise Unavailable(
-                    f"the stream does not say what it holds: {failure.get('description')}"
-                )
-            return base64.b64decode(answer["message"].get("data", ""))
+            return None if held is None else base64.b64decode(held["message"].get("data", ""))

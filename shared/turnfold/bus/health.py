@@ -5,17 +5,14 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 from http.client import HTTPException
-from typing import Any
 from urllib.request import urlopen
 
 from nats.aio.client import Client
 
-from turnfold.bus.asking import asking
+from turnfold.bus.asking import ask_jetstream, asking
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
-from turnfold.errors import Unavailable
 
 MONITORING_SECONDS = 2.0
-NO_MESSAGE = 10_037
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +45,13 @@ async def read_bus_health(client: Client) -> BusHealth:
 
 
 async def _seen(client: Client) -> BusHealth:
-    stream = await _asked(client, f"STREAM.INFO.{EVENTS_STREAM}")
-    consumer = await _asked(client, f"CONSUMER.INFO.{EVENTS_STREAM}.{EVENTS_CONSUMER}")
+    stream = await ask_jetstream(client, f"STREAM.INFO.{EVENTS_STREAM}")
+    consumer = await ask_jetstream(client, f"CONSUMER.INFO.{EVENTS_STREAM}.{EVENTS_CONSUMER}")
     floor = int(consumer["ack_floor"].get("stream_seq", 0))
     oldest_ms = None
     # Otherwise everything is stored, and the next sequence may never exist.
     if consumer.get("num_pending", 0) or consumer.get("num_ack_pending", 0):
-        held = await _asked(
+        held = await ask_jetstream(
             client, f"STREAM.MSG.GET.{EVENTS_STREAM}", seq=floor + 1, next_by_subj=">"
         )
         oldest_ms = _ms(held["message"]["time"]) if held else None
@@ -88,17 +85,6 @@ async def syncs_always(monitoring_url: str) -> bool | None:
             return None
 
     return await asyncio.to_thread(read)
-
-
-async def _asked(client: Client, name: str, **request: object) -> Any:
-    reply = json.loads(
-        (await client.request(f"$JS.API.{name}", json.dumps(request).encode(), timeout=5)).data
-    )
-    if failure := reply.get("error"):
-        if failure.get("err_code") == NO_MESSAGE:
-            return None
-        raise Unavailable(f"the stream does not answer: {failure.get('description')}")
-    return reply
 
 
 def _ms(text: str) -> int:

@@ -1,20 +1,14 @@
 """Retention of the event stream: purge events that are stored, acknowledged and old."""
 
-import json
 from datetime import datetime, timedelta
-from typing import Any
 
 import structlog
 from nats.aio.client import Client
 
-from turnfold.bus.asking import asking
+from turnfold.bus.asking import ask_jetstream, asking
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
-from turnfold.errors import Unavailable
 
 log = structlog.get_logger()
-
-REQUEST_SECONDS = 10.0
-NO_MESSAGE = 10_037
 
 
 async def prune_stream(client: Client, *, ingested_to: int, hours: int) -> int:
@@ -34,17 +28,16 @@ async def prune_stream(client: Client, *, ingested_to: int, hours: int) -> int:
 
 
 async def _purged(client: Client, ingested_to: int, hours: int) -> tuple[int, int]:
-    consumer = await _asked(client, f"CONSUMER.INFO.{EVENTS_STREAM}.{EVENTS_CONSUMER}", {})
-    stream = await _asked(client, f"STREAM.INFO.{EVENTS_STREAM}", {})
+    consumer = await ask_jetstream(client, f"CONSUMER.INFO.{EVENTS_STREAM}.{EVENTS_CONSUMER}")
+    stream = await ask_jetstream(client, f"STREAM.INFO.{EVENTS_STREAM}")
     # Both: what is stored but not acknowledged would be delivered again, and not be there.
     done_to = min(ingested_to, int(consumer["ack_floor"]["stream_seq"]))
     first, before = int(stream["state"]["first_seq"]), _time(stream["ts"]) - timedelta(hours=hours)
     keep_from = await _first_since(client, before, first=first, beyond=done_to + 1)
     if keep_from <= first:
         return 0, keep_from
-    return int(
-        (await _asked(client, f"STREAM.PURGE.{EVENTS_STREAM}", {"seq": keep_from}))["purged"]
-    ), keep_from
+    purged = await ask_jetstream(client, f"STREAM.PURGE.{EVENTS_STREAM}", seq=keep_from)
+    return int(purged["purged"]), keep_from
 
 
 async def _first_since(client: Client, before: datetime, *, first: int, beyond: int) -> int:
@@ -52,11 +45,8 @@ async def _first_since(client: Client, before: datetime, *, first: int, beyond: 
     while first < beyond:
         # Sequences rise with time, and reading one costs a request.
         middle = (first + beyond) // 2
-        held = await _asked(
-            client,
-            f"STREAM.MSG.GET.{EVENTS_STREAM}",
-            {"seq": middle, "next_by_subj": ">"},
-            is_there=False,
+        held = await ask_jetstream(
+            client, f"STREAM.MSG.GET.{EVENTS_STREAM}", seq=middle, next_by_subj=">"
         )
         if (
             held is None
@@ -67,26 +57,6 @@ async def _first_since(client: Client, before: datetime, *, first: int, beyond: 
         else:
             first = int(held["message"]["seq"]) + 1
     return beyond
-
-
-async def _asked(
-    client: Client, name: str, request: dict[str, Any], *, is_there: bool = True
-) -> Any:
-    """Return the reply of JetStream, or None if there is no such message."""
-    reply = json.loads(
-        (
-            await client.request(
-                f"$JS.API.{name}", json.dumps(request).encode(), timeout=REQUEST_SECONDS
-            )
-        ).data
-    )
-    if failure := reply.get("error"):
-        if failure.get("err_code") == NO_MESSAGE and not is_there:
-            return None
-        raise Unavailable(
-            f"the stream refuses {name.partition('.TURNFOLD')[0]}: {failure.get('description')}"
-        )
-    return reply
 
 
 def _time(text: str) -> datetime:

@@ -1,5 +1,6 @@
 """Process priorities on a machine with few cores, and the delays of retries."""
 
+import gc
 import os
 import sys
 from contextlib import suppress
@@ -53,3 +54,11 @@ def is_load_low() -> bool:
         return os.getloadavg()[0] <= BUSY_TASKS * (os.cpu_count() or 1)
     except OSError:
         return False
+
+
+def tune_collector() -> None:
+    """Exclude the objects of the start from garbage collection, and collect less often."""
+    # Imported objects stay. Requests and batches create many short-lived values and no cycles.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.anthropic_faults import anthropic_faults
 from tests.contract.query.test_search import indexed
 from tests.store_fixtures import (
     KEY,
@@ -20,7 +21,7 @@ from tests.store_fixtures import (
     user,
 )
 from turnfold.contracts.requests import ContextRequest
-from turnfold.core.history.validity import anthropic_faults, validation_errors
+from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Policy
 from turnfold.errors import CannotFit

@@ -13,13 +13,12 @@ from nats.aio.msg import Msg
 
 from tests.nats_server import NatsServer, nats_server, subscriptions_known
 from tests.running_system import running_parts, wait_until
-from turnfold.bus.broker import Broker
+from turnfold.bus.broker import Broker, passthrough_decoder
 from turnfold.bus.connection import broker_options, connect
 from turnfold.client import connect as client_connect
 from turnfold.client import session_key, turn_event
 from turnfold.nats_client.connection import REQUEST_INFO
 from turnfold.settings import Settings
-from turnfold_query.handlers import passthrough_decoder
 
 ACCOUNTS = """
 accounts {

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.anthropic_faults import anthropic_faults
 from tests.running_system import System, running_system
 from turnfold.client import Session, connect
-from turnfold.core.history.validity import anthropic_faults
 from turnfold.errors import BadRequest
 
 Json = dict[str, Any]

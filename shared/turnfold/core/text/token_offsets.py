@@ -146,14 +146,6 @@ class TokenOffsets:
             else 0
         )
 
-    def line_ends_between(self, start: int, end: int) -> int:
-        """Return the number of line ends between two points."""
-        return (
-            self.line_ends[self._point_after(end)] - self.line_ends[self._point_before(start)]
-            if start < end
-            else 0
-        )
-
     def _point_before(self, offset: int) -> int:
         return max(0, bisect_right(self.offsets, offset) - 1)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.anthropic_faults import anthropic_faults
 from tests.histories import History, Said, assistant, history, system, tool, user, words
-from turnfold.core.history.validity import anthropic_faults
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.rendering.anthropic import (

@@ -116,8 +116,7 @@ def commit_version(
     # Version numbers are never reused, also not those of versions that never were in force.
     session.versions += 1
     number, journal = session.versions, SessionJournal()
-    # Before the planned messages leave; `tokens_replaced` is what the summary itself replaces.
-    tokens_at_first = session.window_tokens
+    tokens_before_leaving = session.window_tokens
     if leaving is not None:
         newest_id, model = int(job.compaction_ids[-1]), version.draft.model
         mark_evicted(connection, session, newest_id, leaving, journal, model=model, now_ms=now_ms)
@@ -138,10 +137,9 @@ def commit_version(
         tokens_after=tokens_after, now_ms=now_ms
     )  # fmt: skip
     if leaving is not None:
-        journal.add_audit_row(
-            session, "selective_done", at_ms=now_ms, compaction_id=int(job.compaction_ids[-1]),
-            tokens_before=tokens_at_first, tokens_after=tokens_after, version=number,
-            evicted=len(leaving.evicted), model=version.draft.model,
+        _journal_leaving(
+            journal, session, job, version, leaving, tokens_before=tokens_before_leaving,
+            tokens_after=tokens_after, now_ms=now_ms
         )  # fmt: skip
     _notify_version(connection, journal, session, job, version, tokens_after)
     if is_activated:
@@ -232,6 +230,30 @@ def _journal_version(
         calls_truncated=version.calls_truncated,
         results_truncated=version.results_truncated,
         seconds=version.seconds,
+    )
+
+
+def _journal_leaving(
+    journal: SessionJournal,
+    session: SessionRow,
+    job: Job,
+    version: Version,
+    leaving: Eviction,
+    *,
+    tokens_before: int,
+    tokens_after: int,
+    now_ms: int,
+) -> None:
+    journal.add_audit_row(
+        session,
+        "selective_done",
+        at_ms=now_ms,
+        compaction_id=int(job.compaction_ids[-1]),
+        tokens_before=tokens_before,
+        tokens_after=tokens_after,
+        version=session.versions,
+        evicted=len(leaving.evicted),
+        model=version.draft.model,
     )
 
 
