@@ -63,16 +63,16 @@ class BodyMemory:
 
         def take(size: int) -> None:
             nonlocal held
-            mine = self._each.get(asker, 0)
+            taken_each = self._each.get(asker, 0)
             # Something larger than the whole share is possible too, when it is the only one.
-            if (mine and mine + size > self._most_each) or (
+            if (taken_each and taken_each + size > self._most_each) or (
                 self._taken and self._taken + size > self._most
             ):
                 raise Unavailable(
                     "too many large requests are on their way; try again shortly",
                     retry_after_ms=RETRY_AFTER_MS,
                 )
-            self._each[asker] = mine + size
+            self._each[asker] = taken_each + size
             self._taken += size
             held += size
 

@@ -74,10 +74,10 @@ def _is_within(grant: Grant, path: str) -> bool:
     return grant.allows(agent_id)
 
 
-def _refusal(status: HTTPStatus, told: str) -> Response:
+def _refusal(status: HTTPStatus, message: str) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else {}
     return Response(
-        json.dumps(NotAllowed(told).as_json()),
+        json.dumps(NotAllowed(message).as_json()),
         status,
         media_type="application/json",
         headers=headers,

@@ -116,19 +116,19 @@ class QueryDispatcher:
             async with asyncio.timeout(self._seconds):
                 if isinstance(request, SearchRequest | ExpandRequest | ToolRequest):
                     place.search()
-                    found: bytes = await self._lane.ask(key, request)
-                    return found
-                return (await self._told(name, key, request)).encode()
+                    reply: bytes = await self._lane.ask(key, request)
+                    return reply
+                return (await self._read(name, key, request)).encode()
         except TimeoutError:
             raise self._too_long() from None
         finally:
             self._metrics.answered(name, time.perf_counter() - began)
 
     def _too_long(self) -> Unavailable:
-        told = f"the request took longer than {self._seconds:g} s and was ended; ask for less"
-        return Unavailable(told, retry_after_ms=RETRY_AFTER_MS)
+        message = f"the request took longer than {self._seconds:g} s and was ended; ask for less"
+        return Unavailable(message, retry_after_ms=RETRY_AFTER_MS)
 
-    async def _told(self, name: str, key: SessionKey, request: Request) -> str:
+    async def _read(self, name: str, key: SessionKey, request: Request) -> str:
         match request:
             case HistoryRequest():
                 return await history.history(key, request, store=self._histories)

@@ -138,8 +138,8 @@ class _Times:
 
     def buckets(self) -> list[tuple[str, float]]:
         """How many took at most so long, for each edge."""
-        seen, found = 0, []
+        seen, buckets = 0, []
         for edge, count in zip(_EDGES, self._counts, strict=True):
             seen += count
-            found.append((edge, float(seen)))
-        return found
+            buckets.append((edge, float(seen)))
+        return buckets

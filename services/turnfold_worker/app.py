@@ -289,8 +289,8 @@ async def _until_stopped(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]
         StartError: a loop needs a new process to continue.
     """
     stopped = asyncio.create_task(stop.wait(), name="stop")
-    done, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
-    for task in done - {stopped}:
+    ended, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    for task in ended - {stopped}:
         task.result()
 
 

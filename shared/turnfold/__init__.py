@@ -141,5 +141,5 @@ def __getattr__(name: str) -> Any:
     """What stands in `_LATER`, from then on like any other name."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_LATER[name]), name)
-    return found
+    value = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return value

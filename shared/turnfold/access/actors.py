@@ -52,5 +52,6 @@ def verified_actor(
 
 
 def _signature(secret: str, actor: str, subject: str, body: bytes, at_ms: int) -> str:
+    # Subject and body are part of it, so that a signature cannot be moved to another request.
     signed = json.dumps([subject, sha256(body).hexdigest(), actor, at_ms])
     return hmac.new(secret.encode(), signed.encode(), sha256).hexdigest()

@@ -82,12 +82,12 @@ class TokenRegistry:
         if scheme.lower() != "bearer":
             return None
         self._look()
-        given = _digest(token.strip())
-        found: Grant | None = None
+        presented = _digest(token.strip())
+        matching: Grant | None = None
         for digest, grant in self._grants:
-            if hmac.compare_digest(digest, given):
-                found = grant
-        return found
+            if hmac.compare_digest(digest, presented):
+                matching = grant
+        return matching
 
     def _look(self) -> None:
         """Reload the file if it has changed."""
@@ -98,6 +98,7 @@ class TokenRegistry:
         try:
             self._grants = _grants(self._path)
         except StartError as error:
+            # Closed rather than stale: an operator may have been revoking a token.
             self._grants = []
             log.error("tokens.unreadable", error=str(error))  # noqa: TRY400
 
@@ -142,8 +143,8 @@ def read_tokens(path: Path) -> dict[str, Token]:
         StartError: the file cannot be read or is invalid.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {bytes.fromhex(digest).hex(): _token(entry) for digest, entry in found.items()}
+        tokens_json = json.loads(path.read_text(encoding="utf-8"))
+        return {bytes.fromhex(digest).hex(): _token(entry) for digest, entry in tokens_json.items()}
     except OSError as error:
         raise StartError(
             f"the tokens in {path} cannot be read ({error.strerror}); correct TURNFOLD_HTTP_TOKENS"

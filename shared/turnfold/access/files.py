@@ -11,6 +11,7 @@ def write_private(path: Path, text: str) -> None:
     """Replace the content of a file atomically."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
+    # Created with its mode before the secret is in it. A leftover of a crash may have another mode.
     draft.touch(mode=0o600, exist_ok=False)
     draft.write_text(text, encoding="utf-8")
     draft.replace(path)

@@ -80,9 +80,9 @@ class Identity:
                     options["tls"].load_cert_chain(self.certificate, self.certificate_key)
             except (OSError, ssl.SSLError) as error:
                 named = ", ".join(
-                    one
-                    for one in (self.ca, self.certificate, self.certificate_key)
-                    if one is not None
+                    file
+                    for file in (self.ca, self.certificate, self.certificate_key)
+                    if file is not None
                 )
                 raise ValueError(
                     f"{named} cannot be used ({error.strerror or type(error).__name__})"
@@ -92,7 +92,7 @@ class Identity:
         return options
 
 
-NAMES = tuple(one.name for one in fields(Identity))
+NAMES = tuple(option.name for option in fields(Identity))
 
 
 def public_key(seed: str) -> str:
@@ -104,12 +104,12 @@ def public_key(seed: str) -> str:
 
 def _seed_in(path: str, variable: str) -> str:
     try:
-        found = _SEED.search(Path(path).read_text(encoding="utf-8"))
+        seed = _SEED.search(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
         # The value may be a mistyped seed, so the message must not quote it.
         raise ValueError(
             f"{PREFIX}{variable} names no file that can be read ({type(error).__name__})"
         ) from error
-    if found is None:
+    if seed is None:
         raise ValueError(f"the file that {PREFIX}{variable} names holds no seed of an nkey (SU…)")
-    return found[0]
+    return seed[0]

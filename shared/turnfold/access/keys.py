@@ -31,6 +31,7 @@ def new_key(directory: Path, role: Role, agent_id: str | None = None) -> tuple[K
     path = directory / f"{owner}-{key.key[1:9]}.nk"
     with locked_update(directory):
         known = read_keys(directory)
+        # The seed first: a key without its seed could never be used, but would be listed.
         write_private(path, f"{seed}\n")
         _write_keys(directory, [*known, key])
     return key, path

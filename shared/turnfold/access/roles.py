@@ -215,7 +215,7 @@ def _account(name: str, lists: Mapping[str, Iterable[str]], *more: str) -> list[
         *(
             line
             for title, entries in lists.items()
-            for line in (f"    {title}: [", *(f"      {one}" for one in entries), "    ]")
+            for line in (f"    {title}: [", *(f"      {entry}" for entry in entries), "    ]")
         ),
         "  }",
     ]

@@ -146,8 +146,8 @@ class _Watch:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._told = ""
-        self._told_at = 0.0
+        self._logged = ""
+        self._logged_at = 0.0
 
     async def on_error(self, error: Exception) -> None:
         # Only errors of the bus are logged with their text; others may quote a message.
@@ -155,15 +155,15 @@ class _Watch:
         trouble = f"{type(error).__name__}: {error}" if is_of_the_bus else type(error).__name__
         now = asyncio.get_running_loop().time()
         # nats-py reports each attempt to reconnect, four per second.
-        if trouble != self._told or now - self._told_at > ERROR_EVERY_SECONDS:
-            self._told, self._told_at = trouble, now
+        if trouble != self._logged or now - self._logged_at > ERROR_EVERY_SECONDS:
+            self._logged, self._logged_at = trouble, now
             log.warning("bus.error", connection=self._name, error=trouble)
 
     async def on_disconnected(self) -> None:
         log.info("bus.disconnected", connection=self._name)
 
     async def on_reconnected(self) -> None:
-        self._told = ""
+        self._logged = ""
         log.info("bus.reconnected", connection=self._name)
 
     async def on_closed(self) -> None:

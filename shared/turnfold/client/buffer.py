@@ -82,6 +82,7 @@ class Buffer:
         self._queues.setdefault(event.key, deque()).append(waiting)
         self._events += 1
         self._bytes += len(event.payload)
+        # One task per session keeps its events in order.
         if event.key not in self._tasks:
             self._tasks[event.key] = asyncio.create_task(self._drain(event.key))
         settled, _ = await asyncio.wait((waiting.receipt,), timeout=options.wait_seconds)
@@ -122,6 +123,7 @@ class Buffer:
                     waiting.receipt.exception()
                 else:
                     waiting.receipt.set_result(receipt)
+                # Only after the acknowledgement: until then `waiting` returns the event.
                 queue.popleft()
                 self._events -= 1
                 self._bytes -= len(waiting.event.payload)

@@ -148,6 +148,8 @@ class Client:
         self._newest[event.key] = max(receipt.seq, self._newest.pop(event.key, 0))
         if len(self._newest) > REMEMBERED_SESSIONS:
             _, seq = self._newest.popitem(last=False)
+            # A token that is too new only waits longer. One that is too old would hide the newest
+            # message.
             self._newest_dropped = max(self._newest_dropped, seq)
 
     async def publish_batch(self, events: Iterable[OutgoingEvent]) -> list[Receipt]:
@@ -177,6 +179,7 @@ class Client:
             )
         unique: dict[tuple[str, str], OutgoingEvent] = {}
         for event in requested:
+            # The stream would refuse a batch that names one message id twice.
             unique.setdefault(_identity(event), event)
         acknowledged = (
             await self._connection.publish_together(list(unique.values())) if unique else []
@@ -226,6 +229,7 @@ class Client:
                     await slots.acquire()
                     group.create_task(publish_session(events))
         except BaseExceptionGroup as failures:
+            # Callers handle the errors of `publish`, not groups of them.
             raise failures.exceptions[0] from failures
         return published_events
 

@@ -95,6 +95,7 @@ class Connection:
                 await asyncio.shield(opening)
         except (TimeoutError, OSError, nats.errors.Error, ValueError) as error:
             last = bus.last_error or error
+            # nats-py has no class for this error.
             is_refused = "authorization" in str(last).lower()
             if may_be_away and not opening.done() and not is_refused:
                 connection._opening = opening
@@ -225,6 +226,7 @@ class Connection:
             if acknowledgement is None
             else [Receipt(events[0].event_id, acknowledgement.seq, acknowledgement.is_duplicate)]
         )
+        # With the same ids, so that nothing is stored twice.
         return receipts + [await self.publish(event) for event in events[len(receipts) :]]
 
     async def _batch(
@@ -296,6 +298,7 @@ class Connection:
             if takes_no_batch and reply.code in NO_BATCH:
                 return None
             cause = publish_error(reply.code, reply.description)
+            # Retries do not help before an operator makes room.
             if isinstance(cause, StreamFull):
                 raise cause
         raise Unavailable(

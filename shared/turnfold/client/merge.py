@@ -65,6 +65,7 @@ def with_marks(messages: Sequence[Json], own: Sequence[Json]) -> list[dict[str, 
     written = [body for body in own if body.get("role") == "user"]
     marked = {_key(body) for body in written if body.get(META_MARK) is True}
     if marked:
+        # The two texts are equal, and only one of them is a program's.
         marked -= {_key(body) for body in written if body.get(META_MARK) is not True}
     return [
         {**body, META_MARK: True}
@@ -85,6 +86,7 @@ def _newer(own: Sequence[dict[str, Any]], provided: Sequence[Json]) -> list[dict
     places: dict[str, list[int]] = {}
     for place, key in enumerate(own_keys):
         places.setdefault(key, []).append(place)
+    # From the newest provided message backwards: the agent's list may lack some of the last ones.
     for end in range(len(provided_keys) - 1, -1, -1):
         if candidates := places.get(provided_keys[end]):
             newer = list(own[_ends_longest_run(own_keys, provided_keys, end, candidates) + 1 :])

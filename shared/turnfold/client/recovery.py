@@ -110,7 +110,7 @@ class ContextRecovery:
         self._learned: dict[str | None, int] = {}
         self._reports = WindowReports(self._provider)
         self._notes: list[dict[str, Any]] = []
-        self._told_window: int | None = None
+        self._reported_window: int | None = None
         self.second_failure: BaseException | None = None
         """The error of the newest call's second attempt, which follows an overflow; or None."""
 
@@ -133,6 +133,7 @@ class ContextRecovery:
         second = await self._second_attempt(emergency.messages, rest, call_budget.model)
         if isinstance(second, _TooLong):
             raise second.error(after=answer)
+        # In place, and only after success: the agent's loop holds this very list.
         messages[:] = with_marks(emergency.messages, own)
         self._reports.succeeded(call_budget.model, second)
         return second
@@ -150,6 +151,7 @@ class ContextRecovery:
             if overflow is None:
                 raise
             return _TooLong(overflow, error)
+        # Some hosts answer an overflow as text, and some cut the input without a word.
         overflow = overflow_answered(answer) or overflow_reported(
             answer, await self._known_window(model)
         )
@@ -239,6 +241,7 @@ class ContextRecovery:
         )
         budget = min(call_budget.budget_tokens, budget)
         self._learned[call_budget.model] = max(budget, 1)
+        # A provider may name a limit above what it has just refused.
         return min(budget, sent_tokens)
 
     # Windows
@@ -255,14 +258,14 @@ class ContextRecovery:
         budget = ContextBudget(budget_tokens=call_budget.budget_tokens, model=model)
         window = await self._window(own, budget, compressor)
         is_explicit = self._budget_tokens is not None or self._context_window is not None
-        if self._told_window is None or is_explicit:
+        if self._reported_window is None or is_explicit:
             return call_budget, window
-        told_tokens = call_budget.of_window(self._told_window)
-        if told_tokens >= call_budget.budget_tokens:
+        reported_tokens = call_budget.of_window(self._reported_window)
+        if reported_tokens >= call_budget.budget_tokens:
             return call_budget, window
-        call_budget = replace(call_budget, budget_tokens=told_tokens)
-        if window.tokens > told_tokens:
-            budget = replace(budget, budget_tokens=told_tokens)
+        call_budget = replace(call_budget, budget_tokens=reported_tokens)
+        if window.tokens > reported_tokens:
+            budget = replace(budget, budget_tokens=reported_tokens)
             window = await self._window(own, budget, compressor)
         return call_budget, window
 
@@ -275,7 +278,7 @@ class ContextRecovery:
             ContextOverflow: no valid list is that small.
         """
         systems = leading_systems(own)
-        self._told_window = None
+        self._reported_window = None
         history = await self._history(
             replace(budget, budget_tokens=max(1, budget.budget_tokens - compressor.tokens(systems)))
         )
@@ -283,7 +286,7 @@ class ContextRecovery:
             # Counting the tokens of a long list takes long; in a thread it does not block the loop.
             if history is None:
                 return await asyncio.to_thread(self._own_window, own, budget, compressor)
-            self._told_window = history.model_window
+            self._reported_window = history.model_window
             self._notes = [body for body in history.messages if is_context_note(body)]
             return await asyncio.to_thread(self._merged_window, own, history, budget, compressor)
         except CannotFit as error:

@@ -45,6 +45,8 @@ class WindowReports:
     def _send(self, model: str | None, report: WindowReport) -> asyncio.Task[None] | None:
         if model is None or self._reporter is None:
             return None
+        # In the background, because the model's answer must not wait for a report. The set keeps
+        # the task from being collected.
         task = asyncio.get_running_loop().create_task(_send(self._reporter, model, report))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

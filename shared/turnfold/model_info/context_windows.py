@@ -64,7 +64,7 @@ class ModelWindows:
         known, name = self._known, model.strip().lower()
         without = PROVIDER.match(name)
         names = chain(_spellings(name[without.end() :]) if without else (), _spellings(name))
-        return next((known[one] for one in names if one in known), None)
+        return next((known[spelling] for spelling in names if spelling in known), None)
 
 
 def _read(file: Path | None) -> Mapping[str, tuple[int, bool]]:
@@ -75,12 +75,12 @@ def _read(file: Path | None) -> Mapping[str, tuple[int, bool]]:
     if file is None:
         return {}
     try:
-        found = json.loads(file.read_bytes(), object_hook=_reduced)
+        entries = json.loads(file.read_bytes(), object_hook=_reduced)
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(entries, dict):
         return {}
-    return {name.lower(): entry for name, entry in found.items() if isinstance(entry, tuple)}
+    return {name.lower(): entry for name, entry in entries.items() if isinstance(entry, tuple)}
 
 
 def _reduced(entry: dict[str, Any]) -> Any:

@@ -87,10 +87,10 @@ def log_exception(
     _: WrappedLogger, __: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
     """Replace `exc_info` by the types of the exception and its causes, and their places."""
-    found = _exception(event.pop("exc_info", None))
-    if found is not None:
-        event["error"] = _described(found)
-        event["at"] = _places(found.__traceback__)
+    error = _exception(event.pop("exc_info", None))
+    if error is not None:
+        event["error"] = _described(error)
+        event["at"] = _places(error.__traceback__)
     return event
 
 
@@ -118,14 +118,14 @@ def _described(error: BaseException) -> str:
 
 def stack_lines(frame: FrameType | None) -> list[str]:
     """Return the stack of a frame as files, lines and functions."""
-    return _told(traceback.extract_stack(frame)) if frame is not None else []
+    return _stack_places(traceback.extract_stack(frame)) if frame is not None else []
 
 
 def _places(trace: TracebackType | None) -> list[str]:
-    return _told(traceback.extract_tb(trace))
+    return _stack_places(traceback.extract_tb(trace))
 
 
-def _told(frames: traceback.StackSummary) -> list[str]:
+def _stack_places(frames: traceback.StackSummary) -> list[str]:
     return [
         f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}"
         for frame in frames[-FRAMES:]

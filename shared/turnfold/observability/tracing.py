@@ -132,7 +132,7 @@ class _Recorded(Span):
         from opentelemetry.trace import Link, SpanKind, get_current_span, set_span_in_context  # noqa: PLC0415
 
         context = None if parent is None else _context_of(parent)
-        links = [Link(get_current_span(_context_of(one)).get_span_context()) for one in others]
+        links = [Link(get_current_span(_context_of(other)).get_span_context()) for other in others]
         self._span = tracer.start_span(
             name, context=context, kind=SpanKind[kind.upper()], links=links
         )

@@ -307,13 +307,13 @@ class SearchedSession:
     """Where the lookups of a question match in a session, by ordinals of its messages.
 
     `positions` and `tokens` are those of every message, in order; messages that are never recalled
-    have 0 tokens. `found` has one entry per lookup. `spoken` are the messages of the speaker whom
+    have 0 tokens. `matches` has one entry per lookup. `spoken` are the messages of the speaker whom
     the question names, None unless it names exactly one.
     """
 
     positions: Sequence[int]
     tokens: Sequence[int]
-    found: Sequence[FoundPlaces]
+    matches: Sequence[FoundPlaces]
     spoken: Collection[int] | None
 
 

@@ -124,7 +124,7 @@ class StateModel:
         self, session: SessionState, triggers: Sequence[FiredTrigger], now_ms: int
     ) -> CompactionId | None:
         """Evict for the first trigger that gains enough, or plan that if summaries come first."""
-        is_requested = any(found.trigger is Trigger.REQUEST for found in triggers)
+        is_requested = any(fired.trigger is Trigger.REQUEST for fired in triggers)
         if session.tokens_total < session.held_to_tokens and not is_requested:
             return None
         policy, live = self._policy(session), session.live

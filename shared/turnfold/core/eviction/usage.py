@@ -85,14 +85,14 @@ def calibration_factor(
     little is known.
     """
     ratios: list[float] = []
-    for one in newest_first:
+    for difference in newest_first:
         if (
-            one.grown_tokens <= 0
-            or one.counted_tokens <= 0
-            or _saw_a_compaction(one, compactions_ms.get(one.session, ()))
+            difference.grown_tokens <= 0
+            or difference.counted_tokens <= 0
+            or _saw_a_compaction(difference, compactions_ms.get(difference.session, ()))
         ):
             continue
-        ratios.append(one.grown_tokens / one.counted_tokens)
+        ratios.append(difference.grown_tokens / difference.counted_tokens)
         if len(ratios) == DIFFERENCES_USED:
             break
     if len(ratios) < DIFFERENCES_NEEDED:
@@ -100,11 +100,11 @@ def calibration_factor(
     return round(min(max(median(ratios), FACTOR_AT_LEAST), FACTOR_AT_MOST), 4)
 
 
-def _saw_a_compaction(one: ReportDelta, moments: Sequence[int]) -> bool:
+def _saw_a_compaction(difference: ReportDelta, moments: Sequence[int]) -> bool:
     """Return whether a compaction may lie between two reports."""
-    if len(moments) >= COMPACTIONS_LOOKED_AT and one.since_ms < min(moments):
+    if len(moments) >= COMPACTIONS_LOOKED_AT and difference.since_ms < min(moments):
         return True
-    return any(one.since_ms <= moment < one.until_ms for moment in moments)
+    return any(difference.since_ms <= moment < difference.until_ms for moment in moments)
 
 
 # --- the trigger

@@ -96,11 +96,11 @@ BINDING: Final = (
 
 def _by_word(phrases: Iterable[_Phrase]) -> Mapping[bytes, Sequence[_Phrase]]:
     """Index phrases by word: looking up the words of a text is faster than searching phrases."""
-    found: defaultdict[bytes, list[_Phrase]] = defaultdict(list)
+    phrases_by_word: defaultdict[bytes, list[_Phrase]] = defaultdict(list)
     for phrase in phrases:
         for word in phrase.words:
-            found[word.encode()].append(phrase)
-    return found
+            phrases_by_word[word.encode()].append(phrase)
+    return phrases_by_word
 
 
 STATED_BY_WORD: Final = _by_word(STATED)

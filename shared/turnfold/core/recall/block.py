@@ -80,8 +80,8 @@ def write_block(
     is never told without its call, a call without its results only if they do not fit.
     """
     writer = _BlockWriter([*candidates, *partners], room - FRAME_TOKENS)
-    for one in candidates:
-        writer.add(one)
+    for recalled in candidates:
+        writer.add(recalled)
     return writer.written()
 
 
@@ -91,20 +91,20 @@ class _BlockWriter:
     def __init__(self, messages: Sequence[RecalledMessage], room: int) -> None:
         self._room = room
         self._tokens = 0
-        self._by_position = {one.position: one for one in messages}
+        self._by_position = {recalled.position: recalled for recalled in messages}
         self._results: defaultdict[int, list[RecalledMessage]] = defaultdict(list)
-        for one in self._by_position.values():
-            if one.call_position is not None:
-                self._results[one.call_position].append(one)
+        for recalled in self._by_position.values():
+            if recalled.call_position is not None:
+                self._results[recalled.call_position].append(recalled)
         self._texts: dict[int, str] = {}
         self._ordinals: set[int] = set()
         self._dates: set[str] = set()
 
-    def add(self, one: RecalledMessage) -> None:
+    def add(self, recalled: RecalledMessage) -> None:
         """Add a message with its call or its results, if they fit."""
-        for unit in self._units(one):
+        for unit in self._units(recalled):
             new = [part for part in unit if part.position not in self._texts]
-            texts = {part.position: self._told(part) for part in new}
+            texts = {part.position: self._text_of(part) for part in new}
             tokens = sum(_tokens(part, texts[part.position]) for part in new)
             tokens += HEADING_TOKENS * sum(not self._has_neighbor(part) for part in new)
             dates = {part.date for part in new} - self._dates
@@ -118,76 +118,80 @@ class _BlockWriter:
 
     def written(self) -> RecallBlock | None:
         """Return the block; None if it is empty."""
-        told = [self._by_position[position] for position in sorted(self._texts)]
-        if not told:
+        chosen = [self._by_position[position] for position in sorted(self._texts)]
+        if not chosen:
             return None
         return RecallBlock(
-            f"{HEADING}\n<{TAG}>\n{chr(10).join(self._lines(told))}\n</{TAG}>",
+            f"{HEADING}\n<{TAG}>\n{chr(10).join(self._lines(chosen))}\n</{TAG}>",
             FRAME_TOKENS + self._tokens,
-            tuple(one.position for one in told),
-            tuple(one.message.message_id for one in told),
+            tuple(recalled.position for recalled in chosen),
+            tuple(recalled.message.message_id for recalled in chosen),
         )
 
-    def _units(self, one: RecalledMessage) -> Iterator[Sequence[RecalledMessage]]:
+    def _units(self, recalled: RecalledMessage) -> Iterator[Sequence[RecalledMessage]]:
         """Yield what may be added for a message, the best choice first."""
-        if one.call_position is not None:
-            call = self._by_position.get(one.call_position)
-            yield [one] if call is None else [call, one]
+        if recalled.call_position is not None:
+            call = self._by_position.get(recalled.call_position)
+            yield [recalled] if call is None else [call, recalled]
             return
-        if results := self._results.get(one.position):
-            yield [one, *results]
-        yield [one]
+        if results := self._results.get(recalled.position):
+            yield [recalled, *results]
+        yield [recalled]
 
-    def _has_neighbor(self, one: RecalledMessage) -> bool:
-        return one.ordinal - 1 in self._ordinals or one.ordinal + 1 in self._ordinals
+    def _has_neighbor(self, recalled: RecalledMessage) -> bool:
+        return recalled.ordinal - 1 in self._ordinals or recalled.ordinal + 1 in self._ordinals
 
-    def _lines(self, told: Sequence[RecalledMessage]) -> Iterator[str]:
+    def _lines(self, chosen: Sequence[RecalledMessage]) -> Iterator[str]:
         """Yield the texts, with a heading before each stretch of neighbors."""
         dates: set[str] = set()
         before = -2
-        for one in told:
-            if one.ordinal != before + 1:
-                at = one.time if one.date in dates else one.said_at
-                yield f"[{one.position}, {at}]"
-                dates.add(one.date)
-            before = one.ordinal
-            yield defused(self._texts[one.position])
+        for recalled in chosen:
+            if recalled.ordinal != before + 1:
+                at = recalled.time if recalled.date in dates else recalled.said_at
+                yield f"[{recalled.position}, {at}]"
+                dates.add(recalled.date)
+            before = recalled.ordinal
+            yield defused(self._texts[recalled.position])
 
-    def _told(self, one: RecalledMessage) -> str:
+    def _text_of(self, recalled: RecalledMessage) -> str:
         """Return a message as text: who spoke, what was said, and what was called."""
-        text = text_of(one.body)
-        call = self._by_position.get(one.call_position) if one.call_position is not None else None
-        if one.message.answers is not None and call is not None:
-            place = place_of_slot(call.message.calls, one.message.answers.slot)
+        text = text_of(recalled.body)
+        call = (
+            self._by_position.get(recalled.call_position)
+            if recalled.call_position is not None
+            else None
+        )
+        if recalled.message.answers is not None and call is not None:
+            place = place_of_slot(call.message.calls, recalled.message.answers.slot)
             name = "tool" if place is None else call.message.calls[place].name
             return f"{name} returned: {text}"
-        lines = [f"{_speaker(one)}: {text}"] if text or not one.message.calls else []
-        lines += [f"{_speaker(one)} called {call}" for call in _calls(one)]
+        lines = [f"{_speaker(recalled)}: {text}"] if text or not recalled.message.calls else []
+        lines += [f"{_speaker(recalled)} called {call}" for call in _calls(recalled)]
         return "\n".join(lines)
 
 
-def _speaker(one: RecalledMessage) -> str:
-    name = one.body.get("name")
-    return name if isinstance(name, str) and name else one.message.role.value
+def _speaker(recalled: RecalledMessage) -> str:
+    name = recalled.body.get("name")
+    return name if isinstance(name, str) and name else recalled.message.role.value
 
 
-def _calls(one: RecalledMessage) -> Iterator[str]:
+def _calls(recalled: RecalledMessage) -> Iterator[str]:
     """Yield the calls of a message as text: the name of each tool, and its arguments."""
-    for call in one.message.calls:
-        arguments = one.body["tool_calls"][call.slot]["function"].get("arguments")
+    for call in recalled.message.calls:
+        arguments = recalled.body["tool_calls"][call.slot]["function"].get("arguments")
         yield f"{call.name} {arguments if isinstance(arguments, str) else ''}".rstrip()
 
 
-def _tokens(one: RecalledMessage, text: str) -> int:
+def _tokens(recalled: RecalledMessage, text: str) -> int:
     """Return an upper bound of a message's tokens in the block.
 
     Its stored count contains four tokens of overhead, and as many per call. It also contains its
     images, of which only the text is told: content in parts is counted again.
     """
-    tokens = one.message.tokens - one.message.reasoning_tokens
-    if isinstance(one.body.get("content"), list):
+    tokens = recalled.message.tokens - recalled.message.reasoning_tokens
+    if isinstance(recalled.body.get("content"), list):
         tokens = min(tokens, MESSAGE_TOKENS + token_upper_bound(text))
-    name = one.body.get("name")
+    name = recalled.body.get("name")
     if isinstance(name, str):
-        tokens += token_upper_bound(name) * (1 + len(one.message.calls))
+        tokens += token_upper_bound(name) * (1 + len(recalled.message.calls))
     return tokens + SPEAKER_TOKENS + MARK_TOKENS * markers_in(text)

@@ -39,7 +39,10 @@ class FoundPlaces:
 
 
 def rank(
-    found: Sequence[FoundPlaces], tokens: Sequence[int], until: int, spoken: Collection[int] | None
+    lookups: Sequence[FoundPlaces],
+    tokens: Sequence[int],
+    until: int,
+    spoken: Collection[int] | None,
 ) -> list[int]:
     """Return the ordinals of the best messages before `until`, best first.
 
@@ -47,11 +50,14 @@ def rank(
     the messages of the one speaker that the question names, if it names exactly one.
     """
     scores: defaultdict[int, float] = defaultdict(float)
-    weighted = [(_rarity(len(one.places), until), one) for one in found if one.places]
+    weighted = [
+        (_rarity(len(matches.places), until), matches) for matches in lookups if matches.places
+    ]
     rarest = max((rarity for rarity, _ in weighted), default=0.0)
-    for rarity, one in weighted:
+    for rarity, matches in weighted:
         if rarity >= LEAST_RARITY * rarest:
-            _add(scores, rarity, one.places[:NEWEST_PLACES] if one.has_more else one.places, until)
+            places = matches.places[:NEWEST_PLACES] if matches.has_more else matches.places
+            _add(scores, rarity, places, until)
     if spoken is not None:
         for ordinal in scores.keys() & spoken:
             scores[ordinal] *= SPEAKER

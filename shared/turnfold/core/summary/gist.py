@@ -46,7 +46,7 @@ def _gist_of_user(text: str, count: Count) -> str:
 
 def _gist_of_calls(body: Json, calls: Sequence[ToolCall], count: Count) -> str:
     arguments = [_arguments(body, call) for call in calls]
-    told = [
+    call_texts = [
         call_text(call.name, printable(main_argument(argument)))
         for call, argument in zip(calls, arguments, strict=True)
     ]
@@ -57,7 +57,7 @@ def _gist_of_calls(body: Json, calls: Sequence[ToolCall], count: Count) -> str:
     ]
     values = [(defused(text), rank) for text, rank in best_values(ranked)]
     return encode_calls(
-        [Item(text, _tokens(text, count)) for text in told],
+        [Item(text, _tokens(text, count)) for text in call_texts],
         [RankedValue(text, _tokens(text, count), rank) for text, rank in values],
     )
 

@@ -37,5 +37,5 @@ def defused(text: str) -> str:
     return _MARKERS.sub(_replaced, text)
 
 
-def _replaced(found: re.Match[str]) -> str:
-    return found[0].replace("#", "*") if "#" in found[0] else "("
+def _replaced(marker: re.Match[str]) -> str:
+    return marker[0].replace("#", "*") if "#" in marker[0] else "("

@@ -90,10 +90,10 @@ class SearchQuery:
 
     def beginnings(self) -> tuple[Lookup, ...]:
         """Return lookups of words that begin like those of the query; none without a prefix."""
-        found = [term for word in self.words for term in _beginning(word)]
+        prefixes = [term for word in self.words for term in _beginning(word)]
         return (
-            (_lookup(found),)
-            if found != [term for word in self.words for term in _terms(word)]
+            (_lookup(prefixes),)
+            if prefixes != [term for word in self.words for term in _terms(word)]
             else ()
         )
 
@@ -231,14 +231,14 @@ def _leaves(value: object) -> Iterator[str]:
     """Yield all texts, numbers and keys of a JSON value, in order."""
     waiting: list[object] = [value]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, Mapping):
-            for key, inner in reversed(list(one.items())):
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            for key, inner in reversed(list(part.items())):
                 waiting += [inner, str(key)]
-        elif isinstance(one, list):
-            waiting += reversed(one)
-        elif one is not None:
-            yield one if isinstance(one, str) else json.dumps(one)
+        elif isinstance(part, list):
+            waiting += reversed(part)
+        elif part is not None:
+            yield part if isinstance(part, str) else json.dumps(part)
 
 
 class SearchHit(NamedTuple):
@@ -264,7 +264,7 @@ def ranked(question: SearchQuery, graded: Mapping[int, Relevance]) -> list[Searc
                 scores[min(holders)] = score
     return sorted(
         (SearchHit(position, score) for position, score in scores.items()),
-        key=lambda one: (-one.score, -one.position),
+        key=lambda hit: (-hit.score, -hit.position),
     )
 
 
@@ -275,14 +275,14 @@ def ranked_by_any(question: SearchQuery, texts: Mapping[int, str]) -> list[Searc
     holders = [times[place] for place in range(len(question.words))]
     weights = [log(1 + len(held) / (1 + number)) for number in holders]
     whole = sum(weights) or 1.0
-    found = []
+    hits = []
     for position, words in held.items():
         if words:
             shares = sum(
                 weights[place] * (0.7 + 0.3 * _share(1, len(texts[position]))) for place in words
             )
-            found.append(SearchHit(position, round(shares / whole, 4)))
-    return sorted(found, key=lambda one: (-one.score, -one.position))
+            hits.append(SearchHit(position, round(shares / whole, 4)))
+    return sorted(hits, key=lambda hit: (-hit.score, -hit.position))
 
 
 def _share(times: int, length: int) -> float:

@@ -176,16 +176,16 @@ def _reasoning(body: Mapping[str, Any], count: Count) -> int:
     return tokens
 
 
-def _calls(found: object, count: Count) -> tuple[tuple[ToolCall, ...], int, bool]:
+def _calls(entries: object, count: Count) -> tuple[tuple[ToolCall, ...], int, bool]:
     """Return the valid calls, the tokens of all entries, and whether others exist."""
-    if found is None:
+    if entries is None:
         return (), 0, False
-    if not isinstance(found, list):
-        return (), count(_json(found)), True
+    if not isinstance(entries, list):
+        return (), count(_json(entries)), True
     calls: list[ToolCall] = []
     ids: set[str] = set()
     tokens = 0
-    for slot, entry in enumerate(found):
+    for slot, entry in enumerate(entries):
         call_id, function = (
             (entry.get("id"), entry.get("function")) if isinstance(entry, Mapping) else (None, None)
         )
@@ -217,7 +217,7 @@ def _calls(found: object, count: Count) -> tuple[tuple[ToolCall, ...], int, bool
         )
         calls.append(call)
         tokens += call.tokens
-    return tuple(calls), tokens, len(calls) != len(found)
+    return tuple(calls), tokens, len(calls) != len(entries)
 
 
 def _extras(body: Mapping[str, Any], count: Count) -> int:
@@ -235,12 +235,12 @@ def path_in(arguments: str) -> str | None:
     if NAMES_A_PATH.search(arguments) is None:
         return None
     try:
-        found = json.loads(arguments)
+        arguments_json = json.loads(arguments)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict):
+    if not isinstance(arguments_json, dict):
         return None
-    paths = (found.get(key) for key in PATH_KEYS)
+    paths = (arguments_json.get(key) for key in PATH_KEYS)
     return next(
         (path for path in paths if isinstance(path, str) and 0 < len(path) <= PATH_CHARACTERS), None
     )

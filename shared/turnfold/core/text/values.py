@@ -100,7 +100,7 @@ def values_in(text: str) -> list[Value]:
 
     Only the first 64,000 characters are read.
     """
-    found: dict[Value, None] = {}
+    values: dict[Value, None] = {}
     text = text[:MAX_SCANNED_CHARACTERS]
     if any(mark in text for mark in _STYLED):
         text = _STYLING.sub("\n", text)
@@ -108,19 +108,19 @@ def values_in(text: str) -> list[Value]:
         text = _TAG.sub("\n", text)
     if "://" in text:
         for match in _URL.finditer(text):
-            found[Value("url", match[0].rstrip(".,;:!?*"))] = None
+            values[Value("url", match[0].rstrip(".,;:!?*"))] = None
         text = _URL.sub("\n", text)
-    found.update(_tokens_in(text))
+    values.update(_tokens_in(text))
     if not _DIGIT.search(text):
-        return list(found)
+        return list(values)
     for match in _measures_in(text):
         kind, measured = match.lastgroup or "measure", match[0]
-        found[Value("date" if kind == "calendar" else kind, measured)] = None
-        found.pop(Value("number", measured.lstrip("$€£¥￥ ").rstrip(_UNITS)), None)
+        values[Value("date" if kind == "calendar" else kind, measured)] = None
+        values.pop(Value("number", measured.lstrip("$€£¥￥ ").rstrip(_UNITS)), None)
     if _NEAR_A_MONTH.search(text):
         for match in _MONTH_DAY.finditer(text):
-            found[Value("date", match[0])] = None
-    return list(found)
+            values[Value("date", match[0])] = None
+    return list(values)
 
 
 def _measures_in(text: str) -> Iterator[re.Match[str]]:
@@ -138,7 +138,7 @@ def _measures_in(text: str) -> Iterator[re.Match[str]]:
 
 def _tokens_in(text: str) -> dict[Value, None]:
     """Return the tokens of a text that are values by their shape."""
-    found: dict[Value, None] = {}
+    values: dict[Value, None] = {}
     for token in dict.fromkeys(_TOKEN.findall(text)):
         if not token or len(token) > 300:
             continue
@@ -149,8 +149,8 @@ def _tokens_in(text: str) -> dict[Value, None]:
             continue
         kind = _kind_of(bare)
         if kind is not None:
-            found[Value(kind, bare)] = None
-    return found
+            values[Value(kind, bare)] = None
+    return values
 
 
 def _kind_of(token: str) -> str | None:

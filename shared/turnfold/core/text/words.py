@@ -52,11 +52,11 @@ _HALF_WIDTH_MARKS = "\uff9e\uff9f"
 _LONG_MARKS = re.compile(rf"(?:[^\w\s\x00-\x7f]|[{_HALF_WIDTH_MARKS}]){{{MARKS_ON_A_LETTER + 1},}}")
 
 
-def _few_marks(found: re.Match[str]) -> str:
+def _few_marks(match: re.Match[str]) -> str:
     """Return characters with at most MARKS_ON_A_LETTER combining marks in a row."""
     kept: list[str] = []
     marks = 0
-    for character in found[0]:
+    for character in match[0]:
         is_mark = unicodedata.combining(character) or character in _HALF_WIDTH_MARKS
         marks = marks + 1 if is_mark else 0
         if marks <= MARKS_ON_A_LETTER:
@@ -89,21 +89,24 @@ def terms(text: str) -> frozenset[str] | None:
     """
     words = set(runs(text))
     unusual = {word for word in words if len(word) > WORD_CHARACTERS or word[0] > _BEFORE_EAST}
-    found = {f"x{word}" for word in words - unusual}
+    index_terms = {f"x{word}" for word in words - unusual}
     for word in unusual:
         if is_cjk(word[0]):
-            found.update(_of_east(word))
+            index_terms.update(_of_east(word))
         else:
-            found.update(
+            index_terms.update(
                 (word_term(word), mark(word)) if len(word) > WORD_CHARACTERS else (word_term(word),)
             )
-    found.update(_pairs(text))
+    index_terms.update(_pairs(text))
     if "\\" in text:
-        found.update(word_term(word) for word in _ESCAPE.findall(text))
+        index_terms.update(word_term(word) for word in _ESCAPE.findall(text))
     for value in _values(text):
-        found.update(_of_value(value))
-    is_many = len(found) > 2_000 and sum(len(term.encode()) + 12 for term in found) > MOST_BYTES
-    return None if is_many else frozenset(found)
+        index_terms.update(_of_value(value))
+    is_many = (
+        len(index_terms) > 2_000
+        and sum(len(term.encode()) + 12 for term in index_terms) > MOST_BYTES
+    )
+    return None if is_many else frozenset(index_terms)
 
 
 def exact_terms(text: str) -> frozenset[str]:
@@ -132,9 +135,9 @@ _short_mark = lru_cache(maxsize=4_096)(_marked)
 
 def _values(text: str) -> set[str]:
     """Yield parts of a normalized text that may be more than a word."""
-    found = set(_VALUES.findall(text))
-    found.discard("")
-    return found
+    values = set(_VALUES.findall(text))
+    values.discard("")
+    return values
 
 
 def _of_east(row: str) -> Iterator[str]:
@@ -166,8 +169,8 @@ def _pairs(text: str) -> Iterator[str]:
 
 
 def _plain_pairs(text: str) -> Iterator[str]:
-    for found in _BESIDE_A_DIGIT.finditer(text):
-        space = found.start()
+    for match in _BESIDE_A_DIGIT.finditer(text):
+        space = match.start()
         before = text[text.rfind(" ", 0, space) + 1 : space]
         first, second = before[len(before.rstrip(_ASCII_WORD)) :], _FIRST.match(text, space + 1)
         if first and second:

@@ -57,6 +57,7 @@ def model_of(job: Job, writing: SummaryConfig) -> str | None:
         model = job.model if named == SESSION_MODEL else named
         if model is None:
             continue
+        # The installation's own model needs no permission. The name in an event does.
         if (named == writing.model and named != SESSION_MODEL) or writing.allowance.allows_model(
             model
         ):
@@ -72,6 +73,7 @@ def summary_job(
 ) -> SummaryJob:
     """Build the input of the summarizer."""
     policy, wanted = job.policy, job.wanted
+    # An agent may name a model at another provider, which must not receive the operator's key.
     has_key = model is not None and (model == writing.model or is_named(model, writing.key_models))
     return SummaryJob(
         sources=sources_of(
@@ -118,6 +120,7 @@ async def write_version(
     if asked.model is None:
         return await summarizer.summarize(asked)
     limit, agent_id, today = job.policy.summary_tokens_per_day, job.key.agent_id, now_ms() // DAY_MS
+    # Checked before a call and not during it: the last call of a day may exceed the limit.
     if limit and await store.spent(agent_id, today) >= limit:
         raise BudgetSpent(Reason.RATE_LIMITED, until_ms=(today + 1) * DAY_MS)
 

@@ -140,6 +140,8 @@ async def _write(
         outcome = await _end_attempt(job, error, asked.model, store, writing, now_ms())
         if outcome is not None:
             return outcome
+        # The attempts are used up, and messages that left the window must not stay without a
+        # summary.
         draft = await summarizer.summarize(without_model(asked))
     made = replace(
         _counted(draft, asked.style, job_input.depth, count), seconds=(now_ms() - began_ms) / 1000
@@ -216,6 +218,7 @@ def _pause(attempt: int, error: SummarizerError, writing: SummaryConfig) -> floa
     """
     longest = min(writing.backoff_seconds * 2 ** (attempt - 1), writing.backoff_max_seconds)
     asked_for = min(error.retry_after_seconds or 0.0, writing.retry_after_max_seconds)
+    # With jitter: jobs that failed together must not return together.
     return asked_for + uniform(longest / 2, longest)  # noqa: S311  # jitter keeps no secret
 
 
@@ -229,6 +232,7 @@ async def _renewed(
     async def keep() -> None:
         while True:
             await asyncio.sleep(writing.lease_seconds / RENEWALS)
+            # The lease outlasts a short failure of the database.
             with contextlib.suppress(Unavailable):
                 await store.renew(job, lease_ms=lease_ms, now_ms=now_ms())
 

@@ -69,6 +69,7 @@ def decode_event(
         BadEvent: the event can never be stored.
     """
     event = read_event(delivery.subject, delivery.payload, limits)
+    # A single message has no call beside its result.
     calls = _calls(event) if len(event.parsed) > 1 else {}
     return DecodedEvent(
         delivery.stream_seq,
@@ -149,6 +150,7 @@ def to_dead_letter(delivery: Delivery, error: BadEvent) -> DeadLetter:
     return DeadLetter(
         delivery.stream_seq,
         delivery.at_ms,
+        # Both databases refuse lone surrogates and NUL, and a dead letter must always be storable.
         delivery.subject.encode("utf-8", "replace").decode().replace("\0", ""),
         error.reason,
         json.dumps(detail)[1:-1],

@@ -52,6 +52,7 @@ async def _store(
             if not letters:
                 raise
             return await store([], letters)
+    # By halves: one bad event among n costs about log n transactions.
     half = len(arrivals) // 2
     first = await _store(arrivals[:half], dead, payloads, store)
     second = await _store(arrivals[half:], [], payloads, store)

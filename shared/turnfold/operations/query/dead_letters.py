@@ -68,7 +68,7 @@ async def replay(
         if letter_id not in known
     ]
     return {
-        "dead_letters": [*(_told(outcome, came) for outcome in results), *unknown],
+        "dead_letters": [*(_result_json(outcome, came) for outcome in results), *unknown],
         "after": max(known, default=request.after),
         "until": until,
         "is_done": is_done,
@@ -123,7 +123,7 @@ async def _came_to(
         await asyncio.sleep(LOOK_SECONDS)
 
 
-def _told(result: ReplayResult, came: dict[int, DeadLetterRow | None]) -> dict[str, Any]:
+def _result_json(result: ReplayResult, came: dict[int, DeadLetterRow | None]) -> dict[str, Any]:
     result_json = {
         "dead_letter_id": result.letter.row.dead_letter_id,
         "subject": result.letter.row.subject,

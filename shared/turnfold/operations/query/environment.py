@@ -66,6 +66,7 @@ class QueryEnvironment:
     def cached_reply(self, etag: str, *, is_fresh: bool) -> ContextReply | None:
         """Return the reply to the same request in the same state, if it is cached."""
         key = (etag, is_fresh)
+        # Taken and put back, which marks it as used most recently.
         reply = self.replies.pop(key)
         if reply is not None:
             self.replies.put(key, reply, len(reply.body))

@@ -76,8 +76,8 @@ class RecallDecision:
     @property
     def weight(self) -> int:
         """About how many bytes it takes."""
-        told = (*self.recollection.messages, *self.recollection.partners)
-        return sum(MESSAGE_BYTES + 4 * one.message.characters for one in told)
+        recalled = (*self.recollection.messages, *self.recollection.partners)
+        return sum(MESSAGE_BYTES + 4 * entry.message.characters for entry in recalled)
 
     @property
     def is_partial(self) -> bool:
@@ -92,6 +92,7 @@ class RecallDecision:
         """Return the block, or if the turn has outgrown its room half of it, or None."""
         if self.block is None or self.block.tokens <= room:
             return self.block
+        # Half and not just what fits: otherwise each step of the turn would show another block.
         half = self.block.tokens // 2
         if half > room:
             return None
@@ -154,7 +155,7 @@ def _chosen(session: SearchedSession, moment: RecallMoment) -> list[int]:
     left = moment.room - FRAME_TOKENS
     chosen: dict[int, None] = {}
     newest = islice(range(known - 1, -1, -1), MOST_FILLED)
-    for ordinal in chain(rank(session.found, session.tokens, known, session.spoken), newest):
+    for ordinal in chain(rank(session.matches, session.tokens, known, session.spoken), newest):
         tokens = session.tokens[ordinal]
         if (
             0 < tokens <= left
@@ -208,7 +209,9 @@ def deciding_message(window: WindowBuilder) -> Message | None:
     """
     if window.request is None:
         return None
-    newest = next((one for one in reversed(window.taken) if not one.role.is_system), None)
+    newest = next(
+        (message for message in reversed(window.taken) if not message.role.is_system), None
+    )
     if newest is not None and is_turn_boundary(newest):
         return newest
     request, trimmed = window.request.head.message, window.trimmed_after

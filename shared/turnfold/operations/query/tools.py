@@ -137,16 +137,18 @@ async def _searched(key: SessionKey, wanted: SearchHistory, stores: ToolStores) 
     def choose(session: SearchedSession) -> Sequence[int]:
         left = MOST_TOKENS - FRAME_TOKENS
         chosen = []
-        for ordinal in rank(session.found, session.tokens, len(session.positions), session.spoken):
+        for ordinal in rank(
+            session.matches, session.tokens, len(session.positions), session.spoken
+        ):
             if session.tokens[ordinal] <= left:
                 chosen.append(ordinal)
                 left -= session.tokens[ordinal]
         return chosen
 
-    found = await stores.recall.recall(
+    recollection = await stores.recall.recall(
         counts.sid, until=_LATEST, question=lambda _: question_of(wanted.query), choose=choose
     )
-    block = write_block(found.messages, found.partners, MOST_TOKENS)
+    block = write_block(recollection.messages, recollection.partners, MOST_TOKENS)
     return "No message matches." if block is None else block.text
 
 
@@ -158,7 +160,7 @@ async def _read(key: SessionKey, wanted: ReadMessages, stores: ToolStores) -> st
     else:
         after = (wanted.position or 0) - 1
         originals = await stores.histories.page(key, after_position=after, limit=wanted.count)
-    return _told([(one.message_id, json.loads(one.body)) for one in originals])
+    return _as_text([(original.message_id, json.loads(original.body)) for original in originals])
 
 
 async def _expanded(key: SessionKey, wanted: ExpandSummary, stores: ToolStores) -> str:
@@ -166,11 +168,18 @@ async def _expanded(key: SessionKey, wanted: ExpandSummary, stores: ToolStores) 
     if version is None:
         raise BadRequest("this session has no summary yet")
     request = ExpandRequest(version=version, entry=wanted.entry, line=wanted.line)
-    found = await expand(key, request, histories=stores.histories, searching=stores.searching)
-    return _told([(one["message_id"], one["message"]) for one in json.loads(found)["messages"]])
+    sources_json = await expand(
+        key, request, histories=stores.histories, searching=stores.searching
+    )
+    return _as_text(
+        [
+            (source["message_id"], source["message"])
+            for source in json.loads(sources_json)["messages"]
+        ]
+    )
 
 
-def _told(messages: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+def _as_text(messages: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     """Return messages as labelled text within the limits; what is left out is said."""
     if not messages:
         return "There is no such message."

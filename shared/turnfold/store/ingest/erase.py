@@ -165,10 +165,10 @@ def erase(
         locked = list(lock_by_key(connection, [key], create=ANY_NUMBER).values())
         is_known = locked[0].messages_total > 0
     else:
-        mine = connection.execute(
+        session_ids = connection.execute(
             select(sessions.c.session_id).where(sessions.c.agent_id == key)
         ).scalars()
-        keys = [SessionKey(key, SessionId(name)) for name in mine]
+        keys = [SessionKey(key, SessionId(name)) for name in session_ids]
         locked = [
             session
             for portion in in_portions(keys)

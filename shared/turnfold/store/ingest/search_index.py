@@ -216,11 +216,13 @@ def delete_indexed(connection: Connection, sid: int, *, first: int = 0, last: in
         ).all()
         if not rows:
             return
-        connection.execute(_DELETE_SQLITE, [_told(sid, position, body) for position, body in rows])
+        connection.execute(
+            _DELETE_SQLITE, [_removal(sid, position, body) for position, body in rows]
+        )
         first = rows[-1].position + 1
 
 
-def _told(sid: int, position: int, body: str) -> dict[str, Any]:
+def _removal(sid: int, position: int, body: str) -> dict[str, Any]:
     return {"position": position, "terms": " ".join(terms_of_body(sid, body))}
 
 
@@ -255,7 +257,7 @@ async def remove_indexed(database: Database) -> None:
         .limit(MESSAGES_AT_ONCE)
     )
     while aside := await database.snapshot(lambda connection: connection.execute(waiting).all()):
-        gone = await asyncio.to_thread(_told_of, [UnindexedMessage(*row) for row in aside])
+        gone = await asyncio.to_thread(_removals, [UnindexedMessage(*row) for row in aside])
         await database.write(partial(_clear, gone=gone))
     # A word goes from the file when the part of the index that names it is written anew.
     if await database.snapshot(
@@ -271,8 +273,8 @@ async def remove_indexed(database: Database) -> None:
         )
 
 
-def _told_of(rows: Iterable[UnindexedMessage]) -> list[dict[str, Any]]:
-    return [_told(row.sid, row.position, row.body) for row in rows]
+def _removals(rows: Iterable[UnindexedMessage]) -> list[dict[str, Any]]:
+    return [_removal(row.sid, row.position, row.body) for row in rows]
 
 
 def _clear(connection: Connection, *, gone: Sequence[dict[str, Any]]) -> None:

@@ -72,22 +72,22 @@ class SessionOrder:
 
     def ordinals(self, positions: Iterable[int]) -> list[int]:
         """Return the ordinals of these positions, of those that are in the order."""
-        known, found = self.positions, []
+        known, ordinals = self.positions, []
         for position in positions:
             ordinal = bisect_left(known, position)
             if ordinal < len(known) and known[ordinal] == position:
-                found.append(ordinal)
-        return found
+                ordinals.append(ordinal)
+        return ordinals
 
 
 _of_session = messages.c.sid == bindparam("of_sid", type_=BigInteger)
 _speaks = (messages.c.role == "user") | (messages.c.role == "assistant")
-_is_told = (_speaks | (messages.c.role == "tool")) & ~messages.c.is_copy
+_is_recallable = (_speaks | (messages.c.role == "tool")) & ~messages.c.is_copy
 _may_name = _speaks & messages.c.calls.is_(None)
 _ORDER = Prepared(
     select(
         messages.c.position,
-        case((_is_told, messages.c.tokens - messages.c.reasoning_tokens), else_=0),
+        case((_is_recallable, messages.c.tokens - messages.c.reasoning_tokens), else_=0),
         case((messages.c.calls.is_(None), messages.c.characters)),
         case((_may_name & messages.c.body.contains('"name"'), messages.c.body)),
     )
@@ -188,17 +188,19 @@ class SqlRecallStore:
             order = self._order(connection, sid, total)
             asked = question(lambda position: _body(connection, sid, position))
             end = bisect_left(order.positions, until)
-            found = [_places(connection, sid, lookup, order, until) for lookup in asked.lookups]
+            places_found = [
+                _places(connection, sid, lookup, order, until) for lookup in asked.lookups
+            ]
             is_partial = False
             if unindexed_from is not None and unindexed_from < until:
                 is_partial = _add_unindexed(
-                    connection, sid, (unindexed_from, until), asked, order, found
+                    connection, sid, (unindexed_from, until), asked, order, places_found
                 )
             speakers = [order.spoken[word] for word in asked.words & order.spoken.keys()]
             session = SearchedSession(
                 order.positions[:end],
                 order.tokens,
-                found,
+                places_found,
                 speakers[0] if len(speakers) == 1 else None,
             )
             chosen = [order.positions[ordinal] for ordinal in choose(session)]
@@ -254,7 +256,7 @@ def _add_unindexed(  # one step of a snapshot, apart for its length
     span: tuple[int, int],
     asked: RecallQuestion,
     order: SessionOrder,
-    found: list[FoundPlaces],
+    places_found: list[FoundPlaces],
 ) -> bool:
     """Add places in messages that the index may lack; return whether some were left out.
 
@@ -272,8 +274,8 @@ def _add_unindexed(  # one step of a snapshot, apart for its length
             if any(_holds(words, term) for term in lookup)
         ]
         if more:
-            places = sorted({*order.ordinals(more), *found[number].places}, reverse=True)
-            found[number] = FoundPlaces(places, found[number].has_more)
+            places = sorted({*order.ordinals(more), *places_found[number].places}, reverse=True)
+            places_found[number] = FoundPlaces(places, places_found[number].has_more)
     return len(rows) > UNINDEXED_MESSAGES
 
 
@@ -321,13 +323,13 @@ def _messages(
     connection: Connection, sid: int, positions: Sequence[int]
 ) -> dict[int, tuple[Message, str]]:
     """Read messages in groups; the last position fills the unused parameters."""
-    found: dict[int, tuple[Message, str]] = {}
+    stored: dict[int, tuple[Message, str]] = {}
     for start in range(0, len(positions), len(_PLACES)):
         places = _filled(positions[start : start + len(_PLACES)])
         for row in _MESSAGES.rows(connection, sid, *places):
             message = message_of(row)
-            found[message.position] = (message, row[-1])
-    return found
+            stored[message.position] = (message, row[-1])
+    return stored
 
 
 def _results(connection: Connection, sid: int, message: Message) -> list[int]:

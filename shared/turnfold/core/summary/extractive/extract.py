@@ -124,13 +124,15 @@ def _max_characters(job: SummaryJob, sources: Sequence[Source]) -> int:
     It has three fifths of the first 2,000 characters and one third of the rest, but may always be
     as long as the previous version, or as a short input with its headings.
     """
-    given = sum(
+    characters = sum(
         len(source.text) + sum(len(arguments) for _, arguments in source.calls)
         for source in sources
     )
     carried = len(job.previous.text) if job.previous else 0
-    share = min(given, _DENSE_CHARACTERS) * 3 // 5 + max(given - _DENSE_CHARACTERS, 0) // 3
-    return max(share, carried, min(given + carried + _HEADING_CHARACTERS, _SMALL_CHARACTERS))
+    share = (
+        min(characters, _DENSE_CHARACTERS) * 3 // 5 + max(characters - _DENSE_CHARACTERS, 0) // 3
+    )
+    return max(share, carried, min(characters + carried + _HEADING_CHARACTERS, _SMALL_CHARACTERS))
 
 
 def _sections_of(lines: Sequence[SummaryLine]) -> dict[str, Any]:

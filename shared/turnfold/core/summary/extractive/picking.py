@@ -130,10 +130,14 @@ def _is_notice(text: str) -> bool:
     return is_tagged or text.startswith(_NOTICE_STARTS)
 
 
-def _ends_of(found: list[str]) -> list[str]:
+def _ends_of(sentences: list[str]) -> list[str]:
     """Return the first and last sentences of a long message: what is pasted is in between."""
     half = LINES_PER_MESSAGE // 2
-    return found if len(found) <= LINES_PER_MESSAGE else [*found[:half], *found[-half:]]
+    return (
+        sentences
+        if len(sentences) <= LINES_PER_MESSAGE
+        else [*sentences[:half], *sentences[-half:]]
+    )
 
 
 def _section_of_user(kinds: frozenset[SentenceKind]) -> str:

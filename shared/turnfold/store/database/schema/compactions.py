@@ -66,6 +66,7 @@ compactions = Table(
     Column("attempts", Integer, nullable=False, server_default=text("0")),
     Column("reason", Text),
     Column("version", Integer),
+    # Rises with each claim: writes of a worker that lost its lease carry a lower one.
     Column("fence", Integer, nullable=False, server_default=text("0")),
     Column("lease_until_ms", Big),
     Column("next_attempt_at_ms", Big, nullable=False),

@@ -48,7 +48,10 @@ sessions = Table(
     # Live messages but system ones: what the triggers look at.
     Column("live_messages", Big, nullable=False, server_default=text("0")),
     Column("live_tokens", Big, nullable=False, server_default=text("0")),
+    # The calibration factor; see `turnfold.store.ingest.usage`.
     Column("factor", Float, nullable=False, server_default=text("1.0")),
+    # The version in force; null before the first one. `versions` counts all, so that numbers are
+    # never reused.
     Column("version", Integer),
     Column("versions", Integer, nullable=False, server_default=text("0")),
     Column("compactions", Integer, nullable=False, server_default=text("0")),
@@ -112,6 +115,7 @@ events = Table(
     Column("event_id", Text, primary_key=True),
     session_key(),
     Column("stream_seq", Big, nullable=False),
+    # Compared with that of a duplicate, before any text is.
     Column("digest", LargeBinary, nullable=False),
     # What the event said besides its messages, as JSON; null where it said nothing.
     Column("envelope", Text),
@@ -149,12 +153,16 @@ messages = Table(
     Column("is_error", Boolean, nullable=False),
     Column("calls", Text),
     Column("tool_call_id", Text),
+    # Of a result: tells a copy from another answer without reading texts.
     Column("content_digest", LargeBinary),
+    # The call that this result answers, decided again whenever an event touches its call id.
     Column("answers_position", Big),
     Column("answers_slot", Integer),
+    # A result that was published again with the same content: windows show it once.
     Column("is_copy", Boolean, nullable=False, server_default=false()),
     Column("created_at_ms", Big, nullable=False),
     Column("compaction_id", Big),
+    # Tokens at offsets of a long text, so that windows shorten it without a tokenizer.
     Column("cuts", Text),
     # The message as a window shows it. `original` is what was published, if that differs.
     Column("original", Text),
