@@ -141,9 +141,9 @@ class _Recorded(Span):
         carrier: dict[str, str] = {}
         _propagator().inject(carrier, self._context)
         self.headers = carrier
-        self.note(**attributes)
+        self.set_attributes(**attributes)
 
-    def note(self, **attributes: Any) -> None:
+    def set_attributes(self, **attributes: Any) -> None:
         self._span.set_attributes(
             {f"turnfold.{name}": value for name, value in attributes.items() if value is not None}
         )
