@@ -65,6 +65,7 @@ async def read_events(
         Unavailable: the server does not reply.
     """
     inbox = client.new_inbox()
+    # Without limits, because nats-py drops what exceeds them. `READ_BYTES` limits the replies.
     subscription = await client.subscribe(inbox, pending_msgs_limit=-1, pending_bytes_limit=-1)
     wanted = {
         "seq": first_seq,

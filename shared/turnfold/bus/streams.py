@@ -48,6 +48,7 @@ EVENTS = StreamConfig(
     subjects=list(EVENTS_SUBJECTS),
     retention=RetentionPolicy.LIMITS,
     storage=StorageType.FILE,
+    # A full stream refuses new events: dropping old ones would lose what no worker has stored.
     discard=DiscardPolicy.NEW,
     duplicate_window=DUPLICATE_WINDOW_SECONDS,
     max_age=0.0,
@@ -72,7 +73,9 @@ INGEST = ConsumerConfig(
     durable_name=EVENTS_CONSUMER,
     deliver_policy=DeliverPolicy.ALL,
     ack_policy=AckPolicy.EXPLICIT,
+    # Short, because receivers report unfinished messages as in progress every two seconds.
     ack_wait=5.0,
+    # An event that can never be stored becomes a dead letter. Giving up on others would lose them.
     max_deliver=-1,
     max_ack_pending=20_000,
 )

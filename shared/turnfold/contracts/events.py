@@ -192,6 +192,8 @@ def _tool_returned(fields: dict[str, Any], raw: dict[str, str]) -> Event:
     metadata = _optional(fields, "metadata", dict)
     content, shown, original = fields["content"], raw["content"], None
     if not _is_message_content(content):
+        # A chat message cannot hold this value, so windows show its JSON. History returns the
+        # original.
         content, original = json.dumps(content, ensure_ascii=False, separators=(",", ":")), shown
         shown = json.dumps(content, ensure_ascii=True)
     named = f', "name": {raw["name"]}' if name is not None else ""
@@ -287,6 +289,7 @@ def claimed_key(payload: bytes) -> SessionKey | None:
 
 def _written(payload: bytes, name: str) -> str | None:
     """Return the first string after this name in a text that is not JSON."""
+    # Bounded repetition: the payload is not JSON and may have megabytes.
     match = re.search(rb'"%s"\s*:\s*("(?:[^"\\]|\\.){1,2000}")' % name.encode(), payload)
     try:
         return str(json.loads(match[1])) if match else None
@@ -314,4 +317,5 @@ def _envelope(raw: dict[str, str], without: tuple[str, ...]) -> str | None:
 
 
 def _digest(texts: list[str]) -> bytes:
+    # A separator that JSON cannot contain unescaped: no two lists of texts give one digest.
     return blake2b("\x1f".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -21,6 +21,7 @@ def _finite(text: str) -> float:
 
 
 def _bounded(text: str) -> int:
+    # Python raises for more digits, and converting them takes quadratic time.
     return int(text) if len(text.lstrip("-")) <= INTEGER_MAX_DIGITS else _refuse(text)
 
 
@@ -49,6 +50,7 @@ def read_members(payload: bytes, depth: int) -> tuple[dict[str, Any], dict[str, 
         raise BadEvent("too_deep", f"more than {depth} levels") from None
     except (ValueError, StopIteration, IndexError) as error:
         raise BadEvent("not_json", type(error).__name__) from None
+    # Walking the values costs as much as parsing. Nearly no event has that many brackets.
     if text.count("[") + text.count("{") > depth and _depth(fields, depth) > depth:
         raise BadEvent("too_deep", f"more than {depth} levels")
     return fields, raw, elements

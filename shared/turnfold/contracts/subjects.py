@@ -89,6 +89,7 @@ def id_of(token: str) -> str | None:
         identifier = unquote_to_bytes(token).decode()
     except UnicodeDecodeError:
         return None
+    # Canonical only: two subjects for one session would evade permissions.
     return identifier if id_fault(identifier) is None and token_of(identifier) == token else None
 
 

@@ -54,6 +54,7 @@ def configure_logs(
         cache_logger_on_first_use=True,
     )
 
+    # Libraries log with the standard module. Their lines get the same form.
     handler = logging.StreamHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -61,6 +62,7 @@ def configure_logs(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
+    # Never below `warning`: libraries write what they send at lower levels, and that is user text.
     logging.basicConfig(handlers=[handler], level=max(threshold, logging.WARNING), force=True)
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -86,6 +86,7 @@ def begin(service: str) -> None:
     if is_enabled():
         return
     provider = trace.get_tracer_provider()
+    # The placeholder of a program that set up nothing.
     if isinstance(provider, trace.ProxyTracerProvider):
         provider = TracerProvider(
             resource=Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", service)})

@@ -90,6 +90,7 @@ def read_settings(
         )
         values["http_url"] = http_url(host, port, is_encrypted="http_certificate" in values)
     if "nats_url" not in values and values.get("data_dir"):
+        # What was set explicitly overrides the ready line.
         values = _urls_of_running_system(values["data_dir"]) | values
     settings = _with_policy(values, numbers, short_overrides(environ))
     _check_key(settings)
@@ -143,6 +144,7 @@ def _environment(environ: Mapping[str, str]) -> _Layer:
         *(f"{POLICY_PREFIX}{name.upper()}" for name in FIELD_TYPES),
         *(f"{LIMIT_PREFIX}{name.upper()}" for name in CEILINGS),
     ]
+    # A misspelled variable would be ignored in silence, and with it a limit.
     for name in sorted(variables):
         if name not in known:
             raise StartError(_unknown_name("setting", name, known))

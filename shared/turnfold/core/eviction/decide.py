@@ -48,6 +48,7 @@ def decide_eviction(
         if block.head is not request and not _may_be_answered(block, policy, now_ms)
         for message in block.stored
     ]
+    # Loose messages belong to no block. They leave with what surrounds them.
     leaving += [message for message in grouped.loose if border is None or message.position < border]
     evicted = tuple(sorted(leaving, key=_position))
     return Evict(evicted) if _is_worth_it(evicted, policy, trigger) else NoEviction()
@@ -64,6 +65,7 @@ def _boundary(blocks: Sequence[Block], policy: Policy) -> int:
         messages += len(block.stored) if block.results else 1
         tokens += block.tokens
         rounds += block.head.is_request
+    # Bounded: a long stretch without a user message must not keep everything.
     allowed = max(policy.keep_messages, messages // 2)
     extra = 0
     for index in range(needed, -1, -1):
@@ -125,4 +127,5 @@ def clamp_keep_tokens(policy: Policy, fired: FiredTrigger) -> Policy:
     limit = fired.budget_tokens
     if not limit or policy.keep_tokens + policy.min_gain_tokens <= limit:
         return policy
+    # Otherwise nothing would leave, or the same trigger would fire at once again.
     return replace(policy, keep_tokens=min(policy.keep_tokens, limit // 2))

@@ -119,6 +119,7 @@ def plan_evictions(
     limits = TriggerLimits.of(policy, model_window=model_window)
     present, arriving = _before_batch(live, new_seqs, rounds)
     evictions: list[Eviction] = []
+    # As it was before the batch: `total_tokens` counts its messages already.
     total = hold.total_tokens - sum(
         [message.tokens for arrived in arriving.values() for message in arrived]
     )
@@ -132,6 +133,7 @@ def plan_evictions(
         present.add(arrived)
         total += sum([message.tokens for message in arrived])
         is_held = hold.to_tokens and total < hold.to_tokens
+        # Events without messages change no counts, but report usage.
         is_examined = seq in meter.times or _is_examined(before, len(present.messages))
         if is_held or not is_examined:
             continue
@@ -171,6 +173,7 @@ class _LiveMessages:
     def add(self, arrived: Sequence[Message]) -> None:
         """Add the messages of one event."""
         present = self.messages
+        # Nearly always: sorting thousands of messages for each event would be quadratic.
         is_in_order = not present or not arrived or arrived[0].position > present[-1].position
         present += arrived
         if not is_in_order:

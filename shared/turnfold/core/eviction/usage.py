@@ -36,6 +36,7 @@ def read_report(usage: Mapping[str, Any] | None) -> UsageReport | None:
         return None
     prompt = _number(usage, "prompt_tokens")
     if prompt is None and (prompt := _number(usage, "input_tokens")) is not None:
+        # Anthropic counts cached input apart; it fills the window all the same.
         prompt += sum(
             _number(usage, name) or 0
             for name in ("cache_read_input_tokens", "cache_creation_input_tokens")
@@ -97,11 +98,13 @@ def calibration_factor(
             break
     if len(ratios) < DIFFERENCES_NEEDED:
         return 1.0
+    # Bounded, because reports come from clients, and the median, because one may be forged.
     return round(min(max(median(ratios), FACTOR_AT_LEAST), FACTOR_AT_MOST), 4)
 
 
 def _saw_a_compaction(difference: ReportDelta, moments: Sequence[int]) -> bool:
     """Return whether a compaction may lie between two reports."""
+    # Older compactions were not read, and one of them may lie in between.
     if len(moments) >= COMPACTIONS_LOOKED_AT and difference.since_ms < min(moments):
         return True
     return any(difference.since_ms <= moment < difference.until_ms for moment in moments)

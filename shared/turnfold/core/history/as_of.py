@@ -113,6 +113,7 @@ def state_as_of(
         ):
             pending.append(eviction)
         else:
+            # Its messages are still marked today, and were live then.
             if eviction.restored_at_ms is None and eviction.first_position <= until:
                 later.append(eviction)
             continue

@@ -27,5 +27,6 @@ def seal(prev_hash: str, values: Sequence[Any], actor: str) -> str:
 
     `compaction_id` is an integer or null and `details` a JSON text, as in the table.
     """
+    # Fixed separators and ASCII: an auditor must get the same bytes from any JSON library.
     sealed = json.dumps([prev_hash, *values, actor], ensure_ascii=True, separators=(",", ":"))
     return sha256(sealed.encode()).hexdigest()

@@ -51,6 +51,7 @@ def match_results(
             else:
                 unanswered.append(seen)
         elif unanswered:
+            # The newest call: ids may repeat, and an older call of this id may never be answered.
             verdicts[seen.position] = MatchedResult(CallRef(*unanswered.pop()), False)
             last = seen.digest
         elif seen.digest == last:

@@ -161,6 +161,7 @@ def priority_of(message: Message) -> Priority:
 def _binds(text: str, *, is_advice: bool) -> bool:
     """Return whether a text decides, demands, or asks to remember. Advice does not."""
     if len(text) > 2 * READ_CHARACTERS:
+        # What a long paste demands stands before or after it.
         text = f"{text[:READ_CHARACTERS]}\n{text[-READ_CHARACTERS:]}"
     if not text.isascii() and CHINESE.search(text):
         return True
@@ -284,8 +285,10 @@ NOTHING_SEEN = re.compile(r"\s*(?:cd(?![\w-])|true|echo(?![\w-])|printf(?![\w-])
 @lru_cache(maxsize=256)
 def _command_looks(command: str) -> bool:
     """Return whether all parts of a shell command only read, and there is at least one."""
+    # A substitution may run anything.
     if not command or "$(" in command or "`" in command:
         return False
+    # Without quoted texts, whose signs are no operators.
     plain = HARMLESS.sub("", QUOTED.sub("q", command))
     if ">" in plain or "<<" in plain:
         return False
