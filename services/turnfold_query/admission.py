@@ -7,14 +7,13 @@ import asyncio
 import json
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
-from urllib.parse import unquote_to_bytes
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnfold.bus.admission import INSTALLATION, RETRY_AFTER_MS, ConcurrencyLimiter, Place
 from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
-from turnfold_query.auth import AGENTS, request_grant
+from turnfold_query.auth import agent_of, request_grant
 
 LEAST_BYTES = 64 * 1024
 """The least that a body counts: its connection takes memory too. Longer answers count until they are read."""
@@ -214,16 +213,6 @@ def askers_of(scope: Scope) -> tuple[Hashable, ...]:
     if agent_id is None:
         return several or (INSTALLATION,)
     return (agent_id,) if not several or len(grant.agents) == 1 else (agent_id, *several)
-
-
-def agent_of(path: str) -> str | None:
-    """The agent that a path names, as it was sent; None where it names none."""
-    if not path.startswith(AGENTS):
-        return None
-    try:
-        return unquote_to_bytes(path.removeprefix(AGENTS).partition("/")[0]).decode() or None
-    except UnicodeDecodeError:
-        return None
 
 
 async def _body(

@@ -63,15 +63,19 @@ def request_grant(scope: Scope) -> Grant:
 def _is_within(grant: Grant, path: str) -> bool:
     if grant.is_operators or path == LISTED:
         return True
+    agent_id = agent_of(path)
+    return agent_id is not None and grant.allows(agent_id)
+
+
+def agent_of(path: str) -> str | None:
+    """Return the agent that a path names, as it was sent; None if it names none."""
     if not path.startswith(AGENTS):
-        return False
+        return None
     try:
-        # Decoded as the routes decode it: otherwise one spelling of an id could be checked and
-        # another one used.
-        agent_id = unquote_to_bytes(path.removeprefix(AGENTS).partition("/")[0]).decode()
+        # As the routes do: otherwise one spelling of an id could be checked and another one used.
+        return unquote_to_bytes(path.removeprefix(AGENTS).partition("/")[0]).decode() or None
     except UnicodeDecodeError:
-        return False
-    return grant.allows(agent_id)
+        return None
 
 
 def _refusal(status: HTTPStatus, message: str) -> Response:

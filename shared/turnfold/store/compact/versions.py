@@ -27,6 +27,7 @@ from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.predicates import is_pending
 from turnfold.store.database.schema import compactions, messages, restorations, summaries
+from turnfold.store.database.sequence_ranges import stretches
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key, write_back
 from turnfold.store.database.statements import Bulk, BulkInsert, Prepared
 
@@ -299,7 +300,9 @@ def _make_live(
 ) -> list[Message]:
     """Undo the eviction of a compaction, record which messages it had, and return them."""
     taken = [message_of(row) for row in _TAKEN.rows(connection, sid, first, last, by)]
-    _RESTORE.run(connection, [(sid, by, *run) for run in _runs(connection, sid, first, last, by)])
+    among = _AMONG.rows(connection, sid, first, last)
+    spans = stretches((position, evicted_by == by) for position, evicted_by in among)
+    _RESTORE.run(connection, [(sid, by, *span) for span in spans])
     _FREE.run(connection, [(sid, first, last, by)])
     connection.execute(
         update(compactions)
@@ -307,23 +310,6 @@ def _make_live(
         .values(status="restored", is_covered=False, lease_until_ms=None, restored_at_ms=now_ms)
     )
     return taken
-
-
-def _runs(
-    connection: Connection, sid: int, first: int, last: int, by: int
-) -> list[tuple[int, int]]:
-    """Return the messages of an eviction as ranges of positions that contain no others."""
-    runs: list[tuple[int, int]] = []
-    is_open = False
-    for position, compaction_id in _AMONG.rows(connection, sid, first, last):
-        if compaction_id != by:
-            is_open = False
-        elif is_open:
-            runs[-1] = (runs[-1][0], position)
-        else:
-            runs.append((position, position))
-            is_open = True
-    return runs
 
 
 def _check_range(connection: Connection, session: SessionRow, from_version: int) -> None:

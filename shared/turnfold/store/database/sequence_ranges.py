@@ -34,6 +34,17 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
     return joined_ranges
 
 
+def stretches(positions: Iterable[tuple[int, bool]]) -> list[Range]:
+    """Return the chosen ones of these positions as ranges that contain no others."""
+    ranges: list[Range] = []
+    is_open = False
+    for position, is_chosen in positions:
+        if is_chosen:
+            ranges.append((ranges.pop()[0] if is_open else position, position))
+        is_open = is_chosen
+    return ranges
+
+
 def add(connection: Connection, ranges: Iterable[Range]) -> None:
     """Record sequences as ingested."""
     new = joined(ranges)

@@ -14,6 +14,7 @@ from turnfold.core.summary.digest import digest_eviction, digest_messages
 from turnfold.messages import Message
 from turnfold.observability.tracing import span
 from turnfold.ports.ingest import DecodedEvent, Installation
+from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.predicates import is_live, is_planned
 from turnfold.store.database.schema import compactions, messages
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
@@ -114,22 +115,12 @@ def _escalation(eviction: Eviction) -> dict[str, Any]:
     return {"is_escalated": True, "is_over": eviction.is_over} if eviction.is_escalated else {}
 
 
-def _runs(live: Sequence[Message], evicted: Sequence[Message]) -> list[tuple[int, int]]:
+def _runs(live: Sequence[Message], evicted: Sequence[Message]) -> list[ranges.Range]:
     """Return evicted messages as ranges of positions that contain no other live message."""
     # Ranges, because one UPDATE marks thousands of messages. What stays, such as instructions, ends
     # a range.
     leaving = {message.position for message in evicted}
-    runs: list[tuple[int, int]] = []
-    is_open = False
-    for message in live:
-        if message.position not in leaving:
-            is_open = False
-        elif is_open:
-            runs[-1] = (runs[-1][0], message.position)
-        else:
-            runs.append((message.position, message.position))
-            is_open = True
-    return runs
+    return ranges.stretches((message.position, message.position in leaving) for message in live)
 
 
 NOTHING: Mapping[int, DecodedEvent] = {}

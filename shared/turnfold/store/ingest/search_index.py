@@ -30,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.elements import ColumnElement
 
-from turnfold.core.text.search import searchable
+from turnfold.core.text.search import Term, searchable
 from turnfold.core.text.words import terms
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import index_removals, messages, sessions, word_index
@@ -55,6 +55,16 @@ class UnindexedMessage(NamedTuple):
 def of_session(sid: int, term: str) -> str:
     """Return a term as the index stores it: the session number, then the word."""
     return f"{sid}{term}"
+
+
+def fts5_term(sid: int, term: Term) -> str:
+    """Quote a term for FTS5. Terms contain only letters and digits, so nothing is escaped."""
+    return f'"{of_session(sid, term.text)}"{"*" if term.is_prefix else ""}'
+
+
+def tsquery_term(sid: int, term: Term) -> str:
+    """Quote a term for a tsquery of PostgreSQL."""
+    return f"'{of_session(sid, term.text)}'{':*' if term.is_prefix else ''}"
 
 
 class SqlSearchIndex:

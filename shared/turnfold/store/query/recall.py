@@ -30,7 +30,7 @@ from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.schema import messages, sessions, word_index
 from turnfold.store.database.statements import Prepared
-from turnfold.store.ingest.search_index import of_session
+from turnfold.store.ingest.search_index import fts5_term, tsquery_term
 
 ORDERS_BYTES = 16_000_000
 """The most bytes of cached session orders; a message takes `ORDER_BYTES`."""
@@ -234,20 +234,11 @@ def _places(
 ) -> FoundPlaces:
     """Return the ordinals of the messages before `until` that hold any term of a lookup."""
     dialect = connection.dialect.name
-    write, either = (_for_fts5, " OR ") if dialect == "sqlite" else (_for_tsquery, " | ")
+    write, either = (fts5_term, " OR ") if dialect == "sqlite" else (tsquery_term, " | ")
     asked = either.join([write(sid, term) for term in lookup])
     rows = _MATCHES[dialect].rows(connection, asked, until, MOST_PLACES + 1)
     places = order.ordinals([row[0] for row in rows])
     return FoundPlaces(places[:MOST_PLACES], len(places) > MOST_PLACES)
-
-
-def _for_fts5(sid: int, term: Term) -> str:
-    """Quote a term. Terms contain only letters and digits, so nothing is escaped."""
-    return f'"{of_session(sid, term.text)}"{"*" if term.is_prefix else ""}'
-
-
-def _for_tsquery(sid: int, term: Term) -> str:
-    return f"'{of_session(sid, term.text)}'{':*' if term.is_prefix else ''}"
 
 
 def _add_unindexed(  # one step of a snapshot, apart for its length

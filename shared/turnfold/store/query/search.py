@@ -31,7 +31,7 @@ from turnfold.store.compact.coverage import covered_compactions
 from turnfold.store.database.engine import Database
 from turnfold.store.database.predicates import is_live
 from turnfold.store.database.schema import compactions, messages, sessions, word_index
-from turnfold.store.ingest.search_index import UNDIVIDED, of_session
+from turnfold.store.ingest.search_index import UNDIVIDED, fts5_term, tsquery_term
 from turnfold.store.query.history import ORIGINALS, original_of
 
 NEWEST, OLDEST = 200, 60
@@ -177,22 +177,16 @@ def _has_more(connection: Connection, places: Places, than: int) -> bool:
 
 def _matching_fts5(sid: int, lookup: Lookup) -> tuple[Places, ColumnElement[int]]:
     """Select matching positions. FTS5 returns them in key order, so nothing is sorted."""
-    asked = f"({' AND '.join(_quoted(sid, term) for term in lookup)}) OR {_quoted(sid, Term(UNDIVIDED))}"
+    words = " AND ".join(fts5_term(sid, term) for term in lookup)
+    asked = f"({words}) OR {fts5_term(sid, Term(UNDIVIDED))}"
     matches = text("word_index MATCH :asked").bindparams(asked=asked)
     return select(word_index.c.rowid.label("position")).where(matches), word_index.c.rowid
 
 
-def _quoted(sid: int, term: Term) -> str:
-    """Quote a term for FTS5. Terms contain only letters and digits, so nothing is escaped."""
-    return f'"{of_session(sid, term.text)}"{"*" if term.is_prefix else ""}'
-
-
 def _matching_tsvector(sid: int, lookup: Lookup) -> tuple[Places, ColumnElement[int]]:
     """Select matching positions by the GIN index; otherwise the planner might scan positions."""
-    words = " & ".join(
-        f"'{of_session(sid, term.text)}'{':*' if term.is_prefix else ''}" for term in lookup
-    )
-    asked = cast(literal(f"({words}) | '{of_session(sid, UNDIVIDED)}'"), postgresql.TSQUERY)
+    words = " & ".join(tsquery_term(sid, term) for term in lookup)
+    asked = cast(literal(f"({words}) | {tsquery_term(sid, Term(UNDIVIDED))}"), postgresql.TSQUERY)
     matches = (
         select(word_index.c.position)
         .where(word_index.c.terms.op("@@")(asked))

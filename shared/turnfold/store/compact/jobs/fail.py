@@ -1,6 +1,7 @@
 """End a job without a version: it failed, is tried again later, or was written too late."""
 
 from collections.abc import Callable
+from typing import Any
 
 from sqlalchemy import Connection, update
 
@@ -42,18 +43,8 @@ def fail_job(
     Raises:
         LostLease: another worker holds the job.
     """
-    session = lock_by_sid(connection, [job.sid]).get(job.sid)
-    update_held(
-        connection,
-        job,
-        status=str(status),
-        lease_until_ms=None,
-        reason=reason,
-        finished_at_ms=now_ms,
-    )
+    session = _release(connection, job, status=str(status), reason=reason, finished_at_ms=now_ms)
     delete_chunk_summaries(connection, job.sid)
-    if session is None:
-        raise LostLease(job.compaction_ids[-1])
     journal = SessionJournal()
     _journal_failure(
         journal, session, job, _PHASES[status], reason=reason, detail=detail, model=model,
@@ -88,17 +79,9 @@ def retry_job(
     Raises:
         LostLease: another worker holds the job.
     """
-    session = lock_by_sid(connection, [job.sid]).get(job.sid)
-    update_held(
-        connection,
-        job,
-        status="pending",
-        lease_until_ms=None,
-        reason=reason,
-        next_attempt_at_ms=retry_at_ms,
+    session = _release(
+        connection, job, status="pending", reason=reason, next_attempt_at_ms=retry_at_ms
     )
-    if session is None:
-        raise LostLease(job.compaction_ids[-1])
     journal = SessionJournal()
     _journal_failure(
         journal, session, job, "attempt_failed", reason=reason, detail=detail, model=model,
@@ -107,6 +90,19 @@ def retry_job(
     _notify_failure(journal, session, job, reason=reason, next_attempt_at_ms=retry_at_ms)
     journal.write(connection)
     write_back(connection, [session])
+
+
+def _release(connection: Connection, job: Job, **values: Any) -> SessionRow:
+    """Change the rows of a job, end their lease, and return the locked session.
+
+    Raises:
+        LostLease: another worker holds the job, or the session was erased.
+    """
+    session = lock_by_sid(connection, [job.sid]).get(job.sid)
+    update_held(connection, job, lease_until_ms=None, **values)
+    if session is None:
+        raise LostLease(job.compaction_ids[-1])
+    return session
 
 
 def discard_result(connection: Connection, job: Job, *, now_ms: int) -> None:
