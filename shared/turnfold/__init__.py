@@ -1,6 +1,6 @@
-"""Turnfold: the completed turns of an agent fold into a running summary, in the background, and no agent waits.
+"""Turnfold keeps long conversations of LLM agents within the model's context window.
 
-An agent publishes what was said and asks what its model should see next:
+An agent publishes its turns and asks what its model should see next:
 
 ```python
 import turnfold
@@ -16,10 +16,11 @@ async def answer(question: str) -> str:
         return reply
 ```
 
-`ContextRecovery` wraps the call of a model so that a conversation that grew too long, or a service that is away, does not end it;
-`LadderCompressor` and `assemble` make a list of messages fit without any service.
+`ContextRecovery` wraps a model call, so that the agent continues if its conversation becomes too
+long or the service is unavailable. `LadderCompressor` and `assemble` make a list of messages fit
+without any service.
 
-What stands here is the public interface; everything else may change between releases.
+Only the names in this module are public. Everything else may change between releases.
 """
 
 from importlib import import_module
@@ -138,7 +139,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """What stands in `_LATER`, from then on like any other name."""
+    """Import a name of `_LATER` when it is first used."""
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_LATER[name]), name)

@@ -49,11 +49,14 @@ def audit(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[verify] [AGENT SESSION]", help="One session (default: the newest 1,000)."
+            metavar="verify | AGENT SESSION", help="One session (default: the 1,000 newest)."
         ),
     ] = None,
     limit: Annotated[
-        int, typer.Option(min=0, help="Show at most this many rows, the newest; 0 shows all.")
+        int,
+        typer.Option(
+            min=0, metavar="COUNT", help="Show at most this many rows, the newest; 0 shows all."
+        ),
     ] = 50,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line.")
@@ -62,7 +65,7 @@ def audit(
     """Show the audit log, or verify its hash chain.
 
     `verify` recomputes the hash chain of each session.
-    It exits with status 1 if a row was changed, omitted or cut off.
+    It exits with status 1 if a row was changed, removed or cut off.
     """
     arguments = words or []
     is_verify = arguments[:1] == ["verify"] and len(arguments) != 2

@@ -40,15 +40,27 @@ def register(app: typer.Typer) -> None:
 
 
 def context(
-    agent: Annotated[str, typer.Argument(help="The agent's id.")],
-    session: Annotated[str, typer.Argument(help="The session's id.")],
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.")],
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="The session's id.")],
     max_tokens: Annotated[
-        int | None, typer.Option(min=0, help="Size of the whole window, including the summary.")
+        int | None,
+        typer.Option(
+            min=0, metavar="TOKENS", help="Size of the whole window, including the summary."
+        ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Fit the window to this model.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Model that will read the window (default: that of the newest event).",
+        ),
+    ] = None,
     as_of: Annotated[
         str | None,
-        typer.Option(help="Show an earlier window: message id, RFC 3339 time or summary version."),
+        typer.Option(
+            metavar="WHEN",
+            help="Show an earlier window, by message id, RFC 3339 time or summary version.",
+        ),
     ] = None,
     shape: Annotated[
         OutputFormat, typer.Option("--format", help="Format of the messages.")

@@ -37,7 +37,9 @@ def list_(as_json: AsJson = False) -> None:
 
 
 def show(
-    dead_letter_id: Annotated[int, typer.Argument(min=1, help="The number in the list.")],
+    dead_letter_id: Annotated[
+        int, typer.Argument(min=1, metavar="ID", help="Number of the dead letter in the list.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Show one dead letter with its content, as far as it was kept.
@@ -63,17 +65,20 @@ def show(
 def replay(
     ids: Annotated[
         list[int] | None,
-        typer.Argument(min=1, metavar="[ID]...", help="The numbers in the list."),
+        typer.Argument(min=1, metavar="ID", help="Numbers of dead letters in the list."),
     ] = None,
     reason: Annotated[
-        str | None, typer.Option(help="Replay those with this reason that were not replayed yet.")
+        str | None,
+        typer.Option(
+            metavar="REASON", help="Replay those with this reason that were not replayed yet."
+        ),
     ] = None,
     is_all: Annotated[
         bool, typer.Option("--all", help="Replay all that were not replayed yet.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Publish dead letters again after their cause is fixed; each one only once."""
+    """Publish dead letters again, each once. Fix their cause first."""
     if [bool(ids), reason is not None, is_all].count(True) != 1:
         raise typer.BadParameter("specify ID..., --reason or --all")
     rows = asyncio.run(_replayed(system_to_change(), ids or (), reason))

@@ -46,10 +46,13 @@ def register(app: typer.Typer) -> None:
 def demo(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE...]", help="Conversations (default: those in ./examples)."),
+        typer.Argument(metavar="FILE", help="Conversations (default: those in ./examples)."),
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Keep all data there (default: delete it at the end).")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Keep all data in this directory (default: delete it at the end)."
+        ),
     ] = None,
 ) -> None:
     """Start the whole system, replay conversations, show the results, and stop it."""

@@ -16,9 +16,12 @@ def register(app: typer.Typer) -> None:
 
 
 def erase(
-    agent: Annotated[str, typer.Argument(help="The agent's id.")],
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.")],
     session: Annotated[
-        str | None, typer.Argument(help="The session's id (default: all sessions of the agent).")
+        str | None,
+        typer.Argument(
+            metavar="SESSION", help="The session's id (default: all sessions of the agent)."
+        ),
     ] = None,
     is_confirmed: Annotated[
         bool, typer.Option("--yes", help="Erase without confirmation.")

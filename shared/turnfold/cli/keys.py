@@ -16,7 +16,9 @@ TOKENS_FILE = "tokens.json"
 COLUMNS = ("kind", "name", "role", "agents", "actor", "created_at")
 MIN_PREFIX_LENGTH = 6
 
-Directory = Annotated[Path, typer.Option("--dir", help="Directory of keys and tokens.")]
+Directory = Annotated[
+    Path, typer.Option("--dir", metavar="DIR", help="Directory of keys and tokens.")
+]
 NatsFile = Annotated[
     Path | None,
     typer.Option(
@@ -53,8 +55,13 @@ def register(app: typer.Typer) -> None:
 
 
 def new(
-    role: Annotated[RoleName, typer.Argument(help="The role of the key.")],
-    agent: Annotated[str | None, typer.Argument(help="The agent's id, for the role agent.")] = None,
+    role: Annotated[
+        RoleName,
+        typer.Argument(metavar="ROLE", help="The role of the key."),
+    ],
+    agent: Annotated[
+        str | None, typer.Argument(metavar="AGENT", help="The agent's id, for the role agent.")
+    ] = None,
     directory: Directory = KEYS_DIR,
     nats_file: NatsFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -89,7 +96,8 @@ def new(
 
 def token(
     agents: Annotated[
-        list[str] | None, typer.Argument(help="Ids of the agents that the token may access.")
+        list[str] | None,
+        typer.Argument(metavar="AGENT", help="Ids of the agents that the token may access."),
     ] = None,
     is_operators: Annotated[
         bool,
@@ -99,7 +107,10 @@ def token(
     ] = False,
     name: Annotated[
         str | None,
-        typer.Option(help="Name in the audit log (default: the first 12 characters of its hash)."),
+        typer.Option(
+            metavar="NAME",
+            help="Name in the audit log (default: the first 12 characters of its hash).",
+        ),
     ] = None,
     directory: Directory = KEYS_DIR,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -148,7 +159,9 @@ def list_all(
 def revoke(
     name: Annotated[
         str,
-        typer.Argument(help="A key or token hash of `keys list`, or its first characters."),
+        typer.Argument(
+            metavar="NAME", help="A key or token hash of `keys list`, or its first characters."
+        ),
     ],
     directory: Directory = KEYS_DIR,
     nats_file: NatsFile = None,

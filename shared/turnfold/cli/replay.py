@@ -74,20 +74,27 @@ def replay(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE...", help="Conversation files, gzipped or not. Use - for standard input."
+            metavar="FILE", help="Conversation files, gzipped or not. Use - for standard input."
         ),
     ],
     agent: Annotated[
         str | None,
-        typer.Option(help="Agent id for all (default: each conversation's own, or replay)."),
+        typer.Option(
+            metavar="AGENT", help="Agent id of all conversations (default: their own, or replay)."
+        ),
     ] = None,
-    step: Annotated[Step, typer.Option(help="Content of one event.")] = Step.TURN,
+    step: Annotated[Step, typer.Option(help="What one event contains.")] = Step.TURN,
     speed: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Events per second and session (default: no limit)."),
+        typer.Option(
+            min=0.001, metavar="RATE", help="Events per second and session (default: no limit)."
+        ),
     ] = None,
     wait_seconds: Annotated[
-        float, typer.Option(min=0, help="Time to wait for summaries after all events are stored.")
+        float,
+        typer.Option(
+            min=0, metavar="SECONDS", help="Time to wait for summaries after all events are stored."
+        ),
     ] = 10.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per session and line.")

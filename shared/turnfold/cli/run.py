@@ -29,13 +29,18 @@ def register(app: typer.Typer) -> None:
 def up(
     data_dir: Annotated[
         Path | None,
-        typer.Option(help="Directory for all data (default: TURNFOLD_DATA_DIR, else .turnfold)."),
+        typer.Option(
+            metavar="DIR",
+            help="Directory for all data (default: TURNFOLD_DATA_DIR, else .turnfold).",
+        ),
     ] = None,
     nats_port: Annotated[
-        int, typer.Option(min=0, max=65_535, help="Port of NATS; 0 picks a free one.")
+        int,
+        typer.Option(min=0, max=65_535, metavar="PORT", help="Port of NATS; 0 picks a free one."),
     ] = NATS_PORT,
     http_port: Annotated[
-        int | None, typer.Option(min=0, max=65_535, help="Port of HTTP; 0 picks a free one.")
+        int | None,
+        typer.Option(min=0, max=65_535, metavar="PORT", help="Port of HTTP; 0 picks a free one."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:

@@ -42,14 +42,19 @@ def register(app: typer.Typer) -> None:
 
 
 def search(
-    agent: Annotated[str, typer.Argument(help="The agent's id.")],
-    session: Annotated[str, typer.Argument(help="The session's id.")],
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.")],
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="The session's id.")],
     query: Annotated[
         list[str],
-        typer.Argument(help="Words, a path, an id or a number. Several words form one query."),
+        typer.Argument(
+            metavar="QUERY", help="Words, a path, an id or a number. Several words form one query."
+        ),
     ],
     limit: Annotated[
-        int, typer.Option(min=1, max=MOST_HITS, help="Show at most this many, best first.")
+        int,
+        typer.Option(
+            min=1, max=MOST_HITS, metavar="COUNT", help="Show at most this many, best first."
+        ),
     ] = 20,
     state: Annotated[State | None, typer.Option(help="Only messages in this state.")] = None,
     role: Annotated[Speaker | None, typer.Option(help="Only messages of this role.")] = None,

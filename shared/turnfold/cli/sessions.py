@@ -13,8 +13,8 @@ from turnfold.cli.output import console, print_rows, show_json
 from turnfold.client import Session, Summary
 from turnfold.errors import Conflict
 
-Agent = Annotated[str, typer.Argument(help="The agent's id.")]
-SessionName = Annotated[str, typer.Argument(help="The session's id.")]
+Agent = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.")]
+SessionName = Annotated[str, typer.Argument(metavar="SESSION", help="The session's id.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 SESSION_COLUMNS = (
@@ -53,8 +53,12 @@ def register(app: typer.Typer) -> None:
 
 
 def sessions(
-    agent: Annotated[str | None, typer.Option(help="Only sessions of this agent.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Show at most this many, newest first.")] = 100,
+    agent: Annotated[
+        str | None, typer.Option(metavar="AGENT", help="Only sessions of this agent.")
+    ] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, metavar="COUNT", help="Show at most this many, newest first.")
+    ] = 100,
     as_json: AsJson = False,
 ) -> None:
     """List the sessions with their counters, newest event first."""
@@ -109,7 +113,8 @@ def summaries_show(
     agent: Agent,
     session: SessionName,
     version: Annotated[
-        int | None, typer.Argument(min=1, help="The version (default: the one in force).")
+        int | None,
+        typer.Argument(min=1, metavar="VERSION", help="The version (default: the one in force)."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -25,7 +25,7 @@ from turnfold.client import Session, Summary
 from turnfold.contracts.subjects import token_of
 from turnfold.errors import BadRequest, Conflict, Unavailable
 
-Version = Annotated[int, typer.Argument(min=1, help="The number of a version.")]
+Version = Annotated[int, typer.Argument(min=1, metavar="VERSION", help="The number of a version.")]
 COLORS = {Mark.GONE: "red", Mark.NEW: "green", Mark.SAME: "dim"}
 MAX_LINE_LENGTH = 400
 CAMPAIGN_COLUMNS = (
@@ -66,7 +66,10 @@ def diff(
     session: SessionName,
     before: Version,
     after: Annotated[
-        int | None, typer.Argument(min=1, help="The other version (default: the one in force).")
+        int | None,
+        typer.Argument(
+            min=1, metavar="OTHER", help="The other version (default: the one in force)."
+        ),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Also show lines that both versions have.")
@@ -148,7 +151,8 @@ def promote(
     session: SessionName,
     version: Version,
     over: Annotated[
-        int | None, typer.Option(min=1, help="Promote only if this version is in force.")
+        int | None,
+        typer.Option(min=1, metavar="VERSION", help="Promote only if this version is in force."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -170,29 +174,53 @@ def promote(
 
 def regenerate(  # noqa: PLR0917  # a parameter for each option
     agent: Annotated[
-        str | None, typer.Argument(help="The agent's id; required unless --all is set.")
+        str | None,
+        typer.Argument(metavar="AGENT", help="The agent's id; required unless --all is set."),
     ] = None,
     session: Annotated[
-        str | None, typer.Argument(help="The session's id (default: all sessions of the agent).")
+        str | None,
+        typer.Argument(
+            metavar="SESSION", help="The session's id (default: all sessions of the agent)."
+        ),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Regenerate every session of every agent.")
     ] = False,
-    model: Annotated[str | None, typer.Option(help="Model (default: the policy's).")] = None,
-    style: Annotated[str | None, typer.Option(help="narrative or structured.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Model that writes (default: that of the policy)."),
+    ] = None,
+    style: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STYLE", help="Style: narrative or structured (default: that of the policy)."
+        ),
+    ] = None,
     prompt: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="A file with another task for the model."),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="File with instructions for the model, instead of the usual ones.",
+        ),
     ] = None,
     from_version: Annotated[
-        int | None, typer.Option(min=1, help="Extend this version with the messages after it.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="VERSION",
+            help="Extend this version by the later messages instead of starting anew.",
+        ),
     ] = None,
     at_once: Annotated[
         int,
-        typer.Option(min=1, max=100, help="Sessions to regenerate at the same time."),
+        typer.Option(
+            min=1, max=100, metavar="COUNT", help="Sessions to regenerate at the same time."
+        ),
     ] = 2,
     wait: Annotated[
-        bool, typer.Option(help="Wait for the result; the work continues without waiting.")
+        bool, typer.Option(help="Wait for the result, or let the work continue in the background.")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -330,7 +358,9 @@ def restore(
     session: SessionName,
     compaction_id: Annotated[
         str | None,
-        typer.Argument(help="The compaction (default: the newest that can be undone)."),
+        typer.Argument(
+            metavar="COMPACTION", help="The compaction (default: the newest that can be undone)."
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Restore without confirmation.")] = False,
     as_json: AsJson = False,

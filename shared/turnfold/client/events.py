@@ -157,7 +157,7 @@ def usage_event(
     is_overflow: bool = False,
     occurred_at: datetime | None = None,
 ) -> OutgoingEvent:
-    """Build a `usage.reported` event: what a call of a model taught about the model's window.
+    """Build a `usage.reported` event: what a call revealed about its model's window.
 
     Raises:
         BadRequest: a value is not JSON, the model's name is empty or too long, or the limit is not

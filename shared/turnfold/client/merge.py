@@ -26,7 +26,7 @@ def message_json(message: Any) -> dict[str, Any]:
     """Return a message as a dictionary; model objects of libraries are converted.
 
     Raises:
-        BadRequest: it is neither.
+        BadRequest: the message is neither a dictionary nor a model object.
     """
     if isinstance(message, Mapping):
         return dict[str, Any](message)
@@ -60,7 +60,7 @@ def merge_history(own: Sequence[Json], history: History) -> MergedHistory:
 def with_marks(messages: Sequence[Json], own: Sequence[Json]) -> list[dict[str, Any]]:
     """Return messages with the marks (`is_meta`) that equal messages of the agent's list have.
 
-    A text that a person wrote, too, gets none.
+    A text gets no mark if a person wrote it as well.
     """
     written = [body for body in own if body.get("role") == "user"]
     marked = {_key(body) for body in written if body.get(META_MARK) is True}

@@ -53,13 +53,13 @@ class Provider(Protocol):
 
 @runtime_checkable
 class UsageReporter(Provider, Protocol):
-    """A provider that also wants to know what a call taught about a model's window."""
+    """A provider that also accepts reports about a model's window."""
 
     async def report(self, model: str, report: "WindowReport") -> None:
-        """Take what a call taught.
+        """Accept what a call revealed about a model's window.
 
         Raises:
-            RequestError: it cannot be taken now.
+            RequestError: the report cannot be accepted now.
         """
         ...
 
@@ -99,7 +99,7 @@ class SessionProvider:
         return History(window.messages, window.tokens, synthesised, model_window or None)
 
     async def report(self, model: str, report: WindowReport) -> None:
-        """Publish what a call taught, so that windows and compactions of the session follow."""
+        """Publish the report, so that windows and compactions of the session follow it."""
         tokens = report.prompt_tokens
         await self._session.usage_reported(
             model,

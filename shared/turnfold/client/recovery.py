@@ -63,8 +63,8 @@ class ContextRecovery:
     2. calls the model. If the call fails because the conversation is too long, answers that as text
        (`finish_reason` "error"), or succeeds and reports more input than the model reads, it is
        repeated once with the emergency window: at most three fifths of the size that was too large.
-       The service is told (`usage.reported`), so that it compacts the session, and knows the size
-       of the model's window if the provider named it;
+       The service receives a report (`usage.reported`), so that it compacts the session and uses
+       the size of the model's window if the provider named it;
     3. after a repeated call, replaces the content of `messages` with that shorter list and requests
        windows of that size from then on, so that the loop continues with messages that fit.
 

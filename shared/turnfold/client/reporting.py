@@ -1,4 +1,4 @@
-"""Tell the service what model calls teach about a model's window, without delaying the calls."""
+"""Report what model calls reveal about a model's window, without delaying the calls."""
 
 import asyncio
 import logging
@@ -9,13 +9,13 @@ from turnfold.core.recovery.overflow import Overflow, prompt_tokens_of
 from turnfold.errors import RequestError
 
 REPORT_SECONDS: Final = 0.5
-"""How long a call waits for the service to take a report of an overflow."""
+"""How long a call waits until the service has accepted a report of an overflow."""
 
 log = logging.getLogger("turnfold.client")
 
 
 class WindowReports:
-    """The reports of one conversation; nothing happens if its provider takes none."""
+    """The reports of one conversation; ignored if its provider does not accept any."""
 
     def __init__(self, provider: Provider | None) -> None:
         self._reporter = provider if isinstance(provider, UsageReporter) else None
@@ -23,7 +23,7 @@ class WindowReports:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def overflowed(self, model: str | None, overflow: Overflow) -> None:
-        """Report an overflow, and give the service a moment, so that it compacts at once."""
+        """Report an overflow, and wait a moment so that the service can compact at once."""
         self._largest.setdefault(model, 0)
         report = WindowReport(
             limit_tokens=overflow.limit_tokens, prompt_tokens=overflow.tokens, is_overflow=True
@@ -35,7 +35,7 @@ class WindowReports:
     def succeeded(self, model: str | None, answer: Any) -> None:
         """After an overflow, report the size of a call that the model accepted.
 
-        Only a call that is a tenth larger than the last one reported teaches enough.
+        A call is reported only if it is a tenth larger than the one reported before.
         """
         tokens = prompt_tokens_of(answer)
         if model in self._largest and tokens * 10 > self._largest[model] * 11:

@@ -83,9 +83,9 @@ class Session:
     ) -> Receipt:
         """Publish the OpenAI chat messages of a turn; return when the stream has stored them.
 
-        `usage` is the provider's usage report. `is_meta` marks user messages that a program wrote; a
-        single message is marked by `"is_meta": True` beside its role. By default the event gets a new id. Pass your own to publish the same event again after an
-        error.
+        `usage` is the provider's usage report. `is_meta` marks user messages that a program wrote;
+        `"is_meta": True` beside its role marks a single message. By default the event gets a new
+        id. Pass your own to publish the same event again after an error.
         """
         fields: dict[str, Any] = {
             "model": model,
@@ -125,7 +125,7 @@ class Session:
         is_overflow: bool = False,
         event_id: str | None = None,
     ) -> Receipt:
-        """Publish what a call taught about a model's window; later windows of the session follow.
+        """Publish what a call revealed about a model's window; later windows follow it.
 
         `usage` is the provider's usage report of the call, and `message_id` its answer.
         `limit_tokens` is the size that the provider named for the window. `is_overflow` means that
@@ -168,9 +168,9 @@ class Session:
         5,000) until that event is stored. `known` is a window from an earlier call with the same
         options: it is returned itself if nothing has changed. With `format` "anthropic", messages
         have the shape of that API, and the system text is in `Window.system`. `as_of` returns an
-        earlier window: by summary version, message id or RFC 3339 time. `recall` names what earlier
-        messages to bring back (`query`, `tokens`, `share`), False none; by default those that
-        matter for the newest request.
+        earlier window: by summary version, message id or RFC 3339 time. `recall` chooses the earlier
+        messages to quote (`query`, `tokens`, `share`): by default those that matter for the newest
+        request, with False none.
 
         Raises:
             CannotFit: no valid window is that small. Retry with its `needed_tokens` or
@@ -218,7 +218,8 @@ class Session:
         """Run one of these tools, and return its result for the model.
 
         Raises:
-            BadRequest: there is no such tool, or the arguments are wrong. The text tells the model.
+            BadRequest: there is no such tool, or the arguments are wrong. The text is meant for
+                the model.
         """
         asked = {"name": name, "arguments": dict(arguments)}
         content: str = (await self.ask("session.tool", asked))["content"]

@@ -14,7 +14,7 @@ def counter() -> Callable[[str], int]:
     """Return the function that counts the tokens of a text in this process.
 
     If toktok is installed, the first call takes about 0.2 s and 33 MB. Otherwise the count is an
-    estimate, which is about a tenth too high rather than too low.
+    estimate, which tends to be up to a tenth too high.
     """
     try:
         return load_counter()
