@@ -124,7 +124,7 @@ def grown(
         placement=Placement.SEPARATE,
         pending={row.compaction_id: row for row in stored.pending},
     )
-    window = WindowBuilder(limits, policy, prefix, trim=None, tells_omitted=tells_omitted)
+    window = WindowBuilder(limits, policy, prefix, tells_omitted=tells_omitted)
     window.extend(stored.messages)
     return window, limits.target_tokens
 

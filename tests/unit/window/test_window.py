@@ -19,9 +19,9 @@ from tests.histories import (
     words,
 )
 from turnfold.core.policy.presets import PRESETS, Mode, Policy
-from turnfold.core.window import builder as growth
+from turnfold.core.window import leveling
 from turnfold.core.window.framing import Placement
-from turnfold.core.window.sizes import level_sizes
+from turnfold.core.window.leveling import level_sizes
 from turnfold.core.window.truncation import STAND_IN, Form
 from turnfold.core.window.views import ShownMessage
 from turnfold.core.window.window import WindowPlan, WindowRequest, budget_of, plan
@@ -888,7 +888,7 @@ def test_the_odd_name_of_a_tool_costs_a_window_few_rounds(monkeypatch: pytest.Mo
         rounds += 1
         return levelled(sizes, excess)
 
-    monkeypatch.setattr(growth, "level_sizes", counted)
+    monkeypatch.setattr(leveling, "level_sizes", counted)
     session = history(
         [
             user("x"),

@@ -5,7 +5,7 @@ before NORMAL before HIGH, the oldest first.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappush
 from typing import Final
 
@@ -45,6 +45,9 @@ class TrimCandidates:
         self._open_blocks: list[Candidate] = []
         self._open_from = 0
         self._queued_blocks = 0
+        self._passed = 0
+        self.passed_over: list[BlockView] = []
+        """Blocks that `oldest` has passed and that are still shown."""
 
     @property
     def open_blocks(self) -> list[Candidate]:
@@ -55,11 +58,25 @@ class TrimCandidates:
         self._queued_blocks = len(self._blocks)
         return self._open_blocks
 
-    def holds_blocks(self, heap: list[Candidate]) -> bool:
-        """Return whether this queue holds whole blocks, not single messages."""
-        return any(
-            heap is queue for queue in (self.closed_blocks, self._open_blocks, self.tool_blocks)
-        )
+    def oldest(
+        self, is_enough: Callable[[], bool], is_protected: Callable[[BlockView], bool]
+    ) -> Iterator[BlockView]:
+        """Yield the blocks that may be left out, the oldest first, until it is enough.
+
+        Blocks that stay, or are protected, are candidates again in the next call.
+        """
+        postponed, kept = deque(self.passed_over), list[BlockView]()
+        while not is_enough() and (postponed or self._passed < len(self._blocks)):
+            if postponed:
+                block = postponed.popleft()
+            else:
+                block = self._blocks[self._passed]
+                self._passed += 1
+            if block.is_shown and not is_protected(block):
+                yield block
+            if block.is_shown:
+                kept.append(block)
+        self.passed_over = [*kept, *postponed]
 
     def close_round(self, closed: RoundView) -> None:
         """Queue the blocks of a round that a new request has ended.

@@ -1,7 +1,7 @@
 """The limits of a window, and its prefix: everything that stands before the history."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turnfold.core.window.framing import Placement, SummarySize
 from turnfold.messages import CompactionId, Message
@@ -32,6 +32,16 @@ class WindowLimits:
     summary_tokens: int
     messages: int
     target_messages: int
+
+    @property
+    def makes_room(self) -> bool:
+        """Whether room is kept for a recall block."""
+        return self.arrival_tokens < self.tokens
+
+    @property
+    def at_arrival(self) -> "WindowLimits":
+        """The limits when a request arrives or a turn ends."""
+        return replace(self, tokens=self.arrival_tokens, target_tokens=self.arrival_target_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,10 @@ from turnfold.core.recall.block import RecallBlock
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.digest import DigestText
 from turnfold.core.window.framing import Placement, SummaryForm, SummarySize
-from turnfold.core.window.ladder import trim_for_emergency, trim_for_recall, trim_to_budget
+from turnfold.core.window.growth import grow
+from turnfold.core.window.ladder import trim_for_emergency
 from turnfold.core.window.limits import PendingDigest, WindowLimits, WindowPrefix
-from turnfold.core.window.views import BlockContent, Entry, recall_part
+from turnfold.core.window.views import BlockContent, BlockView, Entry, recall_part
 from turnfold.errors import CannotFit
 from turnfold.messages import Message
 
@@ -138,10 +139,20 @@ def build_window(
             names the budget that works.
     """
     limits = _limits(asked, policy, stored.factor)
-    window, new = _continued_or_new(stored, asked, policy, limits, earlier)
-    window.extend(new)
-    if asked.is_emergency and not window.never_overflows:
+    new = None
+    if earlier is not None and not asked.is_emergency:
+        new = _new_messages(earlier, stored, asked, policy, limits)
+    if earlier is not None and new is not None:
+        window = earlier
+    else:
+        window, new = _empty_window(stored, asked, policy, limits), stored.messages
+    if window.never_overflows:
+        window.extend(new)
+    elif asked.is_emergency:
+        window.extend(new)
         trim_for_emergency(window)
+    else:
+        grow(window, new)
     if window.total > limits.tokens:
         raise _too_long(window.total, stored.factor, asked)
     if window.size > limits.messages:
@@ -164,55 +175,50 @@ def _inherit(window: WindowBuilder, earlier: WindowBuilder) -> None:
             block.part.texts = part.texts
 
 
-def _continued_or_new(
+def _new_messages(
+    earlier: WindowBuilder,
     stored: WindowInput,
     asked: WindowRequest,
     policy: Policy,
     limits: WindowLimits,
-    earlier: WindowBuilder | None,
-) -> tuple[WindowBuilder, Sequence[Message]]:
-    """Return the window to extend, and the messages that it lacks."""
-    messages = stored.messages
-    pending = {row.compaction_id: row for row in stored.pending}
-    if (
-        earlier is not None
-        and not asked.is_emergency
-        and earlier.taken == list(messages[: len(earlier.taken)])
-    ):
-        new = messages[len(earlier.taken) :]
-        prefix = WindowPrefix(
-            pinned=newest_system(new) or earlier.prefix.pinned,
-            summary=stored.summary,
-            placement=asked.placement,
-            pending=pending,
-        )
-        is_same = (earlier.can_continue or not new) and (
-            earlier.limits,
-            earlier.policy,
-            earlier.prefix,
-        ) == (limits, policy, prefix)
-        if is_same and (
-            not earlier.never_overflows or policy.mode is Mode.OFF or earlier.has_room_for(new)
-        ):
-            return earlier, new
-    prefix = WindowPrefix(
-        pinned=newest_system(messages),
+) -> Sequence[Message] | None:
+    """Return the messages that an earlier window lacks; None if it cannot be continued.
+
+    It can if everything that it was built from is the same, and comes before what is new.
+    """
+    known = len(earlier.taken)
+    if earlier.taken != list(stored.messages[:known]):
+        return None
+    new = stored.messages[known:]
+    # Only the new messages are searched for a system message: the earlier one is known.
+    prefix = _prefix(stored, asked, newest_system(new) or earlier.prefix.pinned)
+    if (earlier.limits, earlier.policy, earlier.prefix) != (limits, policy, prefix):
+        return None
+    if new and not earlier.can_continue:
+        return None
+    if earlier.never_overflows and policy.mode is not Mode.OFF and not earlier.has_room_for(new):
+        return None  # candidates for trimming were not collected
+    return new
+
+
+def _empty_window(
+    stored: WindowInput, asked: WindowRequest, policy: Policy, limits: WindowLimits
+) -> WindowBuilder:
+    prefix = _prefix(stored, asked, newest_system(stored.messages))
+    window = WindowBuilder(limits, policy, prefix, tells_omitted=asked.tells_omitted)
+    window.never_overflows = policy.mode is Mode.OFF or (
+        not asked.is_emergency and window.has_room_for(stored.messages)
+    )
+    return window
+
+
+def _prefix(stored: WindowInput, asked: WindowRequest, pinned: Message | None) -> WindowPrefix:
+    return WindowPrefix(
+        pinned=pinned,
         summary=stored.summary,
         placement=asked.placement,
-        pending=pending,
+        pending={row.compaction_id: row for row in stored.pending},
     )
-    window = WindowBuilder(
-        limits,
-        policy,
-        prefix,
-        trim=None if asked.is_emergency else trim_to_budget,
-        tells_omitted=asked.tells_omitted,
-        make_room=trim_for_recall if asked.recall_share else None,
-    )
-    window.never_overflows = policy.mode is Mode.OFF or (
-        not asked.is_emergency and window.has_room_for(messages)
-    )
-    return window, messages
 
 
 def budget_of(
@@ -305,14 +311,37 @@ def to_plan(
     """
     blocks = [block for block in window.blocks if block.is_shown]
     parts = [block.part for block in blocks]
+    account = _account(window, stored, blocks, parts, recall)
+    if recall is not None and window.request is not None:
+        parts.insert(blocks.index(window.request), recall_part(recall.text))
+    total = window.total + (recall.tokens if recall else 0)
+    return WindowPlan(
+        pinned=window.prefix.pinned,
+        summary=window.summary,
+        placement=asked.placement,
+        digest=window.digest.content,
+        parts=tuple(parts),
+        account=account,
+        tokens=billed(total + asked.aside_tokens, stored.factor) if total else 0,
+        budget_tokens=asked.budget_tokens,
+    )
+
+
+def _account(
+    window: WindowBuilder,
+    stored: WindowInput,
+    blocks: Sequence[BlockView],
+    parts: Sequence[BlockContent],
+    recall: RecallBlock | None,
+) -> WindowAccount:
+    """Count every message of the session once, by where it is; `blocks` are those shown."""
     live = [part for block, part in zip(blocks, parts, strict=True) if block.compaction_id is None]
     pinned = window.prefix.pinned
-    live_shown = sum([part.stored for part in live]) + (
-        pinned is not None and pinned.compaction_id is None
-    )
+    is_pinned_live = pinned is not None and pinned.compaction_id is None
+    live_shown = sum([part.stored for part in live]) + is_pinned_live
     stored_shown = sum([part.stored for part in parts])
     pending_shown = stored_shown + (pinned is not None) - live_shown
-    account = WindowAccount(
+    return WindowAccount(
         total=stored.total,
         shown=live_shown,
         trimmed=sum([part.trimmed for part in live]),
@@ -324,17 +353,4 @@ def to_plan(
         synthesised=sum([len(part.entries) for part in parts]) - stored_shown,
         folded_told=window.digest.told,
         untold=window.digest.untold,
-    )
-    if recall is not None and window.request is not None:
-        parts.insert(blocks.index(window.request), recall_part(recall.text))
-    total = window.total + (recall.tokens if recall else 0)
-    return WindowPlan(
-        pinned=pinned,
-        summary=window.summary,
-        placement=asked.placement,
-        digest=window.digest.content,
-        parts=tuple(parts),
-        account=account,
-        tokens=billed(total + asked.aside_tokens, stored.factor) if total else 0,
-        budget_tokens=asked.budget_tokens,
     )

@@ -1,0 +1,162 @@
+"""Shorten what a window protects: the last resort of the ladder, and only as far as needed.
+
+The newest request, the results that the model has not seen and the summary lose their ends before
+anything of them is left out.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from turnfold.core.window.builder import WindowBuilder
+from turnfold.core.window.digest import DigestForm
+from turnfold.core.window.leveling import level, level_sizes
+from turnfold.core.window.truncation import (
+    LEAST_ARGUMENTS_TOKENS,
+    LEAST_CHARACTERS,
+    cut_to,
+    cut_within,
+)
+from turnfold.core.window.views import BlockView, MessageView
+
+
+def trim_protected(window: WindowBuilder) -> None:
+    """Shorten protected messages, only as far as needed, after every other step."""
+    for step in PROTECTED_STEPS:
+        if window.total <= window.limits.tokens:
+            return
+        step(window)
+
+
+def _preview_unseen_arguments(window: WindowBuilder) -> None:
+    """Replace long arguments by previews, no shorter than needed."""
+    policy = window.policy
+    if block := window.unseen:
+        window.looked_at += len(block.results)
+        cap = max(
+            policy.preview_tokens,
+            level_sizes(block.head.arguments_sizes, window.total - window.limits.tokens),
+        )
+        window.apply(
+            block,
+            block.head,
+            lambda view: view.preview_arguments(max(cap, policy.arguments_max_tokens), cap),
+        )
+
+
+def _shorten_unseen_results(window: WindowBuilder) -> None:
+    cap_unseen(window, window.policy.preview_tokens)
+
+
+def _level_unseen(window: WindowBuilder) -> None:
+    """Shorten the longest texts, arguments and results of the block to one length."""
+    if block := window.unseen:
+        level(window, [block], window.limits.tokens, least=window.policy.preview_tokens)
+
+
+def _reduce_unseen(window: WindowBuilder) -> None:
+    """Shorten each part of the block as far as possible, one after the other."""
+    block = window.unseen
+    if block is None:
+        return
+    results = [view for view in block.results if view is not None]
+    window.looked_at += len(block.results)
+    for shorten in (
+        lambda view: view.to_line(window.line_starts),
+        MessageView.to_mark,
+    ):
+        for view in results:
+            if window.total > window.limits.tokens:
+                window.apply(block, view, shorten)
+    level(window, [block], window.limits.tokens, least=LEAST_ARGUMENTS_TOKENS)
+    if window.total > window.limits.tokens:
+        window.apply(block, block.head, MessageView.to_mark)
+
+
+def _shorten_request(window: WindowBuilder) -> None:
+    """Cut the newest request, or without one the newest block, to its beginning."""
+    block = window.request or window.unseen or (window.blocks[-1] if window.blocks else None)
+    if block is not None and block.is_shown:
+        _keep_beginning(window, block)
+
+
+def _shorten_interrupted_request(window: WindowBuilder) -> None:
+    """Cut the request that a newer one interrupted to its beginning."""
+    if window.interrupted_request is not None:
+        _keep_beginning(window, window.interrupted_request)
+
+
+def _keep_beginning(window: WindowBuilder, block: BlockView) -> None:
+    view = block.head
+    room = view.text - (window.total - window.limits.tokens)
+    window.apply(
+        block,
+        view,
+        lambda view: view.shorten(
+            cut_to(view.message, view.offsets, room, least_head=LEAST_CHARACTERS)
+        ),
+    )
+
+
+def _drop_newest_reasoning(window: WindowBuilder) -> None:
+    for block in (window.request, window.unseen, window.blocks[-1] if window.blocks else None):
+        if block is not None and block.is_shown and window.total > window.limits.tokens:
+            window.apply(block, block.head, MessageView.drop_reasoning)
+
+
+def _name_open_round_only(window: WindowBuilder) -> None:
+    window.shorten_digest(DigestForm.NAMES)
+
+
+def _count_only(window: WindowBuilder) -> None:
+    window.shorten_digest(DigestForm.SHORT)
+
+
+def _fold_rest(window: WindowBuilder) -> None:
+    """Leave out blocks that stayed because their digest takes more tokens than they do."""
+    window.fold_oldest(lambda: not window.is_over)
+
+
+def _tell_nothing(window: WindowBuilder) -> None:
+    window.shorten_digest(DigestForm.NONE)
+
+
+PROTECTED_STEPS: Final[tuple[Callable[[WindowBuilder], None], ...]] = (
+    _preview_unseen_arguments,
+    _name_open_round_only,
+    _shorten_unseen_results,
+    WindowBuilder.cut_summary,
+    _shorten_interrupted_request,
+    _level_unseen,
+    _reduce_unseen,
+    _count_only,
+    _shorten_request,
+    _drop_newest_reasoning,
+    _fold_rest,
+    _tell_nothing,
+)
+
+
+def cap_unseen(window: WindowBuilder, least: int, max_characters: int = 0) -> None:
+    """Shorten the longest unseen results, none below `least` tokens, until the window fits."""
+    block = window.unseen
+    excess = window.total - window.limits.tokens
+    if block is None or excess <= 0:
+        return
+    window.looked_at += len(block.results)
+    views = [view for view in block.results if view is not None and view.line is None]
+    cap = max(least, level_sizes([view.text for view in views], excess))
+
+    def shorten(view: MessageView) -> None:
+        view.shorten(
+            cut_within(
+                view.message,
+                view.offsets,
+                max_tokens=cap,
+                max_characters=max_characters,
+                is_brief=False,
+            )
+        )
+
+    for view in views:
+        if view.text > cap:
+            window.apply(block, view, shorten)
