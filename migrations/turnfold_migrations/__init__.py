@@ -102,9 +102,11 @@ async def _with_connection(database_url: str, work: Callable[[Connection], None]
 async def _run(engine: AsyncEngine, work: Callable[[Connection], None]) -> None:
     async with engine.connect() as connection:
         if engine.dialect.name == "postgresql":
+            # Of the session, not of a transaction: each migration commits its own.
             await connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": _LOCK})
             await connection.commit()
         else:
+            # Before the first table: SQLite fixes the size with the first page that it writes.
             await connection.exec_driver_sql("PRAGMA page_size=8192")
             await connection.exec_driver_sql("PRAGMA journal_mode=WAL")
             await connection.commit()
@@ -128,6 +130,8 @@ def _one_at_a_time(database_url: str) -> Generator[None]:
             f"the database cannot be made at {url.database}: {error.strerror}"
         ) from error
     with file:
+        # A file of its own: closing any descriptor of the database would end the POSIX locks of
+        # SQLite.
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -50,6 +50,7 @@ class WorkerHealth:
         client, receiver, probe = self.parts.client, self.parts.receiver, self.parts.probe
         missing = [] if client.is_connected else ["the bus is not connected"]
         behind = await lag_of(client)
+        # Without a connection, one reason is enough.
         if client.is_connected and behind is None:
             missing.append("the stream does not answer, or its consumer is gone")
         if receiver.idle_seconds > SILENT_SECONDS:

@@ -117,6 +117,7 @@ def _with_callback(handle: Handle, callback: Callable[[], object]) -> Handle:
 
     async def on_request(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         reply = await handle(subject, body, actor)
+        # Not after an error, which changed nothing.
         callback()
         return reply
 

@@ -188,9 +188,9 @@ class Writer:
         """Write one version."""
         if job.model is None:
             return extract(job, count=words)
-        bill = UsageMeter()
-        draft = await write_with_model(job, litellm=self._wire, count=words, keep=keep, bill=bill)
-        return replace(draft, unreported_tokens=bill.paid())
+        meter = UsageMeter()
+        draft = await write_with_model(job, litellm=self._wire, count=words, keep=keep, meter=meter)
+        return replace(draft, unreported_tokens=meter.paid())
 
 
 class Worker:

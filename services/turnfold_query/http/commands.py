@@ -62,6 +62,7 @@ class Forwarder:
             BadRequest: the URL has a query, or the body is not a JSON object.
             Unavailable: no worker replied within WRITE_SECONDS.
         """
+        # Ignored in silence, a field in the wrong place would change the meaning of the request.
         if http.query_params:
             raise BadRequest(
                 "a request that writes takes its fields in the body, not in the query of its URL"

@@ -34,6 +34,7 @@ class ChildMonitor(PollingLoop):
 
     async def work(self) -> float:
         """Restart the process if it has exited."""
+        # Without a model there may never be a job that needs the process.
         if self._reported_pid is not None:
             try:
                 await self._summarizer.start()

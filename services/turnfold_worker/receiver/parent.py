@@ -139,6 +139,7 @@ class Receiver:
         while not self._received.empty():
             received = self._received.get_nowait()
             if isinstance(received, ReceivedBatch):
+                # At once: otherwise another worker gets these events only after `ack_wait`.
                 received.nack()
 
     async def close(self) -> None:

@@ -36,6 +36,7 @@ def erase(
     )
     system = system_to_change()
     if not is_confirmed:
+        # A program cannot answer the question, and must not wait for it.
         if not sys.stdin.isatty():
             raise typer.BadParameter(
                 f"this would erase {what} from the system {system.name}; confirm with --yes"

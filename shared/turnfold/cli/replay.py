@@ -202,6 +202,7 @@ async def _published(
         if speed is not None:
             await asyncio.sleep(1 / speed)
 
+    # A batch would arrive at one moment, whatever the speed.
     at_once = BATCH_EVENTS if speed is None else 1
     await client.publish_sessions(
         (counted(recording, task) for recording in recordings),
@@ -223,6 +224,7 @@ async def _ingested(session: Session, messages: int) -> None:
             if (await session.context(max_tokens=WHOLE_WINDOW_TOKENS, wait_ms=2_000)).fresh:
                 return
             stored = (await session.status()).get("messages_total") or 0
+        # No window says how fresh it is, so the count decides.
         except (CannotFit, TooLarge):
             stored = (await session.status()).get("messages_total") or 0
             if stored >= messages:

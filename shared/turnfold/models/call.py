@@ -80,7 +80,7 @@ async def ask(
     *,
     litellm: Any,
     count: Callable[[str], int],
-    bill: UsageMeter,
+    meter: UsageMeter,
 ) -> tuple[ModelResponse, ModelUsage]:
     """Call a model once, with a deadline for the whole answer.
 
@@ -92,14 +92,14 @@ async def ask(
     """
     asked_tokens = sum(count(message["content"]) for message in prompt)
     # Before the call: a job that is cancelled meanwhile reports them as well.
-    bill.unreported_tokens += asked_tokens
+    meter.unreported_tokens += asked_tokens
     try:
         async with asyncio.timeout(job.timeout_seconds):
             response = await _asked(job, prompt, litellm)
     except Exception as error:  # noqa: BLE001 - providers raise any exception
         failure = failure_of(error)
         if failure.reason != Reason.TIMEOUT:
-            bill.unreported_tokens -= asked_tokens
+            meter.unreported_tokens -= asked_tokens
         # The cause may quote the user, and a traceback would print it.
         raise failure from None
     usage = getattr(response, "usage", None)
@@ -108,8 +108,8 @@ async def ask(
         _number(getattr(usage, "completion_tokens", None)),
         _cost_of(response),
     )
-    bill.add(used)
-    bill.unreported_tokens += (
+    meter.add(used)
+    meter.unreported_tokens += (
         (used.prompt_tokens or asked_tokens) - asked_tokens + (used.completion_tokens or 0)
     )
     choices = getattr(response, "choices", None)
@@ -117,7 +117,7 @@ async def ask(
         raise SummarizerError(Reason.PROVIDER_ERROR, "no choice in the answer")
     answer = _answer_of(choices[0])
     if used.completion_tokens is None:
-        bill.unreported_tokens += count(answer.content or "")
+        meter.unreported_tokens += count(answer.content or "")
     return answer, used
 
 

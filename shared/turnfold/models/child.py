@@ -112,7 +112,7 @@ class SummarizerChild:
             self._send({"id": number, "part": part})
             await self._kept[number].wait()
 
-        return await write_with_model(job, litellm=litellm, count=count, keep=keep, bill=meter)
+        return await write_with_model(job, litellm=litellm, count=count, keep=keep, meter=meter)
 
 
 async def serve(connection: socket.socket, *, preload: bool) -> None:

@@ -31,7 +31,7 @@ Count = Callable[[str], int]
 
 
 async def write_with_model(
-    job: SummaryJob, *, litellm: Any, count: Count, keep: Keep, bill: UsageMeter
+    job: SummaryJob, *, litellm: Any, count: Count, keep: Keep, meter: UsageMeter
 ) -> Draft:
     """Write a version in one call or in several parts, check it, and add files and exact values.
 
@@ -41,21 +41,21 @@ async def write_with_model(
     Raises:
         SummarizerError: a call failed, or its answer did not pass the gate. The parts stay valid.
     """
-    draft = await _Writing(job, litellm, count, keep, bill).written()
-    return replace(draft, **bill.used._asdict())
+    draft = await _VersionWriter(job, litellm, count, keep, meter).written()
+    return replace(draft, **meter.used._asdict())
 
 
-class _Writing:
+class _VersionWriter:
     """Writes the parts of one version in order."""
 
     def __init__(
-        self, job: SummaryJob, litellm: Any, count: Count, keep: Keep, bill: UsageMeter
+        self, job: SummaryJob, litellm: Any, count: Count, keep: Keep, meter: UsageMeter
     ) -> None:
         self._job = job
         self._litellm = litellm
         self._count = count
         self._keep = keep
-        self._bill = bill
+        self._meter = meter
         # A summary must be smaller than all that it covers; a part may be one short message.
         self._input_tokens = 0
 
@@ -76,6 +76,7 @@ class _Writing:
                 part, shown, (parts_done + 1, parts_done + max(1, len(pieces)))
             )
             if draft is None:
+                # The map of models may name a larger window than the provider has.
                 room = min(room, sum(sizes[offset : offset + len(shown)])) // 2
                 if room < LEAST_PART_TOKENS:
                     raise SummarizerError(
@@ -97,7 +98,7 @@ class _Writing:
         known = part.parts.get(digest)
         if known is not None:
             return (
-                await asyncio.to_thread(self._draft, part, _restored(known, self._bill))
+                await asyncio.to_thread(self._draft, part, _restored(known, self._meter))
                 if known
                 else None
             )
@@ -108,20 +109,22 @@ class _Writing:
         )
         try:
             answer, used = await ask(
-                part, prompt, litellm=self._litellm, count=self._count, bill=self._bill
+                part, prompt, litellm=self._litellm, count=self._count, meter=self._meter
             )
         except SummarizerError as error:
             if error.reason != Reason.CONTEXT_OVERFLOW:
                 raise
-            await self._keep(ChunkSummary(digest, "", self._bill.paid()))
+            # An empty answer: the next attempt cuts smaller at once, without the call that failed.
+            await self._keep(ChunkSummary(digest, "", self._meter.paid()))
             return None
         draft = await asyncio.to_thread(self._draft, part, answer, extracted)
+        # A version in one call is committed at once, so keeping its answer would save nothing.
         if place[1] > 1:
             await self._keep(
                 ChunkSummary(
                     digest,
                     json.dumps([answer.content, answer.finish_reason, *used]),
-                    self._bill.paid(),
+                    self._meter.paid(),
                 )
             )
         return draft
@@ -134,6 +137,7 @@ class _Writing:
         if extracted is None:
             extracted = collect_evidence(part, part.sources, count=count)
         input_tokens = self._input_tokens
+        # Before parsing, which would read a refusal as prose.
         _refuse(check(answer, input_tokens=input_tokens, output_tokens=0))
         content = answer.content or ""
         whole, _ = parse_answer(content, part.style)
@@ -197,10 +201,10 @@ def _digest(part: SummaryJob, shown: Sequence[Source]) -> str:
     ).hexdigest()
 
 
-def _restored(stored: str, bill: UsageMeter) -> ModelResponse:
+def _restored(stored: str, meter: UsageMeter) -> ModelResponse:
     """Return the answer of an earlier attempt. It has passed the gate and passes it again."""
     content, finish_reason, *used = json.loads(stored)
-    bill.add(ModelUsage(*used))
+    meter.add(ModelUsage(*used))
     return ModelResponse(content=content, finish_reason=finish_reason)
 
 

@@ -54,6 +54,7 @@ class DataDirectory:
     def sign(self, pids: Mapping[str, int]) -> None:
         """Record which processes hold the lock."""
         text = json.dumps(dict(pids)).encode()
+        # In place: the lock belongs to this file, and a new one would have none.
         os.ftruncate(self.lock_fd, 0)
         os.pwrite(self.lock_fd, text, 0)
 
@@ -64,6 +65,7 @@ class DataDirectory:
             draft.unlink()
         draft.touch(mode=0o600, exist_ok=False)
         draft.write_text(json.dumps(ready) + "\n", encoding="utf-8")
+        # Replaced as a whole, because commands may read it at any time.
         draft.replace(self.path / READY_FILE)
 
     def forget_ready(self) -> None:
@@ -124,6 +126,8 @@ def _lock(path: Path, lock_fd: int) -> None:
             return fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holders = _holders(lock_fd)
+            # A supervisor that lives keeps the lock. One that was killed leaves it to its
+            # nats-server, which ends within seconds.
             if is_alive(holders.get("up", 0)):
                 raise StartError(
                     f"a system already runs on {path} (process {holders['up']}); "

@@ -121,6 +121,7 @@ class LadderCompressor:
         measured = measure_list(bodies, texts, self.count)
         total = sum([tokens.tokens for tokens in measured])
         cap = budget_tokens * EMERGENCY_FIFTHS // 5 if is_emergency else budget_tokens
+        # Unchanged, so that the provider's cache of the beginning stays valid.
         if self._is_sendable(bodies, total, cap):
             return Compressed(bodies, total)
         cuts = [UncountedText(text, self.count) if is_long(text) else "" for text in texts]

@@ -218,6 +218,7 @@ def overflow_in(error: BaseException) -> Overflow | None:
     names = {kind.__name__ for kind in type(error).__mro__}
     status = _status(error)
     text = _text(error)
+    # Rates first: "too many tokens per minute" also matches a wording of overflow.
     if status not in STATUSES or names & OTHER_NAMES or RATES.search(text):
         return None
     overflow = overflow_in_text(text)
@@ -299,6 +300,7 @@ def _ends(text: str) -> str:
 
 
 def _size(digits: str | None) -> int | None:
+    # Bounded: the text may come from a host that nobody controls.
     return int(digits.replace(",", "")) if digits and len(digits) <= 12 else None
 
 

@@ -60,6 +60,7 @@ def carry_over(
         ]
         lists[name] = _without_repeats([*kept, *_texts(answer.get(name))])
     room = int(max_tokens * _LISTS_SHARE)
+    # In this order: a forgotten constraint does more harm than a forgotten decision.
     constraints, used = _newest(lists["constraints"], room, count)
     questions, used_by_questions = _newest(lists["open_questions"], (room - used) // 2, count)
     decisions, _ = _newest(lists["decisions"], room - used - used_by_questions, count)
@@ -85,6 +86,7 @@ def _without_repeats(texts: Iterable[str]) -> list[str]:
     unique: dict[str, str] = {}
     for text in texts:
         if key := _key(text):
+            # Removed first, so that the repeated entry moves to its new place.
             unique.pop(key, None)
             unique[key] = text
     return list(unique.values())

@@ -93,6 +93,7 @@ def check(answer: ModelResponse, *, input_tokens: int, output_tokens: int) -> Re
     # A long text that begins with an apology is a summary of a conversation about one.
     if len(text) <= _MAX_REFUSAL_CHARACTERS and _REFUSALS.search(text[:300]):
         return Reason.REFUSED
+    # Last: a cut or refused answer has a reason that says more.
     return Reason.GREW if output_tokens >= input_tokens else None
 
 

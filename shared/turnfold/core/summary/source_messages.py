@@ -46,6 +46,7 @@ def _source(
         calls=_calls(message, body),
         tool_name=tool_name,
         is_error=is_error,
+        # Its call was summarized earlier: the prompt says so, or a model would take it for unasked.
         is_late=message.role is Role.TOOL and answers is not None and answers not in names,
     )
 

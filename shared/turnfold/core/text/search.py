@@ -229,6 +229,7 @@ def _called(body: Mapping[str, Any]) -> Iterator[str]:
 
 def _leaves(value: object) -> Iterator[str]:
     """Yield all texts, numbers and keys of a JSON value, in order."""
+    # A stack instead of recursion: arguments are JSON in a text, which no limit of nesting covers.
     waiting: list[object] = [value]
     while waiting:
         part = waiting.pop()

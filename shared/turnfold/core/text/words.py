@@ -102,6 +102,7 @@ def terms(text: str) -> frozenset[str] | None:
         index_terms.update(word_term(word) for word in _ESCAPE.findall(text))
     for value in _values(text):
         index_terms.update(_of_value(value))
+    # The first test is cheap, and false for nearly every text.
     is_many = (
         len(index_terms) > 2_000
         and sum(len(term.encode()) + 12 for term in index_terms) > MOST_BYTES

@@ -99,8 +99,10 @@ async def _again(
 
     After a crash between the two steps it is published once more, as the same event.
     """
+    # Its successor, if it failed again, is a dead letter of its own.
     if letter.row.replayed_at_ms is not None:
         return ReplayResult(letter, None, "replayed_before")
+    # Dead letters keep the beginning only. The stream has the rest, unless it was purged.
     payload = letter.payload if letter.is_whole else await stream.payload_of(letter.row.stream_seq)
     if payload is None:
         return ReplayResult(letter, None, "gone")

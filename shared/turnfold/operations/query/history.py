@@ -20,6 +20,7 @@ async def history(key: SessionKey, request: HistoryRequest, *, store: HistorySto
     if request.message_ids is not None:
         return _page(await store.by_ids(key, request.message_ids), None)
     page = await store.page(key, after_position=request.after_position or 0, limit=request.limit)
+    # The page may be short because of long messages, so its length says nothing.
     is_last = not page or not await store.page(key, after_position=page[-1].position, limit=1)
     return _page(page, None if is_last else page[-1].position)
 
@@ -138,6 +139,7 @@ async def summary(
 async def audit(key: SessionKey, request: AuditRequest, *, store: HistoryStore) -> dict[str, Any]:
     """Return audit rows; `audit_id` counts the rows of the session, and `after` takes it."""
     rows = await store.audit(key, after=request.after, limit=request.limit)
+    # Raises for a session that never was. The audit of an erased session is still there.
     if not rows and request.after == 0:
         await store.counts(key)
     rows_json = []

@@ -85,6 +85,8 @@ class _Search:
 
     async def best(self, limit: int) -> list[tuple[OriginalMessage, float]]:
         """Return the matching messages, best first, with their scores."""
+        # First what waits, then the index: a message that is indexed in between is found twice, and
+        # in the other order not at all.
         await self.read_unindexed()
         await self.look(self._question.lookups())
         if self.whole_words < limit:
