@@ -81,6 +81,7 @@ async def _run(
         loop.add_signal_handler(number, stop.set)
     watchdog = Watchdog(settings.watchdog_seconds)
     watchdog.start()
+    # Only workers write: a query server that has a fault cannot harm the database.
     database = Database(settings.database_url, writes=False)
     metrics, announcement = QueryMetrics(), _Announcement()
     lane = Lane(lane_process, on_change=announcement.refresh, on_death=metrics.lane_died)

@@ -68,6 +68,7 @@ class Forwarder:
                 "a request that writes takes its fields in the body, not in the query of its URL"
             )
         body = add_fields(await http.body(), path_fields)
+        # Signed, because a worker believes no header that any client of the bus could write.
         headers = await self._actor_header(subject, body, request_grant(http.scope).name)
         try:
             read = partial(_read_reply, request_name(subject))

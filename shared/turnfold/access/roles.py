@@ -152,6 +152,7 @@ def configuration(keys: Sequence[Key]) -> str:
     accounts: dict[str, list[Key]] = {SERVICES_ACCOUNT: []}
     for key in keys:
         accounts.setdefault(account_of(key), []).append(key)
+    # Inboxes lie below public keys, so a worker may reply to these and to nobody else.
     query_keys = [key.key for key in keys if key.role == "query"]
     users = {
         name: [_user(key, permissions_of(key, query_keys=query_keys)) for key in members]

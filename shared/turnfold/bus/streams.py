@@ -124,6 +124,7 @@ async def ensure_streams(
             log.info("stream.limited", stream=EVENTS_STREAM, max_bytes=max_bytes)
         await _ensure_stream(jetstream, NOTICES, first_seq=1, replicas=replicas)
         await _ensure_consumer(jetstream)
+        # Read back: an older server drops settings that it does not know, without an error.
         differing = await config_differences(client)
     except (nats.errors.NoRespondersError, ServiceUnavailableError) as error:
         raise StartError(

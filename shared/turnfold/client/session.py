@@ -176,6 +176,7 @@ class Session:
             CannotFit: no valid window is that small. Retry with its `needed_tokens` or
                 `needed_messages`.
         """
+        # An agent sees its own last turn without naming it.
         after = after if after is not None else self._client.newest_seq(self.key)
         fields: dict[str, Any] = {
             "max_tokens": max_tokens,
@@ -258,6 +259,7 @@ class Session:
             except TooLarge:
                 if limit == 1:
                     raise
+                # One long message may exceed an answer together with others, but not alone.
                 limit = max(limit // 4, 1)
                 continue
             for stored in page.messages:

@@ -78,6 +78,7 @@ class Transcript:
         session = str(record.get("sessionId") or "")
         branch = ""
         if record.get("isSidechain"):
+            # Records of a sub-agent name only the record before, so the first one names the branch.
             root = self.roots.get(str(record.get("parentUuid")), identifier)
             self.roots[identifier] = root
             branch = str(record.get("agentId") or root)
@@ -93,6 +94,7 @@ def _add_answer(conversation: ParsedConversation, message: Json, identifier: str
     The records of one answer share its id and hold one or two blocks each. Together they form one
     message.
     """
+    # The log names `<synthetic>` for answers that no model gave.
     if isinstance(message.get("model"), str) and not message["model"].startswith("<"):
         conversation.model = message["model"]
     key = str(message.get("id") or identifier)

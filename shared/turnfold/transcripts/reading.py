@@ -128,6 +128,7 @@ class _Reader:
         try:
             value = self.parsed(number, line)
         except UnreadableTranscript:
+            # A pretty-printed file: its first line is no JSON, and the whole of it is.
             document = line + stream.read()
             if document == line:
                 raise
@@ -139,6 +140,7 @@ class _Reader:
                     yield from self.entry(
                         number, self.parsed(number, line), f"{self.stem}-{number}"
                     )
+        # Lines of single messages end only with the file.
         if self.loose:
             yield self.conversation(1, self.stem, self.loose, {})
         for parsed in self.transcript.conversations(self.stem):
@@ -152,6 +154,7 @@ class _Reader:
 
     def parsed(self, number: int, text: bytes) -> Any:
         try:
+            # With or without a byte order mark, which editors of Windows write.
             return json.loads(text.decode("utf-8-sig"), parse_constant=_refuse_constant)
         except json.JSONDecodeError as error:
             self.refuse(

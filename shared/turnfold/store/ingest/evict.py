@@ -235,6 +235,7 @@ def evict_now(
 ) -> int | None:
     """Evict from one locked session on request; without `reason`, only if a trigger fires."""
     triggers = (reason,) if reason else _fired(session, installation)
+    # A request overrides the hold of a restore. Idle time and a new policy do not.
     if not triggers or (session.held_tokens and reason is not REQUESTED):
         return None
     policy = installation.policy(session.agent_wishes, session.wishes)

@@ -96,6 +96,7 @@ def lock_against_erase(connection: Connection, *, is_erasing: bool = False) -> N
     """
     if connection.dialect.name == "postgresql":
         connection.execute(
+            # Shared for ingest, so that batches do not wait for each other.
             text(f"SELECT pg_advisory_xact_lock{'' if is_erasing else '_shared'}({_LOCK})")
         )
 

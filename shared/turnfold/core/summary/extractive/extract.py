@@ -44,6 +44,8 @@ def extract(job: SummaryJob, *, count: Callable[[str], int]) -> Draft:
     """
     sources = readable_sources(job.sources)
     picked = list(picked_lines(sources))
+    # Before lines are dropped: the ledger keeps exact values of lines that the text has no room
+    # for.
     evidence = collect_evidence(job, sources, picked, count=count)
     lines = without_duplicates([*_carried_lines(job.previous), *picked])
     if not lines:
@@ -84,6 +86,7 @@ def _within_limits(
 
     The loop renders, measures, and drops the lightest lines in proportion to the excess.
     """
+    # Of the newest lines: a conversation may have changed its language.
     language_code = language(" ".join(line.text for line in lines[-40:]))
     heaviest = _heaviest(lines)
     shown_files = list(files)
@@ -102,6 +105,7 @@ def _within_limits(
         if len(heaviest) <= 3 and shown_files:
             shown_files = shown_files[len(shown_files) // 2 + 1 :]
         else:
+            # At least one less each time, so that the loop ends.
             fitting = min(len(heaviest) - 1, int(len(heaviest) / excess) + 1)
             heaviest = heaviest[: max(1, fitting)]
 

@@ -59,6 +59,7 @@ def picked_lines(sources: Sequence[Source]) -> Iterator[SummaryLine]:
         recency = _RECENCY * order / total
         if source.role == "user":
             lines = list(_user_lines(source.text, order, recency=recency, is_first=is_first))
+            # A greeting alone is not the first request.
             is_first = is_first and not lines
             yield from lines
         elif source.role == "assistant":
@@ -177,6 +178,7 @@ def _assistant_lines(
     picked.sort(key=lambda line: -line.weight)
     least_second = BASE_WEIGHTS["context"] - 6
     second = [line for line in picked[1:2] if is_final and line.weight >= least_second]
+    # Chosen by weight, shown in the order of the text.
     yield from sorted([*picked[:1], *second], key=lambda line: text.find(line.text[:20]))
 
 

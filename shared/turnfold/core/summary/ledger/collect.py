@@ -164,5 +164,6 @@ def _add(
     # Repeats alone must not make a value one that the user stated.
     highest = MAX_RANK if higher >= RANK_BY_USER else RANK_BY_USER - 1
     candidate.rank = min(highest, higher + _RANK_PER_REPEAT)
+    # The first message that named it, and the newest.
     candidate.message_ids = (*candidate.message_ids[:1], message_id)
     candidate.order = order
