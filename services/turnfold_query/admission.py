@@ -1,6 +1,7 @@
-"""Admission of HTTP requests: the body is read, then a place is taken, then the request is answered.
+"""Admission of HTTP requests: read the body, take a place, then answer the request.
 
-An unfinished body holds memory out of a budget and no place. Reading stops when who asked has hung up or the time is over.
+An unfinished body takes memory from a budget, but no place. A read stops if the caller hangs up or
+its time is over.
 """
 
 import asyncio
@@ -16,22 +17,24 @@ from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
 from turnfold_query.auth import agent_of, request_grant
 
 LEAST_BYTES = 64 * 1024
-"""The least that a body counts: its connection takes memory too. Longer answers count until they are read."""
+"""The least that a body counts, because its connection takes memory too.
+
+Answers that are longer count until they are read."""
 BODY_SHARE = 0.25
 BODY_SECONDS = 30.0
 PROGRESS_SECONDS = 5.0
-"""A body of which nothing more comes for so long is given up."""
+"""The longest pause between two parts of a body."""
 _PLACE = "turnfold.place"
 
 
 def place_of(scope: Scope) -> Place:
-    """The place of a request."""
+    """Return the place of a request."""
     place: Place = scope[_PLACE]
     return place
 
 
 def refusal(error: RequestError) -> Response:
-    """The answer that tells of an error."""
+    """Return the response for an error."""
     headers = retry_after(error.retry_after_ms) if isinstance(error, Unavailable) else {}
     return Response(
         json.dumps(error.as_json()), error.status, media_type="application/json", headers=headers
@@ -39,12 +42,12 @@ def refusal(error: RequestError) -> Response:
 
 
 def retry_after(milliseconds: int | None) -> dict[str, str]:
-    """The header that says when to try again, in whole seconds."""
+    """Return the header that says when to retry, in whole seconds."""
     return {} if milliseconds is None else {"Retry-After": str(-(-milliseconds // 1000))}
 
 
 class BodyMemory:
-    """The memory for bodies and answers that are on their way: so much for all, and an asker at most a part of it."""
+    """The memory budget of bodies and answers in transit, for all callers and for each."""
 
     def __init__(self, most: int, most_each: int) -> None:
         self._most = most
@@ -54,21 +57,21 @@ class BodyMemory:
 
     @contextmanager
     def room(self, asker: Hashable) -> Generator[Callable[[int], None]]:
-        """Room for one request: call what is given with a size to take more; all is given back at the end.
+        """Yield a function that takes memory for one request; all of it is freed at the end.
 
-        Taking more raises `Unavailable` when there is no room.
+        The function takes a size in bytes and raises `Unavailable` if there is no room.
         """
         held = 0
 
         def take(size: int) -> None:
             nonlocal held
             taken_each = self._each.get(asker, 0)
-            # Something larger than the whole share is possible too, when it is the only one.
+            # A request may exceed the whole share if it is the only one.
             if (taken_each and taken_each + size > self._most_each) or (
                 self._taken and self._taken + size > self._most
             ):
                 raise Unavailable(
-                    "too many large requests are on their way; try again shortly",
+                    "too many large requests are in transit; retry shortly",
                     retry_after_ms=RETRY_AFTER_MS,
                 )
             self._each[asker] = taken_each + size
@@ -86,7 +89,10 @@ class BodyMemory:
 
 
 class ConcurrencyMiddleware:
-    """Admits requests below `/v1/`, those of the bus counted in; pages that tell how this process is are always answered."""
+    """Limits concurrent requests below `/v1/`, together with those of the bus.
+
+    Health checks and metrics are always answered.
+    """
 
     def __init__(
         self,
@@ -106,7 +112,7 @@ class ConcurrencyMiddleware:
         self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the request on, or answer that there is no room for it."""
+        """Pass the request on, or answer that there is no room for it."""
         if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
             await self._app(scope, receive, send)
             return
@@ -132,9 +138,9 @@ class ConcurrencyMiddleware:
     ) -> None:
         await self._admission.turn(askers[-1])
         with self._admission.admitted(*askers) as place:
-            # The work is done when the answer begins: who reads slowly keeps a connection, and no place.
+            # The work is done when the answer begins: a slow reader keeps a connection, no place.
             answer.on_begin = place.release
-            # In the scope itself: who records the trace reads there which route took the request.
+            # In this scope and no copy: tracing reads from it which route took the request.
             scope[_PLACE] = place
             if scope["method"] == "GET":
                 await self._read(scope, body, receive, answer)
@@ -142,7 +148,7 @@ class ConcurrencyMiddleware:
                 await self._app(scope, _again(body, receive), answer.send)
 
     async def _read(self, scope: Scope, body: bytes, receive: Receive, answer: "_Answer") -> None:
-        """Answer a request that only reads, for as long as somebody waits for the answer and its time is not over."""
+        """Answer a read request; stop if the caller hangs up or the time is over."""
         leaving = asyncio.ensure_future(receive())
         working = asyncio.ensure_future(
             self._app(scope, _again(body, lambda: asyncio.shield(leaving)), answer.send)
@@ -151,7 +157,7 @@ class ConcurrencyMiddleware:
             await asyncio.wait(
                 (working, leaving), timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED
             )
-            # An answer that has begun is finished: its status line cannot be taken back.
+            # Finish an answer that has begun, because its status line cannot be taken back.
             if working.done() or answer.has_begun:
                 await working
             elif not leaving.done():
@@ -165,7 +171,7 @@ class ConcurrencyMiddleware:
 
 
 class _Answer:
-    """An answer on its way. One that is long counts as memory until the other side has read most of it."""
+    """An answer in transit; a long one counts as memory until the caller has read most of it."""
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, take: Callable[[int], None]
@@ -179,7 +185,7 @@ class _Answer:
         self.on_begin: Callable[[], object] = lambda: None
 
     async def send(self, message: Message) -> None:
-        """Send a part; the head together with what follows it."""
+        """Send a part, the head together with the first one."""
         if self.is_over:
             return
         self.on_begin()
@@ -200,13 +206,16 @@ class _Answer:
             await self._send(start)
         if size > LEAST_BYTES and not message.get("more_body"):
             await self._send({**message, "more_body": True})
-            # This one is sent once the connection has room again.
+            # This part is sent when the connection has room again.
             message = {"type": "http.response.body", "body": b"", "more_body": False}
         await self._send(message)
 
 
 def askers_of(scope: Scope) -> tuple[Hashable, ...]:
-    """Whose share a request counts for: that of the agent in its path, and that of a token that stands for several."""
+    """Return the callers whose shares a request uses.
+
+    They are the agent in its path, and the token if it stands for several agents.
+    """
     grant = request_grant(scope)
     several = () if grant.is_operators else (grant.agents,)
     agent_id = agent_of(scope["path"])
@@ -218,10 +227,10 @@ def askers_of(scope: Scope) -> tuple[Hashable, ...]:
 async def _body(
     scope: Scope, receive: Receive, take: Callable[[int], None], *, most: int
 ) -> bytes | None:
-    """The whole body, counted as it arrives; None when the other side has hung up.
+    """Return the whole body, counted as it arrives, or None if the caller has hung up.
 
     Raises:
-        RequestError: it is too long, comes too slowly, or there is no room for it.
+        RequestError: the body is too long or too slow, or there is no room for it.
     """
     parts: list[bytes] = []
     size = taken = 0
@@ -254,19 +263,20 @@ def _has_body(scope: Scope) -> bool:
 
 
 async def _next(receive: Receive, deadline: float) -> Message:
-    """The next part of a body."""
+    """Return the next part of a body."""
     left = deadline - asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(max(0.0, min(left, PROGRESS_SECONDS))):
             return await receive()
     except TimeoutError:
         raise BadRequest(
-            f"the body came too slowly: it takes {BODY_SECONDS:g} s at most, and pauses of {PROGRESS_SECONDS:g}"
+            f"the body came too slowly: it may take {BODY_SECONDS:g} s, "
+            f"and pause for {PROGRESS_SECONDS:g} s"
         ) from None
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """A body that was read already, as the application reads it."""
+    """Return a `receive` function that replays a body that was read already."""
     is_given = False
 
     async def again() -> Message:

@@ -1,4 +1,7 @@
-"""Who may ask over HTTP: a bearer token stands for agents, and nothing is looked up before it is known to reach them."""
+"""Authentication over HTTP: a bearer token stands for agents.
+
+A request is rejected before any lookup if its token does not reach the agent in its path.
+"""
 
 import json
 from collections.abc import Callable
@@ -13,17 +16,18 @@ from turnfold.access.bearers import EVERYTHING, OUT_OF_REACH, Grant, TokenRegist
 from turnfold.errors import NotAllowed
 
 OPEN = ("/healthz", "/readyz")
-"""What tells whether a process lives is told to everybody."""
+"""Health checks need no token."""
 LISTED = "/v1/sessions"
-"""What shows each bearer its own."""
+"""The list that shows each bearer only its own sessions."""
 AGENTS = "/v1/agents/"
 _GRANT = "turnfold.grant"
 
 
 class AuthMiddleware:
-    """Lets through what the bearer of a token reaches: paths of its agents; an operator's reaches everything.
+    """Passes on requests for the agents of a bearer token; an operator's token reaches everything.
 
-    It stands before the routes and sees the path as they will, so a route that is added is closed until somebody opens it.
+    It runs before the routes and sees the same path, so a new route is closed until it is opened
+    here.
     """
 
     def __init__(
@@ -34,7 +38,7 @@ class AuthMiddleware:
         self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the request on, or refuse it."""
+        """Pass the request on, or reject it."""
         if scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return

@@ -59,7 +59,7 @@ DRAIN_SECONDS = 5.0
 
 
 class QueryDispatcher:
-    """Every reading operation by its name on the bus; the JSON it answers is what travels, also over HTTP."""
+    """The read operations by their names on the bus; they return JSON, also for HTTP."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class Waiting:
 
 
 class QueryServer:
-    """Answers requests side by side: one that waits for an event to be ingested holds up no other."""
+    """Answers requests concurrently, so that one that waits for an event delays no other."""
 
     def __init__(
         self, questions: QueryDispatcher, metrics: QueryMetrics, admission: ConcurrencyLimiter
@@ -202,13 +202,13 @@ class QueryServer:
         self._heard: list[Subscription] = []
 
     def take(self, name: str, message: Msg) -> None:
-        """Begin to answer."""
+        """Start a task that answers a request."""
         task = asyncio.get_running_loop().create_task(self._answer(name, message))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
 
     async def listen(self, client: Client, name: str) -> None:
-        """Take a request straight from the bus: what a framework does for a message takes as long as most windows."""
+        """Subscribe without a framework, whose work per message takes as long as most windows."""
 
         async def on_request(message: Msg) -> None:
             self.take(name, message)
@@ -216,11 +216,12 @@ class QueryServer:
         self._heard.append(await client.subscribe(f"{name}.*.*", queue=QUERY_QUEUE, cb=on_request))
 
     async def close(self) -> None:
-        """Take nothing more, and finish what is in hand."""
+        """Stop taking requests, and finish those in progress."""
         with contextlib.suppress(nats.errors.Error, TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
                 for subscription in self._heard:
-                    await subscription.drain()  # type: ignore[no-untyped-call]  # nats-py forgot to say that it returns nothing
+                    # nats-py does not declare that it returns nothing.
+                    await subscription.drain()  # type: ignore[no-untyped-call]
         await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _answer(self, name: str, message: Msg) -> None:
@@ -255,7 +256,9 @@ class QueryServer:
             body = await self._questions.answer(
                 name, key, read_asked(self._questions.shapes[name], key, message.data), place
             )
-        if len(body) > message._client.max_payload - ANSWER_ROOM_BYTES:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # the connection that brought it
+        # The connection of the request, which nats-py does not publish.
+        connection = message._client  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        if len(body) > connection.max_payload - ANSWER_ROOM_BYTES:
             raise TooLarge(
                 f"the answer has {len(body)} bytes, more than the bus carries; ask for less"
             )

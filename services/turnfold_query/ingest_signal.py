@@ -14,7 +14,7 @@ WAKE_SECONDS = 0.005
 
 
 class Bounded:
-    """Call a function at most once per interval; calls in between are merged into one at its end."""
+    """Call a function at most once per interval; merge calls in between into one at its end."""
 
     def __init__(self, function: Callable[[], object], *, every_seconds: float) -> None:
         self._function = function
@@ -40,7 +40,7 @@ class Bounded:
 
 
 class NatsIngestSignal:
-    """Wake requests that wait for an event. One task reads the ingested sequence for all of them."""
+    """Wake requests that wait for an event; one task reads the ingested sequence for all."""
 
     def __init__(self, ingested_to: Callable[[], Awaitable[int]]) -> None:
         self._ingested_to = ingested_to

@@ -16,10 +16,10 @@ _EDGES = (*map(str, SECONDS), "+Inf")
 
 
 class QueryMetrics(Collector):
-    """The figures of one process, in a registry of its own.
+    """The metrics of one process, in their own registry.
 
-    What is counted for every request is kept in plain numbers, which takes a third of the time that counters with locks do:
-    one loop counts, and it reads them too.
+    Figures of every request are plain numbers, which take a third of the time of counters with
+    locks: the same loop counts and reads them.
     """
 
     def __init__(self) -> None:
@@ -55,14 +55,14 @@ class QueryMetrics(Collector):
         self._trims = {"shortened": 0, "folded": 0, "digested": 0}
 
     def answered(self, name: str, seconds: float) -> None:
-        """Count an answer, or what came instead of one, and how long it took."""
+        """Count an answer or an error, and its duration."""
         times = self._requests.get(name)
         if times is None:
             times = self._requests[name] = _Times()
         times.add(seconds)
 
     def shown(self, answer: ContextReply) -> None:
-        """Count a window: how fresh it is, how long it took to build, and what it shows otherwise than it was published."""
+        """Count a window: its freshness, the time to build it, and the messages it trims."""
         if not answer.is_modified or answer.account is None:
             self._answers["not_modified"] += 1
             return
