@@ -35,6 +35,7 @@ from turnfold.ports.admin import (
 )
 from turnfold.ports.compact import Job, JobStore, Version
 from turnfold.ports.ingest import (
+    BudgetStore,
     DecodedEvent,
     IdleStore,
     IngestStore,
@@ -50,6 +51,7 @@ from turnfold.store.compact.versions import SqlVersionStore
 from turnfold.store.database.engine import Database
 from turnfold.store.database.outbox import SqlOutboxStore
 from turnfold.store.database.schema import metadata, word_index
+from turnfold.store.ingest.budgets import SqlBudgetStore
 from turnfold.store.ingest.erase import SqlErasureStore
 from turnfold.store.ingest.idle import SqlIdleStore
 from turnfold.store.ingest.ingest import SqlIngestStore
@@ -98,6 +100,7 @@ class Stores:
     campaigns: CampaignStore
     outbox: OutboxStore
     idle: IdleStore
+    budgets: BudgetStore
     erasures: ErasureStore
     search: SearchStore
     recall: RecallStore
@@ -163,6 +166,7 @@ async def sql_stores(
             SqlCampaignStore(database),
             SqlOutboxStore(database),
             SqlIdleStore(database),
+            SqlBudgetStore(database),
             SqlErasureStore(database),
             SqlSearchStore(database),
             SqlRecallStore(database),

@@ -13,6 +13,7 @@ from faststream.nats import NatsBroker
 
 from turnfold.contracts.subjects import (
     AGENT_WRITES,
+    ASKED,
     EVENTS_SUBJECTS,
     INGESTED,
     INSTALLATION_REQUESTS,
@@ -28,6 +29,7 @@ EVERY_SUBJECT = (
     *(f"{name}.>" for name in (*READS, *WRITES, *AGENT_WRITES)),
     *INSTALLATION_REQUESTS,
     INGESTED,
+    f"{ASKED}.>",
     "$JS.API.>",
 )
 """What listeners hear: events, notices, requests, words between services, and requests to JetStream."""

@@ -27,6 +27,7 @@ from turnfold.process.child_process import ChildProcess
 from turnfold.process.http_server import HttpServer
 from turnfold.process.ready import announce
 from turnfold.process.scheduling import tune_collector
+from turnfold.process.tasks import cancel_and_wait
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings, redacted
 from turnfold.store.database.engine import Database
@@ -38,6 +39,7 @@ from turnfold.store.query.secrets import SIGNED_ACTORS, read_secret
 from turnfold.store.query.window import AT_ONCE, SqlWindowStore
 from turnfold_query.asyncapi import asyncapi_document
 from turnfold_query.handlers import CONTEXT, QueryDispatcher, QueryServer, make_router
+from turnfold_query.hints import HintSender
 from turnfold_query.http.app import make_http
 from turnfold_query.ingest_signal import Bounded, NatsIngestSignal
 from turnfold_query.lane import Lane
@@ -127,12 +129,14 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     admission = ConcurrencyLimiter(shares_of(settings))
     windows = SqlWindowStore(database, AT_ONCE)
     arrivals = NatsIngestSignal(windows.ingested_to)
+    hints = HintSender(client.publish)
     dispatcher = QueryDispatcher(
         windows=windows,
         histories=SqlHistoryStore(database),
         lane=lane,
         answering=answering,
         arrivals=arrivals,
+        hints=hints,
         metrics=metrics,
         request_seconds=settings.request_seconds,
         explain=_explanation_of(settings),
@@ -150,6 +154,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         answering.clear_caches()
         lane.forget()
 
+    sending = asyncio.create_task(hints.run(), name="hints")
     try:
         await lane.start()
         await _subscribe_to_ingest(client, arrivals, clear_caches)
@@ -170,6 +175,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
             await broker.stop()
         await server.close()
         await listener.close()
+        await cancel_and_wait(sending)
         log.info("query.stopped")
 
 

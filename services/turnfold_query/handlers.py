@@ -44,6 +44,7 @@ from turnfold.operations.query import context as query
 from turnfold.operations.query import history, replies, tools
 from turnfold.operations.query.environment import ContextReply, QueryEnvironment
 from turnfold.ports.query import HistoryStore, TooLargeHere, WindowStore
+from turnfold_query.hints import HintSender
 from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics
 
@@ -61,7 +62,7 @@ DRAIN_SECONDS = 5.0
 class QueryDispatcher:
     """The read operations by their names on the bus; they return JSON, also for HTTP."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all parts that answer
         self,
         *,
         windows: WindowStore,
@@ -69,6 +70,7 @@ class QueryDispatcher:
         lane: Lane,
         answering: QueryEnvironment,
         arrivals: query.IngestSignal,
+        hints: HintSender,
         metrics: QueryMetrics,
         request_seconds: float,
         explain: policy.Explain,
@@ -78,6 +80,7 @@ class QueryDispatcher:
         self._lane = lane
         self._answering = answering
         self._arrivals = arrivals
+        self._hints = hints
         self._metrics = metrics
         self._seconds = request_seconds
         self._explain = explain
@@ -170,6 +173,8 @@ class QueryDispatcher:
         finally:
             self._metrics.answered(CONTEXT, time.perf_counter() - began)
         self._metrics.shown(answer)
+        if answer.hint is not None:
+            self._hints.add(key, answer.hint)
         return answer
 
 

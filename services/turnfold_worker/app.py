@@ -31,6 +31,7 @@ from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import WriterLock, wait_for_schema, wait_until_adopted
 from turnfold.store.database.outbox import SqlOutboxStore
 from turnfold.store.database.statistics import SqlStatistics
+from turnfold.store.ingest.budgets import SqlBudgetStore
 from turnfold.store.ingest.erase import SqlErasureStore
 from turnfold.store.ingest.idle import SqlIdleStore
 from turnfold.store.ingest.ingest import SqlIngestStore
@@ -43,6 +44,7 @@ from turnfold_worker.context import (
     make_context,
 )
 from turnfold_worker.health import HealthSources, make_http
+from turnfold_worker.loops.budgets import BudgetFollower
 from turnfold_worker.loops.campaigns import CampaignRunner
 from turnfold_worker.loops.catch_up import CatchUp
 from turnfold_worker.loops.child_monitor import ChildMonitor
@@ -215,6 +217,9 @@ async def _work(context: WorkerContext, stop: asyncio.Event) -> None:
     wakeups = Wakeups()
     ingest = IngestLoop(context, store=events, on_stored=wakeups.after_batch)
     erasure = ErasureRunner(context, store=SqlErasureStore(database))
+    follower = BudgetFollower(
+        context, store=SqlBudgetStore(database), wakeups=wakeups, is_busy=ingest.is_busy
+    )
     probe = WriteProbe(probe=statistics.probe)
     publisher = Publisher(context.client, NOTICES_STREAM, on_foreign=telemetry.metrics.disturbed)
     loops = [
@@ -231,6 +236,7 @@ async def _work(context: WorkerContext, stop: asyncio.Event) -> None:
         IdleEvictor(context, store=SqlIdleStore(database), wakeups=wakeups),
         CampaignRunner(context, store=SqlCampaignStore(database), wakeups=wakeups),
         erasure,
+        follower,
         Indexer(store=SqlSearchIndex(database), is_busy=ingest.is_busy),
         ChildMonitor(
             summarizer=context.summarizer, on_start=partial(context.announcer.update, "model")
@@ -244,6 +250,7 @@ async def _work(context: WorkerContext, stop: asyncio.Event) -> None:
         _running(context, ingest, loops) as tasks,
         command_broker(context, on_change=wakeups.after_command, on_erased=erasure.after_erasure),
     ):
+        await follower.listen(context.client)
         telemetry.health.parts = HealthSources(context.client, context.receiver, probe, statistics)
         await _announce_when_loaded(context, stop)
         await _until_stopped(stop, tasks)

@@ -77,7 +77,7 @@ ADDED = {
     "V3",
     "V4",
     *(f"X{number}" for number in range(5, 10)),
-} | {f"C{number}" for number in (66, 67, 65, 68, *range(69, 75), 81, 82)}
+} | {f"C{number}" for number in (*range(64, 75), 81, 82)}
 """Those of the later parts that are dealt with already."""
 IDS = (
     ADDED

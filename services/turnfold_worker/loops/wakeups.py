@@ -25,9 +25,13 @@ class Wakeups:
         The window request that follows a turn is served before its summary is written.
         """
         if result.evictions:
-            loop = asyncio.get_running_loop()
-            loop.call_later(SUMMARY_DELAY_MS / 1000, self.relay.set)
-            loop.call_later(SUMMARY_DELAY_MS / 1000, self.compactor.set)
+            self.after_new_jobs()
+
+    def after_new_jobs(self) -> None:
+        """Wake for new jobs and their notices, when the delay of these jobs is over."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(SUMMARY_DELAY_MS / 1000, self.relay.set)
+        loop.call_later(SUMMARY_DELAY_MS / 1000, self.compactor.set)
 
     def after_eviction(self) -> None:
         """Wake for jobs that an idle session or a campaign has opened."""

@@ -15,6 +15,7 @@ from turnfold.access.identity import INBOX
 from turnfold.contracts.notices import NOTICES
 from turnfold.contracts.subjects import (
     AGENT_WRITES,
+    ASKED,
     EVENTS_CONSUMER,
     EVENTS_STREAM,
     EVENTS_SUBJECTS,
@@ -236,6 +237,8 @@ _WRITES = (
     *INSTALLATION_REQUESTS,
 )
 _EVENTS = tuple(f"{name}.*.*" for name in STREAM_TYPES)
+# Hints are no export: an agent must not be able to send one.
+_ASKED = f"{ASKED}.*.*"
 # A worker reads the stream, acknowledges events (two forms of the subject), deletes erased and
 # old events, publishes dead letters again, and publishes notices.
 _WORKER = Permissions(
@@ -254,14 +257,21 @@ _WORKER = Permissions(
         USER_INFO,
         _CROSSING,
     ),
-    subscribe=tuple(f"{subject} {WORKER_QUEUE}" for subject in _WRITES),
+    subscribe=tuple(f"{subject} {WORKER_QUEUE}" for subject in (*_WRITES, _ASKED)),
 )
 _SERVICES: Mapping[Role, Permissions] = {
     "worker": _WORKER,
-    # A query server publishes events from HTTP, looks up earlier ones, and forwards requests that
-    # write to a worker.
+    # A query server publishes events from HTTP, looks up earlier ones, forwards requests that
+    # write to a worker, and sends hints of budgets.
     "query": Permissions(
-        publish=(*_INFO, f"{_API}.STREAM.MSG.GET.{EVENTS_STREAM}", *_EVENTS, *_WRITES, _CROSSING),
+        publish=(
+            *_INFO,
+            f"{_API}.STREAM.MSG.GET.{EVENTS_STREAM}",
+            *_EVENTS,
+            *_WRITES,
+            _ASKED,
+            _CROSSING,
+        ),
         subscribe=(
             *(
                 f"{subject} {QUERY_QUEUE}"

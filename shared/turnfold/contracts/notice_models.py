@@ -15,7 +15,15 @@ from turnfold.contracts.fields import (
 )
 
 TriggerName = Literal[
-    "messages", "tokens", "usage", "rounds", "idle", "request", "regenerate", "stand_in"
+    "messages",
+    "tokens",
+    "budget",
+    "usage",
+    "rounds",
+    "idle",
+    "request",
+    "regenerate",
+    "stand_in",
 ]
 
 

@@ -56,6 +56,8 @@ INGESTED = "turnfold.ingested"
 """Best-effort signal that new sequences are stored; a receiver that waits for one checks again."""
 ERASED = b"erased"
 """Payload of that signal after an erase; receivers then drop cached texts."""
+ASKED = "turnfold.asked"
+"""Best-effort hint of a query server: the budget of a window, on `<name>.<agent>.<session>`."""
 
 ID_MAX_BYTES = 256
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from turnfold.contracts.events import ReportedWindow
+from turnfold.contracts.hints import BudgetHint
 from turnfold.core.eviction.usage import UsageReport
 from turnfold.core.policy.allowance import DEFAULT_ALLOWANCE, Allowance
 from turnfold.core.policy.overrides import PolicyOverrides
@@ -194,6 +195,24 @@ class IdleStore(Protocol):
 
     async def next_idle_ms(self) -> int | None:
         """Return when the next session becomes idle (ms since 1970); None if none will."""
+        ...
+
+
+class BudgetStore(Protocol):
+    """Remember the budgets that windows were asked with."""
+
+    async def follow(
+        self,
+        hints: Mapping[SessionKey, Sequence[BudgetHint]],
+        *,
+        installation: Installation,
+        now_ms: int,
+    ) -> int:
+        """Remember budgets, and evict what they make due; return how many compactions opened.
+
+        One transaction. Sessions that do not exist, or whose policy does not follow budgets, are
+        left alone. `hints` of a session are in the order in which its windows were asked for.
+        """
         ...
 
 

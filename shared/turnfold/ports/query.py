@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
+from turnfold.core.eviction.budgets import Budgets, read_budgets
 from turnfold.core.eviction.limits import read_limits
 from turnfold.core.history.as_of import AsOf
 from turnfold.core.policy.overrides import PolicyOverrides
@@ -35,11 +36,17 @@ class SessionSnapshot:
     audit_hash: str
     last_event_at_ms: int | None
     window_limits: str | None = None
+    asked_budgets: str | None = None
 
     @property
     def limits(self) -> Mapping[str, int]:
         """The learned windows of models, in tokens."""
         return read_limits(self.window_limits)
+
+    @property
+    def budgets(self) -> Budgets:
+        """The budgets that windows of the session were asked with."""
+        return read_budgets(self.asked_budgets)
 
 
 @dataclass(frozen=True, slots=True)

@@ -346,12 +346,15 @@ FORBIDDEN_TO_PUBLISH = {
         "context.compressed.support.s",
         "summary.updated.other.s",
         "turnfold.ingested",
+        "turnfold.asked.support.s",
+        "turnfold.asked.other.s",
         "_INBOX.anybody.x",
         "_R_.anything",
         "$SYS.REQ.SERVER.PING",
         "$SYS.REQ.USER.INFO",
     ),
     "auditor": (
+        "turnfold.asked.support.s",
         "turn.completed.support.s",
         "session.erase.support.s",
         "session.policy.support.s",
@@ -365,6 +368,7 @@ FORBIDDEN_TO_PUBLISH = {
         f"{CONSUMER_API}.CREATE.TURNFOLD_NOTICES.mine",
     ),
     "operator": (
+        "turnfold.asked.support.s",
         "context.compressed.support.s",
         f"{STREAM_API}.DELETE.TURNFOLD_EVENTS",
         f"{STREAM_API}.PURGE.TURNFOLD_EVENTS",
@@ -374,6 +378,7 @@ FORBIDDEN_TO_PUBLISH = {
     ),
     "worker": (
         "context.get.support.s",
+        "turnfold.asked.support.s",
         "session.erase.support.s",
         f"{STREAM_API}.DELETE.TURNFOLD_EVENTS",
         f"{STREAM_API}.UPDATE.TURNFOLD_EVENTS",

@@ -9,6 +9,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from turnfold.core.eviction.budgets import Budgets, largest_budget
 from turnfold.core.eviction.decide import Evict, clamp_keep_tokens, decide_eviction
 from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, Trigger, TriggerLimits
 from turnfold.core.eviction.usage import UsageInput, UsageState, relief_limit
@@ -43,9 +44,8 @@ class Eviction:
     def is_over(self) -> bool:
         """Whether the messages that stayed are still over the limit, as far as counted."""
         left = self.load.tokens - self.tokens
-        return (
-            self.due.trigger is Trigger.TOKENS and left * self.load.factor > self.due.budget_tokens
-        )
+        is_counted = self.due.trigger in (Trigger.TOKENS, Trigger.BUDGET)
+        return is_counted and left * self.load.factor > self.due.budget_tokens
 
     def seen_at(self, live: Sequence[Message], load: SessionLoad, at_ms: int) -> "Eviction":
         """Return the same eviction with counts of these live messages at this moment."""
@@ -115,8 +115,7 @@ def plan_evictions(
     `windows` change it, by sequence.
     """
     gauge = meter.gauge
-    usage_limit = relief_limit(policy.reserve_tokens, model_window=model_window)
-    limits = TriggerLimits.of(policy, model_window=model_window)
+    limits = _Limits(policy, meter.budgets, model_window)
     present, arriving = _before_batch(live, new_seqs, rounds)
     evictions: list[Eviction] = []
     # As it was before the batch: `total_tokens` counts its messages already.
@@ -124,11 +123,9 @@ def plan_evictions(
         [message.tokens for arrived in arriving.values() for message in arrived]
     )
     for seq, arrived in arriving.items():
-        if seq in windows:
-            usage_limit = relief_limit(policy.reserve_tokens, model_window=windows[seq])
-            limits = TriggerLimits.of(policy, model_window=windows[seq])
+        limits.window = windows.get(seq, limits.window)
         if seq in meter.readings:
-            gauge = gauge.with_reading(meter.readings[seq], usage_limit)
+            gauge = gauge.with_reading(meter.readings[seq], limits.relief)
         before = len(present.messages)
         present.add(arrived)
         total += sum([message.tokens for message in arrived])
@@ -142,7 +139,7 @@ def plan_evictions(
         eviction = _first_eviction(
             Eviction(NO_TRIGGER, (), len(present.messages), load, at_ms, gauge, seq),
             present.messages,
-            limits,
+            limits.at(at_ms),
             policy,
         )
         if eviction is None:
@@ -156,6 +153,30 @@ def plan_evictions(
         evictions.append(eviction)
         present.remove(eviction)
     return tuple(evictions)
+
+
+@dataclass(slots=True)
+class _Limits:
+    """The limits of the triggers over time; `window` is the model's at present."""
+
+    policy: Policy
+    budgets: Budgets
+    window: int
+    _known: dict[tuple[int, int], TriggerLimits] = field(default_factory=dict)
+
+    @property
+    def relief(self) -> int:
+        """The reported tokens up to which evictions by reports have helped."""
+        return relief_limit(self.policy.reserve_tokens, model_window=self.window)
+
+    def at(self, at_ms: int) -> TriggerLimits:
+        """Return the limits at a time: old budgets are forgotten."""
+        asked = largest_budget(self.budgets, self.policy, at_ms=at_ms) if self.budgets else 0
+        if (self.window, asked) not in self._known:
+            self._known[self.window, asked] = TriggerLimits.of(
+                self.policy, model_window=self.window, asked_tokens=asked
+            )
+        return self._known[self.window, asked]
 
 
 @dataclass(slots=True)

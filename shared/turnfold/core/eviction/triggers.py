@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from turnfold.contracts.hints import BudgetHint
+from turnfold.core.eviction.budgets import Budgets, largest_budget
 from turnfold.core.eviction.usage import usage_trigger
 from turnfold.core.policy.presets import Mode, Policy
 from turnfold.messages import Message
@@ -21,6 +23,7 @@ class Trigger(StrEnum):
 
     MESSAGES = "messages"
     TOKENS = "tokens"
+    BUDGET = "budget"
     USAGE = "usage"
     ROUNDS = "rounds"
     IDLE = "idle"
@@ -85,22 +88,37 @@ class FiredTrigger:
 
 
 class TriggerLimits(NamedTuple):
-    """The limits of the triggers; 0 means no limit. `window` is the model's."""
+    """The limits of the triggers; 0 means no limit. `window` is the model's.
+
+    `by_budget` if `tokens` is a share of the largest recent budget, and not of the model's window.
+    """
 
     tokens: int = 0
     messages: int = 0
     rounds: int = 0
     reported: int = 0
     window: int = 0
+    by_budget: bool = False
 
     @classmethod
-    def of(cls, policy: Policy, *, model_window: int) -> "TriggerLimits":
-        """Return the limits of a policy; none if it evicts nothing by itself."""
+    def of(cls, policy: Policy, *, model_window: int, asked_tokens: int = 0) -> "TriggerLimits":
+        """Return the limits of a policy; none if it evicts nothing by itself.
+
+        `asked_tokens` is the largest recent budget of the session's windows, 0 without one.
+        """
         if policy.mode is not Mode.AUTO:
             return cls()
-        budget = token_trigger(policy, model_window=model_window)
-        reported = usage_trigger(policy.reserve_tokens, model_window=model_window)
-        return cls(budget, policy.max_live_messages, policy.every_rounds, reported, model_window)
+        tokens = token_trigger(policy, model_window=model_window)
+        followed = budget_trigger(policy, asked_tokens, model_window=model_window)
+        by_budget = followed > 0 and (followed < tokens or not tokens)
+        return cls(
+            followed if by_budget else tokens,
+            policy.max_live_messages,
+            policy.every_rounds,
+            usage_trigger(policy.reserve_tokens, model_window=model_window),
+            model_window,
+            by_budget,
+        )
 
     def fired(self, load: SessionLoad) -> list[FiredTrigger]:
         """Return the fired triggers; if one gains too little, the next may gain enough."""
@@ -108,7 +126,8 @@ class TriggerLimits(NamedTuple):
         if load.is_overflow and self.window:
             fired.append(FiredTrigger(Trigger.USAGE, self._overflow_limit(load)))
         if self.tokens and load.billed_tokens > self.tokens:
-            fired.append(FiredTrigger(Trigger.TOKENS, self.tokens))
+            trigger = Trigger.BUDGET if self.by_budget else Trigger.TOKENS
+            fired.append(FiredTrigger(trigger, self.tokens))
         if self.messages and load.messages > self.messages:
             fired.append(FiredTrigger(Trigger.MESSAGES, self.tokens))
         if self.rounds and load.rounds >= self.rounds:
@@ -124,10 +143,42 @@ class TriggerLimits(NamedTuple):
 
 
 def fired_triggers(
-    load: SessionLoad, policy: Policy, *, model_window: int
+    load: SessionLoad, policy: Policy, *, model_window: int, asked_tokens: int = 0
 ) -> Sequence[FiredTrigger]:
     """Return the triggers that these live messages fire under this policy."""
-    return TriggerLimits.of(policy, model_window=model_window).fired(load)
+    limits = TriggerLimits.of(policy, model_window=model_window, asked_tokens=asked_tokens)
+    return limits.fired(load)
+
+
+def triggers_of_hints(
+    budgets: Budgets,
+    hints: Sequence[BudgetHint],
+    load: SessionLoad,
+    policy: Policy,
+    *,
+    model_window: int,
+    at_ms: int,
+) -> Sequence[FiredTrigger]:
+    """Return the trigger that hints fire; `budgets` hold theirs already.
+
+    A window that left messages out makes a compaction due if no larger budget is remembered.
+    """
+    asked = largest_budget(budgets, policy, at_ms=at_ms)
+    limits = TriggerLimits.of(policy, model_window=model_window, asked_tokens=asked)
+    if limits.window and any(hint.folded and hint.tokens >= asked for hint in hints):
+        share = int((policy.trigger_ratio or 1) * asked)
+        return (FiredTrigger(Trigger.BUDGET, min(share, limits.tokens or share)),)
+    return [fired for fired in limits.fired(load) if fired.trigger is Trigger.BUDGET]
+
+
+def budget_trigger(policy: Policy, asked_tokens: int, *, model_window: int) -> int:
+    """Return the tokens above which live messages fire because of a budget; 0 if none does.
+
+    Without a ratio, messages leave only when a window with this budget has left some out.
+    """
+    if model_window <= 0 or not policy.follow_budget:
+        return 0
+    return int(policy.trigger_ratio * asked_tokens)
 
 
 def idle_at_ms(last_event_at_ms: int, policy: Policy) -> int | None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final, NamedTuple
 
+from turnfold.core.eviction.budgets import NO_BUDGETS, Budgets
+
 REPORTS_LOOKED_AT: Final = 60
 DIFFERENCES_USED: Final = 20
 DIFFERENCES_NEEDED: Final = 3
@@ -189,7 +191,7 @@ class UsageInput:
     `gauge` is the state before the batch. `readings` are reports by stream sequence. `times` are
     the times of events without messages, by sequence (ms since 1970); those in `overflows` report
     that a call was too long. `learn` returns the factor after an eviction, given the newest
-    sequence and the time.
+    sequence and the time. `budgets` are those that windows of the session were asked with.
     """
 
     gauge: UsageState = field(default_factory=UsageState)
@@ -197,6 +199,7 @@ class UsageInput:
     learn: Callable[[int, int], float] | None = None
     times: Mapping[int, int] = field(default_factory=dict)
     overflows: frozenset[int] = frozenset()
+    budgets: Budgets = NO_BUDGETS
 
     def is_overflow(self, seq: int, gauge: UsageState) -> bool:
         """Return whether this event reports an overflow that no compaction has answered yet."""

@@ -77,6 +77,8 @@ class Policy:
 
     context_window: int | None = None
     max_context_tokens: int | None = None
+    follow_budget: bool = True
+    budget_memory_seconds: int = 600
     image_tokens: int = 1_200
     max_output_tokens: int = 8_192
     margin_tokens: int = 4_096
@@ -183,7 +185,12 @@ PRESETS: Mapping[str, Policy] = {
         view=View.PREVIEWS,
     ),
     "adaptive": replace(
-        _UNTRIGGERED, keep_rounds=1, image_tokens=300, max_messages=50, uses_model=False
+        _UNTRIGGERED,
+        keep_rounds=1,
+        image_tokens=300,
+        max_messages=50,
+        follow_budget=False,
+        uses_model=False,
     ),
     "rolling": replace(
         _UNTRIGGERED,

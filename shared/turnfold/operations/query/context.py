@@ -15,7 +15,7 @@ from turnfold.errors import CannotFit
 from turnfold.messages import Message, SessionKey
 from turnfold.operations.query.as_of import parse_as_of
 from turnfold.operations.query.environment import ContextReply, QueryEnvironment
-from turnfold.operations.query.planning import PlannedWindow, Stale, WindowReading
+from turnfold.operations.query.planning import PlannedWindow, Stale, WindowReading, with_hint
 from turnfold.operations.query.recall import (
     Recall,
     RecallMoment,
@@ -121,12 +121,14 @@ def _reply(
     session = planned.snapshot.session
     if planned.request.as_of is not None or session is None:
         return reply
+    if planned.budget is not None:
+        environment.keep_budget(reply.etag, planned.budget)
     # Not a partial recall: it improves when the index catches up, and that changes no etag.
     if planned.recall is None or not planned.recall.is_partial:
         environment.keep_reply(reply)
     if not planned.asked.is_emergency:
         environment.keep_builder(session.sid, planned.asked, planned.builder, len(body))
-    return reply
+    return with_hint(reply, planned.budget, session, planned.policy)
 
 
 async def _with_recall(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from turnfold.cache import LRUCache
+from turnfold.contracts.hints import BudgetHint
 from turnfold.core.history.gist import forget_gists
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.builder import WindowBuilder
@@ -18,6 +19,7 @@ MESSAGE_BYTES = 400
 
 REPLIES_BYTES = 8_000_000
 """The most bytes of cached replies."""
+BUDGETS_KEPT = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class ContextReply:
     """A window as JSON.
 
     `is_fresh` is false if the requested sequence is not ingested yet. `seconds` is the time that
-    the window took to build, without waiting; None if it was cached.
+    the window took to build, without waiting; None if it was cached. `hint` is what a worker has
+    to be told of the window.
     """
 
     body: bytes
@@ -34,14 +37,16 @@ class ContextReply:
     is_fresh: bool = True
     account: WindowAccount | None = None
     seconds: float | None = field(default=None, compare=False)
+    hint: BudgetHint | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class QueryEnvironment:
-    """What answers depend on besides the store, and two caches.
+    """What answers depend on besides the store, and three caches.
 
     `builders` continues a window instead of building it from the first message. `replies` holds
-    finished replies by etag and freshness. Without `recall`, windows have no recall block.
+    finished replies by etag and freshness, `budgets` what hints say of a window, by etag. Without
+    `recall`, windows have no recall block.
     """
 
     policy: PolicyResolver
@@ -53,6 +58,7 @@ class QueryEnvironment:
     replies: LRUCache[tuple[str, bool], ContextReply] = field(
         default_factory=lambda: LRUCache(REPLIES_BYTES)
     )
+    budgets: LRUCache[str, BudgetHint] = field(default_factory=lambda: LRUCache(BUDGETS_KEPT))
 
     def clear_caches(self) -> None:
         """Remove all text from memory, because something was erased."""
@@ -76,6 +82,17 @@ class QueryEnvironment:
         """Cache a reply for the next request."""
         key = (reply.etag, reply.is_fresh)
         self.replies.put(key, replace(reply, seconds=None), len(reply.body))
+
+    def cached_budget(self, etag: str) -> BudgetHint | None:
+        """Return what a hint says of the window with this etag, if it is cached."""
+        budget = self.budgets.pop(etag)
+        if budget is not None:
+            self.keep_budget(etag, budget)
+        return budget
+
+    def keep_budget(self, etag: str, budget: BudgetHint) -> None:
+        """Cache what a hint says of a window, for when it is asked for again."""
+        self.budgets.put(etag, budget, 1)
 
     def keep_builder(
         self, sid: int, asked: WindowRequest, builder: WindowBuilder, reply_bytes: int

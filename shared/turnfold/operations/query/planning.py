@@ -1,12 +1,15 @@
 """Plan the window of a request: which state answers it, under which terms, and what it shows."""
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 
+from turnfold.contracts.hints import BudgetHint
 from turnfold.contracts.requests import ContextRequest
+from turnfold.core.eviction.budgets import is_hint_due
 from turnfold.core.eviction.limits import limited_window
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, Policy
@@ -21,6 +24,7 @@ from turnfold.core.window.window import (
     WindowRequest,
     budget_of,
     build_window,
+    folded_for_budget,
     to_plan,
 )
 from turnfold.messages import SessionKey
@@ -78,6 +82,14 @@ class PlannedWindow:
         return RecallWish.of(self.request, self.policy)
 
     @property
+    def budget(self) -> BudgetHint | None:
+        """The budget, and the live messages that it left no room for; None if it does not count."""
+        tokens = self.asked.budget_tokens
+        if self.asked.is_emergency or self.request.as_of is not None or not tokens:
+            return None
+        return BudgetHint(tokens, folded_for_budget(self.builder, self.plan.account))
+
+    @property
     def shows_everything(self) -> bool:
         """Whether every message of the session is shown, so that there is nothing to recall."""
         account = self.plan.account
@@ -91,6 +103,17 @@ class PlannedWindow:
         block = decision.fitting(room) if has_place else None
         plan = to_plan(builder, self.stored, self.asked, block)
         return replace(self, plan=plan, recall=decision, block=block)
+
+
+def with_hint(
+    reply: ContextReply, budget: BudgetHint | None, session: SessionSnapshot | None, policy: Policy
+) -> ContextReply:
+    """Add the hint that a worker needs, going by what it has stored of earlier ones."""
+    if session is None or budget is None:
+        return reply
+    now_ms = time.time_ns() // 1_000_000
+    is_due = is_hint_due(session.budgets, budget, policy, at_ms=now_ms)
+    return replace(reply, hint=budget) if is_due else reply
 
 
 def is_fresh(request: ContextRequest, snapshot: WindowSnapshot) -> bool:
@@ -124,11 +147,16 @@ class WindowReading:
         fresh = is_fresh(self.request, snapshot)
         if not fresh and self.may_wait:
             return Stale()
-        etag = self._etag(snapshot.session, *self._terms(snapshot.session))
+        policy, model_window = self._terms(snapshot.session)
+        etag = self._etag(snapshot.session, policy, model_window)
         if self.request.etag == etag:
             body = json.dumps({"not_modified": True, "etag": etag}).encode()
-            return ContextReply(body, etag, is_modified=False)
-        return self.environment.cached_reply(etag, is_fresh=fresh)
+            reply: ContextReply | None = ContextReply(body, etag, is_modified=False)
+        else:
+            reply = self.environment.cached_reply(etag, is_fresh=fresh)
+        if reply is None:
+            return None
+        return with_hint(reply, self.environment.cached_budget(etag), snapshot.session, policy)
 
     def on_messages(
         self, snapshot: WindowSnapshot

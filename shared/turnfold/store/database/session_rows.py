@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, literal_column, select
 
 from turnfold.contracts.subjects import session_subject
+from turnfold.core.eviction.budgets import Budgets, read_budgets
 from turnfold.core.eviction.limits import read_limits
 from turnfold.core.eviction.triggers import SessionLoad, cooldown_ms
 from turnfold.core.eviction.usage import UsageState
@@ -33,6 +34,7 @@ COUNTERS = (
     "last_event_at_ms", "evicted_changes", "rounds", "idle_at_ms", "factor", "reported_seq",
     "reported_at_ms", "reported_tokens", "usage_evictions", "failures", "cooldown_until_ms",
     "cooldown_reason", "held_to_tokens", "unindexed_from", "window_limits",
+    "asked_budgets",
 )  # fmt: skip
 
 
@@ -75,6 +77,7 @@ class SessionRow:
     held_to_tokens: int
     unindexed_from: int | None
     window_limits: str | None
+    asked_budgets: str | None
     summary_tokens: int
 
     @property
@@ -86,6 +89,11 @@ class SessionRow:
     def limits(self) -> Mapping[str, int]:
         """The learned windows of models, in tokens."""
         return read_limits(self.window_limits)
+
+    @property
+    def budgets(self) -> Budgets:
+        """The budgets that windows of the session were asked with."""
+        return read_budgets(self.asked_budgets)
 
     @property
     def window_tokens(self) -> int:

@@ -5,6 +5,11 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, bindparam, func, select
 
+from turnfold.core.eviction.budgets import (
+    budgets_json,
+    largest_budget,
+    recent_budgets,
+)
 from turnfold.core.eviction.decide import Evict, clamp_keep_tokens, decide_eviction, first_eviction
 from turnfold.core.eviction.limits import WindowChanges, limited_window
 from turnfold.core.eviction.plan import Eviction, RestoreHold, plan_evictions
@@ -83,7 +88,9 @@ def evict(
     due = [
         session
         for session in changed
-        if session.sid in settled_ms or session.sid in changes or _fired(session, installation)
+        if session.sid in settled_ms
+        or session.sid in changes
+        or _fired(session, installation, _smallest_budget(session))
     ]
     opening = CompactionOpener(connection, installation, records, arrived)
     # In one statement for all sessions of the batch.
@@ -105,7 +112,16 @@ def evict(
     for session in changed:
         if newer := readings.get(session.sid):
             session.gauge = session.gauge.with_reading(newer[max(newer)], limit=0)
+        _forget_budgets(session, installation)
     return opening.store()
+
+
+def _forget_budgets(session: SessionRow, installation: Installation) -> None:
+    """Remove the budgets that are too old by now. They count while this batch is examined."""
+    if session.asked_budgets is not None:
+        policy = installation.policy(session.agent_wishes, session.wishes)
+        recent = recent_budgets(session.budgets, policy, at_ms=session.last_event_at_ms or 0)
+        session.asked_budgets = budgets_json(recent)
 
 
 def _usage_readings(
@@ -139,7 +155,7 @@ def _evict_session(
 ) -> None:
     """Evict from a session whatever its triggers demand, or plan it (`commit = on_summary`)."""
     policy = installation.policy(session.agent_wishes, session.wishes)
-    window = _window_of(session, policy, installation)
+    window = window_of(session, policy, installation)
     gauge, seq = meter.gauge, 0
     usage_limit = relief_limit(policy.reserve_tokens, model_window=window)
     if policy.commit is Commit.ON_SUMMARY:
@@ -150,8 +166,9 @@ def _evict_session(
                 reported_tokens=gauge.fresh_tokens,
                 is_overflow=any(meter.is_overflow(seq, gauge) for seq in meter.overflows),
             )
-            triggers = fired_triggers(load, policy, model_window=window)
             at_ms, newest = session.last_event_at_ms or 0, max(new_seqs, default=0)
+            asked = largest_budget(session.budgets, policy, at_ms=at_ms)
+            triggers = fired_triggers(load, policy, model_window=window, asked_tokens=asked)
             opener.plan(session, triggers, live, policy, at_ms=at_ms, seq=newest)
         return
     hold = RestoreHold(session.held_to_tokens, session.tokens_total)
@@ -187,7 +204,7 @@ def _has_to_be_metered(
         return False
     policy = installation.policy(session.agent_wishes, session.wishes)
     limit = usage_trigger(
-        policy.reserve_tokens, model_window=_window_of(session, policy, installation)
+        policy.reserve_tokens, model_window=window_of(session, policy, installation)
     )
     return 0 < limit < reported
 
@@ -196,7 +213,7 @@ def _has_overflow(reports: Mapping[int, DecodedEvent]) -> bool:
     return any(event.reported and event.reported.is_overflow for event in reports.values())
 
 
-def _window_of(session: SessionRow, policy: Policy, installation: Installation) -> int:
+def window_of(session: SessionRow, policy: Policy, installation: Installation) -> int:
     """Return the window of the session's model, as its provider reported it if it is smaller."""
     window = installation.model_window(session.model, policy)
     return limited_window(window, session.limits.get(session.model or ""), policy)
@@ -221,6 +238,7 @@ def _meter(
         overflows=frozenset(
             [seq for seq, event in reports.items() if event.reported and event.reported.is_overflow]
         ),
+        budgets=session.budgets,
     )
 
 
@@ -234,11 +252,12 @@ def evict_now(
     now_ms: int,
 ) -> int | None:
     """Evict from one locked session on request; without `reason`, only if a trigger fires."""
-    triggers = (reason,) if reason else _fired(session, installation)
-    # A request overrides the hold of a restore. Idle time and a new policy do not.
+    policy = installation.policy(session.agent_wishes, session.wishes)
+    asked = largest_budget(session.budgets, policy, at_ms=now_ms)
+    triggers = (reason,) if reason else _fired(session, installation, asked)
+    # A request overrides the hold of a restore. Idle time, budgets and a new policy do not.
     if not triggers or (session.held_tokens and reason is not REQUESTED):
         return None
-    policy = installation.policy(session.agent_wishes, session.wishes)
     live = _live(connection, [session])[session.sid]
     opening = CompactionOpener(connection, installation, records)
     if policy.commit is Commit.ON_SUMMARY:
@@ -325,12 +344,18 @@ def mark_evicted(
     )
 
 
-def _fired(session: SessionRow, installation: Installation) -> Sequence[FiredTrigger]:
+def _smallest_budget(session: SessionRow) -> int:
+    """Return the smallest budget: larger ones may be forgotten while events are examined."""
+    return min((budget.tokens for budget in session.budgets), default=0)
+
+
+def _fired(
+    session: SessionRow, installation: Installation, asked_tokens: int
+) -> Sequence[FiredTrigger]:
     """Return the triggers that all live messages fire; if they fire none, no part of them does."""
     policy = installation.policy(session.agent_wishes, session.wishes)
-    return fired_triggers(
-        session.load, policy, model_window=_window_of(session, policy, installation)
-    )
+    window = window_of(session, policy, installation)
+    return fired_triggers(session.load, policy, model_window=window, asked_tokens=asked_tokens)
 
 
 def _live(connection: Connection, sessions: Sequence[SessionRow]) -> Mapping[int, list[Message]]:

@@ -47,7 +47,8 @@ _PLANNED = Prepared(
     ("of_sid",),
 )
 _OPENED = (
-    "compaction_id", "sid", "ordinal", "trigger", "status", "budget_tokens", "first_position",
+    "compaction_id", "sid", "ordinal", "trigger", "is_by_budget", "status", "budget_tokens",
+    "first_position",
     "last_position", "messages_evicted", "tokens_evicted", "tokens_before", "next_attempt_at_ms",
     "requested_at_ms", "evicted_at_ms", "trace", "actor", "digest", "digest_tokens",
 )  # fmt: skip
@@ -123,6 +124,13 @@ def _runs(live: Sequence[Message], evicted: Sequence[Message]) -> list[ranges.Ra
     return ranges.stretches((message.position, message.position in leaving) for message in live)
 
 
+def _trigger_columns(trigger: Trigger) -> tuple[str, bool | None]:
+    """Return `trigger` and `is_by_budget`, so that workers before revision 1004 read a row."""
+    if trigger is Trigger.BUDGET:
+        return str(Trigger.TOKENS), True
+    return str(trigger), None
+
+
 NOTHING: Mapping[int, DecodedEvent] = {}
 
 
@@ -174,8 +182,8 @@ class CompactionOpener:
         all_tokens = sum([message.tokens for message in evicted])
         self._rows.append(
             (
-                compaction_id, session.sid, session.compactions, str(due.trigger), "pending",
-                due.budget_tokens, evicted[0].position, evicted[-1].position, len(evicted),
+                compaction_id, session.sid, session.compactions, *_trigger_columns(due.trigger),
+                "pending", due.budget_tokens, evicted[0].position, evicted[-1].position, len(evicted),
                 all_tokens, before, eviction.at_ms + SUMMARY_DELAY_MS, eviction.at_ms,
                 eviction.at_ms, trace, self._records.asked_by,
             )
@@ -233,8 +241,8 @@ class CompactionOpener:
             begins_ms = max(begins_ms, session.cooldown_until_ms)
         self._rows.append(
             (
-                compaction_id, session.sid, session.compactions, str(due.trigger), "pending",
-                due.budget_tokens, None, None, 0, 0, before, begins_ms, at_ms, None,
+                compaction_id, session.sid, session.compactions, *_trigger_columns(due.trigger),
+                "pending", due.budget_tokens, None, None, 0, 0, before, begins_ms, at_ms, None,
                 self._trace(seq), self._records.asked_by,
             )
         )  # fmt: skip

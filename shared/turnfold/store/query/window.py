@@ -50,6 +50,7 @@ _SESSION_COLUMNS = [
     for name in (
         "model", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens", "factor", "version", "versions",
         "compactions", "audit_rows", "audit_hash", "last_event_at_ms", "window_limits",
+        "asked_budgets",
     )
 ]  # fmt: skip
 SUMMARY_COLUMNS = [

@@ -72,7 +72,7 @@ _OPEN_ROWS = Prepared(
             compactions.c[name]
             for name in (
                 "compaction_id", "status", "fence", "attempts", "lease_until_ms",
-                "next_attempt_at_ms", "first_position", "trigger", "budget_tokens", "wanted",
+                "next_attempt_at_ms", "first_position", "trigger", "is_by_budget", "budget_tokens", "wanted",
                 "tokens_evicted", "trace",
             )
         )
@@ -97,6 +97,7 @@ class _OpenRow(NamedTuple):
     next_attempt_at_ms: int
     first_position: int | None
     trigger: str
+    is_by_budget: bool | None
     budget_tokens: int
     wanted: str | None
     tokens_evicted: int
@@ -109,6 +110,11 @@ class _OpenRow(NamedTuple):
     @property
     def is_plan(self) -> bool:
         return self.kind is JobKind.NEXT and self.first_position is None
+
+    @property
+    def fired(self) -> FiredTrigger:
+        trigger = Trigger.BUDGET if self.is_by_budget else Trigger(self.trigger)
+        return FiredTrigger(trigger, self.budget_tokens)
 
     def is_leased(self, now_ms: int) -> bool:
         return self.status == "running" and (self.lease_until_ms or 0) > now_ms
@@ -165,7 +171,6 @@ def _job_of(session: SessionRow, claimed: Sequence[_OpenRow], policy: Policy, no
     newest = claimed[-1]
     writes_messages = newest.kind is JobKind.NEXT and not newest.is_plan
     is_cooling = writes_messages and now_ms < session.cooldown_until_ms
-    trigger = FiredTrigger(Trigger(newest.trigger), newest.budget_tokens)
     return Job(
         key=session.key,
         sid=session.sid,
@@ -176,7 +181,7 @@ def _job_of(session: SessionRow, claimed: Sequence[_OpenRow], policy: Policy, no
         base_version=session.version,
         policy=policy,
         model=session.model,
-        planned=trigger if newest.is_plan else None,
+        planned=newest.fired if newest.is_plan else None,
         writes=newest.kind,
         wanted=wanted_of(newest.wanted),
         cooling=session.cooldown_reason if is_cooling else None,

@@ -49,6 +49,8 @@ compactions = Table(
     session_key(),
     Column("ordinal", Integer, nullable=False),
     Column("trigger", Text, nullable=False),
+    # The trigger `budget`: workers before revision 1004 know no such name, and read `tokens`.
+    Column("is_by_budget", Boolean),
     Column("status", Text, nullable=False),
     # Whether the summary in force speaks for its messages.
     Column("is_covered", Boolean, nullable=False, server_default=false()),

@@ -80,6 +80,8 @@ sessions = Table(
     Column("unindexed_from", Big),
     # The windows of models as providers reported them: tokens by model, as JSON; null without any.
     Column("window_limits", Text),
+    # The budgets that windows were asked with: times and tokens, as JSON; null without any.
+    Column("asked_budgets", Text),
     UniqueConstraint("agent_id", "session_id"),
     CheckConstraint("live_messages >= 0 AND live_tokens >= 0", name="live"),
     # The sessions that fall idle next.

@@ -1,0 +1,41 @@
+"""Hints: what a query server tells a worker of a window. A lost hint does no harm.
+
+A hint travels on `turnfold.asked.<agent>.<session>` as `{"budget_tokens": 8000, "folded": 25}`.
+"""
+
+import json
+from typing import Final, NamedTuple
+
+from turnfold.contracts.subjects import ASKED, key_of_subject, session_subject
+from turnfold.errors import BadRequest
+from turnfold.messages import SessionKey
+
+HINT_BYTES: Final = 4_096
+_MOST: Final = 2**53
+
+
+class BudgetHint(NamedTuple):
+    """The budget of a window, and how many live messages the window left out because of it."""
+
+    tokens: int
+    folded: int = 0
+
+
+def write_hint(key: SessionKey, hint: BudgetHint) -> tuple[str, bytes]:
+    """Return the subject and the payload of a hint."""
+    payload = {"budget_tokens": hint.tokens, "folded": hint.folded}
+    return session_subject(ASKED, key), json.dumps(payload).encode()
+
+
+def read_hint(subject: str, payload: bytes) -> tuple[SessionKey, BudgetHint] | None:
+    """Return the session and the hint; None if this is no hint. Unknown fields are ignored."""
+    try:
+        key = key_of_subject(ASKED, subject)
+        fields = json.loads(payload) if len(payload) <= HINT_BYTES else None
+    except (BadRequest, ValueError, RecursionError):
+        return None
+    if not isinstance(key, SessionKey) or not isinstance(fields, dict):
+        return None
+    hint = BudgetHint(fields.get("budget_tokens", 0), fields.get("folded", 0))
+    is_valid = all(type(number) is int and 0 <= number <= _MOST for number in hint)
+    return (key, hint) if is_valid and hint.tokens else None

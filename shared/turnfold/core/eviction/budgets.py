@@ -1,0 +1,93 @@
+"""The budgets that a session was asked with; the largest recent one decides when messages leave.
+
+The query service reports them with hints, and a worker stores them in the session's row. Only
+budgets that a later, larger one does not hide are kept, so that a session has few.
+"""
+
+import json
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from turnfold.contracts.hints import BudgetHint
+from turnfold.core.policy.presets import Mode, Policy
+
+BUDGETS_AT_MOST: Final = 8
+"""The most budgets of a session that are remembered at once."""
+
+
+class AskedBudget(NamedTuple):
+    """The budget of a window, in tokens of the model, and when it was asked for (ms since 1970)."""
+
+    at_ms: int
+    tokens: int
+
+
+Budgets = tuple[AskedBudget, ...]
+"""Budgets by time, from the largest and oldest to the smallest and newest."""
+
+NO_BUDGETS: Final[Budgets] = ()
+
+
+def follows_budget(policy: Policy) -> bool:
+    """Return whether messages leave because of the budgets that windows are asked with."""
+    return policy.follow_budget and policy.mode is Mode.AUTO
+
+
+def largest_budget(budgets: Budgets, policy: Policy, *, at_ms: int) -> int:
+    """Return the largest budget that is remembered at a time, in tokens; 0 without one."""
+    if not follows_budget(policy):
+        return 0
+    recent = recent_budgets(budgets, policy, at_ms=at_ms)
+    return max((budget.tokens for budget in recent), default=0)
+
+
+def with_budget(budgets: Budgets, asked: AskedBudget, policy: Policy) -> Budgets:
+    """Return the budgets to remember after one more, without those that are forgotten by then.
+
+    Above `BUDGETS_AT_MOST`, the two newest become one that is as large and lasts as long as either.
+    """
+    recent = recent_budgets(budgets, policy, at_ms=asked.at_ms)
+    kept = [budget for budget in recent if budget.tokens > asked.tokens]
+    if len(kept) == BUDGETS_AT_MOST:
+        asked = asked._replace(tokens=kept.pop().tokens)
+    return (*kept, asked)
+
+
+def is_remembered(budgets: Budgets, tokens: int, policy: Policy, *, at_ms: int) -> bool:
+    """Return whether a budget needs no new entry: one as large lasts half of the memory more."""
+    half_ms = policy.budget_memory_seconds * 500
+    return any(budget.tokens >= tokens and at_ms - half_ms <= budget.at_ms for budget in budgets)
+
+
+def is_hint_due(budgets: Budgets, hint: BudgetHint, policy: Policy, *, at_ms: int) -> bool:
+    """Return whether a worker has to be told of a window.
+
+    It has to know the budget, and that the largest recent one did not suffice. Hints are therefore
+    repeated by each window until the worker has acted on one.
+    """
+    if not follows_budget(policy):
+        return False
+    if hint.folded and hint.tokens >= largest_budget(budgets, policy, at_ms=at_ms):
+        return True
+    return not is_remembered(budgets, hint.tokens, policy, at_ms=at_ms)
+
+
+def recent_budgets(budgets: Budgets, policy: Policy, *, at_ms: int) -> Budgets:
+    """Return the budgets that are still remembered at a time."""
+    since_ms = at_ms - 1_000 * policy.budget_memory_seconds
+    return tuple([budget for budget in budgets if budget.at_ms >= since_ms])
+
+
+@lru_cache(maxsize=1_024)
+def _read_budgets(stored: str) -> Budgets:
+    return tuple(AskedBudget(*budget) for budget in json.loads(stored))
+
+
+def read_budgets(stored: str | None) -> Budgets:
+    """Return the budgets of a session from the JSON of its row."""
+    return _read_budgets(stored) if stored else NO_BUDGETS
+
+
+def budgets_json(budgets: Budgets) -> str | None:
+    """Return the budgets as JSON for the session's row; None without any."""
+    return json.dumps(budgets, separators=(",", ":")) if budgets else None

@@ -1,0 +1,92 @@
+"""Remember the budgets that windows were asked with, and evict where the largest is too small."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from sqlalchemy import Connection
+
+from turnfold.contracts.hints import BudgetHint
+from turnfold.core.eviction.budgets import (
+    AskedBudget,
+    budgets_json,
+    follows_budget,
+    is_remembered,
+    with_budget,
+)
+from turnfold.core.eviction.triggers import triggers_of_hints
+from turnfold.core.policy.presets import Policy
+from turnfold.messages import SessionKey
+from turnfold.ports.ingest import Installation
+from turnfold.store.database.engine import Database
+from turnfold.store.database.session_rows import (
+    SessionJournal,
+    SessionRow,
+    lock_by_key,
+    write_back,
+)
+from turnfold.store.ingest.evict import evict_now, window_of
+
+
+class SqlBudgetStore:
+    """Budgets in SQL; see `turnfold.ports.ingest.BudgetStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def follow(
+        self,
+        hints: Mapping[SessionKey, Sequence[BudgetHint]],
+        *,
+        installation: Installation,
+        now_ms: int,
+    ) -> int:
+        """Remember budgets, and evict what they make due; return how many compactions opened."""
+        return await self._database.write(
+            lambda connection: _follow(connection, hints, installation, now_ms)
+        )
+
+
+def _follow(
+    connection: Connection,
+    hints: Mapping[SessionKey, Sequence[BudgetHint]],
+    installation: Installation,
+    now_ms: int,
+) -> int:
+    records = SessionJournal()
+    changed: list[SessionRow] = []
+    opened = 0
+    for key, session in lock_by_key(connection, hints).items():
+        # Both clocks are close to each other, and a window shows the newest event.
+        at_ms = max(now_ms, session.last_event_at_ms or 0)
+        policy = installation.policy(session.agent_wishes, session.wishes)
+        if not follows_budget(policy):
+            continue
+        is_changed = _remember(session, hints[key], policy, at_ms)
+        fired = triggers_of_hints(
+            session.budgets,
+            hints[key],
+            session.load,
+            policy,
+            model_window=window_of(session, policy, installation),
+            at_ms=at_ms,
+        )
+        compaction = None
+        if fired:
+            compaction = evict_now(
+                connection, session, fired[0], installation, records, now_ms=at_ms
+            )
+        opened += compaction is not None
+        if is_changed or compaction is not None:
+            changed.append(session)
+    records.write(connection)
+    write_back(connection, changed)
+    return opened
+
+
+def _remember(session: SessionRow, hints: Iterable[BudgetHint], policy: Policy, at_ms: int) -> bool:
+    """Add budgets to those of a locked session; return whether that changes its row."""
+    budgets = session.budgets
+    for hint in hints:
+        if not is_remembered(budgets, hint.tokens, policy, at_ms=at_ms):
+            budgets = with_budget(budgets, AskedBudget(at_ms, hint.tokens), policy)
+    before, session.asked_budgets = session.asked_budgets, budgets_json(budgets)
+    return session.asked_budgets != before
