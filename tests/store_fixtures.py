@@ -123,7 +123,7 @@ class Stores:
     async def facts(self, key: SessionKey = KEY) -> WindowSnapshot:
         """What a window of a session is decided from."""
         found, _ = await self.windows.window(
-            key, glance=lambda _: None, choose=lambda facts: (facts, ())
+            key, on_session=lambda _: None, on_messages=lambda facts: (facts, ())
         )
         return found
 

@@ -151,9 +151,10 @@ class QueryDispatcher:
     async def context(self, key: SessionKey, request: ContextRequest, place: Place) -> ContextReply:
         """A window; see `turnfold.operations.query.context.context`."""
         began = time.perf_counter()
+        # The past is read from all versions and evictions, which costs as much as a search.
         if request.as_of is not None:
             place.search()
-        arrivals = Waiting(self._arrivals, place)
+        arrivals = PlacedSignal(self._arrivals, place)
         try:
             async with asyncio.timeout(self._seconds + min(request.wait_ms, MAX_WAIT_MS) / 1000):
                 try:
@@ -167,6 +168,8 @@ class QueryDispatcher:
                 except TooLargeHere:
                     if request.as_of is None:
                         place.search()
+                    # Without a wait, which is over: a request that waits would hold one of the
+                    # lane's few turns.
                     answer = await self._lane.ask(key, request.model_copy(update={"wait_ms": 0}))
         except TimeoutError:
             raise self._too_long() from None
@@ -178,7 +181,7 @@ class QueryDispatcher:
         return answer
 
 
-class Waiting:
+class PlacedSignal:
     """Waits for events, in a place among those who wait."""
 
     __slots__ = ("_arrivals", "_place")
@@ -189,6 +192,8 @@ class Waiting:
 
     async def reached(self, seq: int, seconds: float) -> None:
         """Return when everything up to this sequence is ingested, or after so many seconds."""
+        # Hundreds may wait for one event. They give up their places meanwhile, and take turns
+        # afterwards.
         self._place.wait()
         await self._arrivals.reached(seq, seconds)
         await self._place.turn()
@@ -208,6 +213,7 @@ class QueryServer:
 
     def take(self, name: str, message: Msg) -> None:
         """Start a task that answers a request."""
+        # In a task: nats-py calls a subscriber again only after it has returned.
         task = asyncio.get_running_loop().create_task(self._answer(name, message))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
@@ -263,6 +269,7 @@ class QueryServer:
             )
         # The connection of the request, which nats-py does not publish.
         connection = message._client  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        # nats-py would refuse to send more, and the caller would wait in vain.
         if len(body) > connection.max_payload - ANSWER_ROOM_BYTES:
             raise TooLarge(
                 f"the answer has {len(body)} bytes, more than the bus carries; ask for less"

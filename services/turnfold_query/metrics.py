@@ -86,8 +86,8 @@ class QueryMetrics(Collector):
         """Count an end of the process for searches and large windows."""
         self._lane_deaths.inc()
 
-    def buried(self, counts: Mapping[str, int]) -> None:
-        """Tell how many dead letters there are, by reason."""
+    def count_dead_letters(self, counts: Mapping[str, int]) -> None:
+        """Set the number of dead letters, by reason."""
         for reason, number in counts.items():
             self._dead_letters.labels(reason).set(number)
 

@@ -74,12 +74,14 @@ class CommandServer:
             await answer(message, json.dumps(reply).encode())
 
     async def _admitted(self, name: str, handle: Handle, message: Msg) -> Mapping[str, Any]:
+        # Otherwise a reply subject or a trace of one client could write in the name of another.
         if is_led(message.headers):
             raise NotAllowed(
                 "a request has to come straight from the account of the client that asks"
             )
         agent_id = _agent_of(name, message.subject)
         await self._limiter.turn(agent_id)
+        # After the turn: a request that waits for its turn takes no place from others.
         with self._limiter.admitted(agent_id):
             return await handle(message.subject, message.data, await self._actors.actor_of(message))
 

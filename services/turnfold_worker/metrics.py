@@ -39,7 +39,7 @@ class WorkerMetrics:
         self._duplicates = Counter(
             "turnfold_duplicates", "Copies of events that were stored before.", registry=registry
         )
-        self._buried = Counter(
+        self._dead_letters = Counter(
             "turnfold_events_buried", "Events that became dead letters.", registry=registry
         )
         self._evictions = Counter(
@@ -145,7 +145,7 @@ class WorkerMetrics:
         self._events.inc(result.events)
         self._messages.inc(result.messages)
         self._duplicates.inc(result.duplicates)
-        self._buried.inc(result.dead_letters)
+        self._dead_letters.inc(result.dead_letters)
         self._evictions.inc(result.evictions)
 
     def returned(self) -> None:

@@ -118,7 +118,10 @@ async def test_the_statements_for_auditors_tell_what_happened(database_url: str)
             assert {one["trigger"] for one in evictions} == {"messages", "request"}
             for at in moments:
                 then, _ = await stores.windows.window_as_of(
-                    KEY, AtTime(at), glance=lambda _: None, choose=lambda facts: (facts, ())
+                    KEY,
+                    AtTime(at),
+                    on_session=lambda _: None,
+                    on_messages=lambda facts: (facts, ()),
                 )
                 in_force = await rows("Version in force at a time", at=at)
                 assert then.session is not None

@@ -78,7 +78,7 @@ async def decided_in(stores: Stores) -> tuple[Thread, WindowSnapshot]:
     def choose(facts: WindowSnapshot) -> tuple[tuple[Thread, WindowSnapshot], tuple[int, ...]]:
         return (current_thread(), facts), ()
 
-    found, _ = await stores.windows.window(KEY, glance=lambda _: None, choose=choose)
+    found, _ = await stores.windows.window(KEY, on_session=lambda _: None, on_messages=choose)
     return found
 
 

@@ -158,7 +158,9 @@ async def watched(tmp_path: Path) -> AsyncGenerator[Watched]:
 @pytest.mark.proves("L8", "C58")
 async def test_a_window_is_read_by_its_index(watched: Watched) -> None:
     await watched.stores.windows.window(
-        KEY, glance=lambda _: None, choose=lambda facts: (True, [facts.messages[0].position])
+        KEY,
+        on_session=lambda _: None,
+        on_messages=lambda facts: (True, [facts.messages[0].position]),
     )
 
     assert watched.scans() == []
@@ -178,8 +180,8 @@ async def test_a_window_of_the_past_is_read_by_key_and_no_text_but_those_it_show
     await watched.stores.windows.window_as_of(
         KEY,
         moment,
-        glance=lambda _: None,
-        choose=lambda facts: (True, [facts.messages[0].position] if facts.messages else []),
+        on_session=lambda _: None,
+        on_messages=lambda facts: (True, [facts.messages[0].position] if facts.messages else []),
     )
 
     plans = watched.plans()

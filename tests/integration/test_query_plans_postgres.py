@@ -162,14 +162,16 @@ async def watched(postgres: Postgres, full: str) -> AsyncGenerator[Watched]:
 
 async def a_window(stores: Stores) -> None:
     await stores.windows.window(
-        KEY, glance=lambda _: None, choose=lambda facts: (True, [facts.messages[0].position])
+        KEY,
+        on_session=lambda _: None,
+        on_messages=lambda facts: (True, [facts.messages[0].position]),
     )
 
 
 async def windows_of_the_past(stores: Stores) -> None:
     for moment in (AtVersion(1), AtMessage(EventId("e9003"), 0), AtTime(NOON + 9_004)):
         await stores.windows.window_as_of(
-            KEY, moment, glance=lambda _: None, choose=lambda _: (True, [1])
+            KEY, moment, on_session=lambda _: None, on_messages=lambda _: (True, [1])
         )
 
 

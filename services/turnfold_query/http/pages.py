@@ -121,7 +121,7 @@ def add_probes(
     async def get_metrics() -> Response:
         # The other metrics matter most when the database is unavailable.
         with suppress(Unavailable):
-            metrics.buried(await histories.dead_letter_counts())
+            metrics.count_dead_letters(await histories.dead_letter_counts())
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -97,7 +97,7 @@ class Lane:
         asker = await self._turns.take()
         process = self._process
         if process is None:
-            self._turns.give_back(asker)
+            self._turns.release(asker)
             raise _lane_ended()
         number = next(self._numbers)
         pending = self._pending[number] = _PendingRequest(
@@ -171,7 +171,7 @@ class Lane:
         pending = self._pending.pop(number)
         if pending.giving_up is not None:
             pending.giving_up.cancel()
-        self._turns.give_back(pending.asker)
+        self._turns.release(pending.asker)
         # Its caller gave up. Only the turn had to be returned.
         if pending.answer.done():
             return

@@ -51,7 +51,7 @@ class Places:
         for asker in askers:
             each[asker] = each.get(asker, 0) + 1
 
-    def give_back(self, askers: tuple[Hashable, ...]) -> None:
+    def release(self, askers: tuple[Hashable, ...]) -> None:
         """Release a place."""
         self._taken -= 1
         for asker in askers:
@@ -145,7 +145,7 @@ class Place:
             # Taken before the other place is released, so that a rejected request keeps what it
             # had.
             admission.waiting.take(self._askers)
-            admission.requests.give_back(self._askers)
+            admission.requests.release(self._askers)
             self._held[0] = admission.waiting
 
     def search(self) -> None:
@@ -160,4 +160,4 @@ class Place:
     def release(self) -> None:
         """Release the places."""
         while self._held:
-            self._held.pop().give_back(self._askers)
+            self._held.pop().release(self._askers)

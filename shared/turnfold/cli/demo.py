@@ -210,6 +210,7 @@ async def _started(data_dir: Path) -> AsyncGenerator[Mapping[str, Any], None]:
                 "its log is empty"
             ]
             raise StartError(f"the system did not start: {lines[-1]}")
+        # A full pipe would block the system as soon as it announces a new process.
         reading = asyncio.create_task(_drained(child.stdout))
         yield json.loads(line)
         reading.cancel()

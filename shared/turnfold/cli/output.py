@@ -24,6 +24,8 @@ def console() -> Console:
 def show_json(value: Any) -> None:
     """Print a value as one line of JSON."""
     typer.echo(
+        # Escaped below, because published texts may have lone surrogates, which no terminal can
+        # show.
         json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
         .encode("utf-8", "backslashreplace")
         .decode()
@@ -47,6 +49,7 @@ def print_rows(
     if not sys.stdout.isatty():
         typer.echo("\t".join(columns))
         for row in row_list:
+            # One line per row: white space inside a value would break columns apart.
             typer.echo("\t".join(" ".join(cell(row.get(column)).split()) for column in columns))
         return
     if not row_list:

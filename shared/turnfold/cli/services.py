@@ -48,6 +48,7 @@ def lane() -> int:
     """
     from turnfold.process.scheduling import step_aside
 
+    # Before any thread starts: threads inherit the priority.
     step_aside()
     settings = _settings("lane")
     from turnfold_query.lane.child import main
@@ -94,6 +95,7 @@ def _settings(role: str) -> Settings:
 
     follow_parent()
     configure_logs(role=role, level=settings.log_level, format=settings.log_format)
+    # Their children pass traces on as texts, and record none.
     if settings.traces and role in ("worker", "query"):
         from turnfold.observability.tracing import begin
 

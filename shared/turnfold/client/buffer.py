@@ -85,6 +85,7 @@ class Buffer:
         # One task per session keeps its events in order.
         if event.key not in self._tasks:
             self._tasks[event.key] = asyncio.create_task(self._drain(event.key))
+        # Not `wait_for`, which would cancel the receipt that `_drain` still has to set.
         settled, _ = await asyncio.wait((waiting.receipt,), timeout=options.wait_seconds)
         return waiting.receipt.result() if settled else Receipt(event.event_id, 0, is_waiting=True)
 

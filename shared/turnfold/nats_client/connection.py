@@ -307,6 +307,8 @@ class _Inbox:
         if not self._waiting and not self._is_denied:
             loop = asyncio.get_running_loop()
             self._arrived = arrived = loop.create_future()
+            # A timer instead of `wait_for`: before Python 3.12 that swallows a cancellation that
+            # arrives together with the result.
             timer = loop.call_at(deadline, _done, arrived)
             try:
                 await arrived

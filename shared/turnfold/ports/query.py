@@ -110,16 +110,16 @@ class WindowStore(Protocol):
         self,
         key: SessionKey,
         *,
-        glance: Callable[[WindowSnapshot], Chosen | None],
-        choose: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
+        on_session: Callable[[WindowSnapshot], Chosen | None],
+        on_messages: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
     ) -> tuple[Chosen, Mapping[int, str]]:
-        """Read a session; return the result of `choose`, and the JSON texts of its positions.
+        """Read a session; return the result of `on_messages`, and the JSON texts of its positions.
 
-        `glance` receives the session before its messages are read. A result other than None ends
+        `on_session` receives the session before its messages are read. A result other than None ends
         the call.
 
         Raises:
-            TooLargeHere: `glance` returned None, and the session is too large for this process.
+            TooLargeHere: `on_session` returned None, and the session is too large for this process.
         """
         ...
 
@@ -128,10 +128,10 @@ class WindowStore(Protocol):
         key: SessionKey,
         moment: AsOf,
         *,
-        glance: Callable[[WindowSnapshot], Chosen | None],
-        choose: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
+        on_session: Callable[[WindowSnapshot], Chosen | None],
+        on_messages: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
     ) -> tuple[Chosen, Mapping[int, str]]:
-        """Read a session as it was; `glance` receives it as it is, `choose` as it was.
+        """Read a session as it was; `on_session` receives it as it is, `on_messages` as it was.
 
         Raises:
             BadRequest: the session has no such moment.

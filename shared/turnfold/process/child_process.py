@@ -163,6 +163,7 @@ class ChildProcess:
 
     async def close(self, *, seconds: float) -> None:
         """Close the stream, and kill the process if it still runs after `seconds`."""
+        # Never opened: there is no stream that could end, and the socket ends the child.
         if self._writer is None:
             self._socket.close()
         elif not self._writer.is_closing():

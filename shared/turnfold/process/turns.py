@@ -60,7 +60,7 @@ class Turns:
         self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def take(self) -> Hashable:
-        """Wait for a slot, and return the caller for `give_back`."""
+        """Wait for a slot, and return the caller for `release`."""
         asker = ASKER.get()
         # A caller does not overtake its own earlier requests.
         if self._free and self._may_run(asker) and asker not in self._waiting:
@@ -73,11 +73,11 @@ class Turns:
         except asyncio.CancelledError:
             # Woken and cancelled at the same time: the slot was assigned already.
             if waiter.done() and not waiter.cancelled():
-                self.give_back(asker)
+                self.release(asker)
             raise
         return asker
 
-    def give_back(self, asker: Hashable) -> None:
+    def release(self, asker: Hashable) -> None:
         """Release a slot, and start the next request."""
         self._free += 1
         left = self._running[asker] - 1

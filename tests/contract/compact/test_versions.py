@@ -684,14 +684,14 @@ async def test_every_moment_is_seen_as_it_was_whatever_changed_places_since(stor
 
     for at_ms, was in seen:
         then, _ = await stores.windows.window_as_of(
-            KEY, AtTime(at_ms), glance=lambda _: None, choose=lambda facts: (facts, ())
+            KEY, AtTime(at_ms), on_session=lambda _: None, on_messages=lambda facts: (facts, ())
         )
         assert then.session is not None
         assert (then.session.version, then.summary, then.pending, then.messages) == was, (
             at_ms - NOON
         )
     newest, _ = await stores.windows.window_as_of(
-        KEY, AtVersion(2), glance=lambda _: None, choose=lambda facts: (facts, ())
+        KEY, AtVersion(2), on_session=lambda _: None, on_messages=lambda facts: (facts, ())
     )
     assert newest.summary is not None
     assert newest.summary.text == "Version 2."

@@ -52,7 +52,7 @@ def essence(facts: WindowSnapshot) -> Seen:
 
 async def then(stores: Stores, moment: AsOf, key: SessionKey = KEY) -> WindowSnapshot:
     found, _ = await stores.windows.window_as_of(
-        key, moment, glance=lambda _: None, choose=lambda facts: (facts, ())
+        key, moment, on_session=lambda _: None, on_messages=lambda facts: (facts, ())
     )
     return found
 
@@ -175,7 +175,7 @@ async def test_texts_of_then_are_read(stores: Stores) -> None:
         return len(facts.messages), [facts.messages[0].position]
 
     _, bodies = await stores.windows.window_as_of(
-        KEY, AtTime(at(2)), glance=lambda _: None, choose=choose
+        KEY, AtTime(at(2)), on_session=lambda _: None, on_messages=choose
     )
 
     assert [json.loads(body)["content"] for body in bodies.values()] == ["question 1"]
@@ -209,8 +209,8 @@ async def test_a_glance_sees_the_session_as_it_is(stores: Stores) -> None:
     seen, _ = await stores.windows.window_as_of(
         KEY,
         AtMessage(EventId("e1"), 0),
-        glance=lambda facts: facts.session and facts.session.messages_total,
-        choose=lambda _: (0, ()),
+        on_session=lambda facts: facts.session and facts.session.messages_total,
+        on_messages=lambda _: (0, ()),
     )
 
     assert seen == 6

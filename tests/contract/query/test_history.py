@@ -30,7 +30,7 @@ async def test_a_window_reads_the_texts_that_were_chosen_and_those_alone_matter(
     wanted = [position_of(1, 1), position_of(3, 0)]
 
     chosen, bodies = await stores.windows.window(
-        KEY, glance=lambda _: None, choose=lambda facts: (len(facts.messages), wanted)
+        KEY, on_session=lambda _: None, on_messages=lambda facts: (len(facts.messages), wanted)
     )
 
     assert chosen == 6
@@ -45,12 +45,12 @@ async def test_a_glance_that_answers_reads_no_message(stores: Stores) -> None:
     await stores.ingest(*turns(1, 3))
 
     def choose(_: WindowSnapshot) -> tuple[str, Sequence[int]]:
-        raise AssertionError("the glance was enough")
+        raise AssertionError("the session was enough")
 
     seen, bodies = await stores.windows.window(
         KEY,
-        glance=lambda facts: f"revision of {facts.session and facts.session.sid}",
-        choose=choose,
+        on_session=lambda facts: f"revision of {facts.session and facts.session.sid}",
+        on_messages=choose,
     )
 
     assert seen.startswith("revision of ")
@@ -69,7 +69,9 @@ async def test_a_window_of_a_session_nobody_published_in_says_so(stores: Stores)
 @pytest.mark.proves("W1")
 async def test_a_glance_may_answer_for_a_session_nobody_published_in(stores: Stores) -> None:
     found, _ = await stores.windows.window(
-        NOBODY, glance=lambda facts: f"to {facts.ingested_to}", choose=lambda _: ("chosen", ())
+        NOBODY,
+        on_session=lambda facts: f"to {facts.ingested_to}",
+        on_messages=lambda _: ("chosen", ()),
     )
 
     assert found == "to 0"
@@ -100,7 +102,7 @@ async def test_a_window_of_very_many_live_messages_still_finds_its_texts(stores:
     chosen = [position_of(1, 0), position_of(351, 349)]
 
     _, bodies = await stores.windows.window(
-        other(1), glance=lambda _: None, choose=lambda _: (True, chosen)
+        other(1), on_session=lambda _: None, on_messages=lambda _: (True, chosen)
     )
 
     assert len(bodies) >= 2

@@ -32,9 +32,9 @@ async def test_one_asker_runs_no_more_than_its_part_and_others_are_let_in_before
         await started(turns, asker, order)
 
     at_first = list(order)
-    turns.give_back("greedy")
+    turns.release("greedy")
     await asyncio.sleep(0)
-    turns.give_back("patient")
+    turns.release("patient")
     await asyncio.sleep(0)
 
     assert at_first == ["greedy", "greedy", "patient"]
@@ -52,7 +52,7 @@ async def test_who_is_cancelled_while_it_waits_or_as_it_begins_leaves_the_turn_t
 
     gone.cancel()
     await asyncio.sleep(0)
-    turns.give_back("first")
+    turns.release("first")
     woken.cancel()
     for _ in range(3):
         await asyncio.sleep(0)

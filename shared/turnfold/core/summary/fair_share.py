@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from turnfold.messages import AgentId
 
-Waiting = TypeVar("Waiting")
+Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class JobSlots:
         """
         return JobSlots(slots - sum(held.values()), held, max(1, slots - 1))
 
-    def allocate(self, waiting: Sequence[tuple[Waiting, AgentId]]) -> list[Waiting]:
+    def allocate(self, waiting: Sequence[tuple[Entry, AgentId]]) -> list[Entry]:
         """Return the jobs to start now, out of those that wait in this order."""
-        held, remaining, chosen = Counter(self.held), list(waiting), list[Waiting]()
+        held, remaining, chosen = Counter(self.held), list(waiting), list[Entry]()
         while len(chosen) < self.free:
             remaining = [item for item in remaining if held[item[1]] < self.share]
             if not remaining:

@@ -46,6 +46,7 @@ def decode_batch(
     """Decode deliveries; a bad one becomes a dead letter."""
     batch = DecodedBatch([], [], {})
     for delivery in deliveries:
+        # Of valid events as well: the database may refuse one, and its dead letter needs the bytes.
         batch.payloads[delivery.stream_seq] = delivery.payload
         try:
             batch.arrivals.append(

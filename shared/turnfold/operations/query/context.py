@@ -67,11 +67,11 @@ async def context(
         )
         if moment is None:
             seen, bodies = await store.window(
-                key, glance=reading.on_session, choose=reading.on_messages
+                key, on_session=reading.on_session, on_messages=reading.on_messages
             )
         else:
             seen, bodies = await store.window_as_of(
-                key, moment, glance=reading.on_session, choose=reading.on_messages
+                key, moment, on_session=reading.on_session, on_messages=reading.on_messages
             )
         match seen:
             case ContextReply():
@@ -175,5 +175,7 @@ async def _window_at(message: Message, reading: WindowReading, store: WindowStor
         return reading.planned(snapshot, is_of_now=False), ()
 
     at = AtMessage(message.event_id, message.index)
-    then, _ = await store.window_as_of(reading.key, at, glance=lambda _: None, choose=choose)
+    then, _ = await store.window_as_of(
+        reading.key, at, on_session=lambda _: None, on_messages=choose
+    )
     return then

@@ -59,8 +59,10 @@ async def replay(
             recorded.
     """
     letters, until, is_done = await _chosen(request, store)
-    results = [await _again(letter, store, stream, now_ms) for letter in letters]
-    came = await _came_to([result.seq for result in results if result.seq is not None], store)
+    results = [await _replay(letter, store, stream, now_ms) for letter in letters]
+    outcomes = await _replay_outcomes(
+        [result.seq for result in results if result.seq is not None], store
+    )
     known = {letter.row.dead_letter_id for letter in letters}
     unknown = [
         {"dead_letter_id": letter_id, "outcome": "unknown"}
@@ -68,7 +70,7 @@ async def replay(
         if letter_id not in known
     ]
     return {
-        "dead_letters": [*(_result_json(outcome, came) for outcome in results), *unknown],
+        "dead_letters": [*(_result_json(result, outcomes) for result in results), *unknown],
         "after": max(known, default=request.after),
         "until": until,
         "is_done": is_done,
@@ -92,7 +94,7 @@ async def _chosen(
     return letters, until, len(letters) < AT_ONCE
 
 
-async def _again(
+async def _replay(
     letter: StoredDeadLetter, store: DeadLetterStore, stream: EventStream, now_ms: Callable[[], int]
 ) -> ReplayResult:
     """Publish a letter, then record it.
@@ -113,7 +115,7 @@ async def _again(
     return ReplayResult(letter, seq, "published")
 
 
-async def _came_to(
+async def _replay_outcomes(
     sequences: Sequence[int], store: DeadLetterStore
 ) -> dict[int, DeadLetterRow | None]:
     """Return the outcome of these sequences, as far as they are ingested soon."""
@@ -125,16 +127,16 @@ async def _came_to(
         await asyncio.sleep(LOOK_SECONDS)
 
 
-def _result_json(result: ReplayResult, came: dict[int, DeadLetterRow | None]) -> dict[str, Any]:
+def _result_json(result: ReplayResult, outcomes: dict[int, DeadLetterRow | None]) -> dict[str, Any]:
     result_json = {
         "dead_letter_id": result.letter.row.dead_letter_id,
         "subject": result.letter.row.subject,
         "outcome": result.outcome,
         "seq": result.seq,
     }
-    if result.seq is None or result.seq not in came:
+    if result.seq is None or result.seq not in outcomes:
         return result_json
-    worse = came[result.seq]
+    worse = outcomes[result.seq]
     if worse is None:
         return result_json | {"outcome": "stored"}
     return result_json | {"outcome": "dead", "reason": worse.reason, "became": worse.dead_letter_id}

@@ -158,7 +158,7 @@ def _advance(
             )
     if not chosen:
         return 0
-    locked, records, wanted = (
+    locked, journal, wanted = (
         list(lock_by_sid(connection, chosen).values()),
         SessionJournal(row["actor"] or WORKER),
         wanted_of(row["wanted"]),
@@ -169,13 +169,13 @@ def _advance(
         open_regeneration(
             connection,
             session,
-            records,
+            journal,
             wanted,
             installation,
             now_ms=now_ms,
             campaign_id=campaign_id,
         )
-    records.write(connection)
+    journal.write(connection)
     write_back(connection, locked)
     moved = update(campaigns).where(campaigns.c.campaign_id == campaign_id)
     connection.execute(moved.values(last_sid=chosen[-1], opened=campaigns.c.opened + len(still)))

@@ -97,12 +97,12 @@ def _set_for_session(
         "overrides": session.wishes.overrides,
     }
     connection.execute(update(sessions).where(sessions.c.sid == session.sid).values(**values))
-    records = SessionJournal(actor)
+    journal = SessionJournal(actor)
     if changes := session.wishes.differences(before):
-        records.add_audit_row(session, "policy", at_ms=now_ms, **changes)
+        journal.add_audit_row(session, "policy", at_ms=now_ms, **changes)
     # A tighter policy may make an eviction due, and no event may ever arrive to notice it.
-    evict_now(connection, session, None, installation, records, now_ms=now_ms)
-    records.write(connection)
+    evict_now(connection, session, None, installation, journal, now_ms=now_ms)
+    journal.write(connection)
     write_back(connection, [session])
     return {
         "agent_id": key.agent_id,
@@ -184,9 +184,9 @@ def _compact(
         raise Conflict(
             "the session's mode is off: nothing is evicted; set it to manual or auto first"
         )
-    records = SessionJournal(actor)
-    opened = evict_now(connection, session, REQUESTED, installation, records, now_ms=now_ms)
-    records.write(connection)
+    journal = SessionJournal(actor)
+    opened = evict_now(connection, session, REQUESTED, installation, journal, now_ms=now_ms)
+    journal.write(connection)
     write_back(connection, [session])
     return CompactionId(str(opened)) if opened is not None else None
 

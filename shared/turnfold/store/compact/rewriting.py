@@ -72,7 +72,7 @@ def wanted_of(stored: str | None) -> RegenerateOptions:
 def open_stand_in(
     connection: Connection,
     session: SessionRow,
-    records: SessionJournal,
+    journal: SessionJournal,
     compaction_id: int,
     *,
     now_ms: int,
@@ -82,7 +82,7 @@ def open_stand_in(
     _open(
         connection,
         session,
-        records,
+        journal,
         _Work(compaction_id, Trigger.STAND_IN, begins_ms, RegenerateOptions()),
         now_ms=now_ms,
     )
@@ -91,7 +91,7 @@ def open_stand_in(
 def open_regeneration(
     connection: Connection,
     session: SessionRow,
-    records: SessionJournal,
+    journal: SessionJournal,
     wanted: RegenerateOptions,
     installation: Installation,
     *,
@@ -107,7 +107,7 @@ def open_regeneration(
     _open(
         connection,
         session,
-        records,
+        journal,
         _Work(compaction_id, Trigger.REGENERATE, now_ms, wanted, campaign_id=campaign_id),
         now_ms=now_ms,
     )
@@ -117,7 +117,7 @@ def open_regeneration(
 def open_fold(
     connection: Connection,
     session: SessionRow,
-    records: SessionJournal,
+    journal: SessionJournal,
     installation: Installation,
     *,
     now_ms: int,
@@ -132,12 +132,12 @@ def open_fold(
     work = _Work(
         installation.new_id(), Trigger.REQUEST, now_ms + SUMMARY_DELAY_MS, span=(first, last)
     )
-    _open(connection, session, records, work, now_ms=now_ms)
+    _open(connection, session, journal, work, now_ms=now_ms)
     return work.compaction_id
 
 
 def end_rewriting(
-    connection: Connection, session: SessionRow, records: SessionJournal, *, now_ms: int
+    connection: Connection, session: SessionRow, journal: SessionJournal, *, now_ms: int
 ) -> None:
     """End the rewriting of a version that is no longer in force."""
     for (compaction_id,) in _SUPERSEDED.rows(connection, session.sid):
@@ -145,7 +145,7 @@ def end_rewriting(
         connection.execute(
             update(compactions).where(compactions.c.compaction_id == compaction_id).values(**values)
         )
-        records.add_audit_row(
+        journal.add_audit_row(
             session,
             "stale",
             at_ms=now_ms,
@@ -183,7 +183,7 @@ class _Work(NamedTuple):
 def _open(
     connection: Connection,
     session: SessionRow,
-    records: SessionJournal,
+    journal: SessionJournal,
     work: _Work,
     *,
     now_ms: int,
@@ -201,10 +201,10 @@ def _open(
         "tokens_before": session.window_tokens, "digest": "", "digest_tokens": 0,
         "next_attempt_at_ms": work.begins_ms, "requested_at_ms": now_ms,
         "wanted": json.dumps(asked) if work.wanted else None, "campaign_id": work.campaign_id,
-        "actor": records.asked_by,
+        "actor": journal.asked_by,
     }  # fmt: skip
     connection.execute(compactions.insert(), row)
-    records.add_audit_row(
+    journal.add_audit_row(
         session, "opened", at_ms=now_ms, compaction_id=work.compaction_id,
         tokens_before=session.window_tokens, trigger=str(work.trigger), version=session.version,
         **asked,

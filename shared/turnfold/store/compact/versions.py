@@ -120,7 +120,7 @@ class SqlVersionStore:
         """Put a version in force; evictions that it does not cover become pending."""
 
         def promote(connection: Connection) -> ActiveVersion:
-            session, records = _locked(connection, key), SessionJournal(actor)
+            session, journal = _locked(connection, key), SessionJournal(actor)
             _version(connection, session, version)
             # Somebody decided by comparing two versions. A third one may have come since.
             if over is not None and session.version != over:
@@ -129,8 +129,8 @@ class SqlVersionStore:
                     "look again, then decide again"
                 )
             if version != session.version:
-                _promote(connection, session, version, installation, records, now_ms)
-            return _done(connection, session, records)
+                _promote(connection, session, version, installation, journal, now_ms)
+            return _done(connection, session, journal)
 
         return await self._database.write(promote)
 
@@ -146,9 +146,9 @@ class SqlVersionStore:
         """Undo an eviction: its messages are live again, and no version covers them."""
 
         def restore(connection: Connection) -> ActiveVersion:
-            session, records = _locked(connection, key), SessionJournal(actor)
-            _restore(connection, session, compaction_id, installation, records, now_ms)
-            return _done(connection, session, records)
+            session, journal = _locked(connection, key), SessionJournal(actor)
+            _restore(connection, session, compaction_id, installation, journal, now_ms)
+            return _done(connection, session, journal)
 
         return await self._database.write(restore)
 
@@ -164,15 +164,15 @@ class SqlVersionStore:
         """Open a compaction that writes a new version beside the one in force."""
 
         def regenerate(connection: Connection) -> CompactionId:
-            session, records = _locked(connection, key), SessionJournal(actor)
+            session, journal = _locked(connection, key), SessionJournal(actor)
             if session.version is None:
                 raise Conflict("no version is in force yet, so there is nothing to write again")
             if wanted.from_version is not None:
                 _check_range(connection, session, wanted.from_version)
             opened = open_regeneration(
-                connection, session, records, wanted, installation, now_ms=now_ms
+                connection, session, journal, wanted, installation, now_ms=now_ms
             )
-            _done(connection, session, records)
+            _done(connection, session, journal)
             return CompactionId(str(opened))
 
         return await self._database.write(regenerate)
@@ -185,8 +185,8 @@ def _locked(connection: Connection, key: SessionKey) -> SessionRow:
     return session
 
 
-def _done(connection: Connection, session: SessionRow, records: SessionJournal) -> ActiveVersion:
-    records.write(connection)
+def _done(connection: Connection, session: SessionRow, journal: SessionJournal) -> ActiveVersion:
+    journal.write(connection)
     write_back(connection, [session])
     ((pending,),) = _PENDING.rows(connection, session.sid)
     return ActiveVersion(session.version, int(pending))
@@ -208,7 +208,7 @@ def _promote(
     session: SessionRow,
     version: int,
     installation: Installation,
-    records: SessionJournal,
+    journal: SessionJournal,
     now_ms: int,
 ) -> None:
     compaction_id, _, kind = _version(connection, session, version)
@@ -222,11 +222,11 @@ def _promote(
     fence_off(connection, session, now_ms=now_ms)
     activate_version(connection, session, version, at_ms=now_ms)
     after = session.window_tokens
-    records.add_audit_row(
+    journal.add_audit_row(
         session, "promoted", at_ms=now_ms, compaction_id=compaction_id, tokens_before=before,
         tokens_after=after, version=version, replaced=replaced,
     )  # fmt: skip
-    records.add_notice(
+    journal.add_notice(
         session,
         "summary.updated",
         version=version,
@@ -234,8 +234,8 @@ def _promote(
         tokens_before=before,
         tokens_after=after,
     )
-    end_rewriting(connection, session, records, now_ms=now_ms)
-    open_fold(connection, session, records, installation, now_ms=now_ms)
+    end_rewriting(connection, session, journal, now_ms=now_ms)
+    open_fold(connection, session, journal, installation, now_ms=now_ms)
 
 
 def _restore(
@@ -243,7 +243,7 @@ def _restore(
     session: SessionRow,
     compaction_id: CompactionId,
     installation: Installation,
-    records: SessionJournal,
+    journal: SessionJournal,
     now_ms: int,
 ) -> None:
     # Ids are text outside and 64-bit integers here; a longer number would fail in the driver.
@@ -277,12 +277,12 @@ def _restore(
         _, base_version, _ = _version(connection, session, version)
         activate_version(connection, session, base_version, at_ms=now_ms)
     after = session.window_tokens
-    records.add_audit_row(
+    journal.add_audit_row(
         session, "restored", at_ms=now_ms, compaction_id=by, tokens_before=before,
         tokens_after=after, messages=len(taken), version=session.version,
     )  # fmt: skip
     kind = None if session.version is None else _version(connection, session, session.version)[2]
-    records.add_notice(
+    journal.add_notice(
         session,
         "summary.updated",
         version=session.version,
@@ -291,8 +291,8 @@ def _restore(
         tokens_after=after,
     )
     if is_covered:
-        end_rewriting(connection, session, records, now_ms=now_ms)
-    open_fold(connection, session, records, installation, now_ms=now_ms)
+        end_rewriting(connection, session, journal, now_ms=now_ms)
+    open_fold(connection, session, journal, installation, now_ms=now_ms)
 
 
 def _make_live(

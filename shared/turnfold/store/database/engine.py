@@ -19,7 +19,7 @@ from turnfold.store.database.inline_reader import InlineReader, RawConnection, W
 from turnfold.store.database.private_files import make_private
 from turnfold.store.database.transactions import (
     AwaitedTransactions,
-    Found,
+    Result,
     ThreadTransactions,
     TranslatedErrors,
     dispose_engine,
@@ -74,7 +74,7 @@ class Database:
             )
         self._near = InlineReader(self._thread_engine(writes=False)) if self.is_sqlite else None
 
-    async def write(self, work: Callable[[Connection], Found]) -> Found:
+    async def write(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` in one transaction: commit at its end, roll back on any error.
 
         On SQLite it runs in the writer's thread and never waits for the event loop. If the caller
@@ -96,18 +96,18 @@ class Database:
             _emptied
         )
 
-    async def snapshot(self, work: Callable[[Connection], Found]) -> Found:
+    async def snapshot(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` in one reading snapshot; on SQLite in a thread, as `write` does.
 
         Raises:
             Unavailable: the database cannot be reached now.
         """
         asker = await self._reader_turns.take()
-        return await self._reader.run(work, on_end=partial(self._reader_turns.give_back, asker))
+        return await self._reader.run(work, on_end=partial(self._reader_turns.release, asker))
 
     async def settled(self) -> None:
         """Return when no snapshot is read for this asker any more."""
-        self._reader_turns.give_back(await self._reader_turns.take())
+        self._reader_turns.release(await self._reader_turns.take())
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncConnection]:
@@ -122,7 +122,7 @@ class Database:
                 async with self._steps.begin() as connection:
                     yield connection
         finally:
-            self._step_turns.give_back(asker)
+            self._step_turns.release(asker)
 
     @asynccontextmanager
     async def advisory_lock(self, lock: int) -> AsyncGenerator[None]:
@@ -144,7 +144,7 @@ class Database:
                         raise
                 yield
 
-    def read_inline(self, work: Callable[[RawConnection], Found]) -> Found:
+    def read_inline(self, work: Callable[[RawConnection], Result]) -> Result:
         """Read a few rows in one snapshot in this thread; see `inline_reader`.
 
         Raises:
@@ -154,7 +154,7 @@ class Database:
             raise WouldBlock
         return self._near.read(work)
 
-    async def read_small(self, work: Callable[[Any], Found]) -> Found:
+    async def read_small(self, work: Callable[[Any], Result]) -> Result:
         """Read a few rows of an index: in this thread if possible, else as `snapshot`.
 
         Raises:

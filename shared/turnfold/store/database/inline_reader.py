@@ -12,7 +12,7 @@ from turnfold.errors import Unavailable
 SLOW_SECONDS = 0.05
 FAR_SECONDS = 1.0
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class WouldBlock(Exception):
@@ -40,7 +40,7 @@ class InlineReader:
         self._bare: RawConnection | None = None
         self._far_until = 0.0
 
-    def read(self, work: Callable[[RawConnection], Found]) -> Found:
+    def read(self, work: Callable[[RawConnection], Result]) -> Result:
         """Read a few rows in one snapshot; `work` sends its statements to the driver directly.
 
         Raises:

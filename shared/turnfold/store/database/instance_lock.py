@@ -40,7 +40,7 @@ async def bind_to_stream(database: Database, *, created: str, first_seq: int) ->
     Sequences below `first_seq` count as ingested.
     """
 
-    def adopt(connection: Connection) -> None:
+    def bind(connection: Connection) -> None:
         made = insert_for(connection)(stream).values(name=EVENTS_STREAM, created=created)
         connection.execute(
             made.on_conflict_do_update(index_elements=["name"], set_={"created": created})
@@ -48,7 +48,7 @@ async def bind_to_stream(database: Database, *, created: str, first_seq: int) ->
         if first_seq > 1:
             ranges.add(connection, [(1, first_seq - 1)])
 
-    await database.write(adopt)
+    await database.write(bind)
 
 
 async def bound_stream(database: Database) -> str | None:

@@ -17,7 +17,7 @@ from turnfold.errors import Unavailable
 
 CLOSE_SECONDS = 2
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class ThreadTransactions:
@@ -33,8 +33,8 @@ class ThreadTransactions:
         self._opened: list[Connection] = []
 
     async def run(
-        self, work: Callable[[Connection], Found], *, on_end: Callable[[], object] | None = None
-    ) -> Found:
+        self, work: Callable[[Connection], Result], *, on_end: Callable[[], object] | None = None
+    ) -> Result:
         """Run work in one of the threads. With `on_end`, cancelling interrupts the statement.
 
         `on_end` is called in the event loop once the thread is free again.
@@ -59,13 +59,13 @@ class ThreadTransactions:
         on_end()
         return result
 
-    def _transact(self, work: Callable[[Connection], Found]) -> Found:
+    def _transact(self, work: Callable[[Connection], Result]) -> Result:
         with TranslatedErrors(), self._connection() as connection, connection.begin():
             return work(connection)
 
     def _transact_while_wanted(
-        self, work: Callable[[Connection], Found], interrupting: "_Interrupting"
-    ) -> Found:
+        self, work: Callable[[Connection], Result], interrupting: "_Interrupting"
+    ) -> Result:
         with (
             TranslatedErrors(),
             self._connection() as connection,
@@ -90,11 +90,11 @@ class ThreadTransactions:
             connection.close()
             raise
 
-    async def apart(self, work: Callable[[Any], Found]) -> Found:
+    async def apart(self, work: Callable[[Any], Result]) -> Result:
         """Run work outside of any transaction, with the driver's connection."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._apart, work)
 
-    def _apart(self, work: Callable[[Any], Found]) -> Found:
+    def _apart(self, work: Callable[[Any], Result]) -> Result:
         with TranslatedErrors(), self._connection() as connection:
             return work(connection.connection.driver_connection)
 
@@ -151,8 +151,8 @@ class AwaitedTransactions:
         self._engine = engine
 
     async def run(
-        self, work: Callable[[Connection], Found], *, on_end: Callable[[], object] = lambda: None
-    ) -> Found:
+        self, work: Callable[[Connection], Result], *, on_end: Callable[[], object] = lambda: None
+    ) -> Result:
         """Run work; if the caller is cancelled, the server cancels the statement."""
         try:
             with TranslatedErrors():

@@ -61,7 +61,7 @@ class BatchWriter:
         self._connection = connection
         self._installation = installation
         self._payloads = payloads
-        self._records = SessionJournal()
+        self._journal = SessionJournal()
         self._sessions: dict[SessionKey, SessionRow] = {}
         self._touched: set[Touched] = set()
         self._dead: list[DeadLetter] = []
@@ -87,7 +87,7 @@ class BatchWriter:
         if arrivals and (arrivals := self._admit(arrivals)):
             self._insert(arrivals)
             evictions = self._update_sessions()
-        self._records.write(self._connection)
+        self._journal.write(self._connection)
         self._write_dead_letters()
         record_duplicates(self._connection, self._copies)
         # Last, because every batch locks the same few rows of ranges.
@@ -109,7 +109,7 @@ class BatchWriter:
         nameless = {session.sid for session in self._sessions.values() if session.model is None}
         changed = self._count()
         changes = learn_limits(
-            self._connection, self._sessions, self._limited, self._new, self._records
+            self._connection, self._sessions, self._limited, self._new, self._journal
         )
         reports = sum(arrival.report is not None for arrival in self._new)
         # Looks at as many older reports as without this batch, whose reports are among the newest
@@ -124,7 +124,7 @@ class BatchWriter:
             arrived,
             calibrator,
             self._installation,
-            self._records,
+            self._journal,
             changes,
         )
         # After the eviction, which changes the counters as well: each session is written once.

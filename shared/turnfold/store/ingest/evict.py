@@ -66,9 +66,9 @@ def evict(
     changed: Sequence[SessionRow],
     new: Mapping[int, Mapping[int, UsageReading | None]],
     arrived: Mapping[int, DecodedEvent],
-    learning: Calibrator,
+    calibrator: Calibrator,
     installation: Installation,
-    records: SessionJournal,
+    journal: SessionJournal,
     changes: Mapping[int, WindowChanges],
 ) -> int:
     """Evict what became due in these sessions; return how many compactions were opened.
@@ -92,7 +92,7 @@ def evict(
         or session.sid in changes
         or _fired(session, installation, _smallest_budget(session))
     ]
-    opening = CompactionOpener(connection, installation, records, arrived)
+    opening = CompactionOpener(connection, installation, journal, arrived)
     # In one statement for all sessions of the batch.
     live = _live(connection, due)
     for session in due:
@@ -102,7 +102,7 @@ def evict(
             # What remains in `readings` belongs to sessions that were not examined; see the end.
             readings.pop(session.sid, {}),
             reports.get(session.sid, {}),
-            learning,
+            calibrator,
         )
         new_seqs = tuple(new.get(session.sid, ()))
         window_changes = changes.get(session.sid)
@@ -224,11 +224,11 @@ def _meter(
     settled_ms: int,
     readings: Mapping[int, UsageReading],
     reports: Mapping[int, DecodedEvent],
-    learning: Calibrator,
+    calibrator: Calibrator,
 ) -> UsageInput:
     def learn(seq: int, at_ms: int) -> float:
-        learning.evicted(session.sid, at_ms)
-        return learning.factor(session.key.agent_id, session.model, seq)
+        calibrator.evicted(session.sid, at_ms)
+        return calibrator.factor(session.key.agent_id, session.model, seq)
 
     return UsageInput(
         session.gauge._replace(settled_ms=settled_ms),
@@ -247,7 +247,7 @@ def evict_now(
     session: SessionRow,
     reason: FiredTrigger | None,
     installation: Installation,
-    records: SessionJournal,
+    journal: SessionJournal,
     *,
     now_ms: int,
 ) -> int | None:
@@ -259,7 +259,7 @@ def evict_now(
     if not triggers or (session.held_tokens and reason is not REQUESTED):
         return None
     live = _live(connection, [session])[session.sid]
-    opening = CompactionOpener(connection, installation, records)
+    opening = CompactionOpener(connection, installation, journal)
     if policy.commit is Commit.ON_SUMMARY:
         opened = opening.plan(session, triggers, live, policy, at_ms=now_ms)
     else:
@@ -270,9 +270,9 @@ def evict_now(
             live, session.load, now_ms
         )
         opened = opening.open(session, eviction, live)
-        learning = Calibrator(connection)
-        learning.evicted(session.sid, now_ms)
-        factor = learning.factor(session.key.agent_id, session.model, live[-1].stream_seq)
+        calibrator = Calibrator(connection)
+        calibrator.evicted(session.sid, now_ms)
+        factor = calibrator.factor(session.key.agent_id, session.model, live[-1].stream_seq)
         session.gauge = session.gauge.evicted(by_report=False, factor=factor)
     opening.store()
     return opened
@@ -296,7 +296,7 @@ def mark_evicted(
     session: SessionRow,
     compaction_id: int,
     eviction: Eviction,
-    records: SessionJournal,
+    journal: SessionJournal,
     *,
     model: str | None,
     now_ms: int,
@@ -311,7 +311,7 @@ def mark_evicted(
     # Messages may have come since it was planned.
     eviction = eviction.seen_at(_live(connection, [session])[session.sid], session.load, now_ms)
     before = subtract_evicted(
-        session, compaction_id, eviction, records, checkpoint=None, model=model, actor=actor
+        session, compaction_id, eviction, journal, checkpoint=None, model=model, actor=actor
     )
     session.gauge = session.gauge.evicted(
         by_report=eviction.due.trigger is Trigger.USAGE, factor=session.factor

@@ -55,7 +55,7 @@ def _evict_idle(
         # An event may have arrived between the snapshot and the lock.
         if session.idle_at_ms is not None and session.idle_at_ms <= now_ms
     ]
-    records = SessionJournal()
+    journal = SessionJournal()
     for session in locked:
         # Once until somebody speaks again.
         session.idle_at_ms = None
@@ -65,8 +65,8 @@ def _evict_idle(
                 session,
                 FiredTrigger(Trigger.IDLE, 0),
                 installation,
-                records,
+                journal,
                 now_ms=now_ms,
             )
-    records.write(connection)
+    journal.write(connection)
     write_back(connection, locked)

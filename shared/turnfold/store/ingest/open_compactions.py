@@ -66,7 +66,7 @@ CHECKPOINTS = {TOOL_RESULT: "precheck", TURN_COMPLETED: "check", USAGE_REPORTED:
 
 
 def subtract_evicted(
-    session: SessionRow, compaction_id: int, eviction: Eviction, records: SessionJournal, *,
+    session: SessionRow, compaction_id: int, eviction: Eviction, journal: SessionJournal, *,
     checkpoint: str | None, model: str | None = None, actor: str | None = None,
 ) -> int:  # fmt: skip
     """Subtract evicted messages from the counters; add audit row and notice; return tokens before.
@@ -81,7 +81,7 @@ def subtract_evicted(
     session.live_tokens -= eviction.tokens
     session.rounds -= eviction.load.rounds
     session.revision += 1
-    records.add_audit_row(
+    journal.add_audit_row(
         session,
         "evicted",
         at_ms=eviction.at_ms,
@@ -98,7 +98,7 @@ def subtract_evicted(
         session_model=session.model,
         **_escalation(eviction),
     )
-    records.add_notice(
+    journal.add_notice(
         session,
         "context.compressed",
         compaction_id=str(compaction_id),
@@ -141,12 +141,12 @@ class CompactionOpener:
         self,
         connection: Connection,
         installation: Installation,
-        records: SessionJournal,
+        journal: SessionJournal,
         arrived: Mapping[int, DecodedEvent] = NOTHING,
     ) -> None:
         self._connection = connection
         self._installation = installation
-        self._records = records
+        self._journal = journal
         self._arrived = arrived
         self._rows: list[tuple[Any, ...]] = []
         self._evicted: dict[int, tuple[int, Sequence[Message]]] = {}
@@ -173,7 +173,7 @@ class CompactionOpener:
         evicted, due = eviction.evicted, eviction.due
         checkpoint = self._checkpoint(eviction.seq)
         before = subtract_evicted(
-            session, compaction_id, eviction, self._records, checkpoint=checkpoint
+            session, compaction_id, eviction, self._journal, checkpoint=checkpoint
         )
         session.compactions += 1
         self._marks += [
@@ -185,7 +185,7 @@ class CompactionOpener:
                 compaction_id, session.sid, session.compactions, *_trigger_columns(due.trigger),
                 "pending", due.budget_tokens, evicted[0].position, evicted[-1].position, len(evicted),
                 all_tokens, before, eviction.at_ms + SUMMARY_DELAY_MS, eviction.at_ms,
-                eviction.at_ms, trace, self._records.asked_by,
+                eviction.at_ms, trace, self._journal.asked_by,
             )
         )  # fmt: skip
         self._evicted[compaction_id] = session.sid, evicted
@@ -230,7 +230,7 @@ class CompactionOpener:
         compaction_id = self._installation.new_id()
         session.compactions += 1
         before = session.window_tokens
-        self._records.add_audit_row(
+        self._journal.add_audit_row(
             session, "selective_start", at_ms=at_ms, compaction_id=compaction_id,
             tokens_before=before, trigger=str(due.trigger), live=len(live),
             session_model=session.model, checkpoint=self._checkpoint(seq),
@@ -243,7 +243,7 @@ class CompactionOpener:
             (
                 compaction_id, session.sid, session.compactions, *_trigger_columns(due.trigger),
                 "pending", due.budget_tokens, None, None, 0, 0, before, begins_ms, at_ms, None,
-                self._trace(seq), self._records.asked_by,
+                self._trace(seq), self._journal.asked_by,
             )
         )  # fmt: skip
         return compaction_id

@@ -78,7 +78,7 @@ class SqlSearchIndex:
         unindexed, is_more = await self._database.snapshot(_waiting)
         if unindexed:
             # Split into terms outside of any transaction: it takes long, and SQLite has one writer.
-            made = await asyncio.to_thread(_taken_apart, unindexed)
+            made = await asyncio.to_thread(_split_into_terms, unindexed)
             await self._database.write(lambda connection: _store(connection, made))
         return is_more
 
@@ -155,7 +155,7 @@ def _waiting(connection: Connection) -> tuple[dict[int, list[UnindexedMessage]],
     return messages_by_sid, is_more
 
 
-def _taken_apart(
+def _split_into_terms(
     unindexed: Mapping[int, Iterable[UnindexedMessage]],
 ) -> dict[int, dict[int, list[str]]]:
     return {

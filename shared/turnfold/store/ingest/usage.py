@@ -207,6 +207,7 @@ def calibration_cutoff(connection: Connection, sessions: Sequence[SessionRow]) -
 
     Times are ms since 1970. Rewriting compactions do not count.
     """
+    # Compactions are numbered per session, so the newest one has the session's count.
     rows = _NEWEST_COMPACTION.rows(
         connection, [(session.sid, session.compactions) for session in sessions]
     )

@@ -146,6 +146,7 @@ _EVICTED = Prepared(
     .order_by(messages.c.position),
     ("of_sid", "first", "last", "by"),
 )
+# A fixed number of places, so that one compiled statement reads any number of texts.
 _PLACES = tuple(f"at_{number}" for number in range(64))
 _BODIES = Prepared(
     select(messages.c.position, messages.c.body).where(
@@ -205,8 +206,8 @@ class SqlWindowStore:
         self,
         key: SessionKey,
         *,
-        glance: Callable[[WindowSnapshot], Chosen | None],
-        choose: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
+        on_session: Callable[[WindowSnapshot], Chosen | None],
+        on_messages: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session in one snapshot."""
 
@@ -214,11 +215,11 @@ class SqlWindowStore:
             connection: SupportsStatements, *, is_near: bool = False
         ) -> tuple[Chosen, Mapping[int, str]]:
             facts, changes = _head(connection, key)
-            seen = glance(facts)
+            seen = on_session(facts)
             if seen is not None:
                 return seen, {}
             if facts.session is None:
-                return choose(facts)[0], {}
+                return on_messages(facts)[0], {}
             sid = facts.session.sid
             pending = _PENDING.rows(connection, sid)
             size = Size(
@@ -244,7 +245,7 @@ class SqlWindowStore:
             if evicted:
                 messages_now.sort(key=attrgetter("position"))
             waiting = tuple([_waiting(row) for row in pending])
-            chosen, positions = choose(
+            chosen, positions = on_messages(
                 WindowSnapshot(
                     facts.ingested_to, facts.session, facts.summary, waiting, tuple(messages_now)
                 )
@@ -252,6 +253,7 @@ class SqlWindowStore:
             return chosen, dict(_bodies(connection, sid, positions))
 
         try:
+            # Tried first: the way to a thread and back costs more than a small window.
             return self._database.read_inline(lambda connection: read(connection, is_near=True))
         except WouldBlock:
             return await self._database.snapshot(read)
@@ -261,20 +263,20 @@ class SqlWindowStore:
         key: SessionKey,
         moment: AsOf,
         *,
-        glance: Callable[[WindowSnapshot], Chosen | None],
-        choose: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
+        on_session: Callable[[WindowSnapshot], Chosen | None],
+        on_messages: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session as it was, in one snapshot, without the cache."""
 
         def read(connection: SupportsStatements) -> tuple[Chosen, Mapping[int, str]]:
             facts, _ = _head(connection, key)
-            seen = glance(facts)
+            seen = on_session(facts)
             if seen is not None:
                 return seen, {}
             if facts.session is None:
                 if not isinstance(moment, AtTime):
                     raise BadRequest("as_of: nothing was published in this session yet")
-                return choose(facts)[0], {}
+                return on_messages(facts)[0], {}
             # How many messages there were then is only known after they were read.
             if Size(facts.session.messages_total, facts.session.tokens_total).exceeds(self._most):
                 raise TooLargeHere
@@ -299,7 +301,7 @@ class SqlWindowStore:
                 if state.version is None
                 else summary_of(*_SUMMARY.rows(connection, sid, state.version))
             )
-            chosen, positions = choose(
+            chosen, positions = on_messages(
                 WindowSnapshot(facts.ingested_to, session, summary, pending, tuple(messages_then))
             )
             return chosen, dict(_bodies(connection, sid, positions))
@@ -353,6 +355,7 @@ def _live_ones(connection: SupportsStatements, sid: int, known: CachedSession) -
     except KeyError:
         # Drops what was evicted since, or the cache of a long session would grow without end.
         known.live = {state: known.live[state] for state in states if state in known.live}
+        # From the first unknown one on: what is new nearly always stands at the end.
         since = min(state[0] for state in states if state not in known.live)
         known.live.update(
             (state_of_row(row), message_of(row)) for row in _LIVE_FACTS.rows(connection, sid, since)
