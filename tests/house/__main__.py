@@ -142,7 +142,7 @@ def _figures(
     yield "largest file, lines", name, f"<= {LINES_OF_A_FILE}", largest.lines <= LINES_OF_A_FILE
 
     lengths = {
-        f"{node.name} in {Path(module.path).name}": length_of(node)
+        f"{node.name} in {module.path}:{node.lineno}": length_of(node)
         for module in source
         for node in module.functions()
     }

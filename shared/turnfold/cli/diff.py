@@ -1,23 +1,23 @@
-"""Differences between two versions of a summary, as lines."""
+"""`turnfold summaries diff`: the differences between two versions of a summary, as lines."""
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from enum import StrEnum
-from typing import Any, NamedTuple
+from itertools import groupby
+from typing import Annotated, Any, NamedTuple
 
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from turnfold.cli.connection import connected_client
+from turnfold.cli.output import clipped, console, show_json
+from turnfold.cli.sessions import Agent, AsJson, SessionName
 from turnfold.client import Summary
+from turnfold.core.summary.extractive.lines import LISTS
 from turnfold.core.summary.sentences import sentences
-
-LISTS = (
-    "tasks",
-    "constraints",
-    "decisions",
-    "facts",
-    "actions",
-    "commands",
-    "errors",
-    "open_questions",
-)
+from turnfold.errors import Conflict
 
 
 class Mark(StrEnum):
@@ -26,6 +26,13 @@ class Mark(StrEnum):
     GONE = "-"
     NEW = "+"
     SAME = " "
+
+
+Version = Annotated[int, typer.Argument(min=1, metavar="VERSION", help="The number of a version.")]
+COLORS = {Mark.GONE: "red", Mark.NEW: "green", Mark.SAME: "dim"}
+MAX_LINE_LENGTH = 400
+PART_TITLES = {"exact values": "ledger"}
+"""Titles that differ from the part's name in the JSON output."""
 
 
 class Line(NamedTuple):
@@ -85,3 +92,85 @@ def _compared(old: Sequence[str], new: Sequence[str]) -> Iterable[tuple[Mark, st
         else:
             yield from ((Mark.GONE, text) for text in old[first:last])
             yield from ((Mark.NEW, text) for text in new[begin:end])
+
+
+def diff(
+    agent: Agent,
+    session: SessionName,
+    before: Version,
+    after: Annotated[
+        int | None,
+        typer.Argument(
+            min=1, metavar="OTHER", help="The other version (default: the one in force)."
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also show lines that both versions have.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two versions: removed and added lines."""
+    old, new = asyncio.run(_read_versions(agent, session, before, after))
+    lines = differences(old, new)
+    if as_json:
+        for line in lines:
+            show_json(
+                {
+                    "part": line.part,
+                    "change": {Mark.GONE: "gone", Mark.NEW: "new", Mark.SAME: "same"}[line.mark],
+                    "text": line.text,
+                }
+            )
+        return
+    _show(console(), old, new, lines, everything=everything)
+
+
+async def _read_versions(
+    agent: str, session: str, before: int, after: int | None
+) -> tuple[Summary, Summary]:
+    async with connected_client() as client:
+        chosen = client.session(agent, session)
+        if after is None:
+            after = (await chosen.status()).get("summary_version")
+        if after is None:
+            raise Conflict("session has no summary in force; specify two versions")
+        return await chosen.summary(before), await chosen.summary(after)
+
+
+def _show(
+    out: Console, old: Summary, new: Summary, lines: Sequence[Line], *, everything: bool
+) -> None:
+    for summary, mark in ((old, Mark.GONE), (new, Mark.NEW)):
+        out.print(Text(f"{mark * 3} {_about(summary)}", style=f"bold {COLORS[mark]}"))
+    shown = 0
+    for part, part_lines in groupby(lines, key=lambda line: line.part):
+        all_lines = list(part_lines)
+        changed = [line for line in all_lines if everything or line.mark is not Mark.SAME]
+        same = sum(line.mark is Mark.SAME for line in all_lines)
+        if changed:
+            shown += 1
+            out.print(
+                Text(f"\n{PART_TITLES.get(part, part)}", style="bold")
+                + Text("" if everything or not same else f"  ({same} in both)", style="dim")
+            )
+        for line in changed:
+            out.print(
+                Text(
+                    f"{line.mark} {clipped(_one_line(line.text), MAX_LINE_LENGTH)}",
+                    style=COLORS[line.mark],
+                )
+            )
+    if not shown:
+        out.print("\nThe versions do not differ.")
+
+
+def _about(summary: Summary) -> str:
+    author = summary.model if summary.kind == "llm" and summary.model else summary.kind
+    covered = summary.covers.get("messages", 0)
+    return (
+        f"version {summary.version} · {author} · {summary.tokens:,} tokens · {covered:,} messages"
+    )
+
+
+def _one_line(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -1,33 +1,28 @@
-"""`turnfold summaries diff|promote|regenerate` and `turnfold restore`."""
+"""`turnfold summaries promote|regenerate` and `turnfold restore`."""
 
 import asyncio
 import contextlib
 import shlex
 import sys
-from collections.abc import AsyncIterator, Sequence
-from itertools import groupby
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.panel import Panel
-from rich.text import Text
 
 from turnfold.cli.command_groups import group
 from turnfold.cli.connection import System, changing, connected_client, system_to_change
 from turnfold.cli.context import summary_panel
-from turnfold.cli.diff import Line, Mark, differences
-from turnfold.cli.output import clipped, console, print_rows, show_json
+from turnfold.cli.diff import Version, diff
+from turnfold.cli.output import console, print_rows, show_json
 from turnfold.cli.replay import progress
 from turnfold.cli.sessions import Agent, AsJson, SessionName
 from turnfold.client import Session, Summary
 from turnfold.contracts.subjects import token_of
 from turnfold.errors import BadRequest, Conflict, Unavailable
 
-Version = Annotated[int, typer.Argument(min=1, metavar="VERSION", help="The number of a version.")]
-COLORS = {Mark.GONE: "red", Mark.NEW: "green", Mark.SAME: "dim"}
-MAX_LINE_LENGTH = 400
 CAMPAIGN_COLUMNS = (
     "campaign_id",
     "agent_id",
@@ -40,13 +35,44 @@ CAMPAIGN_COLUMNS = (
     "finished_at",
 )
 POLL_SECONDS = 0.2
-PART_TITLES = {"exact values": "ledger"}
-"""Titles that differ from the part's name in the JSON output."""
 FAILED_PHASES = {
     "rejected": "the gate rejected the text",
     "rollback": "the model failed",
     "stale": "another version took its place",
 }
+
+
+Model = Annotated[
+    str | None,
+    typer.Option(metavar="MODEL", help="Model that writes (default: that of the policy)."),
+]
+Style = Annotated[
+    str | None,
+    typer.Option(
+        metavar="STYLE", help="Style: narrative or structured (default: that of the policy)."
+    ),
+]
+Prompt = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        metavar="FILE",
+        help="File with instructions for the model, instead of the usual ones.",
+    ),
+]
+FromVersion = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="VERSION",
+        help="Extend this version by the later messages instead of starting anew.",
+    ),
+]
+AtOnce = Annotated[
+    int,
+    typer.Option(min=1, max=100, metavar="COUNT", help="Sessions to regenerate at the same time."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -56,91 +82,6 @@ def register(app: typer.Typer) -> None:
     summaries.command("promote")(promote)
     summaries.command("regenerate")(regenerate)
     app.command("restore")(restore)
-
-
-# --- compare
-
-
-def diff(
-    agent: Agent,
-    session: SessionName,
-    before: Version,
-    after: Annotated[
-        int | None,
-        typer.Argument(
-            min=1, metavar="OTHER", help="The other version (default: the one in force)."
-        ),
-    ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Also show lines that both versions have.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Compare two versions: removed and added lines."""
-    old, new = asyncio.run(_read_versions(agent, session, before, after))
-    lines = differences(old, new)
-    if as_json:
-        for line in lines:
-            show_json(
-                {
-                    "part": line.part,
-                    "change": {Mark.GONE: "gone", Mark.NEW: "new", Mark.SAME: "same"}[line.mark],
-                    "text": line.text,
-                }
-            )
-        return
-    _show(console(), old, new, lines, everything=everything)
-
-
-async def _read_versions(
-    agent: str, session: str, before: int, after: int | None
-) -> tuple[Summary, Summary]:
-    async with connected_client() as client:
-        chosen = client.session(agent, session)
-        if after is None:
-            after = (await chosen.status()).get("summary_version")
-        if after is None:
-            raise Conflict("session has no summary in force; specify two versions")
-        return await chosen.summary(before), await chosen.summary(after)
-
-
-def _show(
-    out: Console, old: Summary, new: Summary, lines: Sequence[Line], *, everything: bool
-) -> None:
-    for summary, mark in ((old, Mark.GONE), (new, Mark.NEW)):
-        out.print(Text(f"{mark * 3} {_about(summary)}", style=f"bold {COLORS[mark]}"))
-    shown = 0
-    for part, part_lines in groupby(lines, key=lambda line: line.part):
-        all_lines = list(part_lines)
-        changed = [line for line in all_lines if everything or line.mark is not Mark.SAME]
-        same = sum(line.mark is Mark.SAME for line in all_lines)
-        if changed:
-            shown += 1
-            out.print(
-                Text(f"\n{PART_TITLES.get(part, part)}", style="bold")
-                + Text("" if everything or not same else f"  ({same} in both)", style="dim")
-            )
-        for line in changed:
-            out.print(
-                Text(
-                    f"{line.mark} {clipped(_one_line(line.text), MAX_LINE_LENGTH)}",
-                    style=COLORS[line.mark],
-                )
-            )
-    if not shown:
-        out.print("\nThe versions do not differ.")
-
-
-def _about(summary: Summary) -> str:
-    author = summary.model if summary.kind == "llm" and summary.model else summary.kind
-    covered = summary.covers.get("messages", 0)
-    return (
-        f"version {summary.version} · {author} · {summary.tokens:,} tokens · {covered:,} messages"
-    )
-
-
-def _one_line(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)
 
 
 # --- put in force, write again
@@ -186,39 +127,11 @@ def regenerate(  # noqa: PLR0917  # a parameter for each option
     everything: Annotated[
         bool, typer.Option("--all", help="Regenerate every session of every agent.")
     ] = False,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Model that writes (default: that of the policy)."),
-    ] = None,
-    style: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STYLE", help="Style: narrative or structured (default: that of the policy)."
-        ),
-    ] = None,
-    prompt: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            metavar="FILE",
-            help="File with instructions for the model, instead of the usual ones.",
-        ),
-    ] = None,
-    from_version: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="VERSION",
-            help="Extend this version by the later messages instead of starting anew.",
-        ),
-    ] = None,
-    at_once: Annotated[
-        int,
-        typer.Option(
-            min=1, max=100, metavar="COUNT", help="Sessions to regenerate at the same time."
-        ),
-    ] = 2,
+    model: Model = None,
+    style: Style = None,
+    prompt: Prompt = None,
+    from_version: FromVersion = None,
+    at_once: AtOnce = 2,
     wait: Annotated[
         bool, typer.Option(help="Wait for the result, or let the work continue in the background.")
     ] = True,

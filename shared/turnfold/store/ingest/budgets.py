@@ -51,7 +51,7 @@ def _follow(
     installation: Installation,
     now_ms: int,
 ) -> int:
-    records = SessionJournal()
+    journal = SessionJournal()
     changed: list[SessionRow] = []
     opened = 0
     for key, session in lock_by_key(connection, hints).items():
@@ -72,12 +72,12 @@ def _follow(
         compaction = None
         if fired:
             compaction = evict_now(
-                connection, session, fired[0], installation, records, now_ms=at_ms
+                connection, session, fired[0], installation, journal, now_ms=at_ms
             )
         opened += compaction is not None
         if is_changed or compaction is not None:
             changed.append(session)
-    records.write(connection)
+    journal.write(connection)
     write_back(connection, changed)
     return opened
 
