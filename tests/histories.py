@@ -75,7 +75,7 @@ class History:
         return render(
             plan,
             {position: self.bodies[position] for position in plan.positions},
-            digests={row: self.digests[row] for row in plan.digest.rows},
+            digests={row: self.digests[row] for row in plan.digest.compaction_ids},
             summary_text=self.summary_text,
             ledger=self.ledger,
         )

@@ -669,7 +669,7 @@ def test_what_is_pending_is_shown_while_it_fits_and_then_by_its_digest() -> None
     assert roomy.account.pending_shown == 10
     assert tight.account.pending_digested > 0
     assert "user asked for the first things" in session.rendered(tight).messages[0]
-    assert tiny.digest.rows == ()
+    assert tiny.digest.compaction_ids == ()
     assert tiny.account.pending_digested == 10
 
 
@@ -852,7 +852,7 @@ def test_an_emergency_leaves_out_digests_only_if_there_are_too_many_messages_wit
         BALANCED,
     )
 
-    assert (made.account.shown, len(made.digest.rows)) == (shown, digests)
+    assert (made.account.shown, len(made.digest.compaction_ids)) == (shown, digests)
 
 
 @pytest.mark.proves("W2", "O10")

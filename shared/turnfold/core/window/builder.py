@@ -12,7 +12,7 @@ from turnfold.core.history.blocks import is_turn_boundary
 from turnfold.core.history.priority import priority_of
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.candidates import Candidate, TrimCandidates
-from turnfold.core.window.digest import DigestForm, WindowDigest
+from turnfold.core.window.digest.digest import DigestForm, WindowDigest
 from turnfold.core.window.framing import summary_within
 from turnfold.core.window.limits import WindowLimits, WindowPrefix
 from turnfold.core.window.truncation import STAND_IN_TOKENS

@@ -9,7 +9,7 @@ from typing import Final
 
 from turnfold.core.policy.presets import View
 from turnfold.core.window.builder import WindowBuilder
-from turnfold.core.window.digest import DigestForm
+from turnfold.core.window.digest.digest import DigestForm
 from turnfold.core.window.leveling import keep_longer_cut, level_sizes
 from turnfold.core.window.protected import cap_unseen, trim_protected
 from turnfold.core.window.truncation import cut_characters, cut_to, cut_within

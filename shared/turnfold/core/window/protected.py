@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from turnfold.core.window.builder import WindowBuilder
-from turnfold.core.window.digest import DigestForm
+from turnfold.core.window.digest.digest import DigestForm
 from turnfold.core.window.leveling import level, level_sizes
 from turnfold.core.window.truncation import (
     LEAST_ARGUMENTS_TOKENS,

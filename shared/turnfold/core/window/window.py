@@ -13,7 +13,7 @@ from turnfold.core.history.blocks import newest_system
 from turnfold.core.policy.presets import Mode, Policy
 from turnfold.core.recall.block import RecallBlock
 from turnfold.core.window.builder import WindowBuilder
-from turnfold.core.window.digest import DigestText
+from turnfold.core.window.digest.digest import DigestText
 from turnfold.core.window.framing import Placement, SummaryForm, SummarySize
 from turnfold.core.window.growth import grow
 from turnfold.core.window.ladder import trim_for_emergency

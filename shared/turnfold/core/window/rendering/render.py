@@ -9,7 +9,7 @@ from typing import Any
 from turnfold.core.text.json_text import json_text
 from turnfold.core.text.markers import defused
 from turnfold.core.text.tokens import Count, lines_of, text_of, token_upper_bound
-from turnfold.core.window.digest import DigestText
+from turnfold.core.window.digest.digest import DigestText
 from turnfold.core.window.framing import Placement, wrapped_digests, wrapped_summary
 from turnfold.core.window.truncation import STAND_IN, WHOLE, TextCut, cut_mark
 from turnfold.core.window.views import (
@@ -72,7 +72,7 @@ def render(
         ids.append(None)
     if plan.digest.is_shown:
         messages.append(
-            digest_message(plan.digest, tuple([digests[row] for row in plan.digest.rows]))
+            digest_message(plan.digest, tuple([digests[row] for row in plan.digest.compaction_ids]))
         )
         ids.append(None)
     for part in plan.parts:

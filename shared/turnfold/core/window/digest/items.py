@@ -1,9 +1,10 @@
-"""The items of a digest: which exact values are best, and which items fit."""
+"""The items of a digest: what they cost, which exact values are best, and which items fit."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from turnfold.core.history.gist import Item, RankedValue
+from turnfold.core.history.gist import SEAM_TOKENS, Item, RankedValue
+from turnfold.core.text.estimates import token_upper_bound
 
 STATED_RANK: Final = 100
 """Values that a user stated have at least this rank, and go before all others."""
@@ -11,6 +12,22 @@ NAMED_RANK: Final = 40
 LEAST_VALUE_TOKENS: Final = 3
 WORTH_AGAIN: Final = 1.0
 WORTH_NAMED: Final = 0.2
+
+_COUNT: Final = "{} messages with {} tool calls are left out."
+_WIDEST: Final = 9_999_999
+
+
+def bound(text: str) -> int:
+    """Return the most tokens of a line in a digest."""
+    return SEAM_TOKENS + token_upper_bound(f"\n{text}")
+
+
+def count_line(messages: int, calls: int) -> str:
+    """Return the line that says how much is left out."""
+    return _COUNT.format(messages, calls)
+
+
+COUNT_TOKENS: Final = bound(count_line(_WIDEST, _WIDEST))
 
 
 class BestValues:

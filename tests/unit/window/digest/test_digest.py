@@ -22,7 +22,7 @@ from tests.histories import (
 )
 from turnfold.core.history.gist import Item
 from turnfold.core.policy.presets import PRESETS, Policy
-from turnfold.core.window.digest_items import newest_within, shares
+from turnfold.core.window.digest.items import newest_within, shares
 from turnfold.core.window.window import WindowPlan, WindowRequest, plan
 from turnfold.errors import CannotFit
 

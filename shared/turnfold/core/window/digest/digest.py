@@ -1,0 +1,197 @@
+"""The digest of a window: it tells of the messages that the window leaves out.
+
+`WindowBuilder` reports each block that it leaves out. The digest takes what it needs of a share of
+the budget, and its cost is known before its text is written.
+"""
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from turnfold.core.history.gist import calls_told
+from turnfold.core.window.digest.earlier import EarlierMessages
+from turnfold.core.window.digest.items import COUNT_TOKENS, count_line
+from turnfold.core.window.digest.open_round import OpenRoundCalls
+from turnfold.core.window.framing import (
+    DIGEST_FRAME_TOKENS,
+    SHORT_DIGEST_TOKENS,
+    digest_tokens,
+    short_digest,
+)
+from turnfold.core.window.limits import PendingDigest
+from turnfold.core.window.views import BlockView, RoundView
+from turnfold.messages import CompactionId
+
+LEAST_TOKENS: Final = 120
+MOST_TOKENS: Final = 1_200
+NAMES_RATIO: Final = 0.3
+"""The share of the budget that the calls of the open round take at most."""
+
+
+class DigestForm(IntEnum):
+    """How much a digest tells: nothing, the number of messages, the open round, or all it can."""
+
+    NONE = 0
+    SHORT = 1
+    NAMES = 2
+    FULL = 3
+
+
+class DigestText(NamedTuple):
+    """The digest of a window: its compactions with digests of their own, and its own text.
+
+    `is_framed` is false for the shortest form, which needs no frame.
+    """
+
+    compaction_ids: tuple[CompactionId, ...] = ()
+    text: str = ""
+    is_framed: bool = True
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is anything to show."""
+        return bool(self.compaction_ids or self.text)
+
+
+class WindowDigest:
+    """The messages that a window leaves out, and the cost of telling them.
+
+    `tokens` and `size` are what the digest adds to the window. `live` and `pending` count the
+    messages left out, `calls` their tool calls. A compaction that waits for its summary has a
+    digest of its own, which tells its messages; `compactions` are those of the session.
+
+    Mutable, because it grows with the window.
+    """
+
+    def __init__(
+        self,
+        compactions: Mapping[CompactionId, PendingDigest],
+        *,
+        budget_tokens: int,
+        ratio: float,
+        is_told: bool = True,
+    ) -> None:
+        self.form = DigestForm.FULL
+        self.live = self.pending = self.calls = 0
+        self.tokens = self.size = 0
+        self._is_told = is_told
+        self._compactions = compactions
+        self._told_compactions: dict[CompactionId, None] = {}
+        self._earlier = EarlierMessages(
+            max(LEAST_TOKENS, min(MOST_TOKENS, int(ratio * budget_tokens)))
+        )
+        self._named: OpenRoundCalls | None = None
+        self._names_room = int(NAMES_RATIO * budget_tokens)
+        self._text: DigestText | None = None
+
+    def begin_trim(self, open_round: RoundView) -> None:
+        """Tell all that is possible again, and of the calls of the round that is open now."""
+        self.form = DigestForm.FULL
+        self._calls_of(open_round)
+        self._has_changed()
+
+    def add(self, block: BlockView) -> None:
+        """Tell of a block that is left out."""
+        self._count(block, len(block.views))
+        self.calls += len(block.results)
+        is_named = bool(block.results) and not block.in_round.is_closed
+        calls = calls_told(block.head.message) if block.results else []
+        tokens = sum([item.tokens for item in calls])
+        if is_named:
+            self._calls_of(block.in_round).add(block, tokens)
+        if block.compaction_id is not None and self._has_digest(block.compaction_id):
+            self._told_compactions[block.compaction_id] = None
+        else:
+            self._earlier.add(block, tokens, is_named=is_named)
+        self._has_changed()
+
+    def add_result(self, block: BlockView) -> None:
+        """Count a result that came after its block was left out."""
+        self._count(block, 1)
+        if block.compaction_id is None or not self._has_digest(block.compaction_id):
+            self._earlier.messages += 1
+        self._has_changed()
+
+    def shorten(self, form: DigestForm) -> None:
+        """Tell no more than this form does, until the next trim."""
+        self.form = min(self.form, form)
+        self._has_changed()
+
+    def cost_of(self, compaction: PendingDigest) -> int:
+        """Return the tokens that the digest of a compaction would add to the window."""
+        is_told = compaction.compaction_id in self._told_compactions
+        if is_told or not compaction.digest_tokens or self.form is not DigestForm.FULL:
+            return 0
+        return digest_tokens(compaction.digest_tokens) + (0 if self.size else DIGEST_FRAME_TOKENS)
+
+    @property
+    def first_cost(self) -> int:
+        """The tokens that the first message left out adds, whatever it says."""
+        return 0 if self.size or not self._is_told else DIGEST_FRAME_TOKENS + COUNT_TOKENS
+
+    @property
+    def told(self) -> int:
+        """The live messages left out that the digest tells."""
+        return self.live if self.size else 0
+
+    @property
+    def untold(self) -> int:
+        """The messages left out that nothing in the window tells."""
+        return 0 if self.size else self.live + self.pending
+
+    @property
+    def content(self) -> DigestText:
+        """The digest as text; the same until it changes."""
+        if self._text is None:
+            self._text = self._written()
+        return self._text
+
+    def _count(self, block: BlockView, messages: int) -> None:
+        if block.compaction_id is None:
+            self.live += messages
+        else:
+            self.pending += messages
+
+    def _has_digest(self, compaction_id: CompactionId) -> bool:
+        compaction = self._compactions.get(compaction_id)
+        return compaction is not None and compaction.digest_tokens > 0
+
+    def _calls_of(self, in_round: RoundView) -> OpenRoundCalls:
+        """Return the named calls of the open round; those of the round before it count as earlier."""
+        if self._named is None or self._named.in_round is not in_round:
+            self._named = OpenRoundCalls(in_round, self._names_room)
+            self._earlier.include_named_calls()
+        return self._named
+
+    def _has_changed(self) -> None:
+        self._text = None
+        self.tokens = self._cost()
+        self.size = int(self.tokens > 0)
+
+    def _cost(self) -> int:
+        is_needed = self._is_told and self.live + self.pending > 0
+        if not is_needed or self.form is DigestForm.NONE:
+            return 0
+        if self.form is DigestForm.SHORT:
+            return SHORT_DIGEST_TOKENS
+        names = self._named.cost if self._named else 0
+        if self.form is DigestForm.NAMES:
+            return DIGEST_FRAME_TOKENS + COUNT_TOKENS + names
+        digests = [
+            digest_tokens(self._compactions[told].digest_tokens) for told in self._told_compactions
+        ]
+        return DIGEST_FRAME_TOKENS + sum(digests) + self._earlier.cost + names
+
+    def _written(self) -> DigestText:
+        if not self.size:
+            return DigestText()
+        messages = self.live + self.pending
+        if self.form is DigestForm.SHORT:
+            return DigestText(text=short_digest(messages, self.calls), is_framed=False)
+        names = self._named.lines if self._named else []
+        if self.form is DigestForm.NAMES:
+            return DigestText((), "\n".join([count_line(messages, self.calls), *names]))
+        # In the order of the session, whichever left first.
+        told = tuple([name for name in self._compactions if name in self._told_compactions])
+        named_round = self._named.in_round if self._named else None
+        return DigestText(told, "\n".join([*self._earlier.lines(named_round), *names]))
