@@ -2,9 +2,9 @@
 
 import asyncio
 import os
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,7 @@ PATIENCE_SECONDS = 100.0
 """How long a process may take: on a busy machine one that starts a summariser waits a minute for it."""
 
 _PROCESSES = get_context("forkserver")
-_PROCESSES.set_forkserver_preload(
-    [
-        *(
-            f"turnfold.cli.{found.name}"
-            for found in pkgutil.iter_modules(turnfold.cli.__path__)
-            if not found.name.startswith("_")
-        ),
-        "alembic.command",
-        "tests.chaos.crashing_worker",
-        "turnfold_migrations",
-    ]
-)
+_PROCESSES.set_forkserver_preload(["tests.loaded_modules"])
 
 
 def begun(work: Callable[..., None], *given: Any) -> BaseProcess:
@@ -47,9 +36,21 @@ async def ended(process: BaseProcess, *, seconds: float = PATIENCE_SECONDS) -> i
 
 def command(arguments: Sequence[str], environ: Mapping[str, str], out: Path, err: Path) -> None:
     """Be `turnfold` with these arguments and this environment alone; its words go to files."""
+    _become(environ, out, err, "wb")
+    turnfold.cli.main(arguments)
+
+
+def service(name: str, environ: Mapping[str, str], stdin: Connection, out: Path, err: Path) -> None:
+    """Be a service in a process group of its own, until it is stopped or its input ends."""
+    os.setpgid(0, 0)
+    os.dup2(stdin.fileno(), 0)
+    _become(environ, out, err, "ab")
+    turnfold.cli.main([name])
+
+
+def _become(environ: Mapping[str, str], out: Path, err: Path, mode: str) -> None:
     os.environ.clear()
     os.environ.update(environ)
     for number, path in ((1, out), (2, err)):
-        with path.open("wb") as file:
+        with path.open(mode) as file:
             os.dup2(file.fileno(), number)
-    turnfold.cli.main(arguments)

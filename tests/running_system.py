@@ -12,9 +12,13 @@ import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import nats
 from nats.js.api import DeliverPolicy
@@ -308,21 +312,13 @@ class Parts:
         self, name: str, *, is_awaited: bool = True, environ: Mapping[str, str] | None = None
     ) -> AsyncGenerator["Service", None]:
         """A service, from when it is ready (or from its start on) until it has stopped."""
-        with self._log.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *TURNFOLD,
-                name,
-                env=self.environ | {ANNOUNCE: "1"} | dict(environ or {}),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                process_group=0,
-            )
-        service = Service(name, process)
+        service = await Service.begun(
+            name, self.environ | {ANNOUNCE: "1"} | dict(environ or {}), self._log
+        )
         try:
             if is_awaited:
                 await wait_until(
-                    lambda: service.is_ready or process.returncode is not None,
+                    lambda: service.is_ready or not service.is_alive,
                     seconds=START_SECONDS,
                     told=self.words,
                 )
@@ -339,44 +335,55 @@ class Parts:
 
 
 class Service:
-    """One running service."""
+    """One running service, forked from a process that has loaded its modules: a start costs little."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, name: str, process: BaseProcess, stdin: Connection, out: Path) -> None:
+        assert process.pid
         self.name = name
-        self.process = process
-        self.is_ready = False
-        self._reading = asyncio.create_task(self._read())
+        self.pid = process.pid
+        self._process = process
+        self._stdin = stdin
+        self._out = out
+
+    @classmethod
+    async def begun(cls, name: str, environ: Mapping[str, str], log: Path) -> "Service":
+        """One with this environment alone, whose log is appended to a file."""
+        out = log.with_name(f"{name}-{uuid4().hex}.out")
+        stdin, ours = Pipe(duplex=False)
+        with stdin:
+            process = await asyncio.to_thread(
+                forked.begun, forked.service, name, environ, stdin, out, log
+            )
+        return cls(name, process, ours, out)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has announced that it is."""
+        return self._out.exists() and '"ready": true' in self._out.read_text()
 
     @property
     def is_alive(self) -> bool:
         """Whether it runs."""
-        return self.process.returncode is None
+        return self._process.exitcode is None
 
     def signal(self, number: Signals) -> None:
         """Signal it."""
-        self.process.send_signal(number)
+        if self.is_alive:
+            os.kill(self.pid, number)
 
     async def ended(self, *, seconds: float = STOP_SECONDS) -> int:
         """Its exit status, once it ends."""
-        async with asyncio.timeout(seconds):
-            status = await self.process.wait()
-            await self._reading
-        return status
+        return await forked.ended(self._process, seconds=seconds)
 
     async def stop(self) -> int:
         """Its exit status after a stop signal, by force if need be."""
-        if self.is_alive:
-            self.signal(SIGTERM)
+        self.signal(SIGTERM)
         try:
             return await self.ended()
         except TimeoutError:
-            self.signal(SIGKILL)
             return await self.ended()
-
-    async def _read(self) -> None:
-        assert self.process.stdout
-        while line := await self.process.stdout.readline():
-            self.is_ready = self.is_ready or json.loads(line).get("ready") is True
+        finally:
+            self._stdin.close()
 
 
 _migrated: list[tempfile.TemporaryDirectory[str]] = []

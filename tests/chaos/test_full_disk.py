@@ -22,14 +22,14 @@ async def test_events_that_come_while_the_disk_is_full_are_stored_once_there_is_
     ):
         session = client.session("support", "user-42")
         # The log of the worker is on the same disk.
-        limit_files(worker.process.pid, 1)
+        limit_files(worker.pid, 1)
         await session.turn_completed([{"role": "user", "content": "Where is order 7341?"}])
 
         window = await session.context(max_tokens=8_000, wait_ms=1_500)
 
         assert not window.fresh
         assert not rows(parts.database, "SELECT * FROM events")
-        limit_files(worker.process.pid, resource.RLIM_INFINITY)
+        limit_files(worker.pid, resource.RLIM_INFINITY)
 
         async def is_stored() -> bool:
             return (await session.context(max_tokens=8_000, wait_ms=2_000)).fresh

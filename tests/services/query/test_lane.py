@@ -74,7 +74,7 @@ async def installation(
 
 def lane_of(server: Service) -> int | None:
     """The lane of a query server, while it has one."""
-    return parts_of(server.process.pid).get("lane")
+    return parts_of(server.pid).get("lane")
 
 
 async def another(server: Service, than: int | None, parts: Parts) -> int:

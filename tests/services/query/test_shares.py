@@ -175,12 +175,12 @@ async def test_150_unfinished_bodies_of_4_megabytes_take_no_more_memory_than_the
         query,
         client,
     ):
-        before = resident_bytes(query.process.pid)
+        before = resident_bytes(query.pid)
         crowd = Crowd(parts)
         for number in range(150):
             await crowd.send(post(f"greedy-{number % 10}", 4 * MEGABYTE, sent=4 * MEGABYTE - 1))
         answered = await is_answered(parts, client)
-        after = resident_bytes(query.process.pid)
+        after = resident_bytes(query.pid)
         crowd.hang_up()
 
     assert answered
@@ -199,7 +199,7 @@ async def test_thousands_of_half_request_lines_shut_nobody_out(tmp_path: Path) -
         async with http(parts) as browser:
             alive = (await browser.get("/healthz")).status_code
         answered = await is_answered(parts, client)
-        files = open_files(query.process.pid)
+        files = open_files(query.pid)
         crowd.hang_up()
 
     assert alive == 200

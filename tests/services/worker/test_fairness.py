@@ -70,10 +70,10 @@ async def test_a_worker_stands_back_for_windows_and_for_the_bus(tmp_path: Path) 
         parts.running("query") as query,
     ):
         ours = os.getpriority(os.PRIO_PROCESS, 0)
-        main, *others = niceness_of(worker.process.pid)
+        main, *others = niceness_of(worker.pid)
 
         assert main == min(ours + NICENESS, 19)
         # Which of its threads writes does not matter: all were started by the first, but for one that waits for the parent's end.
         assert [niceness for niceness in others if niceness != main] == [ours]
-        assert set(niceness_of(query.process.pid)) == {ours}
-        assert set(niceness_of(parts_of(worker.process.pid)["receiver"])) == {ours}
+        assert set(niceness_of(query.pid)) == {ours}
+        assert set(niceness_of(parts_of(worker.pid)["receiver"])) == {ours}

@@ -88,7 +88,7 @@ async def test_a_receiver_that_dies_is_followed_by_another_and_nothing_is_lost(
         async with today.publishing():
             for _ in range(3):
                 await today.goes_on()
-                pid = await another(today.worker.process.pid, pid, today.parts)
+                pid = await another(today.worker.pid, pid, today.parts)
                 os.kill(pid, SIGKILL)
             await today.goes_on()
         await today.ends_well()
@@ -100,9 +100,9 @@ async def test_a_receiver_that_hangs_is_ended_and_followed_by_another(tmp_path: 
     async with day(tmp_path) as today:
         async with today.publishing(every=0.1):
             await today.goes_on()
-            hanging = await another(today.worker.process.pid, None, today.parts)
+            hanging = await another(today.worker.pid, None, today.parts)
             os.kill(hanging, SIGSTOP)
-            await another(today.worker.process.pid, hanging, today.parts)
+            await another(today.worker.pid, hanging, today.parts)
             await today.goes_on()
         assert not state_of(hanging)
         await today.ends_well()
@@ -111,7 +111,7 @@ async def test_a_receiver_that_hangs_is_ended_and_followed_by_another(tmp_path: 
 @pytest.mark.proves("O2")
 async def test_a_receiver_ends_with_a_worker_that_is_killed(tmp_path: Path) -> None:
     async with day(tmp_path) as today:
-        pid = await another(today.worker.process.pid, None, today.parts)
+        pid = await another(today.worker.pid, None, today.parts)
         today.worker.signal(SIGKILL)
         await wait_until(lambda: not state_of(pid), told=today.parts.words)
 
@@ -156,7 +156,7 @@ async def test_what_the_receiver_of_a_stopped_worker_holds_goes_to_another_worke
             return bool(await parts.rows("SELECT 1 FROM events WHERE event_id = 'e00001'"))
 
         async with parts.running("worker") as stopped:
-            receiver = await another(stopped.process.pid, None, parts)
+            receiver = await another(stopped.pid, None, parts)
             await client.publish(turn(0))
             await parts.caught_up()
             stopped.signal(SIGSTOP)
@@ -176,7 +176,7 @@ async def test_what_the_receiver_of_a_stopped_worker_holds_goes_to_another_worke
                     )
             finally:
                 stopped.signal(SIGCONT)
-            await another(stopped.process.pid, receiver, parts)
+            await another(stopped.pid, receiver, parts)
             await client.publish(turn(2))
             seen = await parts.settled()
 

@@ -121,16 +121,16 @@ async def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path) -> 
     async with day(tmp_path, TURNFOLD_POLICY__MAX_LIVE_MESSAGES="1000") as today:
         async with today.publishing():
             await wait_until(lambda: today.stored() > 20)
-            unlimited = resource.prlimit(today.worker.process.pid, resource.RLIMIT_FSIZE)
+            unlimited = resource.prlimit(today.worker.pid, resource.RLIMIT_FSIZE)
             wal = today.parts.database.with_name("turnfold.db-wal")
             resource.prlimit(
-                today.worker.process.pid, resource.RLIMIT_FSIZE, (wal.stat().st_size, unlimited[1])
+                today.worker.pid, resource.RLIMIT_FSIZE, (wal.stat().st_size, unlimited[1])
             )
             await wait_until(lambda: "batch.requeued" in today.parts.words())
             stored = today.stored()
             await asyncio.sleep(2.0)
             assert today.stored() == stored
-            resource.prlimit(today.worker.process.pid, resource.RLIMIT_FSIZE, unlimited)
+            resource.prlimit(today.worker.pid, resource.RLIMIT_FSIZE, unlimited)
             await today.goes_on()
 
         await today.ends_well()

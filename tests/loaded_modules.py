@@ -1,0 +1,23 @@
+"""What services and commands import, and their vocabulary, loaded before processes are forked."""
+
+import gc
+import pkgutil
+from importlib import import_module
+
+import turnfold.cli
+from turnfold.model_info.tokenizer import load_counter
+
+for found in pkgutil.iter_modules(turnfold.cli.__path__):
+    if not found.name.startswith("_"):
+        import_module(f"turnfold.cli.{found.name}")
+for name in (
+    "alembic.command",
+    "tests.chaos.crashing_worker",
+    "turnfold_migrations",
+    "turnfold_query.app",
+    "turnfold_worker.app",
+):
+    import_module(name)
+load_counter()
+# A collection of garbage would copy the pages that processes share.
+gc.freeze()
