@@ -1,17 +1,19 @@
 """The tools with which a model looks things up in its own session, over the bus and HTTP (F4)."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from tests.running_system import client_of, eventually, running_system
 from turnfold.client import Client, Session
 from turnfold.errors import BadRequest, UnknownSession
 
-PATH = "/v1/agents/support/sessions/user-42"
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PATH = "/v1/agents/support/sessions"
 FACT = "The lanterns are kept in store 1042."
 
 
@@ -26,16 +28,18 @@ class Asking(NamedTuple):
         """Run a tool over the bus and HTTP; both answer the same."""
         asked = {"name": name, "arguments": arguments}
         answer = await self.session.ask("session.tool", asked)
-        over_http = await self.http.post(f"{PATH}/tools/{name}", json={"arguments": arguments})
+        path = f"{PATH}/{self.session.key.session_id}/tools/{name}"
+        over_http = await self.http.post(path, json={"arguments": arguments})
         assert over_http.json() == answer
         content: str = answer["content"]
         return content
 
 
-@pytest.fixture
-async def asking(tmp_path: Path) -> AsyncIterator[Asking]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def asking(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Asking]:
+    """A session that no test changes."""
     async with (
-        running_system(tmp_path) as system,
+        running_system(tmp_path_factory.mktemp("tools")) as system,
         client_of(system) as client,
         httpx.AsyncClient(base_url=system.http_url, trust_env=False) as http,
     ):
@@ -88,7 +92,7 @@ async def test_a_model_searches_reads_and_expands_its_own_session(asking: Asking
 async def test_the_definitions_come_in_the_form_of_either_interface(asking: Asking) -> None:
     for form, schema_name in (("openai", "parameters"), ("anthropic", "input_schema")):
         answer = await asking.session.ask("session.tools", {"format": form})
-        over_http = await asking.http.get(f"{PATH}/tools", params={"format": form})
+        over_http = await asking.http.get(f"{PATH}/user-42/tools", params={"format": form})
 
         assert over_http.json() == answer
         assert answer["format"] == form
@@ -129,16 +133,19 @@ async def test_a_mistake_is_named(
 
 @pytest.mark.proves("F4")
 async def test_what_a_tool_answers_is_bounded(asking: Asking) -> None:
-    await asking.session.turn_completed(
+    session = asking.client.session("support", "long")
+    asking = asking._replace(session=session)
+    await session.turn_completed(
         [{"role": "user", "content": f"{number} " + "long text " * 3_000} for number in range(8)],
         event_id="long",
     )
+
+    async def is_stored() -> bool:
+        return bool((await session.context()).messages)
+
+    await eventually(is_stored)
     ids = [f"long#{number}" for number in range(8)]
 
-    async def is_there() -> bool:
-        return bool((await asking.session.status())["messages_total"] >= 86)
-
-    await eventually(is_there)
     read = await asking.run("read_messages", message_ids=ids)
 
     assert len(read) <= 24_000
