@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from tests.anthropic_faults import anthropic_faults
 from tests.running_system import System, running_system
+from tests.running_system import command as turnfold_command
 from turnfold.client import Session, connect
 from turnfold.errors import BadRequest
 
@@ -59,22 +59,9 @@ async def http_get(system: System, **query: str) -> tuple[int, Json]:
 
 async def command(system: System, *arguments: str) -> tuple[int, str]:
     """What `turnfold context` prints, or says on standard error."""
-    words = (
-        sys.executable,
-        "-P",
-        "-m",
-        "turnfold.cli",
-        "context",
-        "support",
-        "user-42",
-        *arguments,
-    )
-    pipe = asyncio.subprocess.PIPE
     environ = {"TURNFOLD_DATA_DIR": str(system.data_dir)}
-    child = await asyncio.create_subprocess_exec(*words, stdout=pipe, stderr=pipe, env=environ)
-    out, err = await asyncio.wait_for(child.communicate(), 60)
-    assert child.returncode is not None
-    return child.returncode, (err if child.returncode else out).decode()
+    ended = await turnfold_command("context", "support", "user-42", *arguments, environ=environ)
+    return ended.status, ended.err if ended.status else ended.out
 
 
 @pytest.mark.proves("W1", "L5", "O3")
