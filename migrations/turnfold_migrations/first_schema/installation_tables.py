@@ -1,4 +1,4 @@
-"""Tables of the whole installation: policies, campaigns, the audit, and the state of the streams."""
+"""Tables of the whole installation: policies, campaigns, the audit and the state of the streams."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -90,7 +90,7 @@ class ConcurrencyLimiter:
         self.rounds = Rounds()
 
     async def turn(self, asker: Hashable) -> None:
-        """Return at once, or after a request of each other caller if this one has just had its turn.
+        """Return at once, or after a request of each other caller if this one has just had a turn.
 
         A request that queues here holds no place.
 

@@ -115,8 +115,8 @@ class WindowStore(Protocol):
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session; return the result of `on_messages`, and the JSON texts of its positions.
 
-        `on_session` receives the session before its messages are read. A result other than None ends
-        the call.
+        `on_session` receives the session before its messages are read. A result other than None
+        ends the call.
 
         Raises:
             TooLargeHere: `on_session` returned None, and the session is too large for this process.

@@ -51,7 +51,8 @@ _previous = (
     .where(_before.c.sid == _later.c.sid, _before.c.position < _later.c.position)
     .scalar_subquery()
 )
-# Put together before any message is looked at, or PostgreSQL walks a session from its first message for each report.
+# Joined before any message is read. Otherwise PostgreSQL walks a session from its first message for
+# each report.
 _step = (
     select(
         _later.c.sid,
@@ -89,7 +90,8 @@ _DIFFERENCES = Prepared(
         _step.c.at_ms,
         _step.c.more_tokens,
         func.sum(case((_is_shown, _between.c.tokens), else_=_ZERO)),
-        # A new system message takes another's place, and who sends old reasoning again is for the agent to say.
+        # A new system message replaces another one, and the agent decides whether old reasoning is
+        # sent again.
         func.sum(case((or_(_is_system, _between.c.reasoning_tokens > _ZERO), _ONE), else_=_ZERO)),
         _step.c.model,
     )

@@ -66,7 +66,8 @@ class SqlHistoryStore:
                 if newest_first
                 else messages.c.position > after_position
             )
-            # The lengths first: a page of a thousand messages of a megabyte each must not be read to be cut.
+            # The lengths first: a page of a thousand messages of a megabyte each must not be read
+            # only to be cut.
             sizes = select(messages.c.position, func.length(messages.c.body)).where(
                 messages.c.sid == sid, behind
             )
@@ -119,7 +120,7 @@ class SqlHistoryStore:
             return (await _counts(connection, _SESSIONS.where(sessions.c.sid == sid)))[0]
 
     async def wishes(self, key: SessionKey | AgentId) -> tuple[PolicyOverrides, PolicyOverrides]:
-        """Return the policy overrides of an agent and its session; empty if they set none or do not exist."""
+        """Return the policy overrides of an agent and its session; empty if there are none."""
         agent_id, session_id = key if isinstance(key, SessionKey) else (key, None)
         of_agent = select(agents.c.preset, agents.c.mode, agents.c.overrides).where(
             agents.c.agent_id == agent_id

@@ -24,8 +24,8 @@ KNOWN_AT_HAND = 2_048
 State = tuple[Any, ...]
 """The columns `CHANGING_COLUMNS` of a live message.
 
-A position belongs to one message for ever, and all else that is stored of it never changes while it is live. So what was
-read of a message in some state holds whenever it is found in that state again, and cannot be out of date.
+A position belongs to one message forever, and everything else that is stored of a live message never
+changes. A message that was read in a state is therefore valid whenever that state is found again.
 """
 
 

@@ -1,8 +1,8 @@
 """The tables as they are now; a test compares them with the result of the migrations.
 
-Rows of a session refer to `sessions.sid`, so that equal session ids of two agents never share a row.
-Positions are those of `turnfold.messages.position_of`. Times are milliseconds since 1970, UTC, taken
-from the stream. The package imports all of its modules, so that `metadata` is complete wherever a
+Rows of a session refer to `sessions.sid`, so that equal session ids of two agents never share a
+row. Positions are those of `turnfold.messages.position_of`. Times are milliseconds since 1970, UTC,
+taken from the stream. The package imports all of its modules, so that `metadata` is complete wherever a
 table is imported.
 """
 
