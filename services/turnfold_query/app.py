@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import structlog
@@ -142,10 +142,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         explain=_explanation_of(settings),
     )
     server = QueryServer(dispatcher, metrics, admission)
-    broker = Broker(
-        **broker_options(settings, "query"), logger=None, graceful_timeout=5.0, apply_types=False
-    )
-    broker.include_router(make_router(server, (n for n in dispatcher.shapes if n != CONTEXT)))
+    broker = _broker(settings, server, [name for name in dispatcher.shapes if name != CONTEXT])
     app = _http_app(settings, database, client, dispatcher, metrics, admission, bearers)
     listener = _http_server(app, settings, http_address)
 
@@ -162,8 +159,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         await broker.start()
         await _confirm_subscriptions(client, broker.config.connection_state.connection)
         await listener.opened()
-        tune_collector()
-        sys.setswitchinterval(SWITCH_SECONDS)
+        _tune_interpreter()
         announcement.open(lane.pid)
         log.info("query.started", pid=os.getpid(), port=http_address[1])
         stopped = asyncio.create_task(stop.wait())
@@ -177,6 +173,18 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         await listener.close()
         await cancel_and_wait(sending)
         log.info("query.stopped")
+
+
+def _broker(settings: Settings, server: QueryServer, names: Iterable[str]) -> Broker:
+    options = broker_options(settings, "query")
+    broker = Broker(**options, logger=None, graceful_timeout=5.0, apply_types=False)
+    broker.include_router(make_router(server, names))
+    return broker
+
+
+def _tune_interpreter() -> None:
+    tune_collector()
+    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def _explanation_of(settings: Settings) -> Explain:

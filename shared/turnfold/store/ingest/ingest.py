@@ -22,7 +22,7 @@ from turnfold.ports.ingest import (
 )
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import Database
-from turnfold.store.ingest.batch import BatchWriter
+from turnfold.store.ingest.batch.writer import BatchWriter
 
 _MISSING = int.from_bytes(sha256(b"turnfold.missing").digest()[:7])
 """The name of the lock that a worker holds while it stores missing events."""

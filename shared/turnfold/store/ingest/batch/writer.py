@@ -24,19 +24,16 @@ from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import insert_for
 from turnfold.store.database.schema import dead_letters, messages, sessions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key, write_back
-from turnfold.store.ingest.counters import count_events, note_unindexed
-from turnfold.store.ingest.duplicates import (
+from turnfold.store.ingest.batch.counters import count_events, note_unindexed
+from turnfold.store.ingest.batch.duplicates import (
     KNOWN_EVENTS,
     StoredEventKey,
     dead_letter_row,
     first_of_each,
     runs,
 )
-from turnfold.store.ingest.event_rows import EventRows
-from turnfold.store.ingest.evict import evict
-from turnfold.store.ingest.limits import learn_limits
-from turnfold.store.ingest.pairing import Touched, repair_pairs
-from turnfold.store.ingest.stored_events import (
+from turnfold.store.ingest.batch.event_rows import EventRows
+from turnfold.store.ingest.batch.stored_events import (
     EventSpan,
     delete_event,
     evict_again,
@@ -44,6 +41,9 @@ from turnfold.store.ingest.stored_events import (
     is_equal_content,
     newest_message_at_ms,
 )
+from turnfold.store.ingest.evict import evict
+from turnfold.store.ingest.limits import learn_limits
+from turnfold.store.ingest.pairing import Touched, repair_pairs
 from turnfold.store.ingest.tombstones import erased_before, lock_against_erase, record_duplicates
 from turnfold.store.ingest.usage import Calibrator
 

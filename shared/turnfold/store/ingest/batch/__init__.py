@@ -1,0 +1,1 @@
+"""Write one batch of events in a transaction. Start with `writer`."""
