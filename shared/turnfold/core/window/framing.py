@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from turnfold.core.text.markers import defused, markers_in
-from turnfold.core.text.tokens import MESSAGE_TOKENS, TokenOffsets, token_upper_bound
+from turnfold.core.text.tokens import MESSAGE_TOKENS, TokenOffsets
 
 
 class Placement(StrEnum):
@@ -48,20 +48,19 @@ def _framed(heading: str, tag: str, text: str) -> str:
     return f"{heading}\n<{tag}>\n{text}\n</{tag}>"
 
 
-# Upper bounds: the tokens of a frame, and those that each entry, quoted line and escaped tag adds.
-_SUMMARY_FRAME: Final = 4 + token_upper_bound(_framed(HEADING, SUMMARY_TAG, ""))
-_LEDGER_FRAME: Final = 4 + token_upper_bound(f"\n\n{LEDGER_HEADING}\n")
-_ENTRY_TOKENS = _LINE_TOKENS = _TAG_TOKENS = 3
-DIGEST_FRAME_TOKENS: Final = (
-    MESSAGE_TOKENS + 4 + token_upper_bound(_framed(DIGEST_HEADING, DIGEST_TAG, ""))
-)
+# The query service has no tokenizer, so the texts of the frames are counted here, and by a test.
+SEAMS: Final = 4
+"""The most tokens that a frame gains where its parts and the text in it are joined."""
+SUMMARY_FRAME_TOKENS: Final = 49 + SEAMS
+LEDGER_FRAME_TOKENS: Final = 11 + SEAMS
+DIGEST_FRAME_TOKENS: Final = MESSAGE_TOKENS + 45 + SEAMS
+SHORT_DIGEST_TOKENS: Final = MESSAGE_TOKENS + 22 + SEAMS
+"""The tokens of the short digest, with any number that can occur."""
 
+# Upper bounds of what each entry, quoted line and escaped tag adds.
+_ENTRY_TOKENS = _LINE_TOKENS = _TAG_TOKENS = 3
 
 _SHORT_DIGEST: Final = "{} messages with {} tool calls are left out below."
-_MOST: Final = 9_999_999
-SHORT_DIGEST_TOKENS: Final = (
-    MESSAGE_TOKENS + 4 + token_upper_bound(DIGEST_TITLE + _SHORT_DIGEST.format(_MOST, _MOST))
-)
 
 
 def short_digest(messages: int, calls: int) -> str:
@@ -148,10 +147,10 @@ def _summary_tokens(
     tokens += _TAG_TOKENS * size.tags
     if placement is Placement.SEPARATE:
         return tokens
-    tokens += MESSAGE_TOKENS + _SUMMARY_FRAME
+    tokens += MESSAGE_TOKENS + SUMMARY_FRAME_TOKENS
     lines = size.lines
     if with_ledger and size.entries:
-        tokens += _LEDGER_FRAME + _ENTRY_TOKENS * size.entries
+        tokens += LEDGER_FRAME_TOKENS + _ENTRY_TOKENS * size.entries
         lines += size.ledger_lines + 2
     return tokens if placement is Placement.USER else tokens + _LINE_TOKENS * (lines + 1)
 

@@ -147,7 +147,7 @@ def test_a_digest_becomes_shorter_and_is_left_out_last() -> None:
 
     forms = [
         digest_of(session, asked(session, budget, Policy()))
-        for budget in (size + 250, size + 110, size + 50)
+        for budget in (size + 250, size + 60, size + 40)
     ]
 
     assert "<turnfold-digest>" in forms[0]

@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
-from turnfold.core.history.gist import SEPARATOR, Item, calls_told, gist_of
+from turnfold.core.history.gist import SEAM_TOKENS, SEPARATOR, Item, calls_told, gist_of
 from turnfold.core.window.digest.items import (
     COUNT_TOKENS,
     BestValues,
-    bound,
     count_line,
     newest_within,
     shares,
@@ -17,8 +16,9 @@ from turnfold.core.window.views import BlockView, RoundView
 SHARES: Final = (0.4, 0.25, 0.35)
 """The shares of requests, calls and exact values, as far as each needs its share."""
 
-_REQUESTS, _CALLS, _VALUES = "Requests, the newest last:", "Calls: ", "Exact values: "
-_HEADINGS_TOKENS: Final = sum(map(bound, (_REQUESTS, _CALLS, _VALUES)))
+REQUESTS, CALLS, VALUES = "Requests, the newest last:", "Calls: ", "Exact values: "
+# Counted with the line ends before them, by a test; see `framing`.
+HEADINGS_TOKENS: Final = 7 + 4 + 5 + 3 * SEAM_TOKENS
 _LINE: Final = "\n- "
 _LINE_TOKENS: Final = 2
 
@@ -66,7 +66,7 @@ class EarlierMessages:
         if not self._blocks:
             return 0
         needed = sum(self._needs)
-        return COUNT_TOKENS + min(self._room, _HEADINGS_TOKENS + needed if needed else 0)
+        return COUNT_TOKENS + min(self._room, HEADINGS_TOKENS + needed if needed else 0)
 
     @property
     def _needs(self) -> tuple[int, int, int]:
@@ -81,13 +81,13 @@ class EarlierMessages:
         if not self._blocks:
             return
         yield count_line(self.messages, self._calls)
-        rooms = shares(self._needs, SHARES, self._room - _HEADINGS_TOKENS)
+        rooms = shares(self._needs, SHARES, self._room - HEADINGS_TOKENS)
         if shown := newest_within(self._requests, rooms[0]):
-            yield _REQUESTS + _LINE + _LINE.join(shown)
+            yield REQUESTS + _LINE + _LINE.join(shown)
         if shown := self._newest_calls(named_round, rooms[1]):
-            yield _CALLS + SEPARATOR.join(shown)
+            yield CALLS + SEPARATOR.join(shown)
         if shown := newest_within(self._values.ranked[::-1], rooms[2]):
-            yield _VALUES + SEPARATOR.join(shown[::-1])
+            yield VALUES + SEPARATOR.join(shown[::-1])
 
     def _newest_calls(self, named_round: RoundView | None, room: int) -> list[str]:
         """Return the calls that fit, each once, the newest last."""

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from turnfold.core.history.gist import SEAM_TOKENS, Item, RankedValue
-from turnfold.core.text.estimates import token_upper_bound
 
 STATED_RANK: Final = 100
 """Values that a user stated have at least this rank, and go before all others."""
@@ -14,12 +13,6 @@ WORTH_AGAIN: Final = 1.0
 WORTH_NAMED: Final = 0.2
 
 _COUNT: Final = "{} messages with {} tool calls are left out."
-_WIDEST: Final = 9_999_999
-
-
-def bound(text: str) -> int:
-    """Return the most tokens of a line in a digest."""
-    return SEAM_TOKENS + token_upper_bound(f"\n{text}")
 
 
 def count_line(messages: int, calls: int) -> str:
@@ -27,7 +20,8 @@ def count_line(messages: int, calls: int) -> str:
     return _COUNT.format(messages, calls)
 
 
-COUNT_TOKENS: Final = bound(count_line(_WIDEST, _WIDEST))
+# Counted with the line end before it, by a test; see `framing`. The widest numbers are assumed.
+COUNT_TOKENS: Final = 16 + SEAM_TOKENS
 
 
 class BestValues:

@@ -6,12 +6,13 @@ from typing import Final
 
 from turnfold.core.history.gist import SEAM_TOKENS, SEPARATOR, Item, calls_told, gist_of
 from turnfold.core.text.estimates import token_upper_bound
-from turnfold.core.window.digest.items import bound, newest_within
+from turnfold.core.window.digest.items import newest_within
 from turnfold.core.window.views import BlockView, RoundView
 
-_ROUND: Final = 'Calls made so far for the request "{}": '
+ROUND: Final = 'Calls made so far for the request "{}": '
 _OPEN_ROUND: Final = "Calls made so far: "
-_ROUND_TOKENS: Final = bound(_ROUND.format(""))
+# Counted with the line end before it, by a test; see `framing`.
+ROUND_TOKENS: Final = 11 + 2 * SEAM_TOKENS
 
 
 class OpenRoundCalls:
@@ -38,7 +39,7 @@ class OpenRoundCalls:
         if not self._blocks:
             return 0
         request = self._request
-        heading = _ROUND_TOKENS + (request.tokens if request else 0)
+        heading = ROUND_TOKENS + (request.tokens if request else 0)
         return heading + min(self._tokens, self._room)
 
     @property
@@ -47,7 +48,7 @@ class OpenRoundCalls:
         if not self._blocks:
             return []
         request = self._request
-        heading = _ROUND.format(request.text) if request else _OPEN_ROUND
+        heading = ROUND.format(request.text) if request else _OPEN_ROUND
         return [heading + SEPARATOR.join(self._names())]
 
     @property

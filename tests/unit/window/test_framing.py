@@ -1,0 +1,37 @@
+"""The frames of summary and digests cost what the constants say, which no tokenizer counts at run time."""
+
+import pytest
+
+from tests.histories import counter
+from turnfold.core.history.gist import SEAM_TOKENS
+from turnfold.core.text.tokens import MESSAGE_TOKENS
+from turnfold.core.window import framing
+from turnfold.core.window.digest import earlier, items, open_round
+from turnfold.core.window.framing import SEAMS, Placement, wrapped_digests, wrapped_summary
+
+MOST = 9_999_999
+
+
+@pytest.mark.proves("L6")
+@pytest.mark.parametrize(
+    ("text", "tokens", "spare"),
+    [
+        (wrapped_summary("", (), Placement.USER), framing.SUMMARY_FRAME_TOKENS, SEAMS),
+        (f"\n\n{framing.LEDGER_HEADING}\n", framing.LEDGER_FRAME_TOKENS, SEAMS),
+        (wrapped_digests([""]), framing.DIGEST_FRAME_TOKENS - MESSAGE_TOKENS, SEAMS),
+        (framing.short_digest(MOST, MOST), framing.SHORT_DIGEST_TOKENS - MESSAGE_TOKENS, SEAMS),
+        ("\n" + items.count_line(MOST, MOST), items.COUNT_TOKENS, SEAM_TOKENS),
+        ("\n" + open_round.ROUND.format(""), open_round.ROUND_TOKENS, 2 * SEAM_TOKENS),
+    ],
+)
+def test_a_fixed_text_costs_what_is_planned_for_it(text: str, tokens: int, spare: int) -> None:
+    assert counter()(text) == tokens - spare
+
+
+@pytest.mark.proves("L6")
+def test_the_headings_of_a_digest_cost_what_is_planned_for_them() -> None:
+    headings = [earlier.REQUESTS, earlier.CALLS, earlier.VALUES]
+
+    counted = sum(counter()(f"\n{heading}") for heading in headings)
+
+    assert counted == earlier.HEADINGS_TOKENS - len(headings) * SEAM_TOKENS
