@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from turnfold.core.recall.block import (
 from turnfold.core.text.tokens import MESSAGE_TOKENS
 from turnfold.messages import Json
 
-Body = dict[str, object]
+Body = dict[str, Any]
 
 
 def recalled(bodies: Sequence[Json], times: Sequence[str] = ()) -> list[RecalledMessage]:
@@ -69,7 +70,7 @@ NAMES = st.sampled_from([None, "Melanie", "a-very-long-name-of-an-agent-01234567
 def bodies(draw: st.DrawFn) -> Body:
     role = draw(st.sampled_from(["user", "assistant", "parts"]))
     text, name = draw(TEXTS), draw(NAMES)
-    body = dict(user(text) if role == "user" else assistant(text))
+    body: Body = dict(user(text) if role == "user" else assistant(text))
     if role == "parts":
         body = {"role": "user", "content": [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]}  # fmt: skip
     return body | ({"name": name} if name else {})
