@@ -72,6 +72,7 @@ class WindowBuilder:
         self.request: BlockView | None = None
         self.unseen: BlockView | None = None
         self.open_round = RoundView()
+        # By position, and whether it is live: a live result never joins an evicted call.
         self._calling: dict[tuple[int, bool], BlockView] = {}
         self._waiting: dict[tuple[int, bool], list[Message]] = {}
         self.pending_blocks: dict[CompactionId, list[BlockView]] = {}
@@ -168,6 +169,7 @@ class WindowBuilder:
         self.total += block.tokens
         self.size += block.size
         if message.role is not Role.USER:
+            # Whatever the model wrote next, it had seen the results before that.
             self.unseen = block if block.results else None
         if not self.never_overflows:
             self.candidates.add_block(block, is_newest_request=is_request)
@@ -220,6 +222,7 @@ class WindowBuilder:
         if block is not None:
             self._attach(block, message)
         elif message.answers.position > message.position:
+            # Order is that of the stream: several publishers may let a result come first.
             self._waiting.setdefault(key, []).append(message)
 
     def _attach(self, block: BlockView, message: Message) -> None:
@@ -286,7 +289,7 @@ class WindowBuilder:
                 kept.append(candidate)
                 continue
             self.apply(block, view, change)
-            if results_above is not None and view.was_softened:
+            if results_above is not None and view.may_become_line:
                 kept.append(candidate)
         self._put_back(queue, kept)
 
@@ -309,6 +312,7 @@ class WindowBuilder:
         self._put_back(queue, kept)
 
     def _put_back(self, queue: list[Candidate], kept: Sequence[Candidate]) -> None:
+        # After the step, not within it: it would find the same candidate again and again.
         for candidate in kept:
             heappush(queue, candidate)
         self.looked_at += len(kept)

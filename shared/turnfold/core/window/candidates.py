@@ -54,7 +54,7 @@ class TrimCandidates:
         """Every block of the open round; queued on first use."""
         start = max(self._queued_blocks, self._open_from)
         for block in self._blocks[start:]:
-            heappush(self._open_blocks, (block.queued_priority, block.position, block, block.head))
+            _push_block(self._open_blocks, block)
         self._queued_blocks = len(self._blocks)
         return self._open_blocks
 
@@ -88,9 +88,9 @@ class TrimCandidates:
         for block in closed.shown:
             if block.needs_its_round:
                 block.queued_priority = closed.priority
-            heappush(self.closed_blocks, (block.queued_priority, block.position, block, block.head))
+            _push_block(self.closed_blocks, block)
         for block in self._open_tool_blocks:
-            heappush(self.tool_blocks, (block.queued_priority, block.position, block, block.head))
+            _push_block(self.tool_blocks, block)
         self._open_tool_blocks.clear()
         self._open_blocks.clear()
         self._open_from = len(self._blocks)
@@ -107,6 +107,7 @@ class TrimCandidates:
             and message.reasoning_tokens * CHARACTERS_PER_REASONING_TOKEN
             > policy.reasoning_max_chars
         ):
+            # Not a candidate before the next request: the open round still needs its reasoning.
             self._with_new_reasoning.append(block)
         cap = policy.user_max_chars if message.role is Role.USER else policy.assistant_max_chars
         if cap and message.characters > cap:
@@ -127,9 +128,7 @@ class TrimCandidates:
             older = self._newest_tool_blocks.popleft()
             older.is_recent = False
             if older.in_round.is_closed:
-                heappush(
-                    self.tool_blocks, (older.queued_priority, older.position, older, older.head)
-                )
+                _push_block(self.tool_blocks, older)
             else:
                 self._open_tool_blocks.append(older)
 
@@ -151,13 +150,12 @@ class TrimCandidates:
         Its older entries stay in the queues. `WindowBuilder.apply_step` skips them.
         """
         block.queued_priority = priority
-        entry = (priority, block.position, block, block.head)
         if not block.in_round.is_closed:
-            heappush(self._open_blocks, entry)
+            _push_block(self._open_blocks, block)
             return
-        heappush(self.closed_blocks, entry)
+        _push_block(self.closed_blocks, block)
         if not block.is_recent:
-            heappush(self.tool_blocks, entry)
+            _push_block(self.tool_blocks, block)
         if priority > block.in_round.priority:
             self._raise_round(block.in_round, priority)
 
@@ -166,8 +164,12 @@ class TrimCandidates:
         for block in closed.shown:
             if block.needs_its_round:
                 block.queued_priority = priority
-                heappush(self.closed_blocks, (priority, block.position, block, block.head))
+                _push_block(self.closed_blocks, block)
 
 
 def _push(heap: list[Candidate], block: BlockView, view: MessageView) -> None:
     heappush(heap, (priority_of(view.message), view.message.position, block, view))
+
+
+def _push_block(queue: list[Candidate], block: BlockView) -> None:
+    heappush(queue, (block.queued_priority, block.position, block, block.head))

@@ -29,9 +29,11 @@ def trim_to_budget(window: WindowBuilder) -> None:
             if window.total <= window.limits.target_tokens:
                 break
             step(window, window.limits.target_tokens)
+        # Only down to the limit: room for what comes next is not worth a cut in what is protected.
         trim_protected(window)
     if window.size > window.limits.messages:
         window.fold_oldest(lambda: window.size <= window.limits.target_messages)
+        # The digest is a message, too.
         if window.size > window.limits.messages:
             window.shorten_digest(DigestForm.NONE)
 
@@ -241,6 +243,7 @@ def trim_for_emergency(window: WindowBuilder) -> None:
             for view in block.results:
                 if view is not None:
                     window.apply(block, view, lambda view: view.to_line(window.line_starts))
+    # Down to the limit, not to a target below it: no later window continues this one.
     limit = window.limits.tokens
     for step in (shorten_long_texts, preview_costly, cap_unseen_results, digest_pending):
         step(window, limit)

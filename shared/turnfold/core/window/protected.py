@@ -120,6 +120,8 @@ def _tell_nothing(window: WindowBuilder) -> None:
     window.shorten_digest(DigestForm.NONE)
 
 
+# Results go before the summary and an interrupted request, and the newest request is cut last. The
+# digest tells less where that suffices to keep a text, and nothing only if nothing else is left.
 PROTECTED_STEPS: Final[tuple[Callable[[WindowBuilder], None], ...]] = (
     _preview_unseen_arguments,
     _name_open_round_only,

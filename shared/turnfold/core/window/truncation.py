@@ -87,6 +87,7 @@ def cut_mark(cut: TextCut, omitted_lines: int) -> str:
     return f"\n[... {omitted_lines} lines, {cut.omitted_tokens} tokens left out ...]\n"
 
 
+# A mark costs the same whatever its numbers are, so that a cut is priced before it is made.
 _WIDEST = 999_999_999
 MARK_TOKENS: Final = SEAM_TOKENS + token_upper_bound(
     cut_mark(TextCut(0, 0, 0, _WIDEST, _WIDEST), _WIDEST)

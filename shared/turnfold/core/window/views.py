@@ -135,7 +135,7 @@ class MessageView:
         return self._offsets
 
     @property
-    def was_softened(self) -> bool:
+    def may_become_line(self) -> bool:
         """Whether its text was cut, and may still be replaced by one line."""
         return self.cut is not None and self.line is None
 

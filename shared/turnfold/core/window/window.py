@@ -265,6 +265,7 @@ def _cap(asked: WindowRequest) -> int:
 def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits:
     cap = _cap(asked)
     tokens = floor(cap / factor)
+    # Rounding up may bill a token more than the cap.
     while billed(tokens, factor) > cap:
         tokens -= 1
     tokens = max(0, tokens - asked.aside_tokens)

@@ -174,6 +174,7 @@ class WindowDigest:
             return 0
         if self.form is DigestForm.SHORT:
             return SHORT_DIGEST_TOKENS
+        # Upper bounds: the text is written only if the window is rendered.
         names = self._named.cost if self._named else 0
         if self.form is DigestForm.NAMES:
             return DIGEST_FRAME_TOKENS + COUNT_TOKENS + names

@@ -44,6 +44,7 @@ class BestValues:
                 self.tokens += value.tokens
             _, times, rank, _ = self._found.get(value.text, (0, 0, 0, 0))
             self._found[value.text] = (position, times + 1, max(rank, value.rank), value.tokens)
+        # Sorted once in a while, not at each message, so that the cost stays in proportion.
         if len(self._found) > 4 * self._most:
             best = sorted(self._found, key=self._order)[: 2 * self._most]
             self._found = {text: self._found[text] for text in best}

@@ -66,6 +66,7 @@ class OpenRoundCalls:
         ]
         if self._tokens <= self._room:
             return _counted([item.text for _, item in calls])
+        # Numbers take at most half of the room, however many tools there are: names matter more.
         groups = {name: _group_tokens(name, len(calls)) for name, _ in calls}
         room = self._room - min(sum(groups.values()), self._room // 2)
         newest = newest_within([item for _, item in calls], room)
