@@ -112,7 +112,7 @@ __all__ = [
     "run_subagent",
 ]
 
-# The services import this package too, and need none of these: each is loaded when somebody asks for it.
+# Loaded when first used: the services import this package too and need none of them.
 _LATER = {
     "counter": "turnfold.client.token_counter",
     "History": "turnfold.client.provider",

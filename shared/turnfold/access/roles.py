@@ -162,7 +162,7 @@ def configuration(keys: Sequence[Key]) -> str:
     clients = {name: members[0] for name, members in accounts.items() if name != SERVICES_ACCOUNT}
     return "\n".join(
         [
-            "# Written by `turnfold keys`: write it again instead of changing it, then `nats-server --signal reload`.",
+            "# Written by `turnfold keys`: do not edit. Then `nats-server --signal reload`.",
             "accounts {",
             *_account(
                 SERVICES_ACCOUNT,
@@ -205,7 +205,8 @@ def _exports(clients: Mapping[str, Key]) -> list[str]:
 
 def _imports(key: Key) -> list[str]:
     return [
-        f'{{ {export.kind}: {{ account: {SERVICES_ACCOUNT}, subject: "{export.imported_by(key)}" }}{", share: true" if export.share else ""} }}'
+        f"{{ {export.kind}: {{ account: {SERVICES_ACCOUNT}, "
+        f'subject: "{export.imported_by(key)}" }}{", share: true" if export.share else ""} }}'
         for export in _exports_to(key)
     ]
 
@@ -225,9 +226,12 @@ def _account(name: str, lists: Mapping[str, Iterable[str]], *more: str) -> list[
 
 def _user(key: Key, permissions: Permissions) -> str:
     # Keys are for clients: a leaf node could send headers with any identity.
-    allowed = f"publish: {json.dumps(permissions.publish)}, subscribe: {json.dumps(permissions.subscribe)}"
+    publish, subscribe = json.dumps(permissions.publish), json.dumps(permissions.subscribe)
     comment = key.role if key.agent_id is None else f"{key.role} {token_of(key.agent_id)}"
-    return f'{{ nkey: {key.key}, allowed_connection_types: ["STANDARD", "WEBSOCKET"], permissions: {{ {allowed} }} }} # {comment}'
+    return (
+        f'{{ nkey: {key.key}, allowed_connection_types: ["STANDARD", "WEBSOCKET"], '
+        f"permissions: {{ publish: {publish}, subscribe: {subscribe} }} }} # {comment}"
+    )
 
 
 _READS = tuple(f"{name}.*.*" for name in READS)

@@ -228,8 +228,8 @@ def server_warnings(client: Client) -> list[str]:
         )
     if client.max_payload < EVENT_BYTES:
         warnings.append(
-            f"the server takes {client.max_payload} bytes a message and events may have {EVENT_BYTES}; "
-            "set max_payload: 8MB"
+            f"the server takes {client.max_payload} bytes a message and events may have "
+            f"{EVENT_BYTES}; set max_payload: 8MB"
         )
     return warnings
 

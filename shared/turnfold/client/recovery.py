@@ -249,7 +249,7 @@ class ContextRecovery:
     async def _first_window(
         self, own: Sequence[dict[str, Any]], call_budget: CallBudget, compressor: Compressor
     ) -> tuple[CallBudget, Compressed]:
-        """Return the messages to send, and the budget: smaller if the service knows a smaller model.
+        """Return the messages to send and the budget, smaller if the service knows a smaller model.
 
         Raises:
             ContextOverflow: no valid list is that small.

@@ -168,9 +168,9 @@ class Session:
         5,000) until that event is stored. `known` is a window from an earlier call with the same
         options: it is returned itself if nothing has changed. With `format` "anthropic", messages
         have the shape of that API, and the system text is in `Window.system`. `as_of` returns an
-        earlier window: by summary version, message id or RFC 3339 time. `recall` chooses the earlier
-        messages to quote (`query`, `tokens`, `share`): by default those that matter for the newest
-        request, with False none.
+        earlier window: by summary version, message id or RFC 3339 time. `recall` chooses the
+        earlier messages to quote (`query`, `tokens`, `share`): by default those that matter for the
+        newest request, with False none.
 
         Raises:
             CannotFit: no valid window is that small. Retry with its `needed_tokens` or

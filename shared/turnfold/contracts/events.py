@@ -44,7 +44,7 @@ LIMIT_AT_MOST = 1_000_000_000
 
 
 class ReportedWindow(NamedTuple):
-    """The content of `usage.reported`: the size of a model's window, and whether a call exceeded it.
+    """The content of `usage.reported`: a model's window, and whether a call exceeded it.
 
     `limit_tokens` is the size that the provider named; None if it named none. `message_id` is the
     message that answered the call.

@@ -18,7 +18,7 @@ TURN_RETRACTED = "turn.retracted"
 EVENT_TYPES = (TURN_COMPLETED, TOOL_RESULT, USAGE_REPORTED)
 """The types of events that workers store."""
 STREAM_TYPES = (*EVENT_TYPES, TURN_RETRACTED)
-"""The types of events that the stream accepts; workers make dead letters of those they do not store."""
+"""The types of events that the stream accepts; types that are not stored become dead letters."""
 EVENTS_SUBJECTS = tuple(subject for name in STREAM_TYPES for subject in (name, f"{name}.>"))
 
 READS = (

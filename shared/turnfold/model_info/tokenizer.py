@@ -21,7 +21,8 @@ def load_counter() -> Callable[[str], int]:
     except ImportError as error:
         raise StartError("toktok is not installed; install turnfold[server]") from error
     # Its public functions start threads at each call, which costs more than most texts.
-    count_valid: Callable[[str], int] = toktok._encoding(NAME).count  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    encoding = toktok._encoding(NAME)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    count_valid: Callable[[str], int] = encoding.count
 
     def count(text: str) -> int:
         try:

@@ -75,7 +75,7 @@ def begin(service: str) -> None:
     """
     try:
         from opentelemetry import trace  # noqa: PLC0415  # loaded only if requested
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+        from opentelemetry.exporter.otlp.proto.http import trace_exporter  # noqa: PLC0415
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource  # noqa: PLC0415
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
@@ -91,7 +91,7 @@ def begin(service: str) -> None:
         provider = TracerProvider(
             resource=Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", service)})
         )
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        provider.add_span_processor(BatchSpanProcessor(trace_exporter.OTLPSpanExporter()))
     _recorder.tracer = provider.get_tracer("turnfold")
 
 
@@ -130,7 +130,12 @@ class _Recorded(Span):
         others: Sequence[str],
         attributes: Mapping[str, Any],
     ) -> None:
-        from opentelemetry.trace import Link, SpanKind, get_current_span, set_span_in_context  # noqa: PLC0415
+        from opentelemetry.trace import (  # noqa: PLC0415
+            Link,
+            SpanKind,
+            get_current_span,
+            set_span_in_context,
+        )
 
         context = None if parent is None else _context_of(parent)
         links = [Link(get_current_span(_context_of(other)).get_span_context()) for other in others]
@@ -181,6 +186,6 @@ def _context_of(parent: str) -> Any:
 
 
 def _propagator() -> Any:
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
+    from opentelemetry.trace.propagation import tracecontext  # noqa: PLC0415
 
-    return TraceContextTextMapPropagator()
+    return tracecontext.TraceContextTextMapPropagator()

@@ -326,7 +326,7 @@ class SearchedSession:
 
 @dataclass(frozen=True, slots=True)
 class Recollection:
-    """The chosen messages in the order of the choice, and the calls and results that belong to them.
+    """The chosen messages in the order of the choice, with their calls and results.
 
     `indexed_to` is the sequence up to which every message of the session is in the index; later
     ones were read, unless there were too many (`is_partial`).

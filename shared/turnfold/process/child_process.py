@@ -60,7 +60,7 @@ async def open_stream(
 
 
 def encode_message(message: Any) -> bytes:
-    """Return the body of a pickled message. Both processes run this program and trust each other."""
+    """Return a message pickled; both processes run this program and trust each other."""
     return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 
 

@@ -21,6 +21,8 @@ LOG_SECONDS = 2.0
 
 Progress = Callable[[], object | None]
 
+_current_frames = sys._current_frames  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
 
 @dataclass(slots=True)
 class _WatchedPart:
@@ -88,7 +90,7 @@ class Watchdog:
             last_beat = self._beat
             if checks >= CHECKS:
                 # The stack of the loop's thread says what blocks it.
-                frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+                frames = _current_frames()
                 self._end_process("the event loop", stack_lines(frames.get(loop_thread)))
                 return
 

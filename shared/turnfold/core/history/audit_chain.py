@@ -18,12 +18,12 @@ LOCAL = "local"
 
 
 def row_hash(prev_hash: str, row: Mapping[str, Any]) -> str:
-    """The hash of an audit row, given by its columns; see `seal`."""
+    """Return the hash of an audit row, given by its columns; see `seal`."""
     return seal(prev_hash, [row[name] for name in SEALED_FIELDS], row["actor"])
 
 
 def seal(prev_hash: str, values: Sequence[Any], actor: str) -> str:
-    """SHA-256 over the hash before and the values of the sealed fields, in their order, as canonical JSON.
+    """Return the SHA-256 of the previous hash and the sealed values, in order, as canonical JSON.
 
     `compaction_id` is an integer or null and `details` a JSON text, as in the table.
     """

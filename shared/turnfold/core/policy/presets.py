@@ -124,7 +124,8 @@ class Policy:
                 raise ValueError(f"{field.name} is {value}; a ratio is at most 1")
         if self.recall_share > MOST_RECALL_SHARE:
             raise ValueError(
-                f"recall_share is {self.recall_share}; recall takes at most {MOST_RECALL_SHARE} of a window"
+                f"recall_share is {self.recall_share}; "
+                f"recall takes at most {MOST_RECALL_SHARE} of a window"
             )
         if self.low_water_ratio == 0:
             raise ValueError("low_water_ratio is 0; a window needs some room")

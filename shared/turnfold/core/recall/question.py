@@ -24,8 +24,8 @@ LEAST_PREFIX: Final = 4
 """The shortest word form that is looked up by its beginning."""
 
 _ENDINGS: Final = (
-    ("ies", 2), ("sses", 2), ("ing", 3), ("edly", 3), ("ed", 3), ("ly", 3), ("ment", 4), ("ness", 4), ("ation", 4), ("er", 4),
-    ("es", 3), ("s", 3),
+    ("ies", 2), ("sses", 2), ("ing", 3), ("edly", 3), ("ed", 3), ("ly", 3), ("ment", 4),
+    ("ness", 4), ("ation", 4), ("er", 4), ("es", 3), ("s", 3),
 )  # fmt: skip
 """English endings, and how many letters must stand before them."""
 _SHORT_ENDINGS: Final = ("", "s", "e", "es", "ed", "er", "ing")

@@ -8,27 +8,33 @@ from typing import Final
 
 COMMON: Final = frozenset(
     """
-    a about above after again all already an and answer are arguments as ask assistant at be because been before below between
-    budget but by call called can cannot change changed characters code command content context conversation count cut data date
-    deleted details do document done each empty end error event example failed fetch fields file files first fits for found from
-    full get given had has have head here history how id image in input is it its key last later length less lines list live long
-    made message messages middle mode model more most name names new next no none not note nothing now number of off old older on
-    one only open or original other out output over page part parts path pending piece preview read reason removed request
-    response result results row rows same search section see seen sent session set short since size some start still stored such
-    summary system tail text than that the their them then there these they this those time to token tokens tool tools total turn
-    two type under up use used user value version view was were what when where which who why will window with without word words
-    write written yes yet you your
-    agent api app base book build case class client com config core create css customer db delete dev doc docs edit email env export
-    find flight folder go group home host hotel html http import index info io item items job js json lib load local lock log logs main
-    make map math md models module net object order org package port process product project py query re report run script scripts self
-    server service settings shared src state static store str sub support table target task team template test tests todo ts txt ui
-    update users util utils var weather web work worker zip
+    a about above after again all already an and answer are arguments as ask assistant at be because
+    been before below between budget but by call called can cannot change changed characters code
+    command content context conversation count cut data date deleted details do document done each
+    empty end error event example failed fetch fields file files first fits for found from full get
+    given had has have head here history how id image in input is it its key last later length less
+    lines list live long made message messages middle mode model more most name names new next no
+    none not note nothing now number of off old older on one only open or original other out output
+    over page part parts path pending piece preview read reason removed request response result
+    results row rows same search section see seen sent session set short since size some start still
+    stored such summary system tail text than that the their them then there these they this those
+    time to token tokens tool tools total turn two type under up use used user value version view
+    was were what when where which who why will window with without word words write written yes yet
+    you your
+    agent api app base book build case class client com config core create css customer db delete
+    dev doc docs edit email env export find flight folder go group home host hotel html http import
+    index info io item items job js json lib load local lock log logs main make map math md models
+    module net object order org package port process product project py query re report run script
+    scripts self server service settings shared src state static store str sub support table target
+    task team template test tests todo ts txt ui update users util utils var weather web work worker
+    zip
     """.split()
 )
-"""Words that are one token, small or capitalised, and with a space before them; with any sign before them at most two."""
+"""Words that are one token, also capitalized and with a space before; with a sign before, two."""
 
 BOUNDED = re.compile(
-    r"(?P<word>(?: |(?<![^\n0-9!-&(-/:-@[-`{-~])|(?<=[a-z])(?=[A-Z]))[A-Z]?[a-z]+(?=[^a-z'\u0080-\U0010ffff]|\Z))"
+    r"(?P<word>(?: |(?<![^\n0-9!-&(-/:-@[-`{-~])|(?<=[a-z])(?=[A-Z]))"
+    r"[A-Z]?[a-z]+(?=[^a-z'\u0080-\U0010ffff]|\Z))"
     r"|(?P<letters>[a-ilmnopr-wy]+)"
     r"|(?P<digits>(?<![^\x00-\x7f])[0-9]+(?![^\x00-\x7f]))"
     r"|(?P<spaces> +)"

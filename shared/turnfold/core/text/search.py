@@ -28,8 +28,10 @@ MOST_WORDS: Final = 100
 MOST_TERMS: Final = 24
 """The most terms of one index lookup; the rest is checked in the texts."""
 FEW_WORDS: Final = 12
-"""Words that each text is searched for one by one, in all its characters. Of a longer query the longest so many words tell the relevance,
-and a row of eastern characters is asked for by its pairs: then a text is read once, however many words there are."""
+"""The most words that each text is searched for one by one, in all its characters.
+
+Of a longer query, only this many of its longest words decide the relevance, and a row of CJK
+characters is searched by its pairs, so that a text is read once however many words there are."""
 MOST_PLACES: Final = 1_000
 """The most places in a text that are checked for the whole query as one value."""
 PREFIX_CHARACTERS: Final = 3
@@ -38,7 +40,8 @@ PREFIX_CHARACTERS: Final = 3
 _LONG_ENOUGH = 1_000.0
 
 WHOLE, VERBATIM, WORDS, BEGINNINGS = 3, 2, 1, 0
-"""How well a message answers: it holds the query as a value of its own, as a part of something, all its words, or words that begin so."""
+"""How well a message matches: it has the query as a whole value, as part of one, all of its words,
+or words that begin like them."""
 
 
 class Term(NamedTuple):

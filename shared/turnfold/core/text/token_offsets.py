@@ -86,7 +86,8 @@ class TokenOffsets:
         steps = []
         for point in range(1, len(self.offsets)):
             before = point - 1
-            step = f"{self.offsets[point] - self.offsets[before]}.{self.tokens[point] - self.tokens[before]}"
+            characters = self.offsets[point] - self.offsets[before]
+            step = f"{characters}.{self.tokens[point] - self.tokens[before]}"
             ends = self.line_ends[point] - self.line_ends[before]
             steps.append(f"{step}.{ends}" if ends else step)
         return " ".join(steps)
@@ -120,7 +121,7 @@ class TokenOffsets:
         """Return a beginning of at most `lines` lines; exact for 20, else the last may be cut."""
         if lines >= self.lines:
             return self._head(len(self.offsets) - 1)
-        # Only the end of the 20th line is a point for certain; another point may stand within the line that follows.
+        # Only the end of the 20th line is certainly a point; others may be within the next line.
         point = bisect_left(self.line_ends, lines) - (lines != HEAD_LINES)
         return self._head(max(0, point))
 

@@ -59,17 +59,20 @@ _MONTH_DAY = re.compile(
 _MEASURE_START = re.compile(r"[\d$€£¥￥]")
 _MEASURE = re.compile(
     r"(?:(?P<price>[$€£¥￥][ \u00a0]?\d+(?:,\d{3})*(?:\.\d+)?(?:[kKmM]\b)?)"
-    r"|(?<![A-Za-z0-9_.,:/-])(?P<time>\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:[ \u00a0]?[APap]\.?[Mm]\b\.?)?)(?![\w:])"
+    r"|(?<![A-Za-z0-9_.,:/-])(?P<time>\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?"
+    r"(?:[ \u00a0]?[APap]\.?[Mm]\b\.?)?)(?![\w:])"
     r"|(?<![A-Za-z0-9_.,:])(?P<calendar>(?:\d{2,4}年)?\d{1,2}月\d{1,2}[日号號]|\d{2,4}年(?:\d{1,2}月)?"
     r"|\d{1,2}[点點时時]\d{0,2}分?半?)"
-    r"|(?<![A-Za-z0-9_.,:])(?P<measure>\d+(?:,\d{3})*(?:\.\d+)?(?:[ \u00a0]?[-~～–][ \u00a0]?\d+(?:,\d{3})*(?:\.\d+)?)?"
+    r"|(?<![A-Za-z0-9_.,:])(?P<measure>\d+(?:,\d{3})*(?:\.\d+)?"
+    r"(?:[ \u00a0]?[-~～–][ \u00a0]?\d+(?:,\d{3})*(?:\.\d+)?)?"
     r"(?:[ \u00a0]?(?:%|％|percent\b|ms\b|milliseconds?\b|s\b|secs?\b|seconds?\b|mins?\b|minutes?\b"
     r"|h\b|hrs?\b|hours?\b|days?\b|weeks?\b|months?\b|years?\b"
     r"|[kKMGT]i?B\b|[kmgt]b\b|bytes?\b|px\b|kg\b|g\b|km\b|m\b|cm\b|mm\b|miles?\b|[GM]?Hz\b|rpm\b"
     r"|rps\b|tokens?\b|people\b|persons?\b|guests?\b|nights?\b"
     r"|rooms?\b|bags?\b|tickets?\b|replicas?\b|nodes?\b|workers?\b|USD\b|EUR\b|GBP\b|CNY\b|RMB\b"
     r"|JPY\b|dollars?\b|euros?\b|am\b|pm\b|AM\b|PM\b|a\.m\.|p\.m\.)"
-    r"|[ \u00a0]?(?:元|块|円|美元|人民币|人|位|名|个人|間|间|晚|泊|天|日間|小时|時間|分钟|分間|分|秒|周|週間|个月|ヶ月|岁|歳|公里|千米|米|斤|公斤"
+    r"|[ \u00a0]?(?:元|块|円|美元|人民币|人|位|名|个人|間|间|晚|泊|天|日間|小时|時間|分钟|分間|分"
+    r"|秒|周|週間|个月|ヶ月|岁|歳|公里|千米|米|斤|公斤"
     r"|度|次|回|倍|万|亿|億|层|楼|階|号线|路|楼))))"
 )
 _UNITS = (

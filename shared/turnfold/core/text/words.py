@@ -23,7 +23,7 @@ _FIRST = re.compile(r"[a-z0-9]+")
 _ASCII_WORD = "abcdefghijklmnopqrstuvwxyz0123456789"
 _BEFORE_EAST = "\u2fff"
 _IS_EAST = re.compile(rf"[{EAST}]")
-# A word with nothing but punctuation behind it is no value: it is passed over as an empty text, and most are such.
+# A word followed only by punctuation, as most are, is no value; it matches as an empty text.
 _VALUES = re.compile(
     r"[a-z0-9]++[.,:;?*=&]*+(?![a-z0-9_/\\@#~%+$€£¥￥-])|([a-z0-9_./\\:@#~%+*$€£¥=?&,;-]{2,})"
 )

@@ -89,8 +89,8 @@ class WindowAccount:
 class WindowPlan:
     """A window without texts: pinned message, summary, digests and blocks, in this order.
 
-    `tokens` and `budget_tokens` are in tokens of the session's model. `digest` tells of the messages
-    that are left out.
+    `tokens` and `budget_tokens` are in tokens of the session's model. `digest` describes the
+    messages that are left out.
     """
 
     pinned: Message | None

@@ -115,8 +115,8 @@ def _nothing_to_do(job: Job, job_input: JobInput, model: str | None) -> str | No
 
 
 async def _write(
-    job: Job, job_input: JobInput, model: str | None, store: JobStore, summarizer: Summarizer, writing: SummaryConfig, count: Count,
-    now_ms: Callable[[], int],
+    job: Job, job_input: JobInput, model: str | None, store: JobStore, summarizer: Summarizer,
+    writing: SummaryConfig, count: Count, now_ms: Callable[[], int],
 ) -> Outcome:  # fmt: skip
     asked, began_ms = summary_job(job, job_input, model, writing), now_ms()
     # While the model rests it is not asked, and what was evicted does not wait for it.

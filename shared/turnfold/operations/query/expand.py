@@ -28,7 +28,8 @@ async def expand(
     """
     if (request.entry is None) == (request.line is None):
         raise BadRequest(
-            "give entry or line: the place of an entry in the ledger, or of a line in the text, counted from 0"
+            "give entry or line: the place of an entry in the ledger, or of a line in the text, "
+            "counted from 0"
         )
     _, versions = await histories.versions(key, request.version)
     if not versions:

@@ -150,7 +150,7 @@ class Recall:
 
 
 def _chosen(session: SearchedSession, moment: RecallMoment) -> list[int]:
-    """Return the ordinals to read: the best matches, then the newest messages, while room is left."""
+    """Return the ordinals to read: the best matches, then the newest while room is left."""
     known = len(session.positions)
     left = moment.room - FRAME_TOKENS
     chosen: dict[int, None] = {}

@@ -1,4 +1,4 @@
-"""Tools for a model that looks things up in its own session: their definitions, and running them."""
+"""Tools with which a model looks things up in its own session: definitions and execution."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ _LATEST: Final = 2**62
 
 
 class ToolArguments(Request):
-    """The arguments of a tool; unknown ones are rejected, so that the model learns of its mistake."""
+    """The arguments of a tool; unknown ones are rejected, so that the model can correct itself."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -190,7 +190,8 @@ def _as_text(messages: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         if calls := body.get("tool_calls"):
             text = f"{text}\n{json.dumps(calls, ensure_ascii=False)}".strip()
         if len(text) > MESSAGE_CHARACTERS:
-            text = f"{text[:MESSAGE_CHARACTERS]} [{len(text) - MESSAGE_CHARACTERS} characters left out]"
+            omitted = len(text) - MESSAGE_CHARACTERS
+            text = f"{text[:MESSAGE_CHARACTERS]} [{omitted} characters left out]"
         line = defused(f"[{message_id}] {body.get('name') or body.get('role')}: {text}")
         if len(line) > left:
             lines.append(f"[{len(messages) - number} messages left out; ask for fewer at once]")

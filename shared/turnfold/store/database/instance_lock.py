@@ -131,10 +131,10 @@ def refuse_early_schema(revision: str | None) -> None:
     """
     if revision is not None and revision < FIRST_REVISION:
         raise StartError(
-            f"this database was made by an early release (schema {revision}) and cannot be upgraded:"
-            " start with an empty one. Its worker stores the events that the stream still holds;"
-            " older messages: save those of `GET …/history` from the early release to a file, then"
-            " publish it with `turnfold replay`"
+            f"this database was made by an early release (schema {revision}) and cannot be "
+            "upgraded: start with an empty one. Its worker stores the events that the stream still "
+            "holds; older messages: save those of `GET …/history` from the early release to a "
+            "file, then publish it with `turnfold replay`"
         )
 
 

@@ -32,7 +32,10 @@ FACTS = [
     )
 ] + [
     case(
-        (messages.c.role == literal_column("'user'"), func.substr(messages.c.body, 1, literal_column(str(BEGINNING_CHARACTERS)))),
+        (
+            messages.c.role == literal_column("'user'"),
+            func.substr(messages.c.body, 1, literal_column(str(BEGINNING_CHARACTERS))),
+        ),
     ).label("beginning")
 ]  # fmt: skip
 """What is known of a message without its text, in the order that `message_of` reads."""

@@ -166,7 +166,8 @@ class PreparedPairs:
     def _pairs(self, dialect: Dialect, length: int) -> str:
         if dialect.name == "postgresql":
             a, b = (kind.compile(dialect=dialect) for kind in self._kinds)
-            return f"SELECT * FROM unnest($1::{a}[], $2::{b}[])"  # noqa: S608  # names of types, not values
+            # Names of types, not values.
+            return f"SELECT * FROM unnest($1::{a}[], $2::{b}[])"  # noqa: S608
         return f"VALUES {', '.join(['(?, ?)'] * length)}"
 
 

@@ -276,8 +276,8 @@ _SESSIONS = select(
 _AUDIT = [
     audit.c[name]
     for name in (
-        "ordinal", "at_ms", "agent_id", "session_id", "compaction_id", "phase", "reason", "tokens_before", "tokens_after", "details",
-        "prev_hash", "hash", "actor",
+        "ordinal", "at_ms", "agent_id", "session_id", "compaction_id", "phase", "reason",
+        "tokens_before", "tokens_after", "details", "prev_hash", "hash", "actor",
     )
 ]  # fmt: skip
 DEAD = [

@@ -48,9 +48,9 @@ _ONE = select(literal_column("1").label("one")).subquery("one")
 _SESSION_COLUMNS = [
     sessions.c[name]
     for name in (
-        "model", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens", "factor", "version", "versions",
-        "compactions", "audit_rows", "audit_hash", "last_event_at_ms", "window_limits",
-        "asked_budgets",
+        "model", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens",
+        "factor", "version", "versions", "compactions", "audit_rows", "audit_hash",
+        "last_event_at_ms", "window_limits", "asked_budgets",
     )
 ]  # fmt: skip
 SUMMARY_COLUMNS = [

@@ -1,6 +1,7 @@
 """Render the sections of a summary as text: headings and their lines.
 
-Headings are in English, Chinese or Japanese. Summaries that a model wrote in the structured style are rendered by the same rules.
+Headings are in English, Chinese or Japanese. Summaries that a model wrote in the structured style
+are rendered by the same rules.
 """
 
 from collections.abc import Mapping, Sequence

@@ -124,7 +124,9 @@ def _separated(command: str) -> list[str]:
         elif command[position] == '"' and position >= unclosed_to:
             # If this quote is not closed, no quote up to `unclosed_to` is: looking again at each
             # of them would make the search quadratic.
-            unclosed_to = _OPENED_QUOTE.match(command, position).end()  # type: ignore[union-attr]  # it begins with the quote
+            # The text begins with the quote, so the expression always matches.
+            opened = _OPENED_QUOTE.match(command, position)
+            unclosed_to = opened.end()  # type: ignore[union-attr]
             end = unclosed_to + 1 if command.startswith('"', unclosed_to) else 0
         if end:
             position = end
