@@ -94,6 +94,7 @@ class Lane:
         """
         from turnfold_query.lane import wire  # noqa: PLC0415 - see above
 
+        # A turn per agent, so that one agent's long searches do not keep out the others.
         asker = await self._turns.take()
         process = self._process
         if process is None:

@@ -77,6 +77,7 @@ class IngestLoop:
 
     def _end_batch(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
+        # Also after an error: the watchdog wants to see that batches end.
         self._ended += 1
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("batch.crashed", exc_info=error)

@@ -223,6 +223,8 @@ def _digest(token: str) -> bytes:
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
     try:
+        # Time, size and inode: a file that was replaced within one tick of the clock is noticed,
+        # too.
         seen = path.stat()
     except OSError:
         return None

@@ -283,11 +283,13 @@ class PullConsumer:
         """Repeat requests that were lost with a server or a connection, and detect deletion."""
         connections = self._client.stats["reconnects"]
         is_new, self._connections = connections != self._connections, connections
+        # While a request is open, the server sends a heartbeat every two seconds.
         is_silent = self._asked > 0 and now - self._heard > SILENCE_SECONDS
         if is_new or is_silent:
             log.info("pull.retried", silent_seconds=round(now - self._heard, 1))
             self._asked_for(0, 0)
             self._heard = now
+        # Nothing is expected now, so the time does not count as silence.
         if self.activity is None:
             self._served_at = now
         if self._suspicion and await self._is_gone():

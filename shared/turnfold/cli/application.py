@@ -21,6 +21,7 @@ def application(arguments: Sequence[str] = ()) -> typer.Typer:
         help="Background compaction for LLM agents.",
         no_args_is_help=True,
         add_completion=False,
+        # A traceback with values of variables would show what users wrote.
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)

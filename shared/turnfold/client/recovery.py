@@ -118,6 +118,7 @@ class ContextRecovery:
         """Call the model with messages that fit; see the class for side effects and errors."""
         self.second_failure = None
         compressor = self._compressor or LadderCompressor(await load())
+        # Converted once: the agent's list may hold objects of its library.
         own = [message_json(message) for message in messages]
         call_budget = await self._call_budget(rest, compressor)
         call_budget, window = await self._first_window(own, call_budget, compressor)
@@ -235,11 +236,13 @@ class ContextRecovery:
             budget = min(call_budget.budget_tokens, sent_tokens)
             self._learned[call_budget.model] = max(budget * EMERGENCY_FIFTHS // 5, 1)
             return budget
+        # Providers count otherwise than we do. The failed call shows by how much.
         factor = counted / overflow.tokens if overflow.tokens else 1.0
         budget = int(
             call_budget.of_window(overflow.limit_tokens) * min(1.0, max(MIN_CORRECTION, factor))
         )
         budget = min(call_budget.budget_tokens, budget)
+        # Later windows may use the whole limit. Only this attempt has to be below what failed.
         self._learned[call_budget.model] = max(budget, 1)
         # A provider may name a limit above what it has just refused.
         return min(budget, sent_tokens)
@@ -257,6 +260,7 @@ class ContextRecovery:
         model = call_budget.model
         budget = ContextBudget(budget_tokens=call_budget.budget_tokens, model=model)
         window = await self._window(own, budget, compressor)
+        # What the agent's programmer set is not second-guessed.
         is_explicit = self._budget_tokens is not None or self._context_window is not None
         if self._reported_window is None or is_explicit:
             return call_budget, window

@@ -277,6 +277,8 @@ class Publisher:
             data,
             stream=self._stream,
             floor=pending.floor,
+            # The reply to an open batch decides whether the rest of it is sent, so it is always
+            # looked up.
             is_disturbed=opens_batch or self._is_disturbed,
             batch=batch,
         )

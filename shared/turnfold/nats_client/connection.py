@@ -241,6 +241,7 @@ class Replies:
     async def _listen(self) -> None:
         async with self._opening:
             if not self._prefix:
+                # Checked again under the lock: another request may have subscribed meanwhile.
                 prefix = self._client.new_inbox()
                 await self._client.subscribe(f"{prefix}.*", cb=self._on_reply)
                 self._prefix = prefix

@@ -264,6 +264,7 @@ class _System:
         if self._stop.is_set() or len(self._ready) < len(self._parts):
             return
         merged = {name: pid for spec in self._parts for name, pid in self._ready[spec.name].items()}
+        # A process that announces itself again has not changed anything for commands.
         if merged == self._last_pids:
             return
         self._last_pids = merged
@@ -294,6 +295,7 @@ class _System:
         """Stop the services while nats-server runs, then nats-server."""
         services = [child for child in self._children.values() if child.part.announces]
         await asyncio.gather(*(child.stop(seconds=SERVICE_STOP_SECONDS) for child in services))
+        # Last, because services acknowledge their last batches and close their connections.
         rest = [child for child in self._children.values() if not child.part.announces]
         await asyncio.gather(*(child.stop(seconds=NATS_STOP_SECONDS) for child in rest))
 

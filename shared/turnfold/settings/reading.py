@@ -77,6 +77,7 @@ def read_settings(
         }
         numbers |= layer.policy
         limits |= {name: _parse_limit(name, raw) for name, raw in layer.limits.items()}
+    # These two belong to the policy, although they have short names.
     values.pop("mode", None)
     values.pop("context_window", None)
     values["explicit_names"] = frozenset(values)

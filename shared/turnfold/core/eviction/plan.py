@@ -144,6 +144,7 @@ def plan_evictions(
         )
         if eviction is None:
             continue
+        # The factor takes force with the eviction, and knows the reports up to here.
         newest_seq = present.messages[-1].stream_seq
         factor = meter.learn(newest_seq, eviction.at_ms) if meter.learn else gauge.factor
         gauge = gauge.evicted(by_report=eviction.due.trigger is Trigger.USAGE, factor=factor)

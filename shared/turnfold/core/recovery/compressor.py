@@ -326,6 +326,7 @@ def _match_results(
 
 def _emergency_budget(tokens: int) -> int:
     """Return the budget of which an emergency window may take so many tokens."""
+    # Rounded up, so that three fifths of the result are enough.
     return -(-tokens * 5 // EMERGENCY_FIFTHS)
 
 

@@ -96,6 +96,7 @@ async def compact(
         async with _renewed(job, store, writing, now_ms):
             return await _write(job, job_input, model, store, summarizer, writing, count, now_ms)
     except LostLease:
+        # The rows that this worker still holds would otherwise wait for the end of their lease.
         await store.discard(job, now_ms=now_ms())
         return Discarded()
     except asyncio.CancelledError:
@@ -148,6 +149,7 @@ async def _write(
     )
     if draft.kind == "llm":
         calls, results = truncated(asked.sources)
+        # For the audit: a reader can tell what the model has not seen.
         made = replace(made, calls_truncated=calls, results_truncated=results)
     # Only what a model should have written is a stand-in.
     reason = reason if model is not None else None

@@ -49,6 +49,7 @@ async def _store(
                 )
                 for arrival in arrivals
             ]
+            # The dead letters themselves cannot be stored.
             if not letters:
                 raise
             return await store([], letters)

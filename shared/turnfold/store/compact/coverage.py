@@ -41,6 +41,7 @@ def _chain(*, while_extractive: bool = False) -> CTE:
     ]
     if while_extractive:
         below.append(start.c.kind == literal_column("'extractive'"))
+    # A version has one base, so no row repeats, and UNION would only sort.
     return start.union_all(select(*columns).where(*below))
 
 

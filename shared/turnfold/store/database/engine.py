@@ -178,12 +178,14 @@ class Database:
         """Create the engine for awaited statements; on SQLite read-only."""
         if not self.is_sqlite:
             url, arguments = split_ssl_options(self.url)
+            # One snapshot for all statements of a transaction that reads.
             options = {} if writes else {"isolation_level": "REPEATABLE READ"}
             return create_async_engine(
                 url,
                 connect_args=arguments,
                 pool_size=READERS,
                 max_overflow=0,
+                # A server that restarted has closed the connections of the pool.
                 pool_pre_ping=True,
                 **options,
             )
@@ -200,6 +202,7 @@ class Database:
     def _thread_engine(self, *, writes: bool) -> Engine:
         """Create the engine for our own threads, on SQLite."""
         url = (self.url if writes else self._read_only()).set(drivername="sqlite+pysqlite")
+        # More than the driver's 128: lists make one statement per length.
         arguments = {"timeout": BUSY_SECONDS, "check_same_thread": False, "cached_statements": 256}
         engine = create_engine(
             url,
@@ -263,9 +266,11 @@ def _prepare_sqlite(engine: Engine, *, writes: bool) -> None:
     settings = (
         [
             "journal_mode=WAL",
+            # An event is acknowledged after its commit, so the commit must survive a power cut.
             "synchronous=FULL",
             "cache_size=-65536",
             "wal_autocheckpoint=4000",
+            # Erased text is overwritten in the file.
             "secure_delete=ON",
         ]
         if writes

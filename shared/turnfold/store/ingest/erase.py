@@ -300,6 +300,7 @@ def _erase_letters(connection: Connection, key: SessionKey | AgentId) -> None:
         )
         is_of_key = or_(named, dead_letters.c.subject.in_(subjects))
     else:
+        # By subject too: an event that could not be read has no session that could be compared.
         begins = [
             dead_letters.c.subject.startswith(f"{kind}.{token_of(key)}.", autoescape=True)
             for kind in STREAM_TYPES

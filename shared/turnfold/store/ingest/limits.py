@@ -25,6 +25,7 @@ from turnfold.store.database.statements import BulkInsert, Prepared, SupportsSta
 
 ALWAYS_MS: Final = 1 << 62
 """Later than every event."""
+# Bounded, because a client may report as often as it likes, and each batch reads them.
 _REPORTS_AT_MOST: Final = 256
 
 INSERT_LIMITS = BulkInsert(reported_limits, ("sid", "stream_seq", "model", "limit_tokens", "at_ms"))

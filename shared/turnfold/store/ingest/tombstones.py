@@ -161,6 +161,7 @@ def _stored_before_erasure(
     digests = {
         arrival.stream_seq: digest_of(arrival.key.agent_id, arrival.event_id)
         for arrival in arrivals
+        # Events of agents that erased nothing need no digest.
         if arrival.key.agent_id in touched
     }
     known = {
