@@ -171,6 +171,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
             await broker.stop()
         await server.close()
         await listener.close()
+        await arrivals.close()
         await cancel_and_wait(sending)
         log.info("query.stopped")
 

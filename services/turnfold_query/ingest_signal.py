@@ -6,6 +6,7 @@ import math
 from collections.abc import Awaitable, Callable
 
 from turnfold.errors import Unavailable
+from turnfold.process.tasks import cancel_and_wait
 
 LOOK_SECONDS = 0.05
 """Polling interval while requests wait for events, in case a signal was lost."""
@@ -66,6 +67,11 @@ class NatsIngestSignal:
                     await waiter
         finally:
             del self._waiting[waiter]
+
+    async def close(self) -> None:
+        """Stop reading. Requests that still wait reach their own time limits."""
+        if self._poller is not None:
+            await cancel_and_wait(self._poller)
 
     async def _poll(self) -> None:
         """Read the ingested sequence on each signal and interval, as long as a request waits."""

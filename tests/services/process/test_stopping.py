@@ -1,11 +1,17 @@
 """Services stop on a signal even if their database hangs."""
 
+import asyncio
 from pathlib import Path
 from signal import SIGTERM
 
 from tests.postgres import Postgres
 from tests.running_system import running_parts, wait_until
+from tests.store_fixtures import new_postgres
 from turnfold.client import connect
+from turnfold.process.tasks import cancel_and_wait
+from turnfold.store.database.engine import Database
+from turnfold.store.query.window import SqlWindowStore
+from turnfold_query.ingest_signal import NatsIngestSignal
 
 
 async def test_services_stop_while_their_database_server_hangs(
@@ -29,3 +35,28 @@ async def test_services_stop_while_their_database_server_hangs(
         async with parts.running("worker") as another, parts.running("query"):
             await wait_until(lambda: another.is_ready, told=parts.words)
             assert len((await session.context()).messages) == 1
+
+
+async def test_a_query_service_gives_up_reading_a_sequence_from_a_server_that_hangs(
+    postgres: Postgres,
+) -> None:
+    database = Database(await new_postgres(postgres), writes=False)
+    windows, is_reading = SqlWindowStore(database), asyncio.Event()
+
+    async def ingested_to() -> int:
+        is_reading.set()
+        return await windows.ingested_to()
+
+    await windows.ingested_to()
+    arrivals = NatsIngestSignal(ingested_to)
+    with postgres.frozen():
+        waiting = asyncio.create_task(arrivals.reached(1, 60))
+        await is_reading.wait()
+        await cancel_and_wait(waiting)
+
+        async with asyncio.timeout(60):
+            await arrivals.close()
+            await database.close()
+
+    left = [task for task in asyncio.all_tasks() if task.get_name() == "arrivals"]
+    assert left == []
