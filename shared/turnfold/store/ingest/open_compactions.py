@@ -183,8 +183,8 @@ class CompactionOpener:
         self._rows.append(
             (
                 compaction_id, session.sid, session.compactions, *_trigger_columns(due.trigger),
-                "pending", due.budget_tokens, evicted[0].position, evicted[-1].position, len(evicted),
-                all_tokens, before, eviction.at_ms + SUMMARY_DELAY_MS, eviction.at_ms,
+                "pending", due.budget_tokens, evicted[0].position, evicted[-1].position,
+                len(evicted), all_tokens, before, eviction.at_ms + SUMMARY_DELAY_MS, eviction.at_ms,
                 eviction.at_ms, trace, self._journal.asked_by,
             )
         )  # fmt: skip

@@ -24,8 +24,9 @@ KNOWN_AT_HAND = 2_048
 State = tuple[Any, ...]
 """The columns `CHANGING_COLUMNS` of a live message.
 
-A position belongs to one message forever, and everything else that is stored of a live message never
-changes. A message that was read in a state is therefore valid whenever that state is found again.
+A position belongs to one message forever, and everything else that is stored of a live message
+never changes. A message that was read in a state is therefore valid whenever that state is found
+again.
 """
 
 

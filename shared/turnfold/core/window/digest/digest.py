@@ -157,7 +157,7 @@ class WindowDigest:
         return compaction is not None and compaction.digest_tokens > 0
 
     def _calls_of(self, in_round: RoundView) -> OpenRoundCalls:
-        """Return the named calls of the open round; those of the round before it count as earlier."""
+        """Return the named calls of the open round; those of the round before are earlier ones."""
         if self._named is None or self._named.in_round is not in_round:
             self._named = OpenRoundCalls(in_round, self._names_room)
             self._earlier.include_named_calls()

@@ -72,8 +72,8 @@ _OPEN_ROWS = Prepared(
             compactions.c[name]
             for name in (
                 "compaction_id", "status", "fence", "attempts", "lease_until_ms",
-                "next_attempt_at_ms", "first_position", "trigger", "is_by_budget", "budget_tokens", "wanted",
-                "tokens_evicted", "trace",
+                "next_attempt_at_ms", "first_position", "trigger", "is_by_budget", "budget_tokens",
+                "wanted", "tokens_evicted", "trace",
             )
         )
     )

@@ -2,8 +2,8 @@
 
 Rows of a session refer to `sessions.sid`, so that equal session ids of two agents never share a
 row. Positions are those of `turnfold.messages.position_of`. Times are milliseconds since 1970, UTC,
-taken from the stream. The package imports all of its modules, so that `metadata` is complete wherever a
-table is imported.
+taken from the stream. The package imports all of its modules, so that `metadata` is complete
+wherever a table is imported.
 """
 
 from turnfold.store.database.schema.compactions import (
