@@ -118,7 +118,6 @@ class ContextRecovery:
         """Call the model with messages that fit; see the class for side effects and errors."""
         self.second_failure = None
         compressor = self._compressor or LadderCompressor(await load())
-        # Converted once: the agent's list may hold objects of its library.
         own = [message_json(message) for message in messages]
         call_budget = await self._call_budget(rest, compressor)
         call_budget, window = await self._first_window(own, call_budget, compressor)

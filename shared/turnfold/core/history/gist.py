@@ -100,7 +100,7 @@ def _of_calls(encoded: str) -> Gist:
 def _stated(beginning: str) -> Iterator[RankedValue]:
     """Yield the best values of a text of a user. `beginning` is that of its JSON, cut anywhere."""
     # A cut leaves no valid JSON, but each string in it is complete up to its last escape.
-    text = "\n".join([json.loads(f'"{found[1]}"') for found in _TEXT.finditer(beginning)])
+    text = "\n".join([json.loads(f'"{match[1]}"') for match in _TEXT.finditer(beginning)])
     ranked = [
         (value, RANK_BY_USER + KIND_WEIGHTS[value.kind]) for value in values_in(printable(text))
     ]
