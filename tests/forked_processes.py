@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -45,6 +46,9 @@ def service(name: str, environ: Mapping[str, str], stdin: Connection, out: Path,
     os.setpgid(0, 0)
     os.dup2(stdin.fileno(), 0)
     _become(environ, out, err, "ab")
+    if "PYTHONPATH" in environ:
+        # Another release than the one that is loaded here.
+        os.execve(sys.executable, [sys.executable, "-P", "-m", "turnfold.cli", name], os.environ)
     turnfold.cli.main([name])
 
 
