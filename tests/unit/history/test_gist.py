@@ -93,3 +93,15 @@ def test_markup_in_values_and_openings_is_defused() -> None:
 
     assert gist.opening is not None
     assert "<system>" not in gist.opening.text + "".join(value.text for value in gist.values)
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_the_gist_of_content_in_parts_has_the_size_of_its_text_without_images(role: str) -> None:
+    """F2: only the text is recalled, and an image counts as much as many sentences."""
+    image = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    parts = [{"type": "text", "text": "Look at"}, image, {"type": "text", "text": "my dog."}]
+    message = history([{"role": role, "content": parts}]).stored.messages[0]
+
+    assert gist_of(message).text_tokens == counter()("Look at\nmy dog.")
+    assert message.tokens > 1_000
+    assert of(user("Look at my dog.")).text_tokens is None

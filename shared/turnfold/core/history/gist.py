@@ -51,25 +51,30 @@ class RankedValue(NamedTuple):
 class Gist(NamedTuple):
     """The beginning of a message's text, its first calls, and its best exact values.
 
-    `opening` is None for a message without text. `calls` are in call order.
+    `opening` is None for a message without text. `calls` are in call order. `text_tokens` is the
+    size of the text alone, for content in parts, whose images count too; otherwise None.
     """
 
     opening: Item | None = None
     calls: tuple[Item, ...] = ()
     values: tuple[RankedValue, ...] = ()
+    text_tokens: int | None = None
 
 
 NOTHING: Final = Gist()
 
 
-def encode_opening(opening: Item) -> str:
+def encode_opening(opening: Item, text_tokens: int | None = None) -> str:
     """Return the stored gist of a user's message."""
-    return f"{opening.tokens} {opening.text}"
+    parts = "" if text_tokens is None else f"/{text_tokens}"
+    return f"{opening.tokens}{parts} {opening.text}"
 
 
-def encode_calls(calls: Iterable[Item], values: Iterable[RankedValue]) -> str:
-    """Return the stored gist of an assistant's message with calls."""
-    return _ENCODER.encode([list(calls), list(values)])
+def encode_calls(
+    calls: Iterable[Item], values: Iterable[RankedValue], text_tokens: int | None = None
+) -> str:
+    """Return the stored gist of an assistant's message with calls, or with content in parts."""
+    return _ENCODER.encode([list(calls), list(values), text_tokens])
 
 
 def gist_of(message: Message) -> Gist:
@@ -83,17 +88,24 @@ def gist_of(message: Message) -> Gist:
 
 @lru_cache(maxsize=4_096)
 def _of_user(encoded: str, beginning: str) -> Gist:
-    tokens, _, opening = encoded.partition(" ")
-    return Gist(Item(opening, int(tokens)), (), tuple(_stated(beginning)))
+    sizes, _, opening = encoded.partition(" ")
+    tokens, _, text_tokens = sizes.partition("/")
+    return Gist(
+        Item(opening, int(tokens)),
+        (),
+        tuple(_stated(beginning)),
+        int(text_tokens) if text_tokens else None,
+    )
 
 
 @lru_cache(maxsize=4_096)
 def _of_calls(encoded: str) -> Gist:
-    calls, values = json.loads(encoded)
+    calls, values, text_tokens = json.loads(encoded)
     return Gist(
         None,
         tuple([Item(*call) for call in calls]),
         tuple([RankedValue(*value) for value in values]),
+        text_tokens,
     )
 
 

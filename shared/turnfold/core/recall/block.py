@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from turnfold.core.history.gist import gist_of
 from turnfold.core.text.markers import defused, markers_in
 from turnfold.core.text.tokens import MESSAGE_TOKENS, text_of, token_upper_bound
 from turnfold.messages import Message, MessageId, place_of_slot
@@ -185,12 +186,13 @@ class _BlockWriter:
     def _tokens(self, recalled: RecalledMessage, text: str) -> int:
         """Return an upper bound of a message's tokens in the block.
 
-        Its stored count contains its images, of which only the text is told: content in parts is
-        counted again. The overhead of each of its calls stands for `called` and the line end.
+        Its stored count contains its images, of which only the text is told; the gist has the size
+        of that. The overhead of each of its calls stands for `called` and the line end.
         """
         tokens = recalled.message.tokens - recalled.message.reasoning_tokens - MESSAGE_TOKENS
         if isinstance(recalled.body.get("content"), list):
-            tokens = min(tokens, token_upper_bound(text))
+            known = gist_of(recalled.message).text_tokens if not recalled.message.calls else None
+            tokens = min(tokens, token_upper_bound(text) if known is None else known)
         speaker = self._speaker(recalled)
         is_role = speaker == recalled.message.role.value
         speaker_tokens = 1 if is_role else token_upper_bound(speaker)

@@ -28,23 +28,31 @@ MOST_CALLS: Final = 32
 
 
 def write_gist(body: Json, calls: Sequence[ToolCall], count: Count) -> str:
-    """Return the gist of a chat message, encoded; empty unless a user or an assistant's calls.
+    """Return the gist of a chat message, encoded; empty if there is nothing to tell.
 
     `calls` are those of its calls that may be sent.
     """
     role = body.get("role")
+    if role not in ("user", "assistant"):
+        return ""
+    text_tokens = count(text_of(body)) if isinstance(body.get("content"), list) else None
     if role == "user":
-        return _gist_of_user(text_of(body), count)
-    return _gist_of_calls(body, calls[:MOST_CALLS], count) if role == "assistant" and calls else ""
+        return _gist_of_user(text_of(body), text_tokens, count)
+    if not calls and text_tokens is None:
+        return ""
+    return _gist_of_calls(body, calls[:MOST_CALLS], text_tokens, count)
 
 
-def _gist_of_user(text: str, count: Count) -> str:
+def _gist_of_user(text: str, text_tokens: int | None, count: Count) -> str:
     # Only the beginning is read: every message of every user passes here.
     opening = defused(clip(printable(text[: 4 * OPENING_CHARACTERS]), OPENING_CHARACTERS))
-    return encode_opening(Item(opening, _tokens(opening, count))) if opening else ""
+    item = Item(opening, _tokens(opening, count))
+    return encode_opening(item, text_tokens) if opening else ""
 
 
-def _gist_of_calls(body: Json, calls: Sequence[ToolCall], count: Count) -> str:
+def _gist_of_calls(
+    body: Json, calls: Sequence[ToolCall], text_tokens: int | None, count: Count
+) -> str:
     arguments = [_arguments(body, call) for call in calls]
     call_texts = [
         call_text(call.name, printable(main_argument(argument)))
@@ -59,6 +67,7 @@ def _gist_of_calls(body: Json, calls: Sequence[ToolCall], count: Count) -> str:
     return encode_calls(
         [Item(text, _tokens(text, count)) for text in call_texts],
         [RankedValue(text, _tokens(text, count), rank) for text, rank in values],
+        text_tokens,
     )
 
 
