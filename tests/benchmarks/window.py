@@ -35,8 +35,8 @@ from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import Policy
 from turnfold.core.recovery.compressor import LadderCompressor
 from turnfold.core.summary.gist import write_gist
+from turnfold.core.text.caches import forget_texts
 from turnfold.core.text.tokens import count_message as measure_message
-from turnfold.core.window import truncation as forms
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.window import WindowRequest, budget_of, build_window, plan, to_plan
 from turnfold.errors import CannotFit
@@ -206,7 +206,7 @@ def after_evictions(session: History, policy: Policy) -> History:
 
 def seconds(build: Callable[[], object]) -> float:
     """How long it takes with nothing remembered."""
-    forms.forget_offsets()
+    forget_texts()
     began = time.perf_counter()
     build()
     return time.perf_counter() - began

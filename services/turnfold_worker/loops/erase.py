@@ -9,6 +9,7 @@ import nats.errors
 
 from turnfold.bus.asking import ask_jetstream
 from turnfold.contracts.subjects import ERASED, EVENTS_STREAM, INGESTED
+from turnfold.core.text.caches import forget_texts
 from turnfold.errors import Unavailable
 from turnfold.ports.admin import ErasureStore
 from turnfold_worker.context import WorkerContext, now_ms
@@ -49,6 +50,7 @@ class ErasureRunner(PollingLoop):
             await self._store.purged(sequences)
             self._must_tidy = True
         if self._must_tidy:
+            forget_texts()
             with contextlib.suppress(nats.errors.Error):
                 # Query servers clear their caches.
                 await self._client.publish(INGESTED, ERASED)

@@ -9,9 +9,9 @@ takes longer than all else that ingest does with a short message.
 import json
 import re
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from typing import Final, NamedTuple
 
+from turnfold.core.text.caches import cached_text
 from turnfold.core.text.estimates import token_upper_bound
 from turnfold.core.text.lines import printable
 from turnfold.core.text.markers import defused
@@ -86,7 +86,7 @@ def gist_of(message: Message) -> Gist:
     return _of_calls(message.gist)
 
 
-@lru_cache(maxsize=4_096)
+@cached_text(4_096)
 def _of_user(encoded: str, beginning: str) -> Gist:
     sizes, _, opening = encoded.partition(" ")
     tokens, _, text_tokens = sizes.partition("/")
@@ -98,7 +98,7 @@ def _of_user(encoded: str, beginning: str) -> Gist:
     )
 
 
-@lru_cache(maxsize=4_096)
+@cached_text(4_096)
 def _of_calls(encoded: str) -> Gist:
     calls, values, text_tokens = json.loads(encoded)
     return Gist(
@@ -131,13 +131,6 @@ def best_values(ranked: Iterable[tuple[Value, int]]) -> Iterator[tuple[str, int]
         yield text, ranks[text]
 
 
-def forget_gists() -> None:
-    """Clear the cache of gists. Results do not change."""
-    _of_user.cache_clear()
-    _of_calls.cache_clear()
-    _bounded.cache_clear()
-
-
 def calls_told(message: Message) -> list[Item]:
     """Return each call of a message as tool and main argument, in call order."""
     known = gist_of(message).calls
@@ -160,6 +153,6 @@ def _without_gist(call: ToolCall) -> Item:
     return _bounded(call_text(call.name, call.path or ""))
 
 
-@lru_cache(maxsize=1_024)
+@cached_text(1_024)
 def _bounded(text: str) -> Item:
     return Item(text, SEAM_TOKENS + token_upper_bound(SEPARATOR + text))

@@ -4,9 +4,9 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+from turnfold.core.text.caches import cached_text
 from turnfold.core.text.tokens import text_of
 from turnfold.messages import Message, Priority, UnrankedMessage
 
@@ -209,7 +209,7 @@ SHELLS: Final = frozenset(
 )
 
 
-@lru_cache(maxsize=1_024)
+@cached_text(1_024)
 def _words(name: str) -> frozenset[str]:
     return frozenset(word.lower() for word in WORD.findall(name))
 
@@ -282,7 +282,7 @@ LOOKING = re.compile(
 NOTHING_SEEN = re.compile(r"\s*(?:cd(?![\w-])|true|echo(?![\w-])|printf(?![\w-])|\Z)")
 
 
-@lru_cache(maxsize=256)
+@cached_text(256)
 def _command_looks(command: str) -> bool:
     """Return whether all parts of a shell command only read, and there is at least one."""
     # A substitution may run anything.

@@ -3,8 +3,9 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Final
+
+from turnfold.core.text.caches import cached_text
 
 COMMON: Final = frozenset(
     """
@@ -70,7 +71,7 @@ def _bounds(text: str) -> Iterator[int]:
             yield len(piece.encode("utf-8", "surrogatepass"))
 
 
-@lru_cache(maxsize=8_192)
+@cached_text(8_192)
 def _word_bound(word: str) -> int:
     return 1 if word.lstrip(" ").lower() in COMMON else _spelled(word)
 

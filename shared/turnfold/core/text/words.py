@@ -3,8 +3,9 @@
 import re
 import unicodedata
 from collections.abc import Iterator
-from functools import lru_cache
 from hashlib import blake2b
+
+from turnfold.core.text.caches import cached_text
 
 EAST = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 """Characters of languages without spaces between words, for a regular expression class."""
@@ -130,7 +131,7 @@ def _marked(value: str) -> str:
     return f"y{blake2b(value.encode('utf-8', 'surrogatepass'), digest_size=6).hexdigest()}"
 
 
-_short_mark = lru_cache(maxsize=4_096)(_marked)
+_short_mark = cached_text(4_096)(_marked)
 """Cached, because a session names the same paths and numbers again and again."""
 
 

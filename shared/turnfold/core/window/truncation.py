@@ -1,9 +1,9 @@
 """The forms of a message in a window, and the tokens of each form."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Final, NamedTuple
 
+from turnfold.core.text.caches import cached_text
 from turnfold.core.text.markers import defused
 from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.tokens import CALL_TOKENS, MESSAGE_TOKENS, token_upper_bound
@@ -29,18 +29,13 @@ def offsets_of(message: Message) -> TokenOffsets | None:
     return _offsets(message.cuts) if message.cuts else None
 
 
-@lru_cache(maxsize=2_048)
+@cached_text(2_048)
 def _offsets(cuts: str | UncountedText) -> TokenOffsets:
     return (
         TokenOffsets.of(cuts.text, cuts.counter)
         if isinstance(cuts, UncountedText)
         else TokenOffsets.parse(cuts)
     )
-
-
-def forget_offsets() -> None:
-    """Clear the cache of token offsets. Results do not change."""
-    _offsets.cache_clear()
 
 
 class TextCut(NamedTuple):
@@ -247,4 +242,4 @@ def call_tokens_within(call: ToolCall, arguments: int) -> int:
 
 USUAL_NAME: Final = 128
 """Token bounds of longer names are not cached. There are few tools, and each is called often."""
-_usual_name_tokens = lru_cache(maxsize=1_024)(token_upper_bound)
+_usual_name_tokens = cached_text(1_024)(token_upper_bound)

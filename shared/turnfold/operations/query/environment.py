@@ -5,12 +5,11 @@ from dataclasses import dataclass, field, replace
 
 from turnfold.cache import LRUCache
 from turnfold.contracts.hints import BudgetHint
-from turnfold.core.history.gist import forget_gists
 from turnfold.core.policy.presets import Policy
+from turnfold.core.text.caches import forget_texts
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.window import WindowAccount, WindowRequest
 from turnfold.operations.query.recall import Recall
-from turnfold.operations.query.replies import prepared_summary
 from turnfold.ports.ingest import PolicyResolver
 
 BUILDERS_BYTES = 16_000_000
@@ -64,10 +63,9 @@ class QueryEnvironment:
         """Remove all text from memory, because something was erased."""
         self.builders.clear()
         self.replies.clear()
-        forget_gists()
+        forget_texts()
         if self.recall is not None:
             self.recall.clear_caches()
-        prepared_summary.cache_clear()
 
     def cached_reply(self, etag: str, *, is_fresh: bool) -> ContextReply | None:
         """Return the reply to the same request in the same state, if it is cached."""

@@ -3,9 +3,9 @@
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
+from turnfold.core.text.caches import cached_text
 from turnfold.core.text.markers import defused
 from turnfold.core.window.framing import SummarySize, measure_summary
 from turnfold.core.window.rendering.render import Rendered
@@ -22,7 +22,7 @@ class _PreparedSummary:
     as_json: str
 
 
-@lru_cache(maxsize=128)
+@cached_text(128)
 def prepared_summary(summary: StoredSummary) -> _PreparedSummary:
     """Prepare a version for windows. Cached, because a version never changes."""
     ledger = tuple(json.loads(summary.ledger))

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
+from turnfold.core.text.caches import cached_text
 from turnfold.core.text.json_text import json_text
 from turnfold.core.text.markers import defused
 from turnfold.core.text.tokens import Count, lines_of, text_of, token_upper_bound
@@ -244,13 +244,13 @@ def _appended(body: str, text: str) -> str:
     return json_text(message)
 
 
-@lru_cache(maxsize=128)
+@cached_text(128)
 def _defused(text: str, ledger: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """Escape the text and ledger of a version. Cached, because all its windows show the same."""
     return defused(text), tuple([defused(entry) for entry in ledger])
 
 
-@lru_cache(maxsize=128)
+@cached_text(128)
 def digest_message(digest: DigestText, digests: tuple[str, ...] = ()) -> str:
     """Return the message with a digest. Cached, because it repeats until the next trim."""
     if not digest.is_framed:
