@@ -162,8 +162,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         _tune_interpreter()
         announcement.open(lane.pid)
         log.info("query.started", pid=os.getpid(), port=http_address[1])
-        stopped = asyncio.create_task(stop.wait())
-        await asyncio.wait([stopped, listener.ended], return_when=asyncio.FIRST_COMPLETED)
+        await _stopped(stop, listener.ended)
     finally:
         # In this order: no new connections, no new requests, then the end of the running ones.
         listener.refuse()
@@ -174,6 +173,12 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         await arrivals.close()
         await cancel_and_wait(sending)
         log.info("query.stopped")
+
+
+async def _stopped(stop: asyncio.Event, listener_ended: asyncio.Task[None]) -> None:
+    """Wait until the service is told to stop, or HTTP has ended by itself."""
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([stopping, listener_ended], return_when=asyncio.FIRST_COMPLETED)
 
 
 def _broker(settings: Settings, server: QueryServer, names: Iterable[str]) -> Broker:
