@@ -10,7 +10,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from turnfold.core.history.gist import BEGINNING_CHARACTERS
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.core.summary.gist import write_gist
 from turnfold.core.text.tokens import MessageTokens, count_message, text_of
@@ -144,9 +143,7 @@ def history(
                 cuts=measured.cuts,
                 compaction_id=ROW if one.is_pending else None,
                 gist=gist,
-                beginning=bodies[position][:BEGINNING_CHARACTERS]
-                if one.body["role"] == "user"
-                else "",
+                said=bodies[position] if gist and gist[0] != "[" else "",
             )
         )
     paired = answered(messages, [one.body for one in entries])

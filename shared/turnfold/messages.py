@@ -151,8 +151,11 @@ class Message:
     compaction_id: CompactionId | None = None
     is_error: bool = False
     gist: str = ""
-    beginning: str = ""
-    """The parts of a message that a digest may tell; see `turnfold.core.history.gist`."""
+    said: str = ""
+    """The parts of a message that a digest may tell; see `turnfold.core.history.gist`.
+
+    `said` is the JSON body of a short message of a user, of which the gist has only the opening.
+    """
 
     @property
     def message_id(self) -> MessageId:

@@ -187,7 +187,10 @@ async def test_a_window_of_the_past_is_read_by_key_and_no_text_but_those_it_show
     plans = watched.plans()
     assert watched.scans() == []
     assert "ix_messages_live (sid=? AND position<?)" in watched.steps()
-    assert all("position IN" in sql for _, sql in plans if "messages.body" in sql)
+    short = "CASE WHEN (substr(messages.gist, ?, ?) != '[') THEN messages.body END"
+    texts = [sql for _, sql in plans if "messages.body" in sql.replace(short, "")]
+    assert texts
+    assert all("position IN" in sql for sql in texts)
 
 
 @pytest.mark.proves("L8")

@@ -1,13 +1,12 @@
 """The gist of a message: what a digest may tell of it without its whole text.
 
 Ingest writes what needs a token counter, and stores it beside the message: the opening of what a
-user wrote, and the calls of an assistant with their exact values. Windows read it when they leave
-the message out. The exact values of a user's text are found then, in its beginning: to find them
-takes longer than all else that ingest does with a short message.
+user wrote, and the calls of an assistant, with their exact values. Windows read it when they leave
+the message out. The exact values of a short text of a user are found then, in its body: to find
+them takes longer than all else that ingest does with a short message.
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
@@ -15,19 +14,18 @@ from turnfold.core.text.caches import cached_text
 from turnfold.core.text.estimates import token_upper_bound
 from turnfold.core.text.lines import printable
 from turnfold.core.text.markers import defused
+from turnfold.core.text.tokens import text_of
 from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_USER, Value, values_in
-from turnfold.messages import Message, Role, ToolCall
+from turnfold.messages import Message, ToolCall
 
 NAME_CHARACTERS: Final = 64
 ARGUMENT_CHARACTERS: Final = 80
 MOST_VALUES: Final = 6
 VALUE_CHARACTERS: Final = 120
-BEGINNING_CHARACTERS: Final = 1_000
-"""How much of the stored body of a user's message is read for its values."""
+SHORT_CHARACTERS: Final = 1_000
+"""Up to this length, the values of a user's text are found when they are needed."""
 
 SEPARATOR: Final = ", "
-# Without a possessive repeat: before 3.11.3 a group in one may capture too much.
-_TEXT: Final = re.compile(r'"(?:content|text)"\s*:\s*"((?:[^"\\]|\\(?:[^u]|u[0-9a-fA-F]{4}))*)')
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 SEAM_TOKENS: Final = 1
 """The most tokens that joining adds to each item of a list."""
@@ -64,61 +62,52 @@ class Gist(NamedTuple):
 NOTHING: Final = Gist()
 
 
-def encode_opening(opening: Item, text_tokens: int | None = None) -> str:
-    """Return the stored gist of a user's message."""
-    parts = "" if text_tokens is None else f"/{text_tokens}"
-    return f"{opening.tokens}{parts} {opening.text}"
+def encode_short(opening: Item) -> str:
+    """Return the stored gist of a short text of a user: its opening alone."""
+    return f"{opening.tokens} {opening.text}"
 
 
-def encode_calls(
-    calls: Iterable[Item], values: Iterable[RankedValue], text_tokens: int | None = None
-) -> str:
-    """Return the stored gist of an assistant's message with calls, or with content in parts."""
-    return _ENCODER.encode([list(calls), list(values), text_tokens])
+def encode(gist: Gist) -> str:
+    """Return the stored gist of any other message."""
+    return _ENCODER.encode(list(gist))
 
 
 def gist_of(message: Message) -> Gist:
     """Return the gist of a message, as far as it has one."""
     if not message.gist:
         return NOTHING
-    if message.role is Role.USER:
-        return _of_user(message.gist, message.beginning)
-    return _of_calls(message.gist)
+    return _whole(message.gist) if message.gist[0] == "[" else _short(message.gist, message.said)
 
 
 @cached_text(4_096)
-def _of_user(encoded: str, beginning: str) -> Gist:
-    sizes, _, opening = encoded.partition(" ")
-    tokens, _, text_tokens = sizes.partition("/")
-    return Gist(
-        Item(opening, int(tokens)),
-        (),
-        tuple(_stated(beginning)),
-        int(text_tokens) if text_tokens else None,
-    )
+def _short(encoded: str, body: str) -> Gist:
+    tokens, _, opening = encoded.partition(" ")
+    return Gist(Item(opening, int(tokens)), (), tuple(_stated(body)))
 
 
 @cached_text(4_096)
-def _of_calls(encoded: str) -> Gist:
-    calls, values, text_tokens = json.loads(encoded)
+def _whole(encoded: str) -> Gist:
+    opening, calls, values, text_tokens = json.loads(encoded)
     return Gist(
-        None,
+        None if opening is None else Item(*opening),
         tuple([Item(*call) for call in calls]),
         tuple([RankedValue(*value) for value in values]),
         text_tokens,
     )
 
 
-def _stated(beginning: str) -> Iterator[RankedValue]:
-    """Yield the best values of a text of a user. `beginning` is that of its JSON, cut anywhere."""
-    # A cut leaves no valid JSON, but each string in it is complete up to its last escape.
-    text = "\n".join([json.loads(f'"{match[1]}"') for match in _TEXT.finditer(beginning)])
-    ranked = [
-        (value, RANK_BY_USER + KIND_WEIGHTS[value.kind]) for value in values_in(printable(text))
-    ]
-    for value, rank in best_values(ranked):
-        shown = defused(value)
-        yield RankedValue(shown, SEAM_TOKENS + token_upper_bound(SEPARATOR + shown), rank)
+def _stated(body: str) -> Iterator[RankedValue]:
+    """Yield the best values of a user's message. No tokenizer is at hand: tokens are bounded."""
+    if body:
+        for value, rank in stated_values(text_of(json.loads(body))):
+            shown = defused(value)
+            yield RankedValue(shown, SEAM_TOKENS + token_upper_bound(SEPARATOR + shown), rank)
+
+
+def stated_values(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the best exact values of a user's text with their ranks."""
+    values = values_in(printable(text))
+    return best_values([(value, RANK_BY_USER + KIND_WEIGHTS[value.kind]) for value in values])
 
 
 def best_values(ranked: Iterable[tuple[Value, int]]) -> Iterator[tuple[str, int]]:

@@ -1,17 +1,20 @@
 """Write the gist of a message, when it is stored. See `turnfold.core.history.gist`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from turnfold.core.history.gist import (
     SEAM_TOKENS,
     SEPARATOR,
+    SHORT_CHARACTERS,
+    Gist,
     Item,
     RankedValue,
     best_values,
     call_text,
-    encode_calls,
-    encode_opening,
+    encode,
+    encode_short,
+    stated_values,
 )
 from turnfold.core.summary.digest import main_argument
 from turnfold.core.summary.ledger.collect import values_of_call
@@ -32,29 +35,29 @@ def write_gist(body: Json, calls: Sequence[ToolCall], count: Count) -> str:
 
     `calls` are those of its calls that may be sent.
     """
-    role = body.get("role")
-    if role not in ("user", "assistant"):
-        return ""
-    text_tokens = count(text_of(body)) if isinstance(body.get("content"), list) else None
+    role, content = body.get("role"), body.get("content")
+    text_tokens = count(text_of(body)) if isinstance(content, list) else None
     if role == "user":
         return _gist_of_user(text_of(body), text_tokens, count)
-    if not calls and text_tokens is None:
-        return ""
-    return _gist_of_calls(body, calls[:MOST_CALLS], text_tokens, count)
+    is_told = role == "assistant" and (calls or isinstance(content, list))
+    return _gist_of_calls(body, calls[:MOST_CALLS], text_tokens, count) if is_told else ""
 
 
 def _gist_of_user(text: str, text_tokens: int | None, count: Count) -> str:
     # Only the beginning is read: every message of every user passes here.
     opening = defused(clip(printable(text[: 4 * OPENING_CHARACTERS]), OPENING_CHARACTERS))
     item = Item(opening, _tokens(opening, count))
-    return encode_opening(item, text_tokens) if opening else ""
+    if text_tokens is None and len(text) <= SHORT_CHARACTERS:
+        return encode_short(item) if opening else ""
+    values = _counted(stated_values(text[:READ_CHARACTERS]), count)
+    return encode(Gist(item if opening else None, (), values, text_tokens))
 
 
 def _gist_of_calls(
     body: Json, calls: Sequence[ToolCall], text_tokens: int | None, count: Count
 ) -> str:
     arguments = [_arguments(body, call) for call in calls]
-    call_texts = [
+    told = [
         call_text(call.name, printable(main_argument(argument)))
         for call, argument in zip(calls, arguments, strict=True)
     ]
@@ -63,12 +66,13 @@ def _gist_of_calls(
         for call, argument in zip(calls, arguments, strict=True)
         for value in values_of_call(call.name, argument)
     ]
-    values = [(defused(text), rank) for text, rank in best_values(ranked)]
-    return encode_calls(
-        [Item(text, _tokens(text, count)) for text in call_texts],
-        [RankedValue(text, _tokens(text, count), rank) for text, rank in values],
-        text_tokens,
-    )
+    items = tuple([Item(text, _tokens(text, count)) for text in told])
+    return encode(Gist(None, items, _counted(best_values(ranked), count), text_tokens))
+
+
+def _counted(values: Iterable[tuple[str, int]], count: Count) -> tuple[RankedValue, ...]:
+    shown = [(defused(text), rank) for text, rank in values]
+    return tuple([RankedValue(text, _tokens(text, count), rank) for text, rank in shown])
 
 
 def _tokens(text: str, count: Count) -> int:

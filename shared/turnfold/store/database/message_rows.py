@@ -7,7 +7,6 @@ from typing import Any
 
 from sqlalchemy import case, func, literal_column
 
-from turnfold.core.history.gist import BEGINNING_CHARACTERS
 from turnfold.messages import (
     MESSAGES_PER_EVENT,
     ROLES,
@@ -31,12 +30,8 @@ FACTS = [
         "is_error", "gist",
     )
 ] + [
-    case(
-        (
-            messages.c.role == literal_column("'user'"),
-            func.substr(messages.c.body, 1, literal_column(str(BEGINNING_CHARACTERS))),
-        ),
-    ).label("beginning")
+    # A gist that is no list holds the opening of a short text alone; see `core.history.gist`.
+    case((func.substr(messages.c.gist, 1, 1) != literal_column("'['"), messages.c.body)).label("said")
 ]  # fmt: skip
 """What is known of a message without its text, in the order that `message_of` reads."""
 
@@ -54,7 +49,7 @@ def message_of(row: Sequence[Any]) -> Message:
     (
         _, position, event_id, role, tokens, content_tokens, reasoning_tokens, characters, lines,
         priority, is_meta, is_irregular, is_truncated, calls, answers_position, answers_slot,
-        is_copy, created_at_ms, compaction_id, cuts, is_error, gist, beginning,
+        is_copy, created_at_ms, compaction_id, cuts, is_error, gist, said,
     ) = row[: len(FACTS)]  # fmt: skip
     return Message(
         position,
@@ -78,7 +73,7 @@ def message_of(row: Sequence[Any]) -> Message:
         None if compaction_id is None else _named(compaction_id),
         bool(is_error),
         gist or "",
-        beginning or "",
+        said or "",
     )
 
 
