@@ -10,6 +10,7 @@ from turnfold.core.history.gist import (
     SEPARATOR,
     SHORT_CHARACTERS,
     Gist,
+    clipped,
     gist_of,
 )
 from turnfold.messages import Json
@@ -99,3 +100,10 @@ def test_the_gist_of_content_in_parts_has_the_size_of_its_text_without_images(ro
     assert gist_of(message).text_tokens == counter()("Look at\nmy dog.")
     assert message.tokens > 1_000
     assert of(user("Look at my dog.")).text_tokens is None
+
+
+@pytest.mark.parametrize("length", [10, 11, 12])
+def test_a_line_is_clipped_to_its_length_and_not_before(length: int) -> None:
+    line = "x" * length
+
+    assert clipped(line, 11) == (line if length <= 11 else "x" * 10 + "…")

@@ -1,11 +1,12 @@
 """Whose wish counts."""
 
 import json
+import re
 
 import pytest
 
 from turnfold.core.policy.overrides import PolicyOverrides, effective_policy
-from turnfold.core.policy.presets import PRESETS, Mode, Policy, preset_named
+from turnfold.core.policy.presets import PRESETS, Mode, Policy, adjusted, preset_named
 
 NOTHING = PolicyOverrides()
 
@@ -110,3 +111,19 @@ def test_what_media_cost_is_for_the_installation_to_say() -> None:
     ):
         with pytest.raises(ValueError, match="TURNFOLD_POLICY__IMAGE_TOKENS"):
             policy(agent, session)
+
+
+@pytest.mark.proves("E6")
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("true", True), ("YES", True), ("1", True), ("false", False), ("No", False), ("0", False)],
+)
+def test_a_switch_is_set_by_a_word_as_the_environment_has_it(word: str, *, meant: bool) -> None:
+    assert adjusted(Policy(), {"uses_model": word}).uses_model is meant
+
+
+@pytest.mark.proves("E6")
+@pytest.mark.parametrize("value", ["maybe", 0.5, None])
+def test_a_value_that_a_number_cannot_take_is_named(value: object) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"uses_model cannot be {value!r}")):
+        adjusted(Policy(), {"uses_model": value})

@@ -112,3 +112,11 @@ def test_a_word_that_is_everywhere_counts_for_its_newest_places() -> None:
     ranked = rank([FoundPlaces(places, has_more=True)], [50] * 1_000, 1_000, None)
 
     assert min(ranked) > 400
+
+
+@pytest.mark.proves("F2")
+def test_a_message_between_two_matches_counts_for_the_nearer_one_only() -> None:
+    order = rank([FoundPlaces([10, 6])], [50] * 20, 20, None)
+
+    assert set(order[:2]) == {6, 10}
+    assert order.index(8) > max(order.index(7), order.index(9))

@@ -858,3 +858,8 @@ def test_the_origin_of_a_value_is_read_as_any_version_stored_it(
     stored: Any, origin: Origin
 ) -> None:
     assert entry_values("path /srv/a.py", stored) == [(Value("path", "/srv/a.py"), origin)]
+
+
+def test_letters_before_a_unit_make_an_id_of_it() -> None:
+    assert Value("id", "3XMS") in values_in("the part 3XMS of the machine")
+    assert values_in("it took 17MS in all") == []

@@ -417,3 +417,14 @@ def test_missing_values_are_shown_only_after_an_answer_that_lacked_them(
 
     is_shown = f"<values-{BOUNDARY}>" in data["content"]
     assert is_shown == (reason is Reason.FACTS_MISSING)
+
+
+def test_a_version_of_exactly_its_limit_is_left_as_it_is() -> None:
+    prose = "They built the lantern. " * 20
+    limit = len(prose.split())
+
+    def words(text: str) -> int:
+        return len(text.split())
+
+    assert fitted(prose, {"context": prose}, max_tokens=limit, count=words)[0] == prose
+    assert words(fitted(prose, {"context": prose}, max_tokens=limit - 1, count=words)[0]) < limit
