@@ -21,7 +21,7 @@ from tests.store_fixtures import (
     words,
 )
 from turnfold.contracts.requests import PolicyRequest
-from turnfold.messages import AgentId, SessionId, SessionKey, position_of
+from turnfold.messages import AgentId, Priority, SessionId, SessionKey, position_of
 from turnfold.operations.ingest.decode import Delivery, decode_event
 from turnfold.ports.ingest import DeadLetter
 from turnfold.ports.query import OriginalMessage
@@ -520,3 +520,27 @@ async def test_a_refused_reused_id_makes_no_session(stores: Stores) -> None:
     await stores.ingest(turn(4, user("its own"), event_id="e-2", key=other))
     assert set((await stores.seen()).sessions) == {KEY, other, third}
     assert faults(await stores.seen()) == []
+
+
+@pytest.mark.proves("I4")
+@pytest.mark.parametrize(
+    ("tool_name", "priority"), [("read_file", Priority.LOW), ("deploy", Priority.NORMAL)]
+)
+def test_a_result_is_judged_by_its_call_in_the_same_event(
+    tool_name: str, priority: Priority
+) -> None:
+    called = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": tool_name, "arguments": "{}"}}
+        ],
+    }
+    answered = {"role": "tool", "tool_call_id": "call_1", "content": "x = 1"}
+    payload = json.dumps(
+        {"event_id": "e1", "agent_id": "a", "session_id": "s", "messages": [called, answered]}
+    ).encode()
+
+    arrival = decode_event(Delivery("turn.completed", payload, 1, NOON), count=words)
+
+    assert arrival.messages[1].priority == priority
