@@ -31,7 +31,9 @@ FACTS = [
     )
 ] + [
     # A gist that is no list holds the opening of a short text alone; see `core.history.gist`.
-    case((func.substr(messages.c.gist, 1, 1) != literal_column("'['"), messages.c.body)).label("said")
+    case(
+        (func.substr(messages.c.gist, 1, 1) != literal_column("'['"), messages.c.body),
+    ).label("said")
 ]  # fmt: skip
 """What is known of a message without its text, in the order that `message_of` reads."""
 
