@@ -136,12 +136,12 @@ def plan_evictions(
             continue
         at_ms = max([message.created_at_ms for message in arrived], default=meter.times.get(seq, 0))
         load = present.load(gauge, is_overflow=meter.is_overflow(seq, gauge))
-        eviction = _first_eviction(
-            Eviction(NO_TRIGGER, (), len(present.messages), load, at_ms, gauge, seq),
-            present.messages,
-            limits.at(at_ms),
-            policy,
-        )
+        # Most events fire nothing: an eviction of nothing is made only for those that do.
+        fired = limits.at(at_ms).fired(load)
+        if not fired:
+            continue
+        moment = Eviction(NO_TRIGGER, (), len(present.messages), load, at_ms, gauge, seq)
+        eviction = _first_eviction(fired, moment, present.messages, policy)
         if eviction is None:
             continue
         # The factor takes force with the eviction, and knows the reports up to here.
@@ -247,13 +247,13 @@ def _before_batch(
 
 
 def _first_eviction(
-    moment: Eviction, live: Sequence[Message], limits: TriggerLimits, policy: Policy
+    fired: Iterable[FiredTrigger], moment: Eviction, live: Sequence[Message], policy: Policy
 ) -> Eviction | None:
     """Return the eviction of the first fired trigger that gains enough; None without one.
 
     `moment` is an eviction of nothing, with the load at this moment.
     """
-    for due in limits.fired(moment.load):
+    for due in fired:
         eviction = _choose_evicted(replace(moment, due=due), live, policy)
         if eviction.evicted:
             return eviction
