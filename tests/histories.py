@@ -143,7 +143,7 @@ def history(
                 cuts=measured.cuts,
                 compaction_id=ROW if one.is_pending else None,
                 gist=gist,
-                said=bodies[position] if gist and gist[0] != "[" else "",
+                short_body=bodies[position] if gist and gist[0] != "[" else "",
             )
         )
     paired = answered(messages, [one.body for one in entries])

@@ -1,4 +1,4 @@
-"""What services and commands import, and their vocabulary, loaded before processes are forked."""
+"""The imports of services and commands, and their vocabulary, loaded before processes are forked."""
 
 import gc
 import pkgutil

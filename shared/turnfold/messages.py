@@ -151,10 +151,10 @@ class Message:
     compaction_id: CompactionId | None = None
     is_error: bool = False
     gist: str = ""
-    said: str = ""
+    short_body: str = ""
     """The parts of a message that a digest may tell; see `turnfold.core.history.gist`.
 
-    `said` is the JSON body of a short message of a user, of which the gist has only the opening.
+    `short_body` is the JSON of a user's short message: its gist holds the opening alone.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""What the budgets of windows make due, in every store."""
+"""The budgets of windows make compactions due, in every store."""
 
 import json
 from typing import Any

@@ -33,7 +33,7 @@ MINUTE_MS = 60_000
 
 
 def asked(*budgets: tuple[int, int], policy: Policy = POLICY) -> Budgets:
-    """What is remembered after budgets of so many tokens, each with its minute."""
+    """The memory after budgets of so many tokens, each with its minute."""
     remembered = NO_BUDGETS
     for minute, tokens in budgets:
         remembered = with_budget(remembered, AskedBudget(minute * MINUTE_MS, tokens), policy)

@@ -1,4 +1,4 @@
-"""What a digest may tell of a message: its opening, its calls, and its exact values."""
+"""The gist of a message: its opening, its calls, and its exact values, for digests to tell."""
 
 import json
 
@@ -56,7 +56,7 @@ def test_values_of_short_and_of_long_texts_are_the_same(length: int) -> None:
     said = 'Case "ABC-1234" of 漢字\n'.ljust(length, ".")
     message = history([user(said)]).stored.messages[0]
 
-    assert bool(message.said) == (length == SHORT_CHARACTERS)
+    assert bool(message.short_body) == (length == SHORT_CHARACTERS)
     assert [value.text for value in gist_of(message).values] == ["ABC-1234"]
 
 

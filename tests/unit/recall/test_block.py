@@ -88,7 +88,7 @@ def bodies(draw: st.DrawFn) -> Body:
 def test_a_block_never_takes_more_tokens_than_it_says(
     said: list[Body], calls: int, tool_name: str, times: list[str], room: int
 ) -> None:
-    """What it says is what the window is planned with."""
+    """The window is planned with the size that the block names."""
     rounds: list[Json] = []
     for number in range(calls):
         arguments = json.dumps({"path": f"/srv/part_{number}.py"})

@@ -68,15 +68,17 @@ def encode_short(opening: Item) -> str:
 
 
 def encode(gist: Gist) -> str:
-    """Return the stored gist of any other message."""
-    return _ENCODER.encode(list(gist))
+    """Return the stored gist of any other message; it ends with a size only if it has one."""
+    return _ENCODER.encode(gist if gist.text_tokens is not None else gist[:3])
 
 
 def gist_of(message: Message) -> Gist:
     """Return the gist of a message, as far as it has one."""
     if not message.gist:
         return NOTHING
-    return _whole(message.gist) if message.gist[0] == "[" else _short(message.gist, message.said)
+    return (
+        _whole(message.gist) if message.gist[0] == "[" else _short(message.gist, message.short_body)
+    )
 
 
 @cached_text(4_096)
@@ -87,12 +89,12 @@ def _short(encoded: str, body: str) -> Gist:
 
 @cached_text(4_096)
 def _whole(encoded: str) -> Gist:
-    opening, calls, values, text_tokens = json.loads(encoded)
+    opening, calls, values, *sizes = json.loads(encoded)
     return Gist(
         None if opening is None else Item(*opening),
         tuple([Item(*call) for call in calls]),
         tuple([RankedValue(*value) for value in values]),
-        text_tokens,
+        *sizes,
     )
 
 

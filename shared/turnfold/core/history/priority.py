@@ -282,7 +282,6 @@ LOOKING = re.compile(
 NOTHING_SEEN = re.compile(r"\s*(?:cd(?![\w-])|true|echo(?![\w-])|printf(?![\w-])|\Z)")
 
 
-@cached_text(256)
 def _command_looks(command: str) -> bool:
     """Return whether all parts of a shell command only read, and there is at least one."""
     # A substitution may run anything.

@@ -1,4 +1,4 @@
-"""What windows depend on besides the store, and the caches of a query server."""
+"""The settings of windows besides the store, and the caches of a query server."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -41,7 +41,7 @@ class ContextReply:
 
 @dataclass(frozen=True, slots=True)
 class QueryEnvironment:
-    """What answers depend on besides the store, and three caches.
+    """The settings of answers besides the store, and the caches.
 
     `builders` continues a window instead of building it from the first message. `replies` holds
     finished replies by etag and freshness, `budgets` what hints say of a window, by etag. Without

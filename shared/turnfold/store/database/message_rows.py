@@ -33,9 +33,9 @@ FACTS = [
     # A gist that is no list holds the opening of a short text alone; see `core.history.gist`.
     case(
         (func.substr(messages.c.gist, 1, 1) != literal_column("'['"), messages.c.body),
-    ).label("said")
+    ).label("short_body")
 ]  # fmt: skip
-"""What is known of a message without its text, in the order that `message_of` reads."""
+"""The columns of a message without its text, in the order that `message_of` reads."""
 
 _PRIORITIES = tuple(Priority)
 
@@ -51,7 +51,7 @@ def message_of(row: Sequence[Any]) -> Message:
     (
         _, position, event_id, role, tokens, content_tokens, reasoning_tokens, characters, lines,
         priority, is_meta, is_irregular, is_truncated, calls, answers_position, answers_slot,
-        is_copy, created_at_ms, compaction_id, cuts, is_error, gist, said,
+        is_copy, created_at_ms, compaction_id, cuts, is_error, gist, short_body,
     ) = row[: len(FACTS)]  # fmt: skip
     return Message(
         position,
@@ -75,7 +75,7 @@ def message_of(row: Sequence[Any]) -> Message:
         None if compaction_id is None else _named(compaction_id),
         bool(is_error),
         gist or "",
-        said or "",
+        short_body or "",
     )
 
 

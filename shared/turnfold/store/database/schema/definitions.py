@@ -1,4 +1,4 @@
-"""What the definitions of all tables share: names of constraints, and types of columns."""
+"""Names of constraints and types of columns, for the definitions of all tables."""
 
 from sqlalchemy import BigInteger, Column, ForeignKey, Integer, MetaData
 
