@@ -89,6 +89,7 @@ KIND_WEIGHTS: Mapping[str, int] = {
 
 RANK_BY_USER, RANK_BY_CALL, RANK_BY_ASSISTANT, RANK_BY_ERROR, RANK_BY_TOOL = 100, 55, 50, 40, 20
 """The rank of a value by the message that names it, before the weight of its kind is added."""
+_WORTH_IF_REPEATED, _WORTH_IF_NAMED = 1.0, 0.2
 
 
 class Value(NamedTuple):
@@ -96,6 +97,15 @@ class Value(NamedTuple):
 
     kind: str
     text: str
+
+
+def worth_of(rank: int, *, is_repeated: bool, is_command: bool = False) -> float:
+    """Return the worth of a value beside others; divide it by its tokens.
+
+    Coming back counts most. A value that somebody named is worth more than one that a tool printed.
+    """
+    is_named = rank >= RANK_BY_ERROR and not is_command
+    return 1 + _WORTH_IF_REPEATED * is_repeated + _WORTH_IF_NAMED * is_named
 
 
 def values_in(text: str) -> list[Value]:

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from turnfold.core.text.values import RANK_BY_ERROR, RANK_BY_USER, Value
+from turnfold.core.text.values import RANK_BY_USER, Value, worth_of
 
 MAX_RANK = 200
 MAX_TIMES = 99
 
 PATH_KINDS = frozenset({"path", "modified", "read"})
-_WORTH_IF_REPEATED, _WORTH_IF_NAMED = 1.0, 0.2
 _DIGIT, _PUNCTUATION = re.compile(r"\d"), re.compile(r"[^A-Za-z0-9]")
 
 
@@ -72,14 +71,9 @@ class Candidate:
 
     @property
     def utility(self) -> float:
-        """The worth of the value per token.
-
-        Coming back after it was summarized counts most. A value that somebody named is worth more
-        than one that a tool printed.
-        """
-        worth = 1 + (_WORTH_IF_REPEATED if self.times > 1 else 0)
-        if self.rank >= RANK_BY_ERROR and self.value.kind != "command":
-            worth += _WORTH_IF_NAMED
+        """The worth of the value per token; it is repeated if it came back after a summary."""
+        is_command = self.value.kind == "command"
+        worth = worth_of(self.rank, is_repeated=self.times > 1, is_command=is_command)
         return worth / self.token_estimate
 
 

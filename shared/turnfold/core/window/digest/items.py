@@ -4,13 +4,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from turnfold.core.history.gist import SEAM_TOKENS, Item, RankedValue
+from turnfold.core.text.values import RANK_BY_USER, worth_of
 
-STATED_RANK: Final = 100
-"""Values that a user stated have at least this rank, and go before all others."""
-NAMED_RANK: Final = 40
 LEAST_VALUE_TOKENS: Final = 3
-WORTH_AGAIN: Final = 1.0
-WORTH_NAMED: Final = 0.2
 
 _COUNT: Final = "{} messages with {} tool calls are left out."
 
@@ -57,10 +53,9 @@ class BestValues:
 
     def _order(self, text: str) -> tuple[bool, float, int]:
         position, times, rank, tokens = self._found[text]
-        if rank >= STATED_RANK:
+        if rank >= RANK_BY_USER:
             return False, -rank, -position
-        worth = 1 + WORTH_AGAIN * (times > 1) + WORTH_NAMED * (rank >= NAMED_RANK)
-        return True, -worth / tokens, -position
+        return True, -worth_of(rank, is_repeated=times > 1) / tokens, -position
 
 
 def shares(needs: Sequence[int], weights: Sequence[float], room: int) -> list[int]:
