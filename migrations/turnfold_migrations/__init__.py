@@ -24,6 +24,7 @@ from turnfold.store.database.instance_lock import (
     refuse_early_schema,
 )
 from turnfold.store.database.schema import REVISION
+from turnfold.store.database.sqlite_connections import connect_sqlite
 
 if TYPE_CHECKING:
     # Loading Alembic takes 0.2 s, and only a service's first start needs it.
@@ -88,7 +89,9 @@ def revision_of(connection: Connection) -> str | None:
 async def _with_connection(database_url: str, work: Callable[[Connection], None]) -> None:
     with _one_at_a_time(database_url):
         url, arguments = split_ssl_options(make_url(database_url))
-        engine = create_async_engine(url, connect_args=arguments)
+        is_sqlite = url.get_backend_name() == "sqlite"
+        options = {"async_creator_fn": connect_sqlite} if is_sqlite else arguments
+        engine = create_async_engine(url, connect_args=options)
         try:
             await _run(engine, work)
         except OSError as error:

@@ -17,6 +17,7 @@ from turnfold.errors import StartError
 from turnfold.process.turns import Turns
 from turnfold.store.database.inline_reader import InlineReader, RawConnection, WouldBlock
 from turnfold.store.database.private_files import make_private
+from turnfold.store.database.sqlite_connections import connect_sqlite
 from turnfold.store.database.transactions import (
     AwaitedTransactions,
     Result,
@@ -194,7 +195,7 @@ class Database:
             pool_size=READERS,
             max_overflow=0,
             pool_timeout=BUSY_SECONDS,
-            connect_args={"timeout": BUSY_SECONDS},
+            connect_args={"timeout": BUSY_SECONDS, "async_creator_fn": connect_sqlite},
         )
         _prepare_sqlite(engine.sync_engine, writes=False)
         return engine
