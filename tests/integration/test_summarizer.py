@@ -220,10 +220,11 @@ async def test_hanging_model_times_out_and_holds_up_nobody(
     summarizer: ChildSummarizer, model: ModelServer
 ) -> None:
     model.fault = "hang"
-    hanging = asyncio.create_task(summarizer.summarize(job(model, timeout_seconds=1.5)))
-    await asyncio.sleep(0.3)
+    hanging = asyncio.create_task(summarizer.summarize(job(model, timeout_seconds=4.0)))
+    await asyncio.wait_for(model.is_hanging.wait(), 10)
 
-    draft = await asyncio.wait_for(summarizer.summarize(job()), 1.0)
+    draft = await summarizer.summarize(job())
+    assert not hanging.done()
     with pytest.raises(SummarizerError) as caught:
         await hanging
 
