@@ -18,11 +18,12 @@ KILLS ?= 1000
 MINUTES ?= 120
 SEED ?=
 FIGURES ?= build/chaos.jsonl
+HOSTS ?=
 MUTANTS ?= 300
 MUTANTS_ENV := build/mutants/env
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove chaos fuzz house costs mutants up fmt lint types layers bench lock ci clean
+.PHONY: help setup demo test prove chaos fuzz house costs mutants hosts up fmt lint types layers bench lock ci clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -52,6 +53,9 @@ mutants: setup ## change committed code in random places and count what no test 
 	@$(BIN)/uv pip install --quiet --python $(MUTANTS_ENV)/bin/python --no-deps --no-build-isolation --editable .
 	@$(MUTANTS_ENV)/bin/python -m tests.mutants --mutants $(MUTANTS) --seed $(or $(SEED),1) --processes $(PROCESSES)
 
+hosts: setup ## run the tests of the integrations, each with its framework in its own environment (HOSTS=openai-agents NEWEST=1 ignores the locks)
+	@scripts/hosts $(HOSTS)
+
 house: setup ## print the size and shape of the source beside their targets
 	@$(BIN)/python -m tests.house
 
@@ -68,7 +72,7 @@ fmt: setup ## put the code into its form, and mend what can be mended by rule
 lint: setup ## check the form of the code, and that the locks name no index
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@if grep -n '://' requirements/*.lock; then echo 'lint: a lock names a host; run make lock' >&2; exit 1; fi
+	@if grep -n '://' requirements/*.lock requirements/hosts/*; then echo 'lint: a lock names a host; run make lock' >&2; exit 1; fi
 
 types: setup ## check the types, with mypy and with pyright
 	@$(BIN)/mypy & mypy=$$!; PYRIGHT_PYTHON_IGNORE_WARNINGS=1 PYRIGHT_PYTHON_GLOBAL_NODE=0 $(BIN)/pyright; pyright=$$?; wait $$mypy && exit $$pyright
@@ -86,5 +90,5 @@ ci: ## everything above that can fail, in the order in which it fails fastest
 	@.ci/run
 
 clean: ## remove what the tools left, .venv included
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build .turnfold
+	@rm -rf .venv .hosts .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build .turnfold
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

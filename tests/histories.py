@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.core.summary.gist import write_gist
-from turnfold.core.text.tokens import MessageTokens, count_message, text_of
+from turnfold.core.text.tokens import INSTRUCTION_TOKENS, MessageTokens, count_message, text_of
 from turnfold.core.window.framing import measure_summary
 from turnfold.core.window.limits import PendingDigest
 from turnfold.core.window.rendering.render import Rendered, render
@@ -42,6 +42,8 @@ class Said:
     is_pending: bool = False
     is_truncated: bool = False
     is_error: bool = False
+    follows: bool = False
+    """Whether it follows another message of its event."""
     weighed: "Weighed | None" = None
 
 
@@ -121,15 +123,16 @@ def history(
     messages: list[Message] = []
     bodies: dict[int, str] = {}
     for seq, one in enumerate(entries, start=1):
-        position = position_of(seq, 0)
+        role, index = Role(one.body["role"]), int(one.follows)
+        position = position_of(seq, index)
         bodies[position], measured, gist = one.weighed or Weighed.of(one.body)
         messages.append(
             Message(
                 position,
                 EventId(f"e{seq}"),
-                0,
-                Role(one.body["role"]),
-                measured.tokens,
+                index,
+                role,
+                measured.tokens + INSTRUCTION_TOKENS * (role.is_system and index > 0),
                 content_tokens=measured.content_tokens,
                 reasoning_tokens=measured.reasoning_tokens,
                 characters=measured.characters,
@@ -264,6 +267,11 @@ def assistant(
     }
 
 
+def custom(call_id: str, text: str, name: str = "sql") -> Json:
+    """A call of a custom tool, which takes free text."""
+    return {"id": call_id, "type": "custom", "custom": {"name": name, "input": text}}
+
+
 def tool(call_id: str, content: Any) -> Json:
     """A tool's result."""
     return {"role": "tool", "tool_call_id": call_id, "content": content}
@@ -272,6 +280,11 @@ def tool(call_id: str, content: Any) -> Json:
 def system(content: str) -> Json:
     """A system message."""
     return {"role": "system", "content": content}
+
+
+def instruction(content: str, role: str = "system") -> Said:
+    """A system message that follows another message of its event."""
+    return Said({"role": role, "content": content}, priority=Priority.HIGH, follows=True)
 
 
 def words(tokens: int) -> str:

@@ -290,7 +290,7 @@ class Checker:
                 self._fault(f"{key}: {told['pending']} messages are still pending")
         counters = self._ask(
             "SELECT s.session_id, s.live_messages, s.live_tokens, count(m.position) AS messages, coalesce(sum(m.tokens), 0) AS tokens"
-            "  FROM sessions s LEFT JOIN messages m ON m.sid = s.sid AND m.compaction_id IS NULL AND m.role NOT IN ('system', 'developer')"
+            "  FROM sessions s LEFT JOIN messages m ON m.sid = s.sid AND m.compaction_id IS NULL AND NOT (m.role IN ('system', 'developer') AND m.position % 1024 = 0)"
             " GROUP BY s.sid"
         )
         for row in counters:

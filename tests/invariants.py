@@ -14,10 +14,12 @@ from turnfold.core.history.audit_chain import row_hash
 from turnfold.core.history.blocks import group
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.messages import MESSAGES_PER_EVENT, CompactionId, Message, SessionKey
-from turnfold.ports.query import AuditRow
+from turnfold.ports.query import (
+    AuditRow,
+)
 from turnfold.store.database import schema
 from turnfold.store.database.engine import Database
-from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.store.database.message_rows import FACTS, facts_of, message_of
 
 
 class Stored(NamedTuple):
@@ -27,6 +29,17 @@ class Stored(NamedTuple):
     body: str
     original: str | None
     is_error: bool
+
+
+class Retracted(NamedTuple):
+    """A retracted message, and the marks of its retraction; see the table `retracted_messages`."""
+
+    message: Message
+    body: str
+    seq: int
+    is_named: bool
+    is_paired: bool
+    versions: int
 
 
 class Row(NamedTuple):
@@ -93,11 +106,12 @@ class SessionSeen:
 
     `spans` are the first and last position that a compaction's row names, where the store keeps them; `gauge` is what is
     known of the usage that its model reported. `speaks_for` names the rows of each version, `activations` which was in force when. `reports` are the
-    events that may have no messages: those that name a model.
+    events that may have no messages: those that name a model, and retractions.
     """
 
     counters: Counters
     messages: tuple[Stored, ...]
+    retracted: tuple[Retracted, ...] = ()
     rows: tuple[Row, ...]
     versions: tuple[Version, ...]
     audit: tuple[AuditRow, ...]
@@ -154,7 +168,8 @@ def faults(seen: StoreSnapshot) -> list[str]:
 
 def _session_faults(session: SessionSeen) -> Iterable[str]:
     yield from _message_faults(session)
-    yield from _pairing_faults(session.messages)
+    yield from _retraction_faults(session)
+    yield from _pairing_faults(session.messages, session.retracted)
     yield from _compaction_faults(session)
     yield from _version_faults(session)
     yield from _audit_faults(session)
@@ -166,20 +181,19 @@ def _message_faults(session: SessionSeen) -> Iterable[str]:
     if any(after <= before for before, after in pairwise(positions)):
         yield f"positions do not rise: {positions}"
     for event_id, seq in session.events.items():
-        places = [
+        retracted = [entry.message for entry in session.retracted]
+        places = sorted(
             message.position - seq * MESSAGES_PER_EVENT
-            for message in messages
+            for message in [*messages, *retracted]
             if message.event_id == event_id
-        ]
+        )
         has_none = not places and event_id not in session.reports
         if has_none or places != list(range(len(places))):
             yield f"event {event_id} of sequence {seq} has its messages at {places}"
     if strangers := {message.event_id for message in messages} - set(session.events):
         yield f"messages of no event: {strangers}"
     live = [
-        message
-        for message in messages
-        if message.compaction_id is None and not message.role.is_system
+        message for message in messages if message.compaction_id is None and not message.is_pinnable
     ]
     found = replace(
         session.counters,
@@ -197,16 +211,33 @@ def _message_faults(session: SessionSeen) -> Iterable[str]:
         yield f"the counters say {session.counters} where the rows say {found}"
 
 
-def _pairing_faults(stored: Sequence[Stored]) -> Iterable[str]:
+def _retraction_faults(session: SessionSeen) -> Iterable[str]:
+    """A message is retracted because a retraction names it, or because its call is retracted."""
+    retracted = {entry.message.position: entry for entry in session.retracted}
+    if both := {one.message.position for one in session.messages} & set(retracted):
+        yield f"retracted, and not: {both}"
+    for one in session.messages:
+        if one.message.answers is not None and one.message.answers.position in retracted:
+            yield f"{one.message.message_id} answers a retracted call"
+    for entry in session.retracted:
+        answers = entry.message.answers
+        if not entry.is_named and (answers is None or answers.position not in retracted):
+            yield f"{entry.message.message_id} is retracted, and follows nothing"
+
+
+def _pairing_faults(stored: Sequence[Stored], retracted: Sequence[Retracted] = ()) -> Iterable[str]:
     """Pairing is a function of the stream alone, and no block has lost a message."""
     calls: dict[str, list[CallPosition]] = {}
     results: dict[str, list[ResultPosition]] = {}
-    for one in stored:
+    gone = [Stored(entry.message, entry.body, None, False) for entry in retracted]
+    freed = {entry.message.position for entry in retracted if not entry.is_paired}
+    for one in [*stored, *gone]:
         for call in one.message.calls:
             calls.setdefault(call.call_id, []).append(CallPosition(one.message.position, call.slot))
         body = json.loads(one.body)
         if (
             body["role"] == "tool"
+            and one.message.position not in freed
             and isinstance(call_id := body.get("tool_call_id"), str)
             and call_id
         ):
@@ -241,6 +272,7 @@ def _compaction_faults(session: SessionSeen) -> Iterable[str]:
         tokens[one.message.compaction_id] += one.message.tokens
     if [row.ordinal for row in session.rows] != list(range(1, len(session.rows) + 1)):
         yield f"compactions are numbered {[row.ordinal for row in session.rows]}"
+    retracted = {entry.message.compaction_id for entry in session.retracted}
     if strangers := set(by_row) - {CompactionId(str(row.ordinal)) for row in session.rows}:
         yield f"messages of no compaction: {strangers}"
     for row in session.rows:
@@ -259,7 +291,7 @@ def _compaction_faults(session: SessionSeen) -> Iterable[str]:
             yield f"committed without a version, or the other way round: {row}"
         if (row.status == "restored") != (row.restored_at_ms is not None) or (
             row.evicted_at_ms is None
-        ) != (row.messages_evicted == 0):
+        ) != (row.messages_evicted == 0 and mine not in retracted):
             yield f"evicted or restored at no time: {row}"
         first, last = session.spans.get(row.ordinal, (0, 1 << 60))
         outside = [
@@ -283,7 +315,8 @@ def _version_faults(session: SessionSeen) -> Iterable[str]:
             for row in session.rows
             if row.ordinal in session.speaks_for[version.version]
         )
-        if version.messages_covered != covered:
+        retracted = sum(entry.versions >= version.version for entry in session.retracted)
+        if not covered <= version.messages_covered <= covered + retracted:
             yield f"version {version.version} says {version.messages_covered} messages where its rows hold {covered}"
         if version.base_version is not None and not 0 < version.base_version < version.version:
             yield f"version {version.version} builds on {version.base_version}"
@@ -306,7 +339,7 @@ def _audit_faults(session: SessionSeen) -> Iterable[str]:
     phases = phases[len(phases) - phases[::-1].index("erased") :] if "erased" in phases else phases
     yield from _token_faults(session, session.audit[len(session.audit) - len(phases) :])
     evicted, done = phases.count("evicted"), phases.count("summary_done")
-    if evicted != sum(row.messages_evicted > 0 for row in session.rows) or done != len(
+    if evicted != sum(row.evicted_at_ms is not None for row in session.rows) or done != len(
         session.versions
     ):
         yield f"the audit knows of {evicted} evictions and {done} versions"
@@ -315,9 +348,11 @@ def _audit_faults(session: SessionSeen) -> Iterable[str]:
 def _token_faults(session: SessionSeen, audit: Sequence[AuditRow]) -> Iterable[str]:
     """Check the tokens of audit rows against the compactions and their messages."""
     tokens: Counter[CompactionId | None] = Counter()
-    for entry in session.messages:
-        if not entry.message.role.is_system:
-            tokens[entry.message.compaction_id] += entry.message.tokens
+    stored = [*(entry.message for entry in session.messages)]
+    stored += [entry.message for entry in session.retracted]
+    for message in stored:
+        if not message.is_pinnable:
+            tokens[message.compaction_id] += message.tokens
     rows = dict(zip(map(int, session.compaction_ids), session.rows, strict=True))
     for sealed in audit:
         row = rows.get(sealed.compaction_id or 0)
@@ -356,6 +391,12 @@ def _seen(connection: Connection) -> StoreSnapshot:
     messages = all_of(
         *FACTS, schema.messages.c.original, schema.messages.c.is_error, schema.messages.c.body
     )
+    retracted = schema.retracted_messages
+    gone = all_of(
+        *facts_of(retracted),
+        *(retracted.c[n] for n in ("body", "retracted_seq", "is_named", "is_paired", "versions")),
+    )
+    retracting = {(one.sid, one.stream_seq) for one in all_of(schema.retractions)}
     summaries = all_of(schema.summaries)
     coverage = all_of(schema.coverage)
     activations = sorted(all_of(schema.summary_activations), key=lambda one: one.ordinal)
@@ -395,6 +436,12 @@ def _seen(connection: Connection) -> StoreSnapshot:
                     key=lambda one: one.message.position,
                 )
             ),
+            retracted=tuple(
+                sorted(
+                    (Retracted(numbered(message_of(one)), *one[-5:]) for one in gone if one[0] == row.sid),
+                    key=lambda one: one.message.position,
+                )
+            ),
             rows=tuple(Row(*(getattr(one, name) for name in Row._fields)) for one in mine),
             versions=tuple(
                 Version(
@@ -410,7 +457,11 @@ def _seen(connection: Connection) -> StoreSnapshot:
                 if (one.agent_id, one.session_id) == (row.agent_id, row.session_id)
             ),
             events={one.event_id: one.stream_seq for one in events if one.sid == row.sid},
-            reports=frozenset(one.event_id for one in events if one.sid == row.sid and '"model":' in (one.envelope or "")),
+            reports=frozenset(
+                one.event_id
+                for one in events
+                if one.sid == row.sid and ('"model":' in (one.envelope or "") or (one.sid, one.stream_seq) in retracting)
+            ),
             spans={one.ordinal: (one.first_position, one.last_position) for one in mine if one.first_position is not None},
             gauge=UsageState(row.factor, row.reported_seq, row.reported_at_ms, row.reported_tokens, -1, row.usage_evictions),
             speaks_for=_closed(

@@ -20,7 +20,9 @@ from tests.store_fixtures import (
     turn,
     user,
 )
-from turnfold.contracts.requests import PolicyRequest
+from turnfold.contracts.requests import (
+    PolicyRequest,
+)
 from turnfold.messages import SessionKey
 from turnfold.ports.compact import FailureStatus, Job, JobKind, RegenerateOptions, Version
 from turnfold.ports.ingest import DecodedEvent, IngestResult

@@ -27,7 +27,9 @@ from tests.store_fixtures import (
     new_sqlite,
     sql_stores,
 )
-from turnfold.contracts.requests import ContextRequest
+from turnfold.contracts.requests import (
+    ContextRequest,
+)
 from turnfold.core.history import validity as sendable
 from turnfold.errors import BadRequest, CannotFit, Conflict, LostLease, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey

@@ -33,6 +33,7 @@ from turnfold.ports.admin import (
     SessionCommands,
     VersionStore,
 )
+from turnfold.ports.agent_lists import AgentLists
 from turnfold.ports.compact import Job, JobStore, Version
 from turnfold.ports.ingest import (
     BudgetStore,
@@ -43,11 +44,20 @@ from turnfold.ports.ingest import (
     PolicyResolver,
     SearchIndex,
 )
-from turnfold.ports.query import HistoryStore, RecallStore, SearchStore, WindowSnapshot, WindowStore
+from turnfold.ports.query import (
+    HistoryStore,
+    SearchStore,
+    WindowSnapshot,
+    WindowStore,
+)
+from turnfold.ports.recall import (
+    RecallStore,
+)
 from turnfold.store.compact.campaigns import SqlCampaignStore
 from turnfold.store.compact.jobs.store import SqlJobStore
 from turnfold.store.compact.requests import SqlSessionCommands
 from turnfold.store.compact.versions import SqlVersionStore
+from turnfold.store.compact.withdrawal import withdraw
 from turnfold.store.database.engine import Database
 from turnfold.store.database.outbox import SqlOutboxStore
 from turnfold.store.database.schema import metadata, word_index
@@ -56,6 +66,7 @@ from turnfold.store.ingest.erase import SqlErasureStore
 from turnfold.store.ingest.idle import SqlIdleStore
 from turnfold.store.ingest.ingest import SqlIngestStore
 from turnfold.store.ingest.search_index import SqlSearchIndex
+from turnfold.store.query.agent_lists import SqlAgentLists
 from turnfold.store.query.dead_letters import SqlDeadLetterStore
 from turnfold.store.query.history import SqlHistoryStore
 from turnfold.store.query.recall import SqlRecallStore
@@ -95,6 +106,7 @@ class Stores:
     jobs: JobStore
     windows: WindowStore
     history: HistoryStore
+    lists: AgentLists
     changes: SessionCommands
     versions: VersionStore
     campaigns: CampaignStore
@@ -157,10 +169,11 @@ async def sql_stores(
     try:
         yield Stores(
             database.url.get_backend_name(),
-            SqlIngestStore(database),
+            SqlIngestStore(database, withdraw),
             SqlJobStore(database, new_id=installation.new_id),
             SqlWindowStore(database),
             SqlHistoryStore(database),
+            SqlAgentLists(database),
             SqlSessionCommands(database),
             SqlVersionStore(database),
             SqlCampaignStore(database),
@@ -170,7 +183,7 @@ async def sql_stores(
             SqlErasureStore(database),
             SqlSearchStore(database),
             SqlRecallStore(database),
-            SqlSearchIndex(database),
+            SqlSearchIndex(database, installation.count),
             SqlDeadLetterStore(database),
             installation,
             policy_of,
@@ -277,6 +290,19 @@ def reported(
 ) -> DecodedEvent:
     """A report of usage, of a limit, or of an overflow."""
     return _arrival("usage.reported", seq, event_id, key, at_ms, {"model": model, **fields})
+
+
+def retracted(
+    seq: int,
+    *message_ids: str,
+    event_id: str = "",
+    key: SessionKey = KEY,
+    at_ms: int | None = None,
+    **fields: Any,
+) -> DecodedEvent:
+    """A retraction of these messages, of those `after` one, or of `all`."""
+    named = {"message_ids": list(message_ids)} if message_ids else {}
+    return _arrival("turn.retracted", seq, event_id, key, at_ms, named | fields)
 
 
 def turns(first_seq: int, number: int, *, key: SessionKey = KEY) -> list[DecodedEvent]:

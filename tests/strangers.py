@@ -12,6 +12,7 @@ import nats.errors
 from faststream.nats import NatsBroker
 
 from turnfold.contracts.subjects import (
+    AGENT_READS,
     AGENT_WRITES,
     ASKED,
     EVENTS_SUBJECTS,
@@ -26,7 +27,7 @@ STREAMED = (*EVENTS_SUBJECTS, *NOTICES_SUBJECTS)
 """What travels into a stream, and is acknowledged by it."""
 EVERY_SUBJECT = (
     *STREAMED,
-    *(f"{name}.>" for name in (*READS, *WRITES, *AGENT_WRITES)),
+    *(f"{name}.>" for name in (*READS, *AGENT_READS, *WRITES, *AGENT_WRITES)),
     *INSTALLATION_REQUESTS,
     INGESTED,
     f"{ASKED}.>",

@@ -28,7 +28,7 @@ REQUEST_BEGINS = 64
 DIGEST_BEGINS = "# Earlier messages, shortened"
 CUT = re.compile(r"\n\[\.\.\. (\d+) lines, \d+ tokens left out \.\.\.\]\n")
 PREVIEW = re.compile(r"\n?\[TRUNCATED original~\d+ tokens\]\n?")
-REASONING = ("reasoning_content", "thinking_blocks")
+REASONING = ("reasoning_content", "thinking_blocks", "reasoning", "reasoning_details")
 FREE = ("content", "tool_calls", *REASONING)
 """What a window may shorten or leave out."""
 
@@ -48,7 +48,7 @@ class Answer:
     """What `context.get` answers, as texts and numbers; `asked` tokens are what it may take."""
 
     messages: Sequence[str]
-    message_ids: Sequence[str | None]
+    message_ids: Sequence[Any]
     account: Mapping[str, int]
     tokens: int
     asked_tokens: int | None = None
@@ -106,12 +106,18 @@ class Session:
         return answers
 
     @cached_property
+    def pinnable(self) -> list[int]:
+        """System messages that begin their event; later ones keep their place."""
+        return [
+            place
+            for place, one in enumerate(self.told)
+            if one.body["role"] in SYSTEMS and one.message_id.endswith("#0")
+        ]
+
+    @cached_property
     def newest_system(self) -> int | None:
         """The message that is pinned."""
-        return max(
-            (place for place, one in enumerate(self.told) if one.body["role"] in SYSTEMS),
-            default=None,
-        )
+        return max(self.pinnable, default=None)
 
     @cached_property
     def request(self) -> int | None:
@@ -150,11 +156,7 @@ class Session:
     @cached_property
     def loose(self) -> frozenset[int]:
         """Messages that stand in no window: superseded system messages, and results beside no call."""
-        found = {
-            place
-            for place, one in enumerate(self.told)
-            if one.body["role"] in SYSTEMS and place != self.newest_system
-        }
+        found = {*self.pinnable} - {self.newest_system}
         beside = {self.result_of(owner) for owner in self.results}
         return frozenset(
             found
@@ -171,20 +173,22 @@ def sendable_calls(body: Json) -> list[Json]:
     found: list[Json] = []
     calls = body.get("tool_calls") if body["role"] == "assistant" else None
     for call in calls if isinstance(calls, list) else ():
-        function = call.get("function") if isinstance(call, dict) else None
-        named = (
-            isinstance(function, dict)
-            and isinstance(function.get("name"), str)
-            and function["name"]
-        )
+        named = tool_of(call).get("name") if isinstance(call, dict) else None
         if (
             named
+            and isinstance(named, str)
             and isinstance(call.get("id"), str)
             and call["id"]
             and call["id"] not in [one["id"] for one in found]
         ):
             found.append(call)
     return found
+
+
+def tool_of(call: Json) -> Json:
+    """The part of a call that names its tool and says what it is given."""
+    part = call.get("custom" if call.get("type") == "custom" else "function")
+    return part if isinstance(part, dict) else {}
 
 
 def faults(
@@ -457,12 +461,12 @@ class Checker:
             self._fault(f"C9: the calls of {self._answer.message_ids[index]} are others")
             return
         for call, original in zip(shown, originals, strict=True):
-            arguments, whole = (
-                call["function"].get("arguments"),
-                original["function"].get("arguments"),
-            )
-            if arguments == whole:
+            if call == original:
                 continue
+            if call["type"] == "custom":
+                self._input_is_honest(call["custom"]["input"], original["custom"]["input"])
+                continue
+            arguments = call["function"].get("arguments")
             try:
                 if not isinstance(json.loads(arguments), dict):
                     self._fault(f"C19: the arguments of {call['id']!r} became {arguments[:40]!r}")
@@ -470,6 +474,12 @@ class Checker:
                 self._fault(
                     f"C19: the arguments of {call['id']!r} are no JSON: {str(arguments)[:40]!r}"
                 )
+
+    def _input_is_honest(self, shown: str, whole: str) -> None:
+        """The text given to a custom tool stays text: its beginning and a mark."""
+        kept, mark, _ = shown.partition("[TRUNCATED original~")
+        if shown and not (mark and whole.startswith(kept)):
+            self._fault(f"C19: the input of a custom tool became {shown[:80]!r}")
 
 
 def text_of(body: Json) -> str:
@@ -486,6 +496,26 @@ def _part_text(part: Any) -> str | None:
     return part if isinstance(part, str) else None
 
 
+def opaque_texts(body: Json) -> list[str]:
+    """The long texts in fields that no window understands, also beside a call."""
+    calls = body.get("tool_calls")
+    holders = [body, *(calls if isinstance(calls, list) else ())]
+    fields = [
+        one.get(key)
+        for one in holders
+        if isinstance(one, dict)
+        for key in ("reasoning_details", "extra_content")
+    ]
+    texts: list[str] = []
+    while fields:
+        field = fields.pop()
+        if isinstance(field, str):
+            texts += [field] if len(field) > 100 else []
+        elif isinstance(field, dict | list):
+            fields.extend(field.values() if isinstance(field, dict) else field)
+    return texts
+
+
 def tokens_of(body: Json, count: Callable[[str], int]) -> int:
     """What a model counts for a message at least: each text whole, media at their flat price."""
     content = body.get("content")
@@ -494,11 +524,12 @@ def tokens_of(body: Json, count: Callable[[str], int]) -> int:
         media = [part for part in content if isinstance(part, dict) and part.get("type") in MEDIA]
         tokens += IMAGE_TOKENS * len(media)
     for call in sendable_calls(body):
-        function = call["function"]
-        arguments = function.get("arguments")
-        tokens += count(function["name"]) + (count(arguments) if isinstance(arguments, str) else 0)
-    reasoning = body.get("reasoning_content")
-    tokens += count(reasoning) if isinstance(reasoning, str) else 0
+        tool = tool_of(call)
+        given = tool.get("input" if call.get("type") == "custom" else "arguments")
+        tokens += count(tool["name"]) + (count(given) if isinstance(given, str) else 0)
+    for field in ("reasoning_content", "reasoning"):
+        tokens += count(body[field]) if isinstance(body.get(field), str) else 0
+    tokens += sum(count(value) for value in opaque_texts(body))
     blocks = body.get("thinking_blocks")
     for block in blocks if isinstance(blocks, list) else ():
         tokens += (

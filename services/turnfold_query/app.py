@@ -32,6 +32,7 @@ from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings, redacted
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import next_seq, wait_for_schema
+from turnfold.store.query.agent_lists import SqlAgentLists
 from turnfold.store.query.dead_letters import SqlDeadLetterStore
 from turnfold.store.query.history import SqlHistoryStore
 from turnfold.store.query.recall import SqlRecallStore
@@ -44,6 +45,7 @@ from turnfold_query.http.app import make_http
 from turnfold_query.ingest_signal import Bounded, NatsIngestSignal
 from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics
+from turnfold_query.newest import NewestLookup
 from turnfold_query.windows import answering_of
 
 log = structlog.get_logger()
@@ -126,30 +128,30 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     stop: asyncio.Event,
 ) -> None:
     answering = answering_of(settings, SqlRecallStore(database))
-    admission = ConcurrencyLimiter(shares_of(settings))
-    windows = SqlWindowStore(database, AT_ONCE)
+    windows, hints = SqlWindowStore(database, AT_ONCE), HintSender(client.publish)
     arrivals = NatsIngestSignal(windows.ingested_to)
-    hints = HintSender(client.publish)
     dispatcher = QueryDispatcher(
         windows=windows,
         histories=SqlHistoryStore(database),
+        lists=SqlAgentLists(database),
         lane=lane,
         answering=answering,
         arrivals=arrivals,
+        newest=NewestLookup(client),
         hints=hints,
         metrics=metrics,
         request_seconds=settings.request_seconds,
         explain=_explanation_of(settings),
     )
+    admission = ConcurrencyLimiter(shares_of(settings))
     server = QueryServer(dispatcher, metrics, admission)
     broker = _broker(settings, server, [name for name in dispatcher.shapes if name != CONTEXT])
     app = _http_app(settings, database, client, dispatcher, metrics, admission, bearers)
     listener = _http_server(app, settings, http_address)
 
     def clear_caches() -> None:
-        windows.forget()
-        answering.clear_caches()
-        lane.forget()
+        for clear in (windows.forget, answering.clear_caches, lane.forget):
+            clear()
 
     sending = asyncio.create_task(hints.run(), name="hints")
     try:

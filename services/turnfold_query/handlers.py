@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import TypeVar
 
 import nats.errors
 import structlog
@@ -17,46 +18,62 @@ from nats.aio.subscription import Subscription
 from turnfold.bus.admission import RETRY_AFTER_MS, ConcurrencyLimiter, Place
 from turnfold.bus.answering import answer
 from turnfold.bus.broker import passthrough_decoder
-from turnfold.contracts.requests import (
-    MAX_WAIT_MS,
+from turnfold.contracts.history_requests import (
     AuditRequest,
-    Command,
-    ContextRequest,
-    ExpandRequest,
+    EventsKnownRequest,
     HistoryRequest,
-    PolicyReadRequest,
-    Request,
     SearchRequest,
-    SessionRequest,
-    SummaryRequest,
-    ToolRequest,
-    ToolsRequest,
+    SessionListRequest,
+)
+from turnfold.contracts.reading import (
     is_policy_read,
     read_command,
     read_request,
 )
-from turnfold.contracts.subjects import POLICY_READS, QUERY_QUEUE, key_of_subject
+from turnfold.contracts.requests import (
+    MAX_WAIT_MS,
+    Command,
+    ContextRequest,
+    ExpandRequest,
+    FreshRequest,
+    PolicyReadRequest,
+    Request,
+    SessionRequest,
+    SummaryRequest,
+    ToolRequest,
+    ToolsRequest,
+)
+from turnfold.contracts.subjects import AGENT_READS, POLICY_READS, QUERY_QUEUE, key_of_subject
 from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
 from turnfold.messages import AgentId, SessionKey
 from turnfold.observability.tracing import extract_traceparent, span
 from turnfold.operations import policy
+from turnfold.operations.query import agent_lists, history, replies, tools
 from turnfold.operations.query import context as query
-from turnfold.operations.query import history, replies, tools
 from turnfold.operations.query.environment import ContextReply, QueryEnvironment
-from turnfold.ports.query import HistoryStore, TooLargeHere, WindowStore
+from turnfold.ports.agent_lists import AgentLists
+from turnfold.ports.query import (
+    HistoryStore,
+    TooLargeHere,
+    WindowStore,
+)
 from turnfold_query.hints import HintSender
 from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics
+from turnfold_query.newest import NewestLookup
 
 log = structlog.get_logger()
 
 CONTEXT = "context.get"
 """Asked before every call of a model, and nobody waits for anything else."""
-AGENT_POLICY = "agent.policy"
+OF_AGENTS = ("agent.policy", *AGENT_READS)
+"""Requests whose subjects name an agent alone."""
 ANSWER_ROOM_BYTES = 64 * 1024
 """What an answer leaves of the bus's limit, for headers and the protocol."""
 REQUEST_BYTES = 1024 * 1024
 DRAIN_SECONDS = 5.0
+
+Fresh = TypeVar("Fresh", bound=FreshRequest)
 
 
 class QueryDispatcher:
@@ -67,9 +84,11 @@ class QueryDispatcher:
         *,
         windows: WindowStore,
         histories: HistoryStore,
+        lists: AgentLists,
         lane: Lane,
         answering: QueryEnvironment,
         arrivals: query.IngestSignal,
+        newest: NewestLookup,
         hints: HintSender,
         metrics: QueryMetrics,
         request_seconds: float,
@@ -77,9 +96,11 @@ class QueryDispatcher:
     ) -> None:
         self._windows = windows
         self._histories = histories
+        self._lists = lists
         self._lane = lane
         self._answering = answering
         self._arrivals = arrivals
+        self._newest = newest
         self._hints = hints
         self._metrics = metrics
         self._seconds = request_seconds
@@ -95,6 +116,8 @@ class QueryDispatcher:
             "session.tools": ToolsRequest,
             "session.tool": ToolRequest,
             "audit.list": AuditRequest,
+            "events.known": EventsKnownRequest,
+            "session.list": SessionListRequest,
             **dict.fromkeys(POLICY_READS, PolicyReadRequest),
         }
 
@@ -110,22 +133,73 @@ class QueryDispatcher:
             return json.dumps(
                 await policy.policy_in_force(key, store=self._histories, explain=self._explain)
             ).encode()
+        if isinstance(request, EventsKnownRequest | SessionListRequest):
+            return await self._listed(name, key, request, place)
         if not isinstance(key, SessionKey):
             raise BadRequest(f"{name} takes an agent and a session")
         if isinstance(request, ContextRequest):
             return (await self.context(key, request, place)).body
+        is_fresh = None
+        if isinstance(request, FreshRequest) and request.after is not None:
+            request = await self._with_sequence(key, request)
+            is_fresh = await self._ingested(request, place)
         began = time.perf_counter()
         try:
             async with asyncio.timeout(self._seconds):
-                if isinstance(request, SearchRequest | ExpandRequest | ToolRequest):
-                    place.search()
-                    reply: bytes = await self._lane.ask(key, request)
-                    return reply
-                return (await self._read(name, key, request)).encode()
+                reply = await self._reply(name, key, request, place)
         except TimeoutError:
             raise self._too_long() from None
         finally:
             self._metrics.answered(name, time.perf_counter() - began)
+        return reply if is_fresh is None else _with_freshness(reply, is_fresh=is_fresh)
+
+    async def _listed(
+        self,
+        name: str,
+        key: SessionKey | AgentId,
+        request: EventsKnownRequest | SessionListRequest,
+        place: Place,
+    ) -> bytes:
+        """Answer a request about what an agent has."""
+        if isinstance(key, SessionKey):
+            raise BadRequest(f"{name} takes an agent alone")
+        # A prefix that few sessions have may need a look at all of them.
+        place.search()
+        began = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._seconds):
+                reply = (
+                    await agent_lists.sessions(key, request, lists=self._lists)
+                    if isinstance(request, SessionListRequest)
+                    else await agent_lists.known_events(key, request, lists=self._lists)
+                )
+        except TimeoutError:
+            raise self._too_long() from None
+        finally:
+            self._metrics.answered(name, time.perf_counter() - began)
+        return json.dumps(reply).encode()
+
+    async def _reply(self, name: str, key: SessionKey, request: Request, place: Place) -> bytes:
+        if isinstance(request, SearchRequest | ExpandRequest | ToolRequest):
+            place.search()
+            reply: bytes = await self._lane.ask(key, request)
+            return reply
+        return (await self._read(name, key, request)).encode()
+
+    async def _ingested(self, request: FreshRequest, place: Place) -> bool:
+        """Wait for the event that a request names; return whether it is ingested."""
+        seq = request.after_seq
+        if not seq or seq <= await self._windows.ingested_to():
+            return True
+        wait_seconds = min(request.wait_ms, MAX_WAIT_MS) / 1000
+        await PlacedSignal(self._arrivals, place).reached(seq, wait_seconds)
+        return seq <= await self._windows.ingested_to()
+
+    async def _with_sequence(self, key: SessionKey, request: Fresh) -> Fresh:
+        """Replace `latest` by the sequence of the newest event."""
+        if request.after != "latest":
+            return request
+        return request.model_copy(update={"after": await self._newest.sequence(key)})
 
     def _too_long(self) -> Unavailable:
         message = f"the request took longer than {self._seconds:g} s and was ended; ask for less"
@@ -151,6 +225,7 @@ class QueryDispatcher:
     async def context(self, key: SessionKey, request: ContextRequest, place: Place) -> ContextReply:
         """A window; see `turnfold.operations.query.context.context`."""
         began = time.perf_counter()
+        request = await self._with_sequence(key, request)
         # The past is read from all versions and evictions, which costs as much as a search.
         if request.as_of is not None:
             place.search()
@@ -179,6 +254,11 @@ class QueryDispatcher:
         if answer.hint is not None:
             self._hints.add(key, answer.hint)
         return answer
+
+
+def _with_freshness(reply: bytes, *, is_fresh: bool) -> bytes:
+    """Add to an answer whether the event is ingested that the request named."""
+    return b'{"fresh": %s, ' % json.dumps(is_fresh).encode() + reply.removeprefix(b"{")
 
 
 class PlacedSignal:
@@ -257,7 +337,7 @@ class QueryServer:
 
     async def _answered(self, name: str, message: Msg) -> bytes:
         key = _key_of(name, message.subject)
-        if not isinstance(key, SessionKey) and name != AGENT_POLICY:
+        if not isinstance(key, SessionKey) and name not in OF_AGENTS:
             raise BadRequest(f"{name} takes an agent and a session")
         if len(message.data) > REQUEST_BYTES:
             raise TooLarge(f"a request has at most {REQUEST_BYTES} bytes")
@@ -293,7 +373,7 @@ def make_router(desk: QueryServer, names: Iterable[str]) -> NatsRouter:
 
     def listens(name: str) -> None:
         @router.subscriber(
-            f"{name}.*" if name == AGENT_POLICY else f"{name}.*.*",
+            f"{name}.*" if name in OF_AGENTS else f"{name}.*.*",
             queue=QUERY_QUEUE,
             decoder=passthrough_decoder,
             no_reply=True,

@@ -4,7 +4,9 @@ from turnfold.model_info.context_windows import ModelWindows
 from turnfold.operations.policy import policy_resolver
 from turnfold.operations.query.environment import QueryEnvironment
 from turnfold.operations.query.recall import Recall
-from turnfold.ports.query import RecallStore
+from turnfold.ports.recall import (
+    RecallStore,
+)
 from turnfold.settings import Settings
 
 

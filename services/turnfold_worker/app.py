@@ -27,6 +27,7 @@ from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings
 from turnfold.store.compact.campaigns import SqlCampaignStore
 from turnfold.store.compact.jobs.store import SqlJobStore
+from turnfold.store.compact.withdrawal import withdraw
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import WriterLock, wait_for_schema, wait_until_adopted
 from turnfold.store.database.outbox import SqlOutboxStore
@@ -209,7 +210,7 @@ async def _start(
 async def _work(context: WorkerContext, stop: asyncio.Event) -> None:
     """Run the loops of a worker, and answer requests that write, until stopped."""
     database, telemetry = context.database, context.telemetry
-    events, jobs = SqlIngestStore(database), SqlJobStore(database)
+    events, jobs = SqlIngestStore(database, withdraw), SqlJobStore(database)
     statistics = SqlStatistics(database)
     if database.is_sqlite:
         # This worker holds the writer lock, so the owners of all leases have exited.
@@ -237,7 +238,7 @@ async def _work(context: WorkerContext, stop: asyncio.Event) -> None:
         CampaignRunner(context, store=SqlCampaignStore(database), wakeups=wakeups),
         erasure,
         follower,
-        Indexer(store=SqlSearchIndex(database), is_busy=ingest.is_busy),
+        Indexer(store=SqlSearchIndex(database, context.installation.count), is_busy=ingest.is_busy),
         ChildMonitor(
             summarizer=context.summarizer, on_start=partial(context.announcer.update, "model")
         ),
@@ -248,7 +249,12 @@ async def _work(context: WorkerContext, stop: asyncio.Event) -> None:
     watchdog.watch("the intake", lambda: ingest.ended, seconds=BATCH_SECONDS)
     async with (
         _running(context, ingest, loops) as tasks,
-        command_broker(context, on_change=wakeups.after_command, on_erased=erasure.after_erasure),
+        command_broker(
+            context,
+            on_change=wakeups.after_command,
+            on_erased=erasure.after_erasure,
+            ingested_to=events.ingested_to,
+        ),
     ):
         await follower.listen(context.client)
         telemetry.health.parts = HealthSources(context.client, context.receiver, probe, statistics)

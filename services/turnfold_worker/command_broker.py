@@ -1,6 +1,6 @@
 """The FastStream broker of a worker: the requests that write."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
@@ -18,21 +18,27 @@ from turnfold.store.query.secrets import SIGNED_ACTORS, read_secret
 from turnfold_worker.actors import Actors, watched
 from turnfold_worker.context import WorkerContext, now_ms
 from turnfold_worker.dead_letters import make_letters_router
+from turnfold_worker.edits import make_edits_router
 from turnfold_worker.handlers import CommandServer, make_request_router
 from turnfold_worker.versions import make_campaigns_router, make_versions_router
 
 
 @asynccontextmanager
 async def command_broker(
-    context: WorkerContext, *, on_change: Callable[[], object], on_erased: Callable[[], object]
+    context: WorkerContext,
+    *,
+    on_change: Callable[[], object],
+    on_erased: Callable[[], object],
+    ingested_to: Callable[[], Awaitable[int]],
 ) -> AsyncGenerator[None]:
     """Answer requests that write in the body. On leaving it, finish the running requests.
 
     `on_change` is called after each request that may have opened jobs or written notices, and
-    `on_erased` after each erasure.
+    `on_erased` after each erasure. `ingested_to` returns up to where all events are stored.
     """
     database, installation = context.database, context.installation
     actors = Actors(read_secret=partial(read_secret, database, SIGNED_ACTORS), now_ms=now_ms)
+    stream = BusEvents(context.client, on_foreign=context.telemetry.metrics.disturbed)
     server = CommandServer(ConcurrencyLimiter(shares_of(context.settings)), actors)
     broker = Broker(
         **watched(broker_options(context.settings, "worker"), actors.probe),
@@ -47,6 +53,7 @@ async def command_broker(
             now_ms=now_ms,
             on_change=on_change,
             last_seq=lambda: last_sequence(context.client),
+            ingested_to=ingested_to,
             on_erased=on_erased,
             server=server,
         ),
@@ -66,12 +73,18 @@ async def command_broker(
             server=server,
         ),
         make_letters_router(
-            store=SqlDeadLetterStore(database),
-            stream=BusEvents(context.client, on_foreign=context.telemetry.metrics.disturbed),
-            now_ms=now_ms,
-            server=server,
+            store=SqlDeadLetterStore(database), stream=stream, now_ms=now_ms, server=server
+        ),
+        make_edits_router(
+            store=SqlHistoryStore(database), stream=stream, ingested_to=ingested_to, server=server
         ),
     )
+    async with _started(broker, actors, server):
+        yield
+
+
+@asynccontextmanager
+async def _started(broker: Broker, actors: Actors, server: CommandServer) -> AsyncGenerator[None]:
     # The probe must have settled before the first request arrives.
     await actors.probe.attach(await broker.connect())
     await broker.start()

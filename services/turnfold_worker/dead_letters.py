@@ -5,7 +5,12 @@ from typing import Any
 
 from faststream.nats import NatsRouter
 
-from turnfold.contracts.requests import ReplayRequest, read_command
+from turnfold.contracts.reading import (
+    read_command,
+)
+from turnfold.contracts.requests import (
+    ReplayRequest,
+)
 from turnfold.operations.query import dead_letters as letters
 from turnfold.ports.admin import DeadLetterStore, EventStream
 from turnfold_worker.handlers import CommandServer

@@ -12,12 +12,15 @@ from nats.aio.msg import Msg
 from turnfold.bus.admission import INSTALLATION, ConcurrencyLimiter
 from turnfold.bus.answering import answer, is_led
 from turnfold.bus.broker import passthrough_decoder
+from turnfold.contracts.reading import (
+    is_policy_read,
+    read_command,
+)
 from turnfold.contracts.requests import (
+    AgentEraseRequest,
     CompactionRequest,
     EraseRequest,
     PolicyRequest,
-    is_policy_read,
-    read_command,
 )
 from turnfold.contracts.subjects import POLICY_READS, WORKER_QUEUE, key_of_subject
 from turnfold.errors import NotAllowed, RequestError, TurnfoldError, Unavailable
@@ -28,8 +31,13 @@ from turnfold_worker.actors import Actors
 
 log = structlog.get_logger()
 
+INGEST_SECONDS = 3.0
+INGEST_POLL_SECONDS = 0.05
 
-Handle = Callable[[str, bytes, str], Awaitable[Mapping[str, Any]]]
+
+Reply = Mapping[str, Any] | str
+"""A reply as fields, or as JSON text."""
+Handle = Callable[[str, bytes, str], Awaitable[Reply]]
 """Execute a request, given its subject, its body and its actor; return the reply."""
 
 
@@ -71,9 +79,10 @@ class CommandServer:
             return
         reply = await answered(name, self._admitted(name, handle, message))
         if message.reply:
-            await answer(message, json.dumps(reply).encode())
+            text = reply if isinstance(reply, str) else json.dumps(reply)
+            await answer(message, text.encode())
 
-    async def _admitted(self, name: str, handle: Handle, message: Msg) -> Mapping[str, Any]:
+    async def _admitted(self, name: str, handle: Handle, message: Msg) -> Reply:
         # Otherwise a reply subject or a trace of one client could write in the name of another.
         if is_led(message.headers):
             raise NotAllowed(
@@ -98,6 +107,7 @@ def make_request_router(
     now_ms: Callable[[], int],
     on_change: Callable[[], object],
     last_seq: Callable[[], Awaitable[int]],
+    ingested_to: Callable[[], Awaitable[int]],
     on_erased: Callable[[], object],
     server: CommandServer,
 ) -> NatsRouter:
@@ -119,6 +129,40 @@ def make_request_router(
 
         return on_policy
 
+    def erase_handler(name: str, shape: type[EraseRequest]) -> Handle:
+        async def on_erase(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
+            key = key_of_subject(name, subject)
+            request = read_command(shape, key, body)
+            # Events up to last_seq are erased even if no worker has stored them yet.
+            until = await last_seq()
+            prefix = request.prefix if isinstance(request, AgentEraseRequest) else None
+            if prefix is not None:
+                # Only stored sessions can be found by a prefix.
+                await _wait_for_ingest(until, ingested_to)
+            erased = await commands.erase(
+                key, last_seq=until, now_ms=now_ms(), actor=actor, prefix=prefix
+            )
+            on_erased()
+            ids = key._asdict() if isinstance(key, SessionKey) else {"agent_id": key}
+            return {**ids, **erased._asdict()}
+
+        return on_erase
+
+    server.listen(router, "session.erase", 2, erase_handler("session.erase", EraseRequest))
+    server.listen(router, "agent.erase", 1, erase_handler("agent.erase", AgentEraseRequest))
+    for name, levels in (("session.policy", 2), ("agent.policy", 1)):
+        server.listen(router, name, levels, policy_handler(name))
+    on_compaction = _compaction_handler(commands, installation, now_ms, on_change)
+    server.listen(router, "compaction.request", 2, on_compaction)
+    return router
+
+
+def _compaction_handler(
+    commands: SessionCommands,
+    installation: Installation,
+    now_ms: Callable[[], int],
+    on_change: Callable[[], object],
+) -> Handle:
     async def on_compaction(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
         key = key_of_subject("compaction.request", subject)
         read_command(CompactionRequest, key, body)
@@ -129,29 +173,25 @@ def make_request_router(
         on_change()
         return {"compaction_id": opened}
 
-    def erase_handler(name: str) -> Handle:
-        async def on_erase(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
-            key = key_of_subject(name, subject)
-            read_command(EraseRequest, key, body)
-            # Events up to last_seq are erased even if no worker has stored them yet.
-            erased = await commands.erase(
-                key, last_seq=await last_seq(), now_ms=now_ms(), actor=actor
+    return on_compaction
+
+
+async def _wait_for_ingest(seq: int, ingested_to: Callable[[], Awaitable[int]]) -> None:
+    """Return when every event up to a sequence is stored.
+
+    Raises:
+        Unavailable: it is not after INGEST_SECONDS.
+    """
+    deadline = asyncio.get_running_loop().time() + INGEST_SECONDS
+    while await ingested_to() < seq:
+        if asyncio.get_running_loop().time() >= deadline:
+            raise Unavailable(
+                "events that were published before are not stored yet; try again later"
             )
-            on_erased()
-            ids = key._asdict() if isinstance(key, SessionKey) else {"agent_id": key}
-            return {**ids, **erased._asdict()}
-
-        return on_erase
-
-    for name, levels in (("session.erase", 2), ("agent.erase", 1)):
-        server.listen(router, name, levels, erase_handler(name))
-    for name, levels in (("session.policy", 2), ("agent.policy", 1)):
-        server.listen(router, name, levels, policy_handler(name))
-    server.listen(router, "compaction.request", 2, on_compaction)
-    return router
+        await asyncio.sleep(INGEST_POLL_SECONDS)
 
 
-async def answered(name: str, answering: Awaitable[Mapping[str, Any]]) -> Mapping[str, Any]:
+async def answered(name: str, answering: Awaitable[Reply]) -> Reply:
     """Return the reply, or the error as the contract defines it."""
     try:
         return await answering

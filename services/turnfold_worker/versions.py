@@ -5,6 +5,9 @@ from typing import Any
 
 from faststream.nats import NatsRouter
 
+from turnfold.contracts.reading import (
+    read_command,
+)
 from turnfold.contracts.requests import (
     CampaignRequest,
     ProgressRequest,
@@ -12,7 +15,6 @@ from turnfold.contracts.requests import (
     RegenerateRequest,
     RestoreRequest,
     SummaryRequest,
-    read_command,
 )
 from turnfold.contracts.subjects import key_of_subject
 from turnfold.messages import SessionKey
@@ -20,8 +22,10 @@ from turnfold.operations.compact import versions
 from turnfold.operations.query import history
 from turnfold.ports.admin import CampaignStore, VersionStore
 from turnfold.ports.ingest import Installation
-from turnfold.ports.query import HistoryStore
-from turnfold_worker.handlers import CommandServer, Handle
+from turnfold.ports.query import (
+    HistoryStore,
+)
+from turnfold_worker.handlers import CommandServer, Handle, Reply
 
 PROMOTE = "summary.promote"
 RESTORE = "compaction.restore"
@@ -115,7 +119,7 @@ def _session_key(name: str, subject: str) -> SessionKey:
 def _with_callback(handle: Handle, callback: Callable[[], object]) -> Handle:
     """Call `callback` after each request that has succeeded."""
 
-    async def on_request(subject: str, body: bytes, actor: str) -> Mapping[str, Any]:
+    async def on_request(subject: str, body: bytes, actor: str) -> Reply:
         reply = await handle(subject, body, actor)
         # Not after an error, which changed nothing.
         callback()

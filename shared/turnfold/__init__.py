@@ -32,6 +32,7 @@ from turnfold.client import (
     Client,
     HistoryPage,
     OutgoingEvent,
+    PortalClient,
     Receipt,
     Session,
     StoredMessage,
@@ -55,6 +56,7 @@ from turnfold.errors import (
 )
 
 if TYPE_CHECKING:
+    from turnfold.client.mirror import MirrorReceipt, mirror
     from turnfold.client.provider import ContextBudget, History, Provider, SessionProvider
     from turnfold.client.recovery import ContextRecovery
     from turnfold.client.subagent import SubagentFailure, SubagentResult, run_subagent
@@ -81,10 +83,12 @@ __all__ = [
     "History",
     "HistoryPage",
     "LadderCompressor",
+    "MirrorReceipt",
     "NotAllowed",
     "OutgoingEvent",
     "Overflow",
     "Policy",
+    "PortalClient",
     "Provider",
     "Receipt",
     "ReceivedNotice",
@@ -104,6 +108,7 @@ __all__ = [
     "assemble",
     "connect",
     "counter",
+    "mirror",
     "new_event_id",
     "notice_of",
     "overflow_in",
@@ -115,6 +120,8 @@ __all__ = [
 # Loaded when first used: the services import this package too and need none of them.
 _LATER = {
     "counter": "turnfold.client.token_counter",
+    "MirrorReceipt": "turnfold.client.mirror",
+    "mirror": "turnfold.client.mirror",
     "History": "turnfold.client.provider",
     "Provider": "turnfold.client.provider",
     "ContextBudget": "turnfold.client.provider",

@@ -13,6 +13,9 @@ EventId = NewType("EventId", str)
 MessageId = NewType("MessageId", str)
 CompactionId = NewType("CompactionId", str)
 
+Ids = MessageId | None | tuple[MessageId | None, ...]
+"""The id of a message, None if it is not stored, or the ids of merged messages in order."""
+
 Json = Mapping[str, Any]
 
 META_MARK: Final = "is_meta"
@@ -50,6 +53,40 @@ ROLES: Final[Mapping[str, Role]] = {role.value: role for role in Role}
 """The roles by name. A lookup is faster than `Role(name)`."""
 
 
+class Shape(StrEnum):
+    """The format of messages: that of chat completions, of Responses, or of Anthropic."""
+
+    CHAT = "chat"
+    RESPONSES = "responses"
+    ANTHROPIC = "anthropic"
+
+
+class Element(IntEnum):
+    """What was published as a message; see `turnfold.core.shapes`.
+
+    ITEM and JOINED are items of the Responses API. A response is one chat message: its first item
+    holds it, and its other items are JOINED to that one. BLOCKS is a message of the Anthropic API.
+    """
+
+    CHAT = 0
+    ITEM = 1
+    JOINED = 2
+    BLOCKS = 3
+
+    shape: Shape
+
+    def __init__(self, _: int) -> None:
+        # An attribute and not a property, because it is read per message of a window.
+        names = (Shape.CHAT, Shape.RESPONSES, Shape.RESPONSES, Shape.ANTHROPIC)
+        self.shape = names[int(self)]
+
+
+ELEMENTS: Final = tuple(Element)
+"""The kinds of elements by number."""
+JOINED: Final = Element.JOINED
+"""A name of the module, because members of an enumeration are found slowly."""
+
+
 class Priority(IntEnum):
     """How long a message resists the ladder: LOW goes first."""
 
@@ -59,11 +96,15 @@ class Priority(IntEnum):
 
 
 class State(StrEnum):
-    """The state of a message: in the window, evicted but not summarized, or in the summary."""
+    """The state of a message: in the window, evicted but not summarized, or in the summary.
+
+    A retracted one is in none of them; see `turnfold.contracts.retractions.Retraction`.
+    """
 
     LIVE = "live"
     PENDING = "pending"
     COVERED = "covered"
+    RETRACTED = "retracted"
 
 
 class ToolCall(NamedTuple):
@@ -156,6 +197,7 @@ class Message:
 
     `short_body` is the JSON of a user's short message: its gist holds the opening alone.
     """
+    element: Element = Element.CHAT
 
     @property
     def message_id(self) -> MessageId:
@@ -166,6 +208,14 @@ class Message:
     def stream_seq(self) -> int:
         """The stream sequence of the event that brought it."""
         return self.position // MESSAGES_PER_EVENT
+
+    @property
+    def is_pinnable(self) -> bool:
+        """Whether it is a system message that begins its event: the newest of these is pinned.
+
+        The older ones are superseded. A later system message of an event keeps its place.
+        """
+        return self.role.is_system and self.index == 0
 
     @property
     def is_request(self) -> bool:

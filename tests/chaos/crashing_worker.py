@@ -42,6 +42,7 @@ from turnfold.ports.compact import Job, RegenerateOptions, Summarizer
 from turnfold.store.compact.jobs.store import SqlJobStore
 from turnfold.store.compact.requests import SqlSessionCommands
 from turnfold.store.compact.versions import SqlVersionStore
+from turnfold.store.compact.withdrawal import withdraw
 from turnfold.store.database.engine import Database
 from turnfold.store.database.outbox import SqlOutboxStore
 from turnfold.store.ingest.ingest import SqlIngestStore
@@ -202,7 +203,7 @@ class Worker:
         self.installation = replace(made, new_id=lambda: next(ids))
         self.now_ms = life.now_ms
         self.database = database
-        self.intake = SqlIngestStore(database)
+        self.intake = SqlIngestStore(database, withdraw)
         self.jobs = SqlJobStore(database, new_id=self.installation.new_id)
         self.versions = SqlVersionStore(database)
         self.changes = SqlSessionCommands(database)

@@ -6,16 +6,14 @@ from typing import Any
 import pytest
 
 from tests.store_fixtures import KEY, NOON, Stores, assistant, result, summary, turn, turns, user
+from turnfold.contracts.history_requests import AuditRequest, HistoryRequest, SearchRequest
 from turnfold.contracts.requests import (
-    AuditRequest,
     CampaignRequest,
-    HistoryRequest,
     ProgressRequest,
     PromoteRequest,
     RegenerateRequest,
     ReplayRequest,
     RestoreRequest,
-    SearchRequest,
     SessionRequest,
     SummaryRequest,
 )

@@ -95,6 +95,15 @@ def test_a_report_of_usage_is_read_as_it_always_was() -> None:
     assert event.digest.hex() == "db3b064898532e92beb312a4939637e6"
 
 
+@pytest.mark.proves("G1")
+def test_a_retraction_is_read_as_it_always_was() -> None:
+    event = read_event("turn.retracted.support.user-42", golden("turn.retracted"))
+
+    named = ("01JCZ4T9W7Q2M8XH5R3N6KBVEA#1", "01JCZ4TA3GZ5E0Y7D1C9W2PQKF#0")
+    assert (event.bodies, event.retraction) == ((), (named, None, False))
+    assert event.digest.hex() == "7fd29e47ad2d71091663858e1f9a13a6"
+
+
 @pytest.mark.proves("A3")
 async def test_notices_are_told_as_they_always_were(stores: Stores) -> None:
     await stores.ingest(*turns(1, 7))

@@ -10,10 +10,15 @@ from typing import Any, Final, NamedTuple
 from tests.costs.measuring import Case
 from tests.costs.texts import Texts, texts
 from turnfold.contracts.events import claimed_key, read_payload
-from turnfold.contracts.requests import SearchRequest, read_request
+from turnfold.contracts.history_requests import SearchRequest
+from turnfold.contracts.reading import (
+    read_request,
+)
 from turnfold.contracts.subjects import id_fault, key_of_subject
 from turnfold.core.history.priority import classify
+from turnfold.core.recall.quotes import mark_lines
 from turnfold.core.recovery.overflow import overflow_in_text
+from turnfold.core.shapes.blocks import answer_blocks, content_blocks
 from turnfold.core.summary.carry_over import carry_over
 from turnfold.core.summary.digest import digest
 from turnfold.core.summary.extractive.evidence import collect_evidence
@@ -35,6 +40,7 @@ from turnfold.core.summary.tool_calls.arguments import argument_texts
 from turnfold.core.text.estimates import estimate, token_upper_bound
 from turnfold.core.text.lines import clip, printable
 from turnfold.core.text.markers import defused
+from turnfold.core.text.names import names_in
 from turnfold.core.text.search import SearchQuery, ranked_by_any, searchable
 from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.tokens import count_message, lines_of, path_in
@@ -46,7 +52,6 @@ from turnfold.core.window.framing import (
     wrapped_digests,
     wrapped_summary,
 )
-from turnfold.core.window.rendering.anthropic import _assistant, _content
 from turnfold.core.window.rendering.render import shortened_arguments, shortened_text
 from turnfold.core.window.truncation import TextCut
 from turnfold.errors import TurnfoldError
@@ -252,7 +257,11 @@ def _shown_to_anthropic(text: str) -> object:
         text,
         {"type": "text", "text": text},
     ]
-    return _assistant(body, calls, {"c": "c"}), _content(parts, "user"), _content(text, "tool")
+    return (
+        answer_blocks(body, calls, {"c": "c"}),
+        content_blocks(parts, "user"),
+        content_blocks(text, "tool"),
+    )
 
 
 def _measured(text: str) -> object:
@@ -328,6 +337,11 @@ READERS: Final = (
             )
         ),
     ),
+    Reader(
+        "marked lines",
+        _each(lambda text: mark_lines({"role": "user", "content": text}, estimate)),
+    ),
+    Reader("names", _each(names_in)),
     Reader("query", _each(lambda text: SearchQuery.of(text[:1_000]))),
     Reader("search", _searched),
     Reader("redaction", _each(redact)),

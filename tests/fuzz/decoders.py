@@ -19,12 +19,14 @@ from turnfold.access.bearers import TokenRegistry
 from turnfold.cli.deadletters import printable
 from turnfold.client.replies import error_from_json
 from turnfold.contracts.events import EventLimits, claimed_key
+from turnfold.contracts.reading import (
+    read_query,
+    read_request,
+)
 from turnfold.contracts.requests import (
     ContextRequest,
     PolicyRequest,
     Request,
-    read_query,
-    read_request,
 )
 from turnfold.contracts.subjects import (
     id_fault,

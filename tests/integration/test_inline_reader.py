@@ -11,7 +11,9 @@ import pytest
 
 from tests.store_fixtures import KEY, NOON, SMALL, Stores, new_sqlite, sql_stores, turn
 from turnfold.messages import SessionKey
-from turnfold.ports.query import WindowSnapshot
+from turnfold.ports.query import (
+    WindowSnapshot,
+)
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import SLOW_SECONDS, RawConnection, WouldBlock
 from turnfold.store.query.message_cache import AT_HAND, KNOWN_AT_HAND

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+import turnfold_migrations
 from tests.forked_processes import begun, ended
 from tests.postgres import Postgres
 from tests.store_fixtures import (
@@ -33,7 +35,7 @@ from tests.store_fixtures import (
 from turnfold.errors import StartError
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import wait_for_schema
-from turnfold.store.database.schema import metadata, word_index
+from turnfold.store.database.schema import REVISION, metadata, word_index
 from turnfold_migrations import downgrade, head, revision_of, upgrade
 
 VIEW_COLUMNS = {
@@ -140,6 +142,17 @@ async def test_going_up_twice_changes_nothing(database_url: str) -> None:
         await upgrade(database_url)
 
     assert await looked_up(database_url, revision_of) == head()
+
+
+@pytest.mark.proves("O6")
+def test_services_wait_for_the_newest_migration_and_numbers_only_grow() -> None:
+    """Revisions are compared as text; a service that waits for an older one misses columns."""
+    scripts = ScriptDirectory(str(Path(turnfold_migrations.__file__).parent))
+    revisions = [script.revision for script in scripts.walk_revisions()]
+
+    assert head() == REVISION == revisions[0]
+    assert revisions == sorted(revisions, reverse=True)
+    assert {len(revision) for revision in revisions} == {4}
 
 
 @pytest.mark.proves("O6")

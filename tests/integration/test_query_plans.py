@@ -26,7 +26,9 @@ from tests.store_fixtures import (
 from turnfold.core.history.as_of import AsOf, AtMessage, AtTime, AtVersion
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey, State
 from turnfold.operations.query.search import found, question_of
-from turnfold.ports.query import Scope
+from turnfold.ports.query import (
+    Scope,
+)
 from turnfold.store.database.engine import Database
 from turnfold.store.database.statistics import SqlStatistics
 
@@ -187,10 +189,10 @@ async def test_a_window_of_the_past_is_read_by_key_and_no_text_but_those_it_show
     plans = watched.plans()
     assert watched.scans() == []
     assert "ix_messages_live (sid=? AND position<?)" in watched.steps()
-    short = "CASE WHEN (substr(messages.gist, ?, ?) != '[') THEN messages.body END"
-    texts = [sql for _, sql in plans if "messages.body" in sql.replace(short, "")]
+    short = r"CASE WHEN \(substr\((\w+)\.gist, \?, \?\) != '\['\) THEN \1\.body END"
+    texts = [sql for _, sql in plans if "messages.body" in re.sub(short, "", sql)]
     assert texts
-    assert all("position IN" in sql for sql in texts)
+    assert [sql for sql in texts if "position IN" not in sql] == []
 
 
 @pytest.mark.proves("L8")
@@ -285,7 +287,7 @@ async def test_a_job_is_loaded_renewed_and_committed_without_reading_a_whole_tab
 async def test_histories_versions_and_the_audit_are_read_by_key(watched: Watched) -> None:
     history = watched.stores.history
     await history.page(KEY, after_position=0, limit=5)
-    await history.page(KEY, after_position=1 << 50, limit=5, newest_first=True)
+    await history.page(KEY, before_position=1 << 50, limit=5, newest_first=True)
     await history.by_ids(KEY, ["e9001#0", "e9002#1"])
     await history.versions(KEY)
     await history.audit(KEY, after=0, limit=5)

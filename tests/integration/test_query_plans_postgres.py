@@ -27,7 +27,9 @@ from tests.store_fixtures import (
 from turnfold.core.history.as_of import AtMessage, AtTime, AtVersion
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey, State
 from turnfold.operations.query.search import found, question_of
-from turnfold.ports.query import Scope
+from turnfold.ports.query import (
+    Scope,
+)
 from turnfold.store.database import schema
 from turnfold.store.database.engine import Database
 from turnfold.store.database.statements import PreparedPairs
@@ -204,7 +206,7 @@ async def a_job_is_done(stores: Stores) -> None:
 
 async def history_is_read(stores: Stores) -> None:
     await stores.history.page(KEY, after_position=0, limit=5)
-    await stores.history.page(KEY, after_position=1 << 50, limit=5, newest_first=True)
+    await stores.history.page(KEY, before_position=1 << 50, limit=5, newest_first=True)
     await stores.history.by_ids(KEY, ["e9001#0", "e9002#1"])
     await stores.history.versions(KEY)
     await stores.history.audit(KEY, after=0, limit=5)

@@ -9,7 +9,9 @@ from sqlalchemy import Connection, text
 from tests.store_fixtures import Stores, new_sqlite, sql_stores, turn, user
 from turnfold.core.text.search import Lookup, SearchQuery
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
-from turnfold.ports.query import Scope
+from turnfold.ports.query import (
+    Scope,
+)
 from turnfold.store.database.engine import Database
 from turnfold.store.ingest.search_index import MESSAGES_AT_ONCE, delete_indexed
 from turnfold.store.query.search import SqlSearchStore

@@ -25,11 +25,15 @@ from tests.store_fixtures import (
     turns,
     user,
 )
-from turnfold.contracts.requests import PolicyRequest
+from turnfold.contracts.requests import (
+    PolicyRequest,
+)
 from turnfold.core.history.audit_chain import WORKER, row_hash
 from turnfold.messages import CompactionId
 from turnfold.ports.compact import RegenerateOptions
-from turnfold.ports.query import AuditRow
+from turnfold.ports.query import (
+    AuditRow,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,9 @@ from tests.store_fixtures import (
     turn,
     user,
 )
-from turnfold.contracts.requests import PolicyRequest
+from turnfold.contracts.requests import (
+    PolicyRequest,
+)
 from turnfold.core.eviction.usage import (
     COMPACTIONS_LOOKED_AT,
     REPORTS_LOOKED_AT,
@@ -43,7 +45,9 @@ from turnfold.operations.query.search import found
 from turnfold.ports.admin import CampaignProgress, Notice
 from turnfold.ports.compact import Job, RegenerateOptions, Version
 from turnfold.ports.ingest import DecodedEvent
-from turnfold.ports.query import Scope
+from turnfold.ports.query import (
+    Scope,
+)
 from turnfold.testing.model import StateModel
 
 usages = st.builds(

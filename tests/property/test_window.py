@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -16,7 +17,9 @@ from tests.histories import (
     assistant,
     counted,
     counter,
+    custom,
     history,
+    instruction,
     parsed,
     recorded,
     system,
@@ -62,6 +65,13 @@ arguments = st.sampled_from(
         "[" * 900,
     ]
 )
+opaque: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [
+        {"reasoning_details": [{"type": "reasoning.encrypted", "data": "gAAA" * 300}]},
+        {"extra_content": {"google": {"thought_signature": "c2ln" * 200}}},
+        {"reasoning": words(300), "audio": {"id": "audio_1", "data": "AAAA" * 500}},
+    ]
+)
 names = st.sampled_from(["look_up", "read_file", "", None])
 
 
@@ -88,7 +98,7 @@ def spoken(draw: st.DrawFn) -> Said:
     said = draw(texts)
     priority = draw(st.sampled_from(Priority))
     if kind == "system":
-        return Said(system(said[:600]))
+        return draw(st.sampled_from([Said(system(said[:600])), instruction(said[:600])]))
     if kind == "tool":
         return Said(tool(draw(call_ids), said), priority=priority, is_truncated=draw(st.booleans()))
     if kind == "parts":
@@ -104,6 +114,8 @@ def spoken(draw: st.DrawFn) -> Said:
         if draw(st.booleans())
         else assistant(said)
     )
+    if draw(st.booleans()):
+        body |= draw(opaque)
     if kind == "calls":
         ids = draw(
             st.lists(call_ids, min_size=1, max_size=3)
@@ -111,6 +123,10 @@ def spoken(draw: st.DrawFn) -> Said:
         )
         body |= assistant(body["content"], *ids, arguments=draw(arguments))
         body["tool_calls"][0]["function"]["name"] = draw(names)
+        if draw(st.booleans()):
+            body["tool_calls"][-1] = custom(ids[-1], draw(arguments))
+        if draw(st.booleans()):
+            body["tool_calls"][0] |= {"extra_content": {"signature": "c2ln" * 100}}
     return Said(body, priority=priority)
 
 

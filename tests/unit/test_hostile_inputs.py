@@ -8,7 +8,12 @@ import pytest
 
 from tests.store_fixtures import words
 from turnfold.access.bearers import read_tokens
-from turnfold.contracts.requests import PolicyRequest, read_request
+from turnfold.contracts.reading import (
+    read_request,
+)
+from turnfold.contracts.requests import (
+    PolicyRequest,
+)
 from turnfold.contracts.subjects import id_of, key_of_event_subject, key_of_subject
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import Policy, adjusted

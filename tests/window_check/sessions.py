@@ -11,7 +11,19 @@ from random import Random
 from typing import Any
 
 from tests import window_rules as laws
-from tests.histories import History, Said, Weighed, assistant, history, system, tool, user, words
+from tests.histories import (
+    History,
+    Said,
+    Weighed,
+    assistant,
+    custom,
+    history,
+    instruction,
+    system,
+    tool,
+    user,
+    words,
+)
 from turnfold.core.eviction.decide import Evict, decide_eviction
 from turnfold.core.eviction.triggers import Trigger
 from turnfold.core.history.priority import classify
@@ -78,7 +90,7 @@ class Sitting:
         return laws.Session(
             [
                 laws.Told(
-                    f"e{seq}#0",
+                    f"e{seq}#{int(one.follows)}",
                     (one.weighed or Weighed.of(one.body)).text,
                     one.body,
                     one.is_meta,
@@ -188,7 +200,7 @@ def spoken(random: Random) -> Said:
         )
     ):
         case "system":
-            said = Said(system(text[:600]))
+            said = random.choice((Said(system(text[:600])), instruction(text[:600])))
         case "tool":
             said = Said(
                 tool(f"call_{random.randrange(6)}", text),
@@ -237,6 +249,8 @@ def _calling(random: Random, text: str) -> Json:
     body["tool_calls"][0]["function"]["name"] = random.choice(
         ("look_up", "look_up", "read_file", "", None)
     )
+    if random.random() < 0.3:
+        body["tool_calls"][-1] = custom(body["tool_calls"][-1]["id"], random.choice(ARGUMENTS))
     return body
 
 
@@ -258,7 +272,7 @@ def eviction_faults(before: Sitting, after: Sitting) -> list[str]:
     live = [
         one
         for one in after.said
-        if not one.is_pending and Role(one.body["role"]) not in (Role.SYSTEM, Role.DEVELOPER)
+        if not one.is_pending and (one.follows or not Role(one.body["role"]).is_system)
     ]
     if gone and not live:
         found.append("C4: everything was evicted")

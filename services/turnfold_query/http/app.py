@@ -14,14 +14,18 @@ from turnfold.access.bearers import TokenRegistry
 from turnfold.bus.admission import ConcurrencyLimiter
 from turnfold.contracts.answers.errors import ErrorAnswer
 from turnfold.contracts.events import EventLimits
-from turnfold.contracts.requests import MAX_WAIT_MS
+from turnfold.contracts.requests import (
+    MAX_WAIT_MS,
+)
 from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import BadRequest, NotAllowed, RequestError, UnknownSession
 from turnfold.nats_client.acknowledgements import Publisher
 from turnfold.nats_client.connection import NatsClient
 from turnfold.observability.tracing import is_enabled
 from turnfold.ports.admin import DeadLetterStore
-from turnfold.ports.query import HistoryStore
+from turnfold.ports.query import (
+    HistoryStore,
+)
 from turnfold_query.admission import BODY_SHARE, BodyMemory, ConcurrencyMiddleware, refusal
 from turnfold_query.auth import AuthMiddleware
 from turnfold_query.handlers import QueryDispatcher
@@ -30,7 +34,7 @@ from turnfold_query.http.description import DescribedApp
 from turnfold_query.http.middleware import EncodedPaths, TracingMiddleware
 from turnfold_query.http.pages import add_lists, add_probes, add_references
 from turnfold_query.http.publish import add_publish
-from turnfold_query.http.reads import add_policies, add_reads, add_tools
+from turnfold_query.http.reads import add_agent_lists, add_policies, add_reads, add_tools
 from turnfold_query.http.responses import json_response
 from turnfold_query.metrics import QueryMetrics
 
@@ -71,6 +75,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     add_reads(app, dispatcher)
     add_tools(app, dispatcher)
     add_policies(app, dispatcher)
+    add_agent_lists(app, dispatcher)
     add_publish(app, Publisher(client, EVENTS_STREAM, on_foreign=metrics.disturbed), limits)
     add_commands(app, Forwarder(client, read_secret).forward)
     add_lists(app, histories, dead_letters)

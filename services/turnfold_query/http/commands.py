@@ -12,7 +12,12 @@ from nats.aio.msg import Msg
 
 from turnfold.access.actors import ACTOR_HEADER, signed_actor
 from turnfold.contracts.answers.reading import read_answer, request_name
+from turnfold.contracts.history_requests import PopRequest
+from turnfold.contracts.reading import (
+    read_query,
+)
 from turnfold.contracts.requests import (
+    AgentEraseRequest,
     CampaignRequest,
     CompactionRequest,
     PolicyRequest,
@@ -20,7 +25,6 @@ from turnfold.contracts.requests import (
     RegenerateRequest,
     ReplayRequest,
     SummaryRequest,
-    read_query,
 )
 from turnfold.contracts.subjects import session_subject, token_of
 from turnfold.errors import BadRequest, RequestError, Unavailable
@@ -125,6 +129,7 @@ def add_fields(body: bytes, path_fields: dict[str, Any]) -> bytes:
 def add_commands(app: FastAPI, forward: Forward) -> None:
     """Add all routes that write, except publishing."""
     _add_policies(app, forward)
+    _add_edits(app, forward)
     _add_compactions(app, forward)
     _add_summaries(app, forward)
     _add_campaigns(app, forward)
@@ -245,6 +250,17 @@ def _add_replays(app: FastAPI, forward: Forward) -> None:
         return await forward("deadletters.replay", http)
 
 
+def _add_edits(app: FastAPI, forward: Forward) -> None:
+    @app.post(
+        SESSION + "/pop",
+        **described_request("session.pop", "Retract the newest messages", body=[PopRequest]),
+    )
+    async def post_pop(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
+        return await forward(
+            session_subject("session.pop", session_key(agent_id, session_id)), http
+        )
+
+
 def _add_erasures(app: FastAPI, forward: Forward) -> None:
     @app.delete(SESSION, **described_request("session.erase", "Erase a session permanently"))
     async def delete_session(
@@ -254,6 +270,13 @@ def _add_erasures(app: FastAPI, forward: Forward) -> None:
             session_subject("session.erase", session_key(agent_id, session_id)), http
         )
 
-    @app.delete(AGENT, **described_request("agent.erase", "Erase all data of an agent permanently"))
+    @app.delete(
+        AGENT,
+        **described_request(
+            "agent.erase",
+            "Erase an agent, or its sessions with a prefix, permanently",
+            body=[AgentEraseRequest],
+        ),
+    )
     async def delete_agent(agent_id: AgentPath, http: Request) -> Response:
         return await forward(f"agent.erase.{token_of(decode_id(agent_id))}", http)

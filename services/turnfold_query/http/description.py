@@ -20,7 +20,9 @@ from turnfold.contracts.answers.errors import ErrorAnswer
 from turnfold.contracts.answers.window import UnchangedAnswer
 from turnfold.contracts.catalog import REQUESTS
 from turnfold.contracts.event_models import EVENT_BODIES
+from turnfold.contracts.history_requests import EventsKnownRequest, PopRequest
 from turnfold.contracts.requests import (
+    AgentEraseRequest,
     CampaignRequest,
     CompactionRequest,
     PolicyRequest,
@@ -44,9 +46,12 @@ Json = dict[str, Any]
 Models = Sequence[type[BaseModel]]
 BODIES: Final[Models] = (
     *EVENT_BODIES,
+    AgentEraseRequest,
     CampaignRequest,
     CompactionRequest,
+    EventsKnownRequest,
     PolicyRequest,
+    PopRequest,
     PromoteBody,
     RegenerateRequest,
     ReplayRequest,

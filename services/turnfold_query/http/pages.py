@@ -20,7 +20,9 @@ from turnfold.contracts.subjects import id_fault
 from turnfold.errors import BadRequest, Unavailable
 from turnfold.operations.query import dead_letters, history
 from turnfold.ports.admin import DeadLetterStore
-from turnfold.ports.query import HistoryStore
+from turnfold.ports.query import (
+    HistoryStore,
+)
 from turnfold_query.auth import request_grant
 from turnfold_query.http.description import EVERYWHERE, described, described_text
 from turnfold_query.http.responses import json_response

@@ -8,10 +8,10 @@ from fastapi import FastAPI, Request, Response
 
 from turnfold.contracts.answers.installation import PublishAnswer
 from turnfold.contracts.event_models import EVENT_BODIES
-from turnfold.contracts.events import EventLimits, read_payload
+from turnfold.contracts.events import EventLimits, check_copy, read_payload
 from turnfold.contracts.publish_errors import publish_error
 from turnfold.contracts.subjects import EVENT_TYPES, EVENTS_STREAM, message_header, session_subject
-from turnfold.errors import BadEvent, BadRequest, TooLarge
+from turnfold.errors import BadEvent, BadRequest, Conflict, TooLarge
 from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
 from turnfold.observability.tracing import span
 from turnfold_query.http.description import EVERYWHERE, described
@@ -37,7 +37,11 @@ def add_publish(app: FastAPI, publisher: Publisher, limits: EventLimits) -> None
     @app.post(
         SESSION + "/events",
         **described(
-            "events", "Publish an event", PublishAnswer, body=EVENT_BODIES, errors=EVERYWHERE
+            "events",
+            "Publish an event",
+            PublishAnswer,
+            body=EVENT_BODIES,
+            errors=(*EVERYWHERE, Conflict),
         ),
     )
     async def post_event(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
@@ -68,6 +72,8 @@ def add_publish(app: FastAPI, publisher: Publisher, limits: EventLimits) -> None
             raise publish_error(None, type(error).__name__) from None
         if isinstance(outcome, Rejection):
             raise publish_error(outcome.code, outcome.description)
+        if outcome.stored is not None:
+            check_copy(event_type, body, outcome.stored, limits)
         return json_response({"seq": outcome.seq})
 
 

@@ -6,22 +6,30 @@ from typing import Annotated
 from fastapi import FastAPI, Query, Request, Response
 
 from turnfold.contracts.answers.policies import PolicyAnswer
-from turnfold.contracts.requests import (
+from turnfold.contracts.history_requests import (
     AuditRequest,
+    EventsKnownRequest,
+    HistoryRequest,
+    SearchRequest,
+    SessionListRequest,
+)
+from turnfold.contracts.reading import (
+    read_query,
+    read_request,
+)
+from turnfold.contracts.requests import (
     ContextQuery,
     ExpandRequest,
-    HistoryRequest,
     PolicyReadRequest,
-    SearchRequest,
     SessionRequest,
     SummaryRequest,
     ToolBody,
     ToolRequest,
     ToolsRequest,
-    read_query,
-    read_request,
 )
-from turnfold.contracts.requests import Request as RequestModel
+from turnfold.contracts.requests import (
+    Request as RequestModel,
+)
 from turnfold.messages import AgentId, SessionKey
 from turnfold_query.admission import place_of
 from turnfold_query.handlers import QueryDispatcher
@@ -197,6 +205,33 @@ def add_tools(app: FastAPI, dispatcher: QueryDispatcher) -> None:
         body = read_request(ToolBody, await http.body())
         request = ToolRequest(name=name, arguments=body.arguments)
         return await reply("session.tool", http, agent_id, session_id, request)
+
+
+def add_agent_lists(app: FastAPI, dispatcher: QueryDispatcher) -> None:
+    """Add the routes that look up what an agent has."""
+
+    async def reply(name: str, http: Request, agent_id: str, request: RequestModel) -> Response:
+        key, place = AgentId(decode_id(agent_id)), place_of(http.scope)
+        return bytes_response(await dispatcher.answer(name, key, request, place))
+
+    @app.get(
+        AGENT + "/sessions",
+        **described_request("session.list", "The sessions of an agent, by id"),
+    )
+    async def get_agent_sessions(
+        agent_id: AgentPath, request: Annotated[SessionListRequest, Query()], http: Request
+    ) -> Response:
+        return await reply("session.list", http, agent_id, request)
+
+    @app.post(
+        AGENT + "/events/known",
+        **described_request(
+            "events.known", "Which of these events are stored", body=(EventsKnownRequest,)
+        ),
+    )
+    async def post_known_events(agent_id: AgentPath, http: Request) -> Response:
+        request = read_request(EventsKnownRequest, await http.body())
+        return await reply("events.known", http, agent_id, request)
 
 
 def add_policies(app: FastAPI, dispatcher: QueryDispatcher) -> None:

@@ -9,7 +9,11 @@ from functools import partial
 import structlog
 import uvloop
 
-from turnfold.contracts.requests import ContextRequest, SearchRequest, ToolRequest
+from turnfold.contracts.history_requests import SearchRequest
+from turnfold.contracts.requests import (
+    ContextRequest,
+    ToolRequest,
+)
 from turnfold.errors import RequestError, Unavailable
 from turnfold.operations.query import context as query
 from turnfold.operations.query import expand, search, tools

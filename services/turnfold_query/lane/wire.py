@@ -3,7 +3,12 @@
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from turnfold.contracts.requests import ContextRequest, ExpandRequest, SearchRequest, ToolRequest
+from turnfold.contracts.history_requests import SearchRequest
+from turnfold.contracts.requests import (
+    ContextRequest,
+    ExpandRequest,
+    ToolRequest,
+)
 from turnfold.errors import RequestError
 from turnfold.messages import SessionKey
 from turnfold.operations.query.environment import ContextReply

@@ -24,7 +24,8 @@ class Wakeups:
 
         The window request that follows a turn is served before its summary is written.
         """
-        if result.evictions:
+        # A retraction may leave messages without a version.
+        if result.evictions or result.retractions:
             self.after_new_jobs()
 
     def after_new_jobs(self) -> None:

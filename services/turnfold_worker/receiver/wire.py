@@ -88,8 +88,20 @@ def _packed(message: BatchReady) -> _PackedBatch:
             report,
             trace,
             reported,
+            retraction,
         )
-        for seq, at_ms, subject, key, *rest, messages, report, trace, reported in arrivals
+        for (
+            seq,
+            at_ms,
+            subject,
+            key,
+            *rest,
+            messages,
+            report,
+            trace,
+            reported,
+            retraction,
+        ) in arrivals
     ]
     return _PackedBatch(number, plain, dead, payloads, held)
 
@@ -108,9 +120,21 @@ def _unpacked(packed: _PackedBatch) -> BatchReady:
                 report,
                 trace,
                 reported,
+                retraction,
             )
         )
-        for seq, at_ms, subject, key, *rest, messages, report, trace, reported in plain
+        for (
+            seq,
+            at_ms,
+            subject,
+            key,
+            *rest,
+            messages,
+            report,
+            trace,
+            reported,
+            retraction,
+        ) in plain
     ]
     return BatchReady(number, DecodedBatch(arrivals, dead, payloads), held)
 

@@ -14,8 +14,10 @@ from typing import Literal, NamedTuple, get_args
 from turnfold.access.identity import INBOX
 from turnfold.contracts.notices import NOTICES
 from turnfold.contracts.subjects import (
+    AGENT_READS,
     AGENT_WRITES,
     ASKED,
+    EVENT_TYPES,
     EVENTS_CONSUMER,
     EVENTS_STREAM,
     EVENTS_SUBJECTS,
@@ -25,7 +27,6 @@ from turnfold.contracts.subjects import (
     NOTICES_SUBJECTS,
     QUERY_QUEUE,
     READS,
-    STREAM_TYPES,
     WORKER_QUEUE,
     WRITES,
     token_of,
@@ -99,8 +100,9 @@ class Export(NamedTuple):
 _ALL: tuple[Role, ...] = ("agent", "auditor", "operator")
 _WRITERS: tuple[Role, ...] = ("agent", "operator")
 EXPORTS: tuple[Export, ...] = (
-    *(Export("service", f"{name}.*.*", _WRITERS) for name in STREAM_TYPES),
+    *(Export("service", f"{name}.*.*", _WRITERS) for name in EVENT_TYPES),
     *(Export("service", f"{name}.*.*", _ALL) for name in READS),
+    *(Export("service", f"{name}.*", _ALL) for name in AGENT_READS),
     *(Export("service", f"{name}.*.*", _WRITERS, share=True) for name in WRITES),
     *(Export("service", f"{name}.*", _WRITERS, share=True) for name in AGENT_WRITES),
     *(Export("service", name, ("operator",), share=True) for name in INSTALLATION_REQUESTS),
@@ -234,13 +236,13 @@ def _user(key: Key, permissions: Permissions) -> str:
     )
 
 
-_READS = tuple(f"{name}.*.*" for name in READS)
+_READS = (*(f"{name}.*.*" for name in READS), *(f"{name}.*" for name in AGENT_READS))
 _WRITES = (
     *(f"{name}.*.*" for name in WRITES),
     *(f"{name}.*" for name in AGENT_WRITES),
     *INSTALLATION_REQUESTS,
 )
-_EVENTS = tuple(f"{name}.*.*" for name in STREAM_TYPES)
+_EVENTS = tuple(f"{name}.*.*" for name in EVENT_TYPES)
 # Hints are no export: an agent must not be able to send one.
 _ASKED = f"{ASKED}.*.*"
 # A worker reads the stream, acknowledges events (two forms of the subject), deletes erased and

@@ -35,7 +35,9 @@ def asking() -> Generator[None]:
         ) from error
 
 
-async def ask_jetstream(client: Client, name: str, **request: object) -> Any:
+async def ask_jetstream(
+    client: Client, name: str, *, seconds: float = REQUEST_SECONDS, **request: object
+) -> Any:
     """Send a request to the JetStream API; return its reply, or None if a message is missing.
 
     Raises:
@@ -43,7 +45,7 @@ async def ask_jetstream(client: Client, name: str, **request: object) -> Any:
     """
     with asking():
         message = await client.request(
-            f"$JS.API.{name}", json.dumps(request).encode(), timeout=REQUEST_SECONDS
+            f"$JS.API.{name}", json.dumps(request).encode(), timeout=seconds
         )
         reply = json.loads(message.data)
         if failure := reply.get("error"):

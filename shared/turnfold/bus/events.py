@@ -7,16 +7,24 @@ from secrets import token_hex
 import nats.errors
 
 from turnfold.bus.asking import ask_jetstream, asking
-from turnfold.contracts.publish_errors import publish_error
-from turnfold.contracts.subjects import EVENTS_STREAM
-from turnfold.nats_client.acknowledgements import Publisher, Rejection
+from turnfold.bus.stream_state import newest_sequence
+from turnfold.contracts.publish_errors import OTHER_SEQUENCE, publish_error
+from turnfold.contracts.subjects import (
+    EVENTS_STREAM,
+    TURN_RETRACTED,
+    message_header,
+    session_subject,
+)
+from turnfold.messages import SessionKey
+from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
 from turnfold.nats_client.connection import NatsClient
+from turnfold.ports.admin import NewestEvents
 
 PUBLISH_SECONDS = 5.0
 
 
 class BusEvents:
-    """See `turnfold.ports.admin.EventStream`."""
+    """See `turnfold.ports.admin.EventStream` and `RetractionStream`."""
 
     def __init__(
         self, client: NatsClient, *, on_foreign: Callable[[], object] = lambda: None
@@ -34,19 +42,61 @@ class BusEvents:
             Unavailable: no acknowledgement arrived. The event may be stored or not, and may be
                 published again with the same id.
         """
+        headers = {
+            "Nats-Expected-Stream": EVENTS_STREAM,
+            "Nats-Msg-Id": f"{message_id}.{self._secret}",
+        }
+        result = await self._send(subject, payload, headers)
+        if isinstance(result, Rejection):
+            raise publish_error(result.code, result.description)
+        return result.seq
+
+    async def newest(self, key: SessionKey) -> NewestEvents:
+        """Return the newest sequences of a session. A retraction that follows changes both.
+
+        Raises:
+            Unavailable: the server does not reply.
+        """
+        held = await ask_jetstream(
+            self._client,
+            f"STREAM.MSG.GET.{EVENTS_STREAM}",
+            last_by_subj=session_subject(TURN_RETRACTED, key),
+        )
+        with asking():
+            retraction_seq = 0 if held is None else int(held["message"]["seq"])
+        seq = await newest_sequence(self._client, key, seconds=PUBLISH_SECONDS)
+        return NewestEvents(seq, retraction_seq)
+
+    async def retract(
+        self, key: SessionKey, event: bytes, *, event_id: str, newest_seq: int
+    ) -> int | None:
+        """Publish a retraction, unless another one came first; return its sequence.
+
+        Raises:
+            Unavailable: no acknowledgement arrived. The retraction may be stored or not.
+        """
+        headers = {
+            "Nats-Expected-Stream": EVENTS_STREAM,
+            "Nats-Msg-Id": message_header(key.agent_id, event_id, self._secret),
+            # Compared and stored by the server in one step: of several callers one succeeds.
+            "Nats-Expected-Last-Subject-Sequence": str(newest_seq),
+        }
+        result = await self._send(session_subject(TURN_RETRACTED, key), event, headers)
+        if isinstance(result, Rejection):
+            if result.code in OTHER_SEQUENCE:
+                return None
+            raise publish_error(result.code, result.description)
+        return result.seq
+
+    async def _send(
+        self, subject: str, payload: bytes, headers: dict[str, str]
+    ) -> Acknowledgement | Rejection:
         try:
-            headers = {
-                "Nats-Expected-Stream": EVENTS_STREAM,
-                "Nats-Msg-Id": f"{message_id}.{self._secret}",
-            }
-            result = await self._publisher.publish(
+            return await self._publisher.publish(
                 subject, payload, headers=headers, seconds=PUBLISH_SECONDS
             )
         except nats.errors.Error as error:
             raise publish_error(None, type(error).__name__) from error
-        if isinstance(result, Rejection):
-            raise publish_error(result.code, result.description)
-        return result.seq
 
     async def payload_of(self, seq: int) -> bytes | None:
         """Return the event at a sequence, or None if the stream no longer holds it."""

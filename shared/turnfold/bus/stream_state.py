@@ -1,5 +1,6 @@
 """The state of the event stream: its sequences, its events, and the lag of the workers."""
 
+import asyncio
 import contextlib
 import json
 from datetime import UTC, datetime, timedelta
@@ -10,12 +11,14 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
-from turnfold.bus.asking import asking
+from turnfold.bus.asking import ask_jetstream, asking
 from turnfold.contracts.subjects import (
     EVENTS_CONSUMER,
     EVENTS_STREAM,
+    session_subject,
 )
 from turnfold.errors import Unavailable
+from turnfold.messages import SessionKey
 
 READ_BYTES = 32 * 1024 * 1024
 READ_SECONDS = 5.0
@@ -30,6 +33,32 @@ async def last_sequence(client: Client) -> int:
     """
     with asking():
         return int((await client.jetstream(timeout=5.0).stream_info(EVENTS_STREAM)).state.last_seq)
+
+
+async def newest_sequence(client: Client, key: SessionKey, *, seconds: float) -> int:
+    """Return the sequence of the newest event of a session, or 0 if the stream holds none.
+
+    Events on subjects without ids count for every session, because only their payloads name one.
+
+    Raises:
+        Unavailable: the server does not reply in time.
+    """
+    # The subjects of all types: a type is two tokens.
+    replies = await asyncio.gather(
+        *(
+            ask_jetstream(
+                client,
+                f"STREAM.MSG.GET.{EVENTS_STREAM}",
+                seconds=seconds,
+                last_by_subj=subject,
+            )
+            for subject in (session_subject("*.*", key), "*.*")
+        )
+    )
+    with asking():
+        return max(
+            (int(reply["message"]["seq"]) for reply in replies if reply is not None), default=0
+        )
 
 
 async def ack_floor(client: Client) -> int:

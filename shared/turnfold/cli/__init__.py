@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from turnfold.errors import TurnfoldError
+from turnfold.errors import StartError, TurnfoldError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,7 +31,14 @@ def _run(words: list[str]) -> int:
     # takes a third of a second to load.
     if len(words) == 1 and words[0] in SERVICES:
         return SERVICES[words[0]]()
-    from turnfold.cli.application import application
+    try:
+        from turnfold.cli.application import application
+    except ModuleNotFoundError as error:
+        extra = "mcp" if words[:1] == ["mcp"] else "server"
+        raise StartError(
+            f"the command needs the module {error.name};"
+            f" install it with: pip install 'turnfold[{extra}]'"
+        ) from error
 
     application(words)(args=words, prog_name="turnfold")
     return 0

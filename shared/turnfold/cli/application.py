@@ -26,18 +26,22 @@ def application(arguments: Sequence[str] = ()) -> typer.Typer:
     )
     app.callback()(_options)
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
-    # Services and `up` start faster without the modules of the other commands.
-    is_running = command == "up" or command in SERVICES
-    for name in (
-        ["run"]
-        if is_running
-        else sorted(module.name for module in pkgutil.iter_modules(turnfold.cli.__path__))
-    ):
+    for name in _modules_for(command):
         if not name.startswith("_"):
             register = getattr(importlib.import_module(f"turnfold.cli.{name}"), "register", None)
             if register is not None:
                 register(app)
     return app
+
+
+def _modules_for(command: str | None) -> list[str]:
+    # Services and `up` start faster without the modules of the other commands, and `mcp` also runs
+    # where their packages are not installed.
+    if command == "up" or command in SERVICES:
+        return ["run"]
+    if command == "mcp":
+        return ["mcp"]
+    return sorted(module.name for module in pkgutil.iter_modules(turnfold.cli.__path__))
 
 
 def _version(is_asked: bool) -> None:

@@ -1,25 +1,21 @@
 """Connections of commands to the running system: over NATS, or over HTTP for the other requests."""
 
 import asyncio
-import http.client
-import json
 import os
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import typer
 
 from turnfold.client import Client, connect
-from turnfold.client.replies import error_from_json
-from turnfold.errors import StartError, Unavailable
+from turnfold.client.http import ask_http
+from turnfold.errors import StartError
 from turnfold.process.directory import running_system
 from turnfold.settings import Settings, read_settings, redacted
 
 DEFAULT_DATA_DIR = Path(".turnfold")
-HTTP_SECONDS = 30
 
 
 class System(NamedTuple):
@@ -106,26 +102,4 @@ async def http_get(path: str) -> dict[str, Any]:
             "this command reads over HTTP, and TURNFOLD_NATS_URL does not name the HTTP server;"
             " set TURNFOLD_HTTP_HOST and _PORT as well"
         )
-    return await asyncio.to_thread(_http_get, chosen.http_url, path, chosen.http_token)
-
-
-def _http_get(url: str, path: str, token: str | None) -> dict[str, Any]:
-    target = urlsplit(url)
-    kind = http.client.HTTPSConnection if target.scheme == "https" else http.client.HTTPConnection
-    connection = kind(target.hostname or "127.0.0.1", target.port, timeout=HTTP_SECONDS)
-    try:
-        headers = {"Accept": "application/json"} | (
-            {"Authorization": f"Bearer {token}"} if token is not None else {}
-        )
-        connection.request("GET", target.path.rstrip("/") + path, headers=headers)
-        answer = json.loads(connection.getresponse().read())
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise Unavailable(
-            f"no query service answers at {url};"
-            " start the system with `turnfold up`, or set TURNFOLD_DATA_DIR"
-        ) from error
-    finally:
-        connection.close()
-    if isinstance(answer, dict) and isinstance(failure := answer.get("error"), Mapping):
-        raise error_from_json(failure)
-    return dict(answer)
+    return await asyncio.to_thread(ask_http, chosen.http_url, path, token=chosen.http_token)

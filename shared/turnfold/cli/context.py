@@ -15,6 +15,7 @@ from rich.text import Text
 from turnfold.cli.connection import connected_client
 from turnfold.cli.output import clipped, console, show_json
 from turnfold.client import Summary, Window
+from turnfold.core.text.calls import called_tool, is_custom
 from turnfold.core.window.framing import Placement
 
 CLIP = 600
@@ -31,6 +32,7 @@ class OutputFormat(StrEnum):
     """The API for which messages are formatted."""
 
     OPENAI = "openai"
+    RESPONSES = "responses"
     ANTHROPIC = "anthropic"
 
 
@@ -183,8 +185,9 @@ def _parts(message: dict[str, Any]) -> list[tuple[str, str]]:
     if reasoning := message.get("reasoning_content"):
         parts.insert(0, (str(reasoning), "dim italic"))
     for call in message.get("tool_calls") or ():
-        function = call.get("function") or {}
-        parts.append((f"→ {function.get('name')}({function.get('arguments')})", "yellow"))
+        tool = called_tool(call) or {}
+        text = tool.get("input") if is_custom(call) else tool.get("arguments")
+        parts.append((f"→ {tool.get('name')}({text})", "yellow"))
     return parts
 
 

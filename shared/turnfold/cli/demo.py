@@ -21,7 +21,8 @@ from turnfold.cli.context import show_window, summary_panel
 from turnfold.cli.output import build_table, console
 from turnfold.cli.recordings import Recording, load_recordings
 from turnfold.cli.replay import ReplaySummary, progress, replayed
-from turnfold.client import Client, Summary, Window
+from turnfold.client import Client, Session, Summary, Window
+from turnfold.core.text.lines import clip
 from turnfold.errors import StartError
 from turnfold.settings import Settings, read_settings
 
@@ -34,6 +35,9 @@ LAST_MESSAGES = 4
 SUMMARY_LINES = 14
 LEDGER_ENTRIES = 6
 AUDIT_ROWS = 8
+RECALLED_TOKENS = 400
+RECALL_TAG = "turnfold-recall"
+LINE_CHARACTERS = 150
 OTHER_SYSTEM = ("TURNFOLD_NATS_", "TURNFOLD_DATABASE_URL", "TURNFOLD_DATA_DIR", "TURNFOLD_HTTP_")
 """Prefixes of settings that would connect the demo to another system."""
 
@@ -145,9 +149,32 @@ async def _show_session(
     versions = await session.summaries()
     if versions:
         out.print(build_table("versions of the summary", VERSIONS, map(_version, versions)))
+    if recording.conversation.question is not None:
+        await _show_recalled(out, session, recording.conversation.question)
     trail = [row async for row in session.audit_trail()]
     more = f" (the last {AUDIT_ROWS} of {len(trail)} rows)" if len(trail) > AUDIT_ROWS else ""
     out.print(build_table(f"audit trail{more}", AUDIT, map(_audited, trail[-AUDIT_ROWS:])))
+
+
+async def _show_recalled(out: Console, session: Session, question: str) -> None:
+    """Ask about an early turn, and show what a small block before the question tells of it."""
+    window = await session.context(recall={"query": question, "tokens": RECALLED_TOKENS})
+    recalled = next(
+        (
+            str(message["content"])
+            for message, message_id in zip(window.messages, window.message_ids, strict=True)
+            if message_id is None and RECALL_TAG in str(message["content"])
+        ),
+        None,
+    )
+    out.print(Text(f"asked now: {question}", style="bold"))
+    if recalled is None:
+        out.print("  nothing is recalled: the window shows every message")
+        return
+    told = recalled.partition(f"<{RECALL_TAG}>")[2].partition(f"</{RECALL_TAG}>")[0].strip()
+    out.print(Text("recalled from messages that left the window:", style="dim"))
+    for line in told.split("\n"):
+        out.print(Text(f"  {clip(line, LINE_CHARACTERS)}"))
 
 
 VERSIONS = ("version", "kind", "tokens", "covers_messages", "created_at")

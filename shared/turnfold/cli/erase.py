@@ -23,17 +23,25 @@ def erase(
             metavar="SESSION", help="The session's id (default: all sessions of the agent)."
         ),
     ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PREFIX", help="Erase only the agent's sessions whose ids begin with this."
+        ),
+    ] = None,
     is_confirmed: Annotated[
         bool, typer.Option("--yes", help="Erase without confirmation.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Erase a session, or an agent with all its sessions and its policy. This cannot be undone."""
-    what = (
-        f"the session {session} of {agent}"
-        if session is not None
-        else f"the agent {agent} with all its sessions"
-    )
+    if session is not None and prefix is not None:
+        raise typer.BadParameter("name a session or a --prefix, not both")
+    what = f"the agent {agent} with all its sessions"
+    if session is not None:
+        what = f"the session {session} of {agent}"
+    elif prefix is not None:
+        what = f"the sessions of {agent} that begin with {prefix!r}"
     system = system_to_change()
     if not is_confirmed:
         # A program cannot answer the question, and must not wait for it.
@@ -42,7 +50,7 @@ def erase(
                 f"this would erase {what} from the system {system.name}; confirm with --yes"
             )
         typer.confirm(f"Erase {what} for good from the system {system.name}?", abort=True, err=True)
-    counts = asyncio.run(_erased(system, agent, session))
+    counts = asyncio.run(_erased(system, agent, session, prefix))
     if as_json:
         show_json(counts)
         return
@@ -52,8 +60,10 @@ def erase(
     )
 
 
-async def _erased(system: System, agent: str, session: str | None) -> dict[str, Any]:
+async def _erased(
+    system: System, agent: str, session: str | None, prefix: str | None
+) -> dict[str, Any]:
     async with changing(system) as client:
-        return await (
-            client.erase_agent(agent) if session is None else client.session(agent, session).erase()
-        )
+        if session is not None:
+            return await client.session(agent, session).erase()
+        return await client.erase_agent(agent, prefix=prefix)

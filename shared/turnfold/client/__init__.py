@@ -13,6 +13,7 @@ from turnfold.client.events import (
     session_key,
     turn_event,
 )
+from turnfold.client.portal import PortalClient
 from turnfold.client.replies import Account, HistoryPage, StoredMessage, Summary, Window
 from turnfold.client.session import Session
 
@@ -22,6 +23,7 @@ __all__ = [
     "Client",
     "HistoryPage",
     "OutgoingEvent",
+    "PortalClient",
     "Receipt",
     "Session",
     "StoredMessage",

@@ -22,7 +22,8 @@ class BufferOptions:
 
     An event that exceeds the limits is rejected with `Unavailable`. Buffered events are never
     dropped. `publish` waits `wait_seconds` for the acknowledgement before it leaves the event in
-    the buffer. Closing the client waits `close_seconds` for the remaining events.
+    the buffer, and does not wait at all while earlier events wait for the bus. Closing the client
+    waits `close_seconds` for the remaining events.
     """
 
     max_events: int = 10_000
@@ -52,6 +53,7 @@ class Buffer:
         self._tasks: dict[SessionKey, asyncio.Task[None]] = {}
         self._events = 0
         self._bytes = 0
+        self._is_away = False
 
     @property
     def waiting(self) -> tuple[OutgoingEvent, ...]:
@@ -85,9 +87,15 @@ class Buffer:
         # One task per session keeps its events in order.
         if event.key not in self._tasks:
             self._tasks[event.key] = asyncio.create_task(self._drain(event.key))
+        # One event has waited for all: an agent must not wait a second for each while the bus is
+        # away. The next acknowledgement ends that.
+        patience = 0 if self._is_away else options.wait_seconds
         # Not `wait_for`, which would cancel the receipt that `_drain` still has to set.
-        settled, _ = await asyncio.wait((waiting.receipt,), timeout=options.wait_seconds)
-        return waiting.receipt.result() if settled else Receipt(event.event_id, 0, is_waiting=True)
+        settled, _ = await asyncio.wait((waiting.receipt,), timeout=patience)
+        if settled:
+            return waiting.receipt.result()
+        self._is_away = True
+        return Receipt(event.event_id, 0, is_waiting=True)
 
     async def close(self) -> None:
         """Wait for the remaining events until the time limit, then stop publishing.
@@ -114,6 +122,7 @@ class Buffer:
                     await asyncio.sleep(0.2)
                     continue
                 except TurnfoldError as error:
+                    self._is_away = False
                     log.error(  # noqa: TRY400 - the text contains user ids
                         "event.refused",
                         extra={"event_id": waiting.event.event_id, "error": type(error).__name__},
@@ -123,6 +132,7 @@ class Buffer:
                     # asyncio from logging that it was never retrieved.
                     waiting.receipt.exception()
                 else:
+                    self._is_away = False
                     waiting.receipt.set_result(receipt)
                 # Only after the acknowledgement: until then `waiting` returns the event.
                 queue.popleft()

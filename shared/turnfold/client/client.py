@@ -6,13 +6,14 @@ Agents call `connect`, and `Client.session` for each conversation.
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from turnfold.client.buffer import Buffer, BufferOptions
 from turnfold.client.events import BATCH_EVENTS, OutgoingEvent, Receipt, batches, session_key
 from turnfold.client.session import Session
+from turnfold.contracts.events import check_copy
 from turnfold.contracts.subjects import token_of
 from turnfold.errors import TooLarge, Unavailable
 from turnfold.messages import Json, SessionKey
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
 REMEMBERED_SESSIONS = 10_000
+LISTED_AT_ONCE = 1_000
 
 
 @asynccontextmanager
@@ -167,6 +169,7 @@ class Client:
         Raises:
             TooLarge: more than 1,000 events, or an event exceeds the server's limit. Nothing
                 was published.
+            Conflict: one event id stands for two events.
             Unavailable: no acknowledgement arrived, or earlier events of one of the sessions
                 are still in the buffer.
         """
@@ -180,7 +183,9 @@ class Client:
         unique: dict[tuple[str, str], OutgoingEvent] = {}
         for event in requested:
             # The stream would refuse a batch that names one message id twice.
-            unique.setdefault(_identity(event), event)
+            first = unique.setdefault(_identity(event), event)
+            if first is not event:
+                check_copy(event.kind, event.payload, first.payload)
         acknowledged = (
             await self._connection.publish_together(list(unique.values())) if unique else []
         )
@@ -254,9 +259,32 @@ class Client:
             {"mode": mode, "preset": preset, "overrides": overrides},
         )
 
-    async def erase_agent(self, agent_id: str) -> dict[str, Any]:
-        """Erase every session of an agent; this cannot be undone."""
-        return await self.ask(f"agent.erase.{token_of(agent_id)}", {})
+    async def erase_agent(self, agent_id: str, *, prefix: str | None = None) -> dict[str, Any]:
+        """Erase the sessions of an agent, all or those with a prefix; this cannot be undone."""
+        return await self.ask(f"agent.erase.{token_of(agent_id)}", {"prefix": prefix})
+
+    async def sessions(self, agent_id: str, *, prefix: str = "") -> AsyncIterator[str]:
+        """Iterate over the ids of an agent's sessions that begin with a prefix, in order."""
+        after: str | None = None
+        while True:
+            page = await self.ask(
+                f"session.list.{token_of(agent_id)}",
+                {"prefix": prefix, "after": after, "limit": LISTED_AT_ONCE},
+            )
+            for session in page["sessions"]:
+                yield session["session_id"]
+            after = page.get("next_after")
+            if after is None:
+                return
+
+    async def known_events(self, agent_id: str, event_ids: Iterable[str]) -> set[str]:
+        """Return the ones of these event ids that are stored."""
+        wanted, known = list(event_ids), set[str]()
+        for start in range(0, len(wanted), LISTED_AT_ONCE):
+            part = wanted[start : start + LISTED_AT_ONCE]
+            answer = await self.ask(f"events.known.{token_of(agent_id)}", {"event_ids": part})
+            known.update(answer["known"])
+        return known
 
 
 def _identity(event: OutgoingEvent) -> tuple[str, str]:

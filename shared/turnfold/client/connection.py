@@ -10,6 +10,7 @@ from typing import Any, TypeVar, overload
 
 import nats.errors
 
+from turnfold.client.copies import check_duplicate
 from turnfold.client.credentials import identity_options, without_password
 from turnfold.client.events import OutgoingEvent, Receipt, encoded
 from turnfold.client.replies import error_from_json
@@ -47,6 +48,7 @@ class Connection:
         self._bus = bus
         self._timeout_seconds = timeout_seconds
         self._attempts = attempts
+        self._loop = asyncio.get_running_loop()
         self._waiting: dict[str, set[asyncio.Future[str]]] = {}
         self._opening: asyncio.Future[None] | None = None
         self._publisher = Publisher(bus, EVENTS_STREAM, read=self._read)
@@ -174,6 +176,7 @@ class Connection:
             NotAllowed: these credentials may not publish to this session.
             TooLarge: the event exceeds the server's limit.
             StreamFull: the stream is full. The event was not stored.
+            Conflict: the event id stands for another event. This one was not stored.
             Unavailable: no acknowledgement arrived. The event may be stored or not. It may be
                 published again as it is.
         """
@@ -189,6 +192,8 @@ class Connection:
                 {event.subject}, send, f"event {event.event_id}"
             )
             publishing.set_attributes(stream_seq=acknowledgement.seq)
+            if acknowledgement.is_duplicate:
+                await check_duplicate(event, acknowledgement, self.ask)
             return Receipt(event.event_id, acknowledgement.seq, acknowledgement.is_duplicate)
 
     async def publish_together(self, events: Sequence[OutgoingEvent]) -> list[Receipt]:
@@ -274,10 +279,7 @@ class Connection:
     async def _acknowledged(
         self, subjects: Collection[str], send: Send, what: str, *, takes_no_batch: bool = False
     ) -> Acknowledgement | None:
-        """Return the acknowledgement.
-
-        Return None if `takes_no_batch` is set and the server does not support batches.
-        """
+        """Return the acknowledgement; None with `takes_no_batch` if the server has no batches."""
         cause: Exception | None = None
         for attempt in range(self._attempts):
             if attempt:
@@ -346,6 +348,9 @@ class Connection:
 
         The server sends that report as an error of the connection, not as a reply.
         """
+        if asyncio.get_running_loop() is not self._loop:
+            # Its replies would arrive in the other loop, and this one would wait for ever.
+            raise Unavailable("the client belongs to another event loop; use a PortalClient")
         if self._opening is not None:
             await self._opened(timeout_seconds)
         denied: asyncio.Future[str] = asyncio.get_running_loop().create_future()

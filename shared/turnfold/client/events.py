@@ -6,12 +6,18 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
-from turnfold.contracts.events import LIMIT_AT_MOST, LIMITS, MODEL_MAX_CHARACTERS
+from turnfold.contracts.events import (
+    LIMIT_AT_MOST,
+    LIMITS,
+    MODEL_MAX_CHARACTERS,
+)
+from turnfold.contracts.retractions import RETRACTED_AT_MOST
 from turnfold.contracts.subjects import (
     TOOL_RESULT,
     TURN_COMPLETED,
+    TURN_RETRACTED,
     USAGE_REPORTED,
     id_fault,
     session_subject,
@@ -81,7 +87,7 @@ def session_key(agent_id: str, session_id: str) -> SessionKey:
     return SessionKey(AgentId(agent_id), SessionId(session_id))
 
 
-def turn_event(
+def turn_event(  # noqa: PLR0913  # the event has these fields
     key: SessionKey,
     messages: Sequence[Json],
     *,
@@ -91,23 +97,33 @@ def turn_event(
     is_meta: bool = False,
     metadata: Json | None = None,
     occurred_at: datetime | None = None,
+    shape: Literal["chat", "responses", "anthropic"] | None = None,
+    carry: Sequence[Any] | None = None,
 ) -> OutgoingEvent:
-    """Build a `turn.completed` event from OpenAI chat messages.
+    """Build a `turn.completed` event from OpenAI chat messages, or from elements of a shape.
+
+    `carry` has one JSON value or None for each message.
 
     Raises:
-        BadRequest: there are no messages, or a value is not JSON.
+        BadRequest: there are no messages, `carry` has another length, or a value is not JSON.
         TooLarge: more than 1,000 messages or 4 MiB.
     """
     if not messages:
         raise BadRequest("a turn must hold at least one message")
     if len(messages) > LIMITS.messages:
         raise TooLarge(f"{len(messages)} messages; publish at most {LIMITS.messages} in one event")
+    if carry is not None and len(carry) != len(messages):
+        raise BadRequest(
+            f"carry has {len(carry)} values for {len(messages)} messages; pass one for each"
+        )
     fields = {
         "messages": list(messages),
         "model": model,
         "usage": usage,
         "is_meta": is_meta or None,
         "metadata": metadata,
+        "shape": shape,
+        "carry": None if carry is None else list(carry),
     }
     return _event(
         TURN_COMPLETED,
@@ -118,7 +134,7 @@ def turn_event(
     )
 
 
-def result_event(
+def result_event(  # noqa: PLR0913  # the event has these fields
     key: SessionKey,
     tool_call_id: str,
     content: Any,
@@ -128,14 +144,22 @@ def result_event(
     is_error: bool = False,
     metadata: Json | None = None,
     occurred_at: datetime | None = None,
+    carry: Any = None,
 ) -> OutgoingEvent:
     """Build a `tool.result` event; `content` is a string, parts, or any JSON, including null.
+
+    `carry` is any JSON value.
 
     Raises:
         BadRequest: a value is not JSON.
         TooLarge: more than 4 MiB.
     """
-    fields = {"name": name, "is_error": is_error or None, "metadata": metadata}
+    fields = {
+        "name": name,
+        "is_error": is_error or None,
+        "metadata": metadata,
+        "carry": None if carry is None else [carry],
+    }
     optional = {name: value for name, value in fields.items() if value is not None}
     return _event(
         TOOL_RESULT,
@@ -176,6 +200,29 @@ def usage_event(
     }
     optional = {name: value for name, value in fields.items() if value is not None}
     return _event(USAGE_REPORTED, key, event_id, occurred_at, {"model": model, **optional})
+
+
+def retraction_event(
+    key: SessionKey,
+    message_ids: Sequence[str] = (),
+    *,
+    event_id: str | None = None,
+    after: str | None = None,
+    is_all: bool = False,
+) -> OutgoingEvent:
+    """Build a `turn.retracted` event: these messages, all after one, or all.
+
+    Raises:
+        BadRequest: not exactly one of the three is given, or there are more than 10,000 ids.
+    """
+    if sum([bool(message_ids), after is not None, is_all]) != 1:
+        raise BadRequest("name the messages to retract by ids, by after, or all of them")
+    if len(message_ids) > RETRACTED_AT_MOST:
+        raise BadRequest(f"at most {RETRACTED_AT_MOST} messages can be retracted by id at once")
+    fields: dict[str, Any] = {"all": True} if is_all else {"after": after}
+    if message_ids:
+        fields = {"message_ids": list(message_ids)}
+    return _event(TURN_RETRACTED, key, event_id, None, fields)
 
 
 def _event(

@@ -89,9 +89,10 @@ class Window:
 
     `messages` and `message_ids` have the same length. Messages may be sent in this order. An id is
     None if the message is not stored, and a list if several messages were merged. `system` is the
-    separate system text of the Anthropic format. `tokens` includes the summary and is counted for
-    the requested model. `fresh` means that the window includes all events up to the freshness
-    token. `raw` is the whole answer.
+    separate system text of the Anthropic format. `entries` has the `id`, the `form` and what the
+    message is shown `without`, if they were asked for. `tokens` includes the summary and is counted
+    for the requested model. `fresh` means that the window includes all events up to the freshness
+    token, except `refused` ones that became dead letters. `raw` is the whole answer.
     """
 
     agent_id: str
@@ -106,6 +107,8 @@ class Window:
     etag: str
     system: Any
     raw: Fields = field(repr=False)
+    refused: int = 0
+    entries: list[dict[str, Any]] | None = None
 
     @classmethod
     def of(cls, answer: Fields) -> Self:
@@ -124,6 +127,8 @@ class Window:
             etag=answer.get("etag") or "",
             system=answer.get("system"),
             raw=answer,
+            refused=answer.get("refused") or 0,
+            entries=answer.get("entries"),
         )
 
 
@@ -132,7 +137,8 @@ class StoredMessage:
     """One original message of the history.
 
     `state` is live, pending or covered. `score` is set by a search. `is_meta` marks a user message
-    that a program wrote.
+    that a program wrote. `element` is what was published in another `shape` than chat; `message`
+    is its chat view then. `carry` is what its event carries for it; searches leave it out.
     """
 
     message_id: str
@@ -141,6 +147,9 @@ class StoredMessage:
     message: dict[str, Any]
     score: float | None = None
     is_meta: bool = False
+    shape: str = "chat"
+    element: dict[str, Any] | None = None
+    carry: Any = None
 
     @classmethod
     def of(cls, answer: Fields) -> Self:
@@ -152,6 +161,9 @@ class StoredMessage:
             answer["message"],
             answer.get("score"),
             answer.get(META_MARK) is True,
+            answer.get("shape") or "chat",
+            answer.get("element"),
+            answer.get("carry"),
         )
 
 
@@ -159,11 +171,15 @@ class StoredMessage:
 class HistoryPage:
     """A page of the history, in order.
 
-    `next_position` is the start of the next page, and None at the end.
+    `next_position` is the `after_position` of the next page, and None at the end. A page that was
+    read backwards has `previous_position`, the `before_position` of the page before it. `fresh`
+    means that the page includes all events up to the freshness token.
     """
 
     messages: tuple[StoredMessage, ...]
     next_position: int | None
+    previous_position: int | None = None
+    fresh: bool = True
 
     @classmethod
     def of(cls, answer: Fields) -> Self:
@@ -171,6 +187,8 @@ class HistoryPage:
         return cls(
             tuple(StoredMessage.of(entry) for entry in answer["messages"]),
             answer.get("next_position"),
+            answer.get("previous_position"),
+            answer.get("fresh", True),
         )
 
 

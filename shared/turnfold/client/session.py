@@ -1,9 +1,10 @@
 """A session as an agent uses it: publish, query, inspect and control one conversation."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+from turnfold.client.edits import SessionEdits
 from turnfold.client.events import (
     OutgoingEvent,
     Receipt,
@@ -13,44 +14,19 @@ from turnfold.client.events import (
     turn_event,
     usage_event,
 )
-from turnfold.client.replies import HistoryPage, StoredMessage, Summary, Window, read
-from turnfold.contracts.subjects import session_subject
-from turnfold.errors import TooLarge
-from turnfold.messages import Json, SessionId, SessionKey
+from turnfold.client.replies import Summary, Window, read
+from turnfold.client.session_history import wait_seconds
+from turnfold.messages import Json, SessionId
 
-CONTEXT_WAIT_MS = 250
-PAGE_MESSAGES = 200
 MAX_ID_BYTES = 256
 
 
-class SessionTransport(Protocol):
-    """The part of `Client` that a session uses."""
-
-    def newest_seq(self, key: SessionKey) -> int:
-        """Return the freshness token of the newest event published for the session, or 0."""
-        ...
-
-    async def publish(self, event: OutgoingEvent) -> Receipt:
-        """Publish one event."""
-        ...
-
-    async def ask(
-        self, subject: str, request: Json, *, patience_seconds: float = 0.0
-    ) -> dict[str, Any]:
-        """Send one request and return its answer."""
-        ...
-
-
-class Session:
+class Session(SessionEdits):
     """One conversation of an agent.
 
     Windows include everything that this client has published before. Every method raises the
     subclasses of `turnfold.errors.RequestError`, among them `Unavailable` if no service answers.
     """
-
-    def __init__(self, client: SessionTransport, key: SessionKey) -> None:
-        self._client = client
-        self.key = key
 
     def __repr__(self) -> str:
         return f"Session({self.key.agent_id!r}, {self.key.session_id!r})"
@@ -80,12 +56,20 @@ class Session:
         is_meta: bool = False,
         metadata: Json | None = None,
         event_id: str | None = None,
+        shape: Literal["chat", "responses", "anthropic"] | None = None,
+        carry: Sequence[Any] | None = None,
     ) -> Receipt:
         """Publish the OpenAI chat messages of a turn; return when the stream has stored them.
+
+        With `shape`, publish items of the Responses API or messages of the Anthropic API instead.
+        Publish the items of one response together: they stay or leave windows as one.
 
         `usage` is the provider's usage report. `is_meta` marks user messages that a program wrote;
         `"is_meta": True` beside its role marks a single message. By default the event gets a new
         id. Pass your own to publish the same event again after an error.
+
+        `carry` has one JSON value or None for each message. It is given back as it is in
+        `StoredMessage.carry` and `Window.entries`, and never counted, searched or shown to a model.
         """
         fields: dict[str, Any] = {
             "model": model,
@@ -93,6 +77,8 @@ class Session:
             "is_meta": is_meta,
             "metadata": metadata,
             "event_id": event_id,
+            "shape": shape,
+            "carry": carry,
         }
         return await self._client.publish(turn_event(self.key, messages, **fields))
 
@@ -105,13 +91,18 @@ class Session:
         is_error: bool = False,
         metadata: Json | None = None,
         event_id: str | None = None,
+        carry: Any = None,
     ) -> Receipt:
-        """Publish the result of a tool call; the call itself may be published later."""
+        """Publish the result of a tool call; the call itself may be published later.
+
+        `carry` is a JSON value that is given back as it is; see `turn_completed`.
+        """
         fields: dict[str, Any] = {
             "name": name,
             "is_error": is_error,
             "metadata": metadata,
             "event_id": event_id,
+            "carry": carry,
         }
         return await self._client.publish(result_event(self.key, tool_call_id, content, **fields))
 
@@ -140,6 +131,10 @@ class Session:
         }
         return await self._client.publish(usage_event(self.key, model, **fields))
 
+    async def publish_batch(self, events: Iterable[OutgoingEvent]) -> list[Receipt]:
+        """Publish at most 1,000 events of this session, all or none; see `Client.publish_batch`."""
+        return await self._client.publish_batch(events)
+
     # --- ask
 
     async def context(  # noqa: PLR0913  # the request has these fields
@@ -152,29 +147,30 @@ class Session:
         max_output_tokens: int | None = None,
         max_messages: int | None = None,
         mode: Literal["normal", "emergency"] | None = None,
-        format: Literal["openai", "anthropic"] | None = None,
+        format: Literal["openai", "responses", "anthropic"] | None = None,
         placement: Literal["separate", "system", "message", "user"] | None = None,
         query: str | None = None,
         recall: Json | Literal[False] | None = None,
         as_of: str | int | None = None,
-        after: int | None = None,
+        entries: bool | None = None,
+        bodies: Literal["changed"] | None = None,
+        after: int | Literal["latest"] | None = None,
         wait_ms: int | None = None,
         known: Window | None = None,
     ) -> Window:
         """Return the model's next input: the summary and the messages after it.
 
-        Sizes are tokens. `after` is a freshness token. By default it is that of the newest event
-        that this client published for the session. The service waits at most `wait_ms` (limit
-        5,000) until that event is stored. `known` is a window from an earlier call with the same
-        options: it is returned itself if nothing has changed. With `format` "anthropic", messages
-        have the shape of that API, and the system text is in `Window.system`. `as_of` returns an
-        earlier window: by summary version, message id or RFC 3339 time. `recall` chooses the
-        earlier messages to quote (`query`, `tokens`, `share`): by default those that matter for the
-        newest request, with False none.
+        Sizes are tokens. `after` is a freshness token: by default that of this client's newest
+        event, with `latest` that of any client's. The service waits at most `wait_ms` (limit 5,000)
+        until it is stored. `known` is an earlier window of the same options, returned itself if
+        nothing has changed. With `format` "anthropic", messages have the shape of that API, and
+        `Window.system` the system text; with "responses" they are items. `as_of` is a version,
+        message id or RFC 3339 time. `recall` says what to quote (`query`, `tokens`, `share`, or
+        False). With `entries`, `Window.entries` has the form of each message; with `bodies`
+        "changed", None stands for messages shown as published.
 
         Raises:
-            CannotFit: no valid window is that small. Retry with its `needed_tokens` or
-                `needed_messages`.
+            CannotFit: no window is that small. Retry with `needed_tokens` or `needed_messages`.
         """
         # An agent sees its own last turn without naming it.
         after = after if after is not None else self._client.newest_seq(self.key)
@@ -191,12 +187,13 @@ class Session:
             "query": query,
             "recall": recall,
             "as_of": None if as_of is None else str(as_of),
+            "entries": entries,
+            "bodies": bodies,
             "after": after or None,
             "wait_ms": wait_ms,
             "etag": known.etag if known is not None else None,
         }
-        wait_seconds = (wait_ms if wait_ms is not None else CONTEXT_WAIT_MS) / 1000
-        answer = await self.ask("context.get", fields, patience_seconds=wait_seconds)
+        answer = await self.ask("context.get", fields, patience_seconds=wait_seconds(wait_ms))
         if known is not None and answer.get("not_modified"):
             return known
         return read(Window.of, answer)
@@ -225,89 +222,6 @@ class Session:
         asked = {"name": name, "arguments": dict(arguments)}
         content: str = (await self.ask("session.tool", asked))["content"]
         return content
-
-    # --- look back
-
-    async def history(
-        self,
-        *,
-        after_position: int | None = None,
-        limit: int | None = None,
-        message_ids: Sequence[str] | None = None,
-    ) -> HistoryPage:
-        """Return a page of the original messages, or those with these ids, in any state."""
-        wanted = list(message_ids) if message_ids is not None else None
-        return read(
-            HistoryPage.of,
-            await self.ask(
-                "history.get",
-                {"after_position": after_position, "limit": limit, "message_ids": wanted},
-            ),
-        )
-
-    async def originals(self) -> AsyncIterator[StoredMessage]:
-        """Iterate over all messages of the session, oldest first.
-
-        Messages are fetched in pages. A page that is too large is requested again with a smaller
-        limit.
-        """
-        position: int | None = None
-        limit = PAGE_MESSAGES
-        while True:
-            try:
-                page = await self.history(after_position=position, limit=limit)
-            except TooLarge:
-                if limit == 1:
-                    raise
-                # One long message may exceed an answer together with others, but not alone.
-                limit = max(limit // 4, 1)
-                continue
-            for stored in page.messages:
-                yield stored
-            if page.next_position is None or not page.messages:
-                return
-            position = page.next_position
-
-    async def search(self, q: str, *, limit: int | None = None) -> list[StoredMessage]:
-        """Return the messages that match a query, best first, including evicted ones."""
-        return [
-            read(StoredMessage.of, hit)
-            for hit in (await self.ask("history.search", {"q": q, "limit": limit}))["hits"]
-        ]
-
-    async def summaries(self) -> list[Summary]:
-        """Return all versions of the summary."""
-        return [read(Summary.of, entry) for entry in (await self.ask("summary.list"))["summaries"]]
-
-    async def summary(self, version: int) -> Summary:
-        """Return one version of the summary."""
-        return read(Summary.of, await self.ask("summary.get", {"version": version}))
-
-    async def expand(
-        self, version: int, *, entry: int | None = None, line: int | None = None
-    ) -> dict[str, Any]:
-        """Return the source messages of a ledger entry or of a line of the summary.
-
-        `entry` and `line` count from 0.
-        """
-        return await self.ask("summary.expand", {"version": version, "entry": entry, "line": line})
-
-    async def audit(
-        self, *, after: int | None = None, limit: int | None = None
-    ) -> list[dict[str, Any]]:
-        """Return audit rows in the order in which they were written, after the row `after`."""
-        rows: list[dict[str, Any]] = (
-            await self.ask("audit.list", {"after": after, "limit": limit})
-        )["audit"]
-        return rows
-
-    async def audit_trail(self) -> AsyncIterator[dict[str, Any]]:
-        """Iterate over all audit rows of the session, fetched in pages."""
-        after: int | None = None
-        while rows := await self.audit(after=after, limit=PAGE_MESSAGES):
-            for row in rows:
-                yield row
-            after = rows[-1]["audit_id"]
 
     # --- steer
 
@@ -358,14 +272,3 @@ class Session:
     async def erase(self) -> dict[str, Any]:
         """Erase the session and everything derived from it; this cannot be undone."""
         return await self.ask("session.erase")
-
-    async def ask(
-        self, name: str, fields: Json | None = None, *, patience_seconds: float = 0.0
-    ) -> dict[str, Any]:
-        """Send any request of the contract about this session and return the answer unchanged.
-
-        `name` is the request's name, such as `session.get`.
-        """
-        return await self._client.ask(
-            session_subject(name, self.key), fields or {}, patience_seconds=patience_seconds
-        )

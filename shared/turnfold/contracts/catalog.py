@@ -9,9 +9,12 @@ from typing import NamedTuple
 from turnfold.contracts.answers.base import Answer
 from turnfold.contracts.answers.history import (
     AuditAnswer,
+    EventsKnownAnswer,
     HistoryAnswer,
+    PopAnswer,
     SearchAnswer,
     SessionAnswer,
+    SessionNamesAnswer,
 )
 from turnfold.contracts.answers.installation import ReplayAnswer
 from turnfold.contracts.answers.policies import (
@@ -35,14 +38,21 @@ from turnfold.contracts.answers.window import (
     ToolsAnswer,
     UnchangedAnswer,
 )
-from turnfold.contracts.requests import (
+from turnfold.contracts.history_requests import (
     AuditRequest,
+    EventsKnownRequest,
+    HistoryRequest,
+    PopRequest,
+    SearchRequest,
+    SessionListRequest,
+)
+from turnfold.contracts.requests import (
+    AgentEraseRequest,
     CampaignRequest,
     CompactionRequest,
     ContextRequest,
     EraseRequest,
     ExpandRequest,
-    HistoryRequest,
     PolicyRequest,
     ProgressRequest,
     PromoteRequest,
@@ -50,13 +60,12 @@ from turnfold.contracts.requests import (
     ReplayRequest,
     Request,
     RestoreRequest,
-    SearchRequest,
     SessionRequest,
     SummaryRequest,
     ToolRequest,
     ToolsRequest,
 )
-from turnfold.contracts.subjects import AGENT_WRITES, INSTALLATION_REQUESTS
+from turnfold.contracts.subjects import AGENT_READS, AGENT_WRITES, INSTALLATION_REQUESTS
 from turnfold.errors import CannotFit, Conflict, RequestError, UnknownSession
 
 
@@ -84,8 +93,11 @@ REQUESTS: dict[str, RequestEntry] = {
     "history.search": RequestEntry("history", SearchRequest, (SearchAnswer,), _KNOWN),
     "audit.list": RequestEntry("history", AuditRequest, (AuditAnswer,), _KNOWN),
     "session.get": RequestEntry("sessions", SessionRequest, (SessionAnswer,), _KNOWN),
+    "session.pop": RequestEntry("history", PopRequest, (PopAnswer,), _KNOWN),
     "session.erase": RequestEntry("sessions", EraseRequest, (SessionErasedAnswer,)),
-    "agent.erase": RequestEntry("sessions", EraseRequest, (AgentErasedAnswer,)),
+    "session.list": RequestEntry("sessions", SessionListRequest, (SessionNamesAnswer,)),
+    "events.known": RequestEntry("events", EventsKnownRequest, (EventsKnownAnswer,)),
+    "agent.erase": RequestEntry("sessions", AgentEraseRequest, (AgentErasedAnswer,)),
     "summary.list": RequestEntry("summaries", SessionRequest, (VersionListAnswer,), _KNOWN),
     "summary.get": RequestEntry("summaries", SummaryRequest, (VersionAnswer,), _KNOWN),
     "summary.expand": RequestEntry("summaries", ExpandRequest, (SourcesAnswer,), _KNOWN),
@@ -112,4 +124,5 @@ def address(name: str) -> str:
     """Return the subject of a request, with a parameter for each id."""
     if name in INSTALLATION_REQUESTS:
         return name
-    return f"{name}.{{agent_id}}" if name in AGENT_WRITES else f"{name}.{{agent_id}}.{{session_id}}"
+    is_of_agent = name in AGENT_READS or name in AGENT_WRITES
+    return f"{name}.{{agent_id}}" if is_of_agent else f"{name}.{{agent_id}}.{{session_id}}"

@@ -3,20 +3,22 @@
 Both ignore unknown fields, which are stored.
 """
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from turnfold.contracts.elements import chat_fault, item_fault, message_fault
 from turnfold.contracts.events import (
     LIMIT_AT_MOST,
-    MESSAGE_ID_MAX_CHARACTERS,
     MODEL_MAX_CHARACTERS,
 )
 from turnfold.contracts.fields import example
+from turnfold.contracts.retractions import MESSAGE_ID_MAX_CHARACTERS, RETRACTED_AT_MOST
 from turnfold.contracts.subjects import (
     ID_MAX_BYTES,
     TOOL_RESULT,
     TURN_COMPLETED,
+    TURN_RETRACTED,
     USAGE_REPORTED,
     id_fault,
 )
@@ -47,6 +49,15 @@ Occurred = Annotated[
 Metadata = Annotated[
     dict[str, Any] | None,
     Field(description="Stored. `truncated: true`: the producer has shortened the content."),
+]
+
+
+Carried = Annotated[
+    list[Any] | None,
+    Field(
+        description="One value for each message, any JSON or null. Kept to the letter for the"
+        " producer; never counted, searched or shown to a model."
+    ),
 ]
 
 
@@ -83,6 +94,12 @@ _REPORT: Final[dict[str, Any]] = {
     "limit_tokens": 16_000,
     "is_overflow": True,
 }
+_RETRACTION: Final[dict[str, Any]] = {
+    "event_id": "01JCZ4TC2P5V0N8D4H6Y9R7KXM",
+    "agent_id": "support",
+    "session_id": "user-42",
+    "message_ids": ["01JCZ4T9W7Q2M8XH5R3N6KBVEA#1"],
+}
 
 
 class PublishedMessage(BaseModel):
@@ -95,6 +112,12 @@ class PublishedMessage(BaseModel):
         Any,
         Field(description="`true`: a program wrote this user message. No model is shown the mark."),
     ] = None
+
+
+class PublishedElement(BaseModel):
+    """An item of the Responses API, or a message of the Anthropic API; all fields are kept."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 class PublishedEvent(BaseModel):
@@ -114,7 +137,18 @@ class TurnCompleted(PublishedEvent):
 
     model_config = example(**_TURN)
 
-    messages: Annotated[list[PublishedMessage], Field(min_length=1, max_length=1_000)]
+    messages: Annotated[
+        list[PublishedMessage | PublishedElement],
+        Field(
+            min_length=1,
+            max_length=1_000,
+            description="Chat messages, or elements of the shape that `shape` names.",
+        ),
+    ]
+    shape: Annotated[
+        Literal["chat", "responses", "anthropic"] | None,
+        Field(description="The shape of `messages`: chat by default."),
+    ] = None
     model: Annotated[str | None, Field(description="The model that answered.")] = None
     usage: Annotated[
         dict[str, Any] | None,
@@ -123,6 +157,22 @@ class TurnCompleted(PublishedEvent):
     is_meta: Annotated[
         bool | None, Field(description="True if a program wrote the user messages.")
     ] = None
+    carry: Carried = None
+
+    @model_validator(mode="after")
+    def _carries_one_value_each(self) -> Self:
+        if self.carry is not None and len(self.carry) != len(self.messages):
+            raise ValueError("carry must have one value for each message")
+        return self
+
+    @model_validator(mode="after")
+    def _has_one_shape(self) -> Self:
+        faults = {"responses": item_fault, "anthropic": message_fault}
+        fault_of = faults.get(self.shape or "chat", chat_fault)
+        for element in self.messages:
+            if fault := fault_of(element.model_dump(exclude_unset=True)):
+                raise ValueError(fault)
+        return self
 
 
 class ToolResult(PublishedEvent):
@@ -136,6 +186,7 @@ class ToolResult(PublishedEvent):
     ]
     name: Annotated[str | None, Field(description="The name of the tool.")] = None
     is_error: Annotated[bool | None, Field(description="True if the tool failed.")] = None
+    carry: Annotated[Carried, Field(min_length=1, max_length=1)] = None
 
 
 class UsageReported(PublishedEvent):
@@ -166,6 +217,33 @@ class UsageReported(PublishedEvent):
     ] = None
 
 
+MessageId = Annotated[str, Field(max_length=MESSAGE_ID_MAX_CHARACTERS)]
+
+
+class TurnRetracted(PublishedEvent):
+    """Messages that their user takes back, by exactly one of the three fields.
+
+    Only messages before this event in the stream are retracted; unknown ids have no effect.
+    """
+
+    model_config = example(**_RETRACTION)
+
+    message_ids: Annotated[
+        list[MessageId] | None,
+        Field(min_length=1, max_length=RETRACTED_AT_MOST, description="These messages."),
+    ] = None
+    after: Annotated[
+        MessageId | None, Field(description="All messages after this one, which stays.")
+    ] = None
+    all: Annotated[bool | None, Field(description="True: all messages.")] = None
+
+    @model_validator(mode="after")
+    def _names_messages_once(self) -> Self:
+        if sum([self.message_ids is not None, self.after is not None, bool(self.all)]) != 1:
+            raise ValueError("name the messages by one of message_ids, after and all: true")
+        return self
+
+
 class TurnCompletedBody(TurnCompleted):
     """The body of a `turn.completed` event over HTTP, where `type` names the event."""
 
@@ -190,10 +268,19 @@ class UsageReportedBody(UsageReported):
     type: Literal["usage.reported"]
 
 
+class TurnRetractedBody(TurnRetracted):
+    """The body of a `turn.retracted` event over HTTP, where `type` names the event."""
+
+    model_config = example(type=TURN_RETRACTED, **_RETRACTION)
+
+    type: Literal["turn.retracted"]
+
+
 EVENTS: dict[str, type[PublishedEvent]] = {
     TURN_COMPLETED: TurnCompleted,
     TOOL_RESULT: ToolResult,
     USAGE_REPORTED: UsageReported,
+    TURN_RETRACTED: TurnRetracted,
 }
 """The model of each event type."""
-EVENT_BODIES = (TurnCompletedBody, ToolResultBody, UsageReportedBody)
+EVENT_BODIES = (TurnCompletedBody, ToolResultBody, UsageReportedBody, TurnRetractedBody)

@@ -12,18 +12,27 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from turnfold.contracts.elements import item_fault, message_fault
+from turnfold.contracts.envelope import check_carry, envelope_of
+from turnfold.contracts.reported_window import ReportedWindow
+from turnfold.contracts.retractions import (
+    MESSAGE_ID_MAX_CHARACTERS,
+    Retraction,
+    read_retraction,
+)
 from turnfold.contracts.strict_json import read_members, without_member
 from turnfold.contracts.subjects import (
     EVENT_TYPES,
     ID_MAX_BYTES,
     TOOL_RESULT,
     TURN_COMPLETED,
+    TURN_RETRACTED,
     USAGE_REPORTED,
     id_fault,
     token_of,
 )
-from turnfold.errors import BadEvent
-from turnfold.messages import META_MARK, ROLES, AgentId, EventId, SessionId, SessionKey
+from turnfold.errors import BadEvent, Conflict
+from turnfold.messages import META_MARK, ROLES, AgentId, EventId, SessionId, SessionKey, Shape
 
 
 class EventLimits(NamedTuple):
@@ -35,35 +44,30 @@ class EventLimits(NamedTuple):
 
 
 LIMITS = EventLimits()
+CHAT = Shape.CHAT
+"""A name of the module, because members of an enumeration are found slowly."""
+EVENT_ID_TAKEN = (
+    "this event id stands for other content or another session of the agent, and the event was not"
+    " stored; publish it under an id of its own"
+)
 
 
 MODEL_MAX_CHARACTERS = 256
-MESSAGE_ID_MAX_CHARACTERS = ID_MAX_BYTES + 5
-"""The longest id of a message: an event id, `#` and an index below 1,024."""
 LIMIT_AT_MOST = 1_000_000_000
-
-
-class ReportedWindow(NamedTuple):
-    """The content of `usage.reported`: a model's window, and whether a call exceeded it.
-
-    `limit_tokens` is the size that the provider named; None if it named none. `message_id` is the
-    message that answered the call.
-    """
-
-    limit_tokens: int | None = None
-    is_overflow: bool = False
-    message_id: str | None = None
 
 
 # Not frozen, because freezing triples the cost of construction, and a worker builds thousands per
 # second. No code changes an event.
 @dataclass(slots=True)
 class Event:
-    """One event of any type, as its messages; `usage.reported` has none, but `reported`.
+    """One event of any type, as its messages.
+
+    `usage.reported` has none, but `reported`, and `turn.retracted` has `retraction`.
 
     `bodies` are the messages of the window, as JSON texts, and `parsed` holds the same as values.
     `originals` has the published text if it differs (the JSON content of a tool result). `metas`
-    tells of each message whether a program wrote it. `digest` is equal for equal texts.
+    tells of each message whether a program wrote it. `digest` is equal for equal texts. With a
+    `shape` other than chat, `bodies` and `parsed` are elements of that shape.
     """
 
     key: SessionKey
@@ -79,6 +83,8 @@ class Event:
     is_error: bool = False
     envelope: str | None = None
     reported: ReportedWindow | None = None
+    shape: Shape = CHAT
+    retraction: Retraction | None = None
 
 
 def read_event(subject: str, payload: bytes, limits: EventLimits = LIMITS) -> Event:
@@ -111,7 +117,39 @@ def read_payload(kind: str, payload: bytes, limits: EventLimits = LIMITS) -> Eve
         return _tool_returned(fields, raw)
     if kind == USAGE_REPORTED:
         return _usage_reported(fields, raw)
+    if kind == TURN_RETRACTED:
+        return _turn_retracted(fields, raw)
     raise BadEvent("unknown_type", repr(kind)[:80])
+
+
+def is_same_event(event: Event, stored: Event) -> bool:
+    """Return whether two events under one id say the same: in equal texts, or in other JSON."""
+    return event.key == stored.key and (
+        event.digest == stored.digest
+        or (
+            bool(event.parsed)
+            and (event.shape, event.parsed) == (stored.shape, stored.parsed)
+            and event.is_error == stored.is_error
+        )
+    )
+
+
+def check_copy(kind: str, payload: bytes, stored: bytes, limits: EventLimits = LIMITS) -> None:
+    """Compare an event with the one that the stream holds under its id.
+
+    Raises:
+        Conflict: they differ, so the new one was not stored.
+    """
+    if payload == stored:
+        return
+    try:
+        is_same = is_same_event(
+            read_payload(kind, payload, limits), read_payload(kind, stored, limits)
+        )
+    except BadEvent:
+        is_same = False
+    if not is_same:
+        raise Conflict(EVENT_ID_TAKEN)
 
 
 def _kind_of(subject: str) -> str:
@@ -136,21 +174,19 @@ def _turn_completed(
         raise BadEvent("wrong_shape", "messages must be a list of at least one message")
     if len(messages) > most:
         raise BadEvent("too_many_messages", f"{len(messages)} messages; at most {most} are allowed")
-    for message in messages:
-        if (
-            not isinstance(message, dict)
-            or not isinstance(role := message.get("role"), str)
-            or role not in ROLES
-        ):
-            raise BadEvent(
-                "wrong_shape", f"a message needs one of the roles {', '.join(sorted(ROLES))}"
-            )
+    shape = CHAT
+    named = fields.get("shape")
+    if named is None or named == "chat":
+        _require_roles(messages)
+    else:
+        shape = _elements_shape(named, messages)
+    check_carry(fields.get("carry"), len(messages))
     metadata = _optional(fields, "metadata", dict)
     is_meta = bool(_optional(fields, "is_meta", bool))
     # Before the marks are taken off, so that the digest is that of the published texts.
     digest = _digest(elements)
     metas = [
-        (_take_mark(message, elements, index) or is_meta) and message["role"] == "user"
+        (_take_mark(message, elements, index) or is_meta) and message.get("role") == "user"
         for index, message in enumerate(messages)
     ]
     return Event(
@@ -164,8 +200,39 @@ def _turn_completed(
         model=_optional(fields, "model", str),
         usage=_optional(fields, "usage", dict),
         is_truncated=bool(metadata) and metadata.get("truncated") is True,
-        envelope=_envelope(raw, ("messages",)),
+        envelope=envelope_of(raw, ("messages",)),
+        shape=shape,
     )
+
+
+def _require_roles(messages: list[Any]) -> None:
+    for message in messages:
+        if (
+            not isinstance(message, dict)
+            or not isinstance(role := message.get("role"), str)
+            or role not in ROLES
+        ):
+            raise BadEvent(
+                "wrong_shape", f"a message needs one of the roles {', '.join(sorted(ROLES))}"
+            )
+
+
+def _elements_shape(name: object, elements: list[Any]) -> Shape:
+    """Return the shape of this name, if every element has it.
+
+    Raises:
+        BadEvent: there is no such shape, or an element has another one.
+    """
+    fault_of = _FAULTS.get(name) if isinstance(name, str) else None
+    if fault_of is None:
+        raise BadEvent("wrong_shape", f"shape must be one of {', '.join(Shape)}")
+    for element in elements:
+        if fault := fault_of(element):
+            raise BadEvent("wrong_shape", fault)
+    return Shape(str(name))
+
+
+_FAULTS = {"responses": item_fault, "anthropic": message_fault}
 
 
 def _take_mark(message: dict[str, Any], elements: list[str], index: int) -> bool:
@@ -187,6 +254,7 @@ def _tool_returned(fields: dict[str, Any], raw: dict[str, str]) -> Event:
         raise BadEvent("wrong_shape", "tool_call_id must be a string")
     if "content" not in fields:
         raise BadEvent("wrong_shape", "content is missing; it may be null")
+    check_carry(fields.get("carry"), 1)
     name = _optional(fields, "name", str)
     is_error = bool(_optional(fields, "is_error", bool))
     metadata = _optional(fields, "metadata", dict)
@@ -208,12 +276,11 @@ def _tool_returned(fields: dict[str, Any], raw: dict[str, str]) -> Event:
         digest=_digest([raw["tool_call_id"], raw["content"], str(is_error)]),
         is_error=is_error,
         is_truncated=bool(metadata) and metadata.get("truncated") is True,
-        envelope=_envelope(raw, ("tool_call_id", "name", "content")),
+        envelope=envelope_of(raw, ("tool_call_id", "name", "content")),
     )
 
 
 def _usage_reported(fields: dict[str, Any], raw: dict[str, str]) -> Event:
-    key, event_id = _identity(fields)
     model = fields.get("model")
     if not isinstance(model, str) or not 1 <= len(model) <= MODEL_MAX_CHARACTERS:
         raise BadEvent(
@@ -229,18 +296,30 @@ def _usage_reported(fields: dict[str, Any], raw: dict[str, str]) -> Event:
     _optional(fields, "metadata", dict)
     is_overflow = bool(_optional(fields, "is_overflow", bool))
     content = (model, limit, usage, message_id, is_overflow)
-    return Event(
-        key=key,
-        event_id=event_id,
-        bodies=(),
-        parsed=(),
-        originals=(),
-        metas=(),
-        digest=_digest([json.dumps(content, sort_keys=True)]),
+    return _without_messages(
+        fields,
+        raw,
+        json.dumps(content, sort_keys=True),
         model=model,
         usage=usage,
-        envelope=_envelope(raw, ()),
         reported=ReportedWindow(limit, is_overflow=is_overflow, message_id=message_id),
+    )
+
+
+def _turn_retracted(fields: dict[str, Any], raw: dict[str, str]) -> Event:
+    retraction = read_retraction(fields)
+    _optional(fields, "metadata", dict)
+    content = json.dumps([TURN_RETRACTED, *retraction])
+    return _without_messages(fields, raw, content, retraction=retraction)
+
+
+def _without_messages(
+    fields: dict[str, Any], raw: dict[str, str], content: str, **more: Any
+) -> Event:
+    key, event_id = _identity(fields)
+    none: Any = {"bodies": (), "parsed": (), "originals": (), "metas": ()}
+    return Event(
+        key, event_id, **none, digest=_digest([content]), envelope=envelope_of(raw, ()), **more
     )
 
 
@@ -302,18 +381,6 @@ def _optional(fields: dict[str, Any], name: str, kind: type) -> Any:
     if value is not None and not isinstance(value, kind):
         raise BadEvent("wrong_shape", f"{name} must be a {kind.__name__}")
     return value
-
-
-_IDENTITY = ("event_id", "agent_id", "session_id", "type")
-
-
-def _envelope(raw: dict[str, str], without: tuple[str, ...]) -> str | None:
-    rest = [
-        f"{json.dumps(name)}: {text}"
-        for name, text in raw.items()
-        if name not in _IDENTITY and name not in without
-    ]
-    return "{" + ", ".join(rest) + "}" if rest else None
 
 
 def _digest(texts: list[str]) -> bytes:

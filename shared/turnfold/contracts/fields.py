@@ -16,7 +16,7 @@ Time = Annotated[
         pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$",
     ),
 ]
-MessageState = Literal["live", "pending", "covered"]
+MessageState = Literal["live", "pending", "covered", "retracted"]
 SummaryKind = Literal["llm", "extractive"]
 SummaryStyle = Literal["narrative", "structured"]
 PolicyMode = Literal["off", "manual", "auto"]

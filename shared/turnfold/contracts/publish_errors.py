@@ -11,6 +11,10 @@ NO_BATCH: Final = frozenset({10_174, 10_177, 10_199, 10_201})
 """JetStream error codes: no batches, invalid batch headers, batch too large, duplicate in batch."""
 
 
+OTHER_SEQUENCE: Final = frozenset({10_071, 10_164})
+"""JetStream error codes: another message has the last sequence of the subject."""
+
+
 def publish_error(code: int | None, description: str | None) -> Unavailable:
     """Return the publisher's error for an error of JetStream."""
     if code in _STREAM_FULL:

@@ -4,14 +4,11 @@ Known fields are validated strictly. Requests that read ignore unknown fields, a
 write reject them.
 """
 
-import json
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from turnfold.contracts.fields import example
-from turnfold.errors import BadRequest
-from turnfold.messages import AgentId, SessionKey
 
 MAX_WAIT_MS = 5_000
 Tokens = Annotated[int, Field(ge=0, le=2**53)]
@@ -59,7 +56,28 @@ class RecallFields(Request):
     ] = None
 
 
-class ContextFields(Request):
+class FreshRequest(Request):
+    """A request that waits until an event is stored, so that its answer includes the event."""
+
+    after: Annotated[
+        Annotated[int, Field(ge=0, le=2**63 - 1)] | Literal["latest"] | None,
+        Field(
+            description="The `seq` of a publish acknowledgement; `latest`: that of the session's"
+            " newest event in the stream."
+        ),
+    ] = None
+    wait_ms: Annotated[
+        int, Field(ge=0, description="How long to wait for that event, at most 5,000 ms.")
+    ] = 250
+
+    @property
+    def after_seq(self) -> int:
+        """The sequence to wait for; 0 without one. `latest` was replaced by a number before."""
+        assert self.after != "latest"
+        return self.after or 0
+
+
+class ContextFields(FreshRequest):
     """The fields of a request for the model's next input that NATS and HTTP share."""
 
     model_config = example(max_tokens=8_000, placement="user", after=4_711, wait_ms=1_000)
@@ -74,18 +92,21 @@ class ContextFields(Request):
     max_output_tokens: Tokens | None = None
     max_messages: Annotated[int | None, Field(ge=1, le=2**53)] = None
     mode: Literal["normal", "emergency"] = "normal"
-    format: Literal["openai", "anthropic"] = "openai"
+    format: Literal["openai", "responses", "anthropic"] = "openai"
     placement: Literal["separate", "system", "message", "user"] = "separate"
-    after: Annotated[
-        int | None, Field(ge=0, le=2**63 - 1, description="The `seq` of a publish acknowledgement.")
-    ] = None
-    wait_ms: Annotated[int, Field(ge=0)] = 250
     query: Annotated[
         str | None,
         Field(description="The user's current question: a short form of `recall.query`."),
     ] = None
     etag: str | None = None
     as_of: Annotated[Moment | None, Field(description=AS_OF)] = None
+    entries: Annotated[
+        bool, Field(description="Whether the answer says in which form each message is shown.")
+    ] = False
+    bodies: Annotated[
+        Literal["all", "changed"],
+        Field(description="`changed`: null stands for messages that are shown as published."),
+    ] = "all"
 
 
 class ContextRequest(ContextFields):
@@ -117,38 +138,6 @@ class ContextQuery(ContextFields):
         return ContextRequest(
             **fields, recall=False if not self.recall else None if is_plain else recall
         )
-
-
-class HistoryRequest(Request):
-    """Read original messages of a session, by position or by id."""
-
-    model_config = example(after_position=0, limit=100)
-
-    after_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
-    limit: Annotated[int, Field(ge=1, le=1_000)] = 100
-    message_ids: Annotated[list[str] | None, Field(max_length=1_000)] = None
-
-
-class SearchRequest(Request):
-    """Search the messages of a session, optionally of one state, role or range of positions."""
-
-    model_config = example(q="order 7341", limit=20)
-
-    q: Annotated[str, Field(min_length=1, max_length=1_000)]
-    limit: Annotated[int, Field(ge=1, le=100)] = 20
-    state: Literal["live", "pending", "covered"] | None = None
-    role: Literal["system", "developer", "user", "assistant", "tool"] | None = None
-    after_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
-    before_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
-
-
-class AuditRequest(Request):
-    """Read audit rows after a given one."""
-
-    model_config = example(after=0, limit=100)
-
-    after: Annotated[int, Field(ge=0, le=2**53)] = 0
-    limit: Annotated[int, Field(ge=1, le=1_000)] = 100
 
 
 class SummaryRequest(Request):
@@ -317,6 +306,21 @@ class EraseRequest(Command):
     model_config = example()
 
 
+class AgentEraseRequest(EraseRequest):
+    """Erase an agent with all its sessions, or those whose ids begin with a prefix."""
+
+    model_config = example(prefix="draft-")
+
+    prefix: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            max_length=256,
+            description="Erase only the sessions whose ids begin with this text.",
+        ),
+    ] = None
+
+
 class PolicyRequest(Command):
     """Set the policy of an agent or a session; omitted fields stay unchanged."""
 
@@ -329,71 +333,3 @@ class PolicyRequest(Command):
 
 class PolicyReadRequest(Command):
     """Read the policy in force."""
-
-
-def is_policy_read(body: bytes) -> bool:
-    """Return whether a policy request only reads: it contains no field that changes the policy."""
-    if not body:
-        return True
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(fields, dict) and fields.keys() <= set(SessionKey._fields)
-
-
-Shape = TypeVar("Shape", bound=Request)
-CommandShape = TypeVar("CommandShape", bound=Command)
-MAX_NAME_CHARACTERS = 100
-"""The maximum length of an unknown field's name in an error message."""
-
-
-def read_request(shape: type[Shape], body: bytes) -> Shape:
-    """Read the JSON of a request; an empty body means `{}`.
-
-    Raises:
-        BadRequest: the request is invalid. The text names the first invalid field, never its
-            value.
-    """
-    try:
-        return shape.model_validate_json(body or b"{}", strict=True)
-    except ValidationError as error:
-        raise BadRequest(_first_fault(error)) from None
-
-
-def read_command(
-    shape: type[CommandShape], key: SessionKey | AgentId | None, body: bytes
-) -> CommandShape:
-    """Read a request that writes; `key` is the session or agent of its subject, if any.
-
-    Raises:
-        BadRequest: as in `read_request`, and for an unknown field or ids that differ from the
-            subject.
-    """
-    request = read_request(shape, body)
-    ids: tuple[str, ...] = key if isinstance(key, SessionKey) else (key,) if key is not None else ()
-    named = dict(zip(SessionKey._fields, ids, strict=False))
-    for name in request.model_fields_set.intersection(SessionKey._fields):
-        if name not in named or getattr(request, name) != named[name]:
-            raise BadRequest(f"{name}: differs from the {name} of the subject; omit it")
-    return request
-
-
-def read_query(shape: type[Shape], fields: dict[str, str]) -> Shape:
-    """Read a request from the text fields of a URL.
-
-    Raises:
-        BadRequest: as in `read_request`.
-    """
-    try:
-        return shape.model_validate(fields)
-    except ValidationError as error:
-        raise BadRequest(_first_fault(error)) from None
-
-
-def _first_fault(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return f"unknown field {where[:MAX_NAME_CHARACTERS]!r}; correct its name or omit it"
-    return f"{where}: {first['msg']}" if where else first["msg"]

@@ -160,3 +160,15 @@ def without_member(text: str, name: str) -> str:
             is_first = len(parts) == 1
             parts.append(text[start if is_first else end_before : end])
     return "".join(parts) + text[end:]
+
+
+def member_texts(text: str) -> dict[str, str]:
+    """Return the members of a valid JSON object as texts, to the letter."""
+    _, raw, _ = _object(text)
+    return raw
+
+
+def element_texts(text: str) -> list[str]:
+    """Return the elements of a valid JSON list as texts, to the letter."""
+    _, _, texts = _elements(text, 0)
+    return texts

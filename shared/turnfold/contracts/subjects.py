@@ -15,11 +15,8 @@ TURN_COMPLETED = "turn.completed"
 TOOL_RESULT = "tool.result"
 USAGE_REPORTED = "usage.reported"
 TURN_RETRACTED = "turn.retracted"
-EVENT_TYPES = (TURN_COMPLETED, TOOL_RESULT, USAGE_REPORTED)
-"""The types of events that workers store."""
-STREAM_TYPES = (*EVENT_TYPES, TURN_RETRACTED)
-"""The types of events that the stream accepts; types that are not stored become dead letters."""
-EVENTS_SUBJECTS = tuple(subject for name in STREAM_TYPES for subject in (name, f"{name}.>"))
+EVENT_TYPES = (TURN_COMPLETED, TOOL_RESULT, USAGE_REPORTED, TURN_RETRACTED)
+EVENTS_SUBJECTS = tuple(subject for name in EVENT_TYPES for subject in (name, f"{name}.>"))
 
 READS = (
     "context.get",
@@ -37,12 +34,15 @@ READS = (
 WRITES = (
     "session.policy",
     "session.erase",
+    "session.pop",
     "compaction.request",
     "compaction.restore",
     "summary.promote",
     "summary.regenerate",
 )
 """Requests about a session that workers answer."""
+AGENT_READS = ("events.known", "session.list")
+"""Requests about an agent that query services answer."""
 POLICY_READS = ("session.policy", "agent.policy")
 """Requests that query services answer if they change nothing; workers answer the others."""
 AGENT_WRITES = ("agent.policy", "agent.erase", "agent.regenerate")
@@ -111,7 +111,7 @@ def message_header(agent_id: str, event_id: str, secret: str) -> str:
 
 def key_of_event_subject(subject: str) -> SessionKey | None:
     """Return the session of an event's subject; None if it names none."""
-    for kind in STREAM_TYPES:
+    for kind in EVENT_TYPES:
         ids = (
             [id_of(token) for token in subject.removeprefix(f"{kind}.").split(".")]
             if subject.startswith(f"{kind}.")

@@ -10,7 +10,7 @@ import base64
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
@@ -40,11 +40,15 @@ log = logging.getLogger("turnfold.bus")
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """The stream stores the message, or the last one of a batch, at this sequence."""
+    """The stream stores the message, or the last one of a batch, at this sequence.
+
+    `stored` is what the stream holds under the id of a duplicate; None if it was not read.
+    """
 
     seq: int
     is_duplicate: bool = False
     is_batch: bool = False
+    stored: bytes | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,14 +294,14 @@ class Publisher:
         self, claimed: Acknowledgement, subject: str, message_id: str, pending: "_PendingPublish"
     ) -> Acknowledgement | _Lookup | None:
         """Return the acknowledgement if the stream holds the message there, or else None."""
-        outcome = (
-            _Lookup.ANOTHER
+        outcome, stored = (
+            (_Lookup.ANOTHER, None)
             if claimed.seq in pending.rejected_seqs
-            else await self._at(claimed.seq, subject, message_id)
+            else await self._at(claimed.seq, subject, message_id, is_duplicate=claimed.is_duplicate)
         )
         match outcome:
             case _Lookup.OURS:
-                return claimed
+                return replace(claimed, stored=stored) if claimed.is_duplicate else claimed
             # Such credentials belong to an account in which no other client receives the messages.
             case _Lookup.UNREADABLE if claimed.is_duplicate or claimed.seq > (pending.floor or 0):
                 return claimed
@@ -340,11 +344,16 @@ class Publisher:
             )
         self._disturbed_until = asyncio.get_running_loop().time() + DISTURBED_SECONDS
 
-    async def _at(self, seq: int, subject: str, message_id: str) -> _Lookup:
-        """Read the message that the stream holds at a sequence."""
+    async def _at(
+        self, seq: int, subject: str, message_id: str, *, is_duplicate: bool
+    ) -> tuple[_Lookup, bytes | None]:
+        """Read the message that the stream holds at a sequence, and its payload if it is ours.
+
+        The original of a duplicate may have another subject: an event id belongs to one session.
+        """
         time = asyncio.get_running_loop().time
         if time() < self._unreadable_until:
-            return _Lookup.UNREADABLE
+            return _Lookup.UNREADABLE, None
         try:
             answer = json.loads(
                 await self._read(
@@ -352,26 +361,26 @@ class Publisher:
                 )
             )
             if failure := answer.get("error"):
-                return (
-                    _Lookup.NOTHING if failure.get("err_code") == _NO_MESSAGE else _Lookup.ANOTHER
-                )
+                is_missing = failure.get("err_code") == _NO_MESSAGE
+                return _Lookup.NOTHING if is_missing else _Lookup.ANOTHER, None
             stored = answer["message"]
             # With both line ends, so that the id is not found within another one or within another
             # header.
             named = f"\r\n{_MESSAGE_ID}: {message_id}\r\n".encode()
             is_ours = (
                 stored["seq"] == seq
-                and stored["subject"] == subject
+                and (is_duplicate or stored["subject"] == subject)
                 and named in base64.b64decode(stored.get("hdrs", ""))
             )
+            payload = base64.b64decode(stored.get("data", "")) if is_ours else None
         except (NotAllowed, Denied, nats.errors.NoRespondersError):
             self._unreadable_until = time() + UNREADABLE_SECONDS
-            return _Lookup.UNREADABLE
+            return _Lookup.UNREADABLE, None
         except (nats.errors.Error, TimeoutError):
-            return _Lookup.UNKNOWN
+            return _Lookup.UNKNOWN, None
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return _Lookup.UNKNOWN
-        return _Lookup.OURS if is_ours else _Lookup.ANOTHER
+            return _Lookup.UNKNOWN, None
+        return _Lookup.OURS if is_ours else _Lookup.ANOTHER, payload
 
     async def _ask(self, subject: str, body: bytes) -> bytes:
         return (await self._client.request(subject, body, timeout=READ_SECONDS)).data

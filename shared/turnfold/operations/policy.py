@@ -10,7 +10,9 @@ from turnfold.core.policy.overrides import PolicyOverrides, effective_policy
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import AgentId, SessionKey
 from turnfold.ports.ingest import PolicyResolver
-from turnfold.ports.query import HistoryStore
+from turnfold.ports.query import (
+    HistoryStore,
+)
 
 Explain = Callable[[PolicyOverrides, PolicyOverrides], Mapping[str, Any]]
 

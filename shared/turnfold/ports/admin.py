@@ -7,10 +7,14 @@ from turnfold.core.history.audit_chain import LOCAL
 from turnfold.messages import AgentId, CompactionId, SessionKey
 
 if TYPE_CHECKING:
-    from turnfold.contracts.requests import PolicyRequest
+    from turnfold.contracts.requests import (
+        PolicyRequest,
+    )
 from turnfold.ports.compact import RegenerateOptions
 from turnfold.ports.ingest import Installation
-from turnfold.ports.query import DeadLetterRow
+from turnfold.ports.query import (
+    DeadLetterRow,
+)
 
 
 class StoredDeadLetter(NamedTuple):
@@ -70,6 +74,35 @@ class EventStream(Protocol):
         ...
 
 
+class NewestEvents(NamedTuple):
+    """The sequences of a session's newest event and newest retraction in the stream; 0 without."""
+
+    seq: int
+    retraction_seq: int
+
+
+class RetractionStream(Protocol):
+    """The part of the event stream that retracts messages for one caller only.
+
+    Raises:
+        Unavailable: the stream does not answer.
+    """
+
+    async def newest(self, key: SessionKey) -> NewestEvents:
+        """Return the newest sequences of a session."""
+        ...
+
+    async def retract(
+        self, key: SessionKey, event: bytes, *, event_id: str, newest_seq: int
+    ) -> int | None:
+        """Publish a retraction and return its sequence.
+
+        None if `newest_seq` is no longer the newest retraction of the session: nothing was
+        published.
+        """
+        ...
+
+
 class EraseResult(NamedTuple):
     """Counts of one erasure."""
 
@@ -99,9 +132,15 @@ class SessionCommands(Protocol):
         ...
 
     async def erase(
-        self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str = LOCAL
+        self,
+        key: SessionKey | AgentId,
+        *,
+        last_seq: int,
+        now_ms: int,
+        actor: str = LOCAL,
+        prefix: str | None = None,
     ) -> EraseResult:
-        """Erase a session, or all sessions of an agent.
+        """Erase a session, or all sessions of an agent, or those whose ids begin with a prefix.
 
         Events at or below `last_seq`, and events that were stored before, are not stored again.
         """

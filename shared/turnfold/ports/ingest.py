@@ -7,8 +7,9 @@ from secrets import randbits
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from turnfold.contracts.events import ReportedWindow
 from turnfold.contracts.hints import BudgetHint
+from turnfold.contracts.reported_window import ReportedWindow
+from turnfold.contracts.retractions import Retraction
 from turnfold.core.eviction.usage import UsageReport
 from turnfold.core.policy.allowance import DEFAULT_ALLOWANCE, Allowance
 from turnfold.core.policy.overrides import PolicyOverrides
@@ -26,9 +27,9 @@ class DecodedMessage(NamedTuple):
 
     `is_meta` marks a user message that a program wrote. `tool_call_id` and `content_digest` belong
     to tool results. `body` is the JSON text that windows
-    show. `original` is the content as published, if it was other JSON. See
-    `turnfold.core.text.tokens.MessageTokens` for the counts, and `turnfold.core.history.gist` for
-    the gist.
+    show. `original` is the content as published, if it was other JSON, or the packed `element`
+    whose chat view this is. See `turnfold.core.text.tokens.MessageTokens` for the counts, and
+    `turnfold.core.history.gist` for the gist.
     """
 
     role: str
@@ -47,13 +48,16 @@ class DecodedMessage(NamedTuple):
     original: str | None
     body: str
     gist: str
+    element: int = 0
+    is_error: bool = False
 
 
 class DecodedEvent(NamedTuple):
     """A valid event: its stream position, its time, and its messages with token counts.
 
     `at_ms` is the time of the stream, in milliseconds since 1970. `trace` is the traceparent of the
-    publisher; spans of later work continue it. `reported` belongs to `usage.reported` alone.
+    publisher; spans of later work continue it. `reported` belongs to `usage.reported` alone, and
+    `retraction` to `turn.retracted`.
     """
 
     stream_seq: int
@@ -70,6 +74,7 @@ class DecodedEvent(NamedTuple):
     report: UsageReport | None = None
     trace: str | None = None
     reported: ReportedWindow | None = None
+    retraction: Retraction | None = None
 
     @property
     def answer(self) -> int | None:
@@ -139,6 +144,7 @@ class IngestResult:
     duplicates: int = 0
     dead_letters: int = 0
     evictions: int = 0
+    retractions: int = 0
 
 
 class IngestStore(Protocol):

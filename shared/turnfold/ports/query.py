@@ -2,22 +2,22 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from turnfold.core.eviction.budgets import Budgets, read_budgets
 from turnfold.core.eviction.limits import read_limits
 from turnfold.core.history.as_of import AsOf
 from turnfold.core.policy.overrides import PolicyOverrides
-from turnfold.core.recall.block import RecalledMessage
-from turnfold.core.recall.question import RecallQuestion
-from turnfold.core.recall.ranking import FoundPlaces
 from turnfold.core.text.search import Lookup
-from turnfold.messages import AgentId, CompactionId, Message, SessionKey, State
+from turnfold.messages import AgentId, CompactionId, Message, MessageId, SessionKey, Shape, State
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSnapshot:
-    """The row of a session. Times are milliseconds since 1970."""
+    """The row of a session. Times are milliseconds since 1970.
+
+    `retracted_seq` is the sequence of its newest retraction, 0 without one.
+    """
 
     sid: int
     wishes: PolicyOverrides
@@ -37,6 +37,7 @@ class SessionSnapshot:
     last_event_at_ms: int | None
     window_limits: str | None = None
     asked_budgets: str | None = None
+    retracted_seq: int = 0
 
     @property
     def limits(self) -> Mapping[str, int]:
@@ -86,7 +87,8 @@ class PendingEviction(NamedTuple):
 class WindowSnapshot:
     """The data that a window is decided from, read in one snapshot.
 
-    `ingested_to` is the sequence up to which every event is ingested.
+    `ingested_to` is the sequence up to which every event is ingested. `refused` is the number of
+    events of the session that became dead letters.
     """
 
     ingested_to: int
@@ -94,8 +96,13 @@ class WindowSnapshot:
     summary: StoredSummary | None = None
     pending: tuple[PendingEviction, ...] = ()
     messages: tuple[Message, ...] = ()
+    refused: int = 0
 
 
+END_POSITION: Final = 2**63 - 1
+"""A position after every message."""
+END_SEQ: Final = 2**63 - 1
+"""A sequence after every event."""
 Chosen = TypeVar("Chosen")
 
 
@@ -106,17 +113,28 @@ class TooLargeHere(Exception):
 class WindowStore(Protocol):
     """Read sessions for windows. Each method reads one snapshot."""
 
+    async def ingested_to(self) -> int:
+        """Return the sequence up to which every event is ingested.
+
+        Raises:
+            Unavailable: the database cannot be read now.
+        """
+        ...
+
     async def window(
         self,
         key: SessionKey,
         *,
         on_session: Callable[[WindowSnapshot], Chosen | None],
         on_messages: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
+        refused_to: int = END_SEQ,
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session; return the result of `on_messages`, and the JSON texts of its positions.
 
+        A negated position asks for the element that was published there, not for its chat view.
+
         `on_session` receives the session before its messages are read. A result other than None
-        ends the call.
+        ends the call. Refused events are counted up to the sequence `refused_to`.
 
         Raises:
             TooLargeHere: `on_session` returned None, and the session is too large for this process.
@@ -130,6 +148,7 @@ class WindowStore(Protocol):
         *,
         on_session: Callable[[WindowSnapshot], Chosen | None],
         on_messages: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
+        refused_to: int = END_SEQ,
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session as it was; `on_session` receives it as it is, `on_messages` as it was.
 
@@ -139,12 +158,23 @@ class WindowStore(Protocol):
         """
         ...
 
+    async def originals(
+        self, sid: int, positions: Sequence[int]
+    ) -> "Mapping[MessageId, OriginalMessage]":
+        """Return the stored messages at these positions by id, also retracted ones.
+
+        Raises:
+            TooLarge: their events carry too much for an answer.
+        """
+        ...
+
 
 class OriginalMessage(NamedTuple):
     """A stored message: the JSON text that windows show, and the content as published.
 
     `original_content` is None if both are the same. `is_meta` marks a user message that a program
-    wrote.
+    wrote. `element` is what was published, if that has another `shape` than a chat message.
+    `carry` is the JSON text that its event carries for it, where the reader gives it back.
     """
 
     message_id: str
@@ -153,6 +183,9 @@ class OriginalMessage(NamedTuple):
     body: str
     original_content: str | None
     is_meta: bool = False
+    shape: Shape = Shape.CHAT
+    element: str | None = None
+    carry: str | None = None
 
 
 class SessionCounts(NamedTuple):
@@ -233,11 +266,27 @@ class HistoryStore(Protocol):
     """
 
     async def page(
-        self, key: SessionKey, *, after_position: int, limit: int, newest_first: bool = False
+        self,
+        key: SessionKey,
+        *,
+        after_position: int = 0,
+        before_position: int = END_POSITION,
+        limit: int,
+        newest_first: bool = False,
+        with_retracted: bool = False,
     ) -> Sequence[OriginalMessage]: ...
 
+    async def has_messages(
+        self,
+        key: SessionKey,
+        *,
+        after_position: int = 0,
+        before_position: int = END_POSITION,
+        with_retracted: bool = False,
+    ) -> bool: ...
+
     async def by_ids(
-        self, key: SessionKey, message_ids: Sequence[str]
+        self, key: SessionKey, message_ids: Sequence[str], *, with_retracted: bool = False
     ) -> Sequence[OriginalMessage]: ...
 
     async def counts(self, key: SessionKey) -> SessionCounts: ...
@@ -305,59 +354,5 @@ class SearchStore(Protocol):
         """Return messages that the index has under all terms of a lookup.
 
         The number is bounded: if there are too many, the newest and the oldest are returned.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class SearchedSession:
-    """Where the lookups of a question match in a session, by ordinals of its messages.
-
-    `positions` and `tokens` are those of every message, in order; messages that are never recalled
-    have 0 tokens. `matches` has one entry per lookup. `spoken` are the messages of the speaker whom
-    the question names, None unless it names exactly one.
-    """
-
-    positions: Sequence[int]
-    tokens: Sequence[int]
-    matches: Sequence[FoundPlaces]
-    spoken: Collection[int] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Recollection:
-    """The chosen messages in the order of the choice, with their calls and results.
-
-    `indexed_to` is the sequence up to which every message of the session is in the index; later
-    ones were read, unless there were too many (`is_partial`).
-    """
-
-    messages: Sequence[RecalledMessage]
-    partners: Sequence[RecalledMessage]
-    indexed_to: int
-    is_partial: bool
-
-
-class RecallStore(Protocol):
-    """Find the messages of a session that matter for a question, in one snapshot."""
-
-    def forget(self) -> None:
-        """Remove what is cached, because something was erased."""
-        ...
-
-    async def recall(
-        self,
-        sid: int,
-        *,
-        until: int,
-        question: Callable[[Callable[[int], str]], RecallQuestion],
-        choose: Callable[[SearchedSession], Sequence[int]],
-    ) -> Recollection:
-        """Return the messages that `choose` names by ordinal, among those before `until`.
-
-        `question` is given a function that returns the body of the message at a position.
-
-        Raises:
-            Unavailable: the database cannot be read now.
         """
         ...

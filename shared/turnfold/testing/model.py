@@ -10,7 +10,9 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
-from turnfold.contracts.requests import PolicyRequest
+from turnfold.contracts.requests import (
+    PolicyRequest,
+)
 from turnfold.core.eviction.decide import first_eviction
 from turnfold.core.eviction.plan import Eviction, RestoreHold, plan_evictions
 from turnfold.core.eviction.triggers import (

@@ -124,7 +124,7 @@ class SessionState:
     @property
     def load(self) -> SessionLoad:
         """The counts that triggers compare with their limits."""
-        counted = [message.tokens for message in self.live if not message.role.is_system]
+        counted = [message.tokens for message in self.live if not message.is_pinnable]
         return SessionLoad(len(counted), sum(counted), self.rounds)
 
     @property

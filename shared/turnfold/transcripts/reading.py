@@ -31,6 +31,7 @@ class Conversation:
     """One conversation of a file: messages in order, each unchanged.
 
     `machine_made` has the indexes of user messages that a program wrote in the user's name.
+    `question` may be asked about what was said early.
     """
 
     conversation_id: str
@@ -38,6 +39,7 @@ class Conversation:
     agent: str | None = None
     model: str | None = None
     machine_made: frozenset[int] = frozenset()
+    question: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +220,14 @@ class _Reader:
         agent = next(
             (str(about[key]) for key in ("agent", "agent_id") if about.get(key) is not None), None
         )
-        model = about.get("model")
+        model, question = (
+            value if isinstance(value := about.get(name), str) else None
+            for name in ("model", "question")
+        )
         for what, identifier in (("id", conversation_id), ("agent", agent)):
             if identifier is not None and (fault := id_fault(identifier)):
                 self.refuse(number, f"the {what} {fault}")
-        return Conversation(
-            conversation_id, checked, agent, model if isinstance(model, str) else None, machine_made
-        )
+        return Conversation(conversation_id, checked, agent, model, machine_made, question)
 
     def message(self, number: int, index: int, message: Any) -> Json:
         if not isinstance(message, Mapping):

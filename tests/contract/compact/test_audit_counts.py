@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 
 from tests.store_fixtures import KEY, NOON, Stores, assistant, result, summary, turn, turns, user
-from turnfold.contracts.requests import PolicyRequest
+from turnfold.contracts.requests import (
+    PolicyRequest,
+)
 from turnfold.ports.compact import FailureStatus, Job
-from turnfold.ports.query import AuditRow
+from turnfold.ports.query import (
+    AuditRow,
+)
 
 COUNTS = (
     "evicted",

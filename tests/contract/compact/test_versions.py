@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turn, turns, user, words
-from turnfold.contracts.requests import PolicyRequest
+from turnfold.contracts.requests import (
+    PolicyRequest,
+)
 from turnfold.core.eviction.triggers import COOLDOWN_MS
 from turnfold.core.history.as_of import AtTime, AtVersion
 from turnfold.core.summary.extractive.extract import extract

@@ -18,7 +18,9 @@ from tests.store_fixtures import (
     user,
 )
 from turnfold.contracts.hints import BudgetHint
-from turnfold.contracts.requests import PolicyRequest
+from turnfold.contracts.requests import (
+    PolicyRequest,
+)
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import AgentId, SessionKey

@@ -8,7 +8,9 @@ import pytest
 
 from tests.invariants import faults
 from tests.store_fixtures import KEY, NOON, Stores, summary, turn, turns, user
-from turnfold.contracts.requests import PolicyRequest
+from turnfold.contracts.requests import (
+    PolicyRequest,
+)
 from turnfold.errors import LostLease, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_batch

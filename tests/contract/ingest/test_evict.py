@@ -17,7 +17,9 @@ from tests.store_fixtures import (
     turns,
     user,
 )
-from turnfold.contracts.requests import PolicyRequest
+from turnfold.contracts.requests import (
+    PolicyRequest,
+)
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CallRef, SessionId, SessionKey, State, position_of
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from tests.store_fixtures import KEY, NOON, Stores, assistant, summary, tool, turn, turns, user
-from turnfold.contracts.requests import PolicyRequest
+from turnfold.contracts.requests import (
+    PolicyRequest,
+)
 from turnfold.core.eviction.triggers import COOLDOWN_MS, SUMMARY_DELAY_MS
 from turnfold.errors import LostLease
 from turnfold.messages import State

@@ -20,11 +20,15 @@ from tests.store_fixtures import (
     user,
     words,
 )
-from turnfold.contracts.requests import PolicyRequest
+from turnfold.contracts.requests import (
+    PolicyRequest,
+)
 from turnfold.messages import AgentId, Priority, SessionId, SessionKey, position_of
 from turnfold.operations.ingest.decode import Delivery, decode_event
 from turnfold.ports.ingest import DeadLetter
-from turnfold.ports.query import OriginalMessage
+from turnfold.ports.query import (
+    OriginalMessage,
+)
 
 EVERYTHING = {"after_position": 0, "limit": 1_000}
 OTHER_SESSION = SessionKey(KEY.agent_id, SessionId("s-2"))

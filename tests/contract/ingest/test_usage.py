@@ -19,7 +19,10 @@ from tests.store_fixtures import (
     turn,
     user,
 )
-from turnfold.contracts.requests import ContextRequest, PolicyRequest
+from turnfold.contracts.requests import (
+    ContextRequest,
+    PolicyRequest,
+)
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.query.context import context
 from turnfold.operations.query.environment import QueryEnvironment

@@ -18,11 +18,15 @@ from tests.store_fixtures import (
     turns,
     user,
 )
-from turnfold.contracts.requests import PolicyRequest
+from turnfold.contracts.requests import (
+    PolicyRequest,
+)
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_batch
-from turnfold.ports.query import SessionSnapshot
+from turnfold.ports.query import (
+    SessionSnapshot,
+)
 
 Json = dict[str, Any]
 MODEL = "acme/small-1"

@@ -19,12 +19,16 @@ from tests.store_fixtures import (
     turns,
     user,
 )
-from turnfold.contracts.requests import PolicyRequest
+from turnfold.contracts.requests import (
+    PolicyRequest,
+)
 from turnfold.core.history.as_of import AsOf, AtMessage, AtTime, AtVersion
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey
 from turnfold.ports.ingest import DecodedEvent
-from turnfold.ports.query import WindowSnapshot
+from turnfold.ports.query import (
+    WindowSnapshot,
+)
 
 OTHER = SessionKey(AgentId("ada"), SessionId("s-2"))
 Seen = tuple[Any, ...]

@@ -21,7 +21,9 @@ from tests.store_fixtures import (
     turns,
     user,
 )
-from turnfold.contracts.requests import ContextRequest
+from turnfold.contracts.requests import (
+    ContextRequest,
+)
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, Policy
@@ -319,6 +321,7 @@ async def test_an_answer_names_its_budget_its_account_and_what_waits_for_a_summa
         "agent_id": "ada",
         "session_id": "s-1",
         "fresh": True,
+        "refused": 0,
         "summary": {
             "version": 1,
             "kind": "llm",

@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from tests.store_fixtures import KEY, NOON, Stores, turn, user
-from turnfold.contracts.requests import PolicyRequest
+from turnfold.contracts.requests import (
+    PolicyRequest,
+)
 from turnfold.errors import Conflict
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_batch

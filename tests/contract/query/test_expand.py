@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from tests.store_fixtures import KEY, NOON, Stores, summary, turn, turns, user
-from turnfold.contracts.requests import ExpandRequest
+from turnfold.contracts.requests import (
+    ExpandRequest,
+)
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import SummaryJob

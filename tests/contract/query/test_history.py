@@ -10,7 +10,9 @@ from tests.store_fixtures import KEY, NOON, Stores, assistant, result, summary, 
 from turnfold.core.history.audit_chain import row_hash
 from turnfold.errors import UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
-from turnfold.ports.query import WindowSnapshot
+from turnfold.ports.query import (
+    WindowSnapshot,
+)
 
 NOBODY = SessionKey(AgentId("ada"), SessionId("never"))
 
@@ -118,11 +120,31 @@ async def test_a_history_is_read_in_pages_either_way(stores: Stores) -> None:
 
     forwards = await stores.history.page(KEY, after_position=position_of(1, 1), limit=3)
     backwards = await stores.history.page(
-        KEY, after_position=position_of(5, 1), limit=3, newest_first=True
+        KEY, before_position=position_of(5, 1), limit=3, newest_first=True
+    )
+    between = await stores.history.page(
+        KEY, after_position=position_of(2, 0), before_position=position_of(3, 1), limit=9
     )
 
     assert [one.message_id for one in forwards] == ["e2#0", "e2#1", "e3#0"]
     assert [one.message_id for one in backwards] == ["e5#0", "e4#1", "e4#0"]
+    assert [one.message_id for one in between] == ["e2#1", "e3#0"]
+    assert await stores.history.has_messages(KEY, after_position=position_of(5, 0))
+    assert not await stores.history.has_messages(KEY, after_position=position_of(5, 1))
+    assert not await stores.history.has_messages(KEY, before_position=position_of(1, 0))
+
+
+@pytest.mark.proves("A5")
+@pytest.mark.parametrize("newest_first", [False, True])
+async def test_a_page_of_very_long_messages_ends_early(
+    stores: Stores, *, newest_first: bool
+) -> None:
+    await stores.ingest(turn(1, *[user("x" * 700_000 + str(number)) for number in range(4)]))
+
+    page = await stores.history.page(KEY, limit=4, newest_first=newest_first)
+
+    ids = ["e1#0", "e1#1", "e1#2", "e1#3"]
+    assert [one.message_id for one in page] == (ids[:1:-1] if newest_first else ids[:2])
 
 
 @pytest.mark.proves("A5", "L1")

@@ -14,13 +14,16 @@ from tests.store_fixtures import (
     Stores,
     assistant,
     installation_of,
+    retracted,
     summary,
     tool,
     turn,
     turns,
     user,
 )
-from turnfold.contracts.requests import ContextRequest
+from turnfold.contracts.requests import (
+    ContextRequest,
+)
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Policy
@@ -343,3 +346,74 @@ async def test_a_window_that_fits_is_answered_though_an_earlier_one_did_not_fit(
     needed = refused.value.needed_tokens
 
     assert (await asker.told(max_tokens=needed))["window"]["tokens"] <= (needed or 0)
+
+
+LINE = "def lantern_shelf(store_number: int) -> Shelf:  # shelves are counted from 1"
+
+
+async def working(stores: Stores, *, steps: int = 30) -> None:
+    """A long turn of an agent: what it read first is covered, and it goes on to use its name."""
+    await stores.ingest(
+        turn(
+            1, user("Mend the shelves."), assistant(None, "c1"), tool("c1", f"# shelves\n{LINE}\n")
+        )
+    )
+    for step in range(2, 2 + steps):
+        words = f"step {step}: still lantern_shelf(store_{step}) " + "and more words " * 20
+        await stores.ingest(turn(step, assistant(None, f"c{step}"), tool(f"c{step}", words)))
+        while jobs := await stores.claim():
+            for job in jobs:
+                await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + step)
+    await indexed(stores)
+
+
+@pytest.mark.proves("W14", "W13")
+async def test_a_line_returns_whose_name_the_agent_keeps_using(stores: Stores) -> None:
+    await working(stores)
+
+    told = await Asker(stores).told(max_tokens=1_500)
+
+    assert "tool, in part: " in block_of(told) or "returned, in part: " in block_of(told)
+    assert "lantern_shelf" in block_of(told)
+    recalled = told["recall"]["message_ids"]
+    assert recalled == sorted(recalled, key=place_of)
+    assert not set(recalled) & set(told["message_ids"])
+    assert told["window"]["tokens"] <= 1_500
+
+
+@pytest.mark.proves("W14", "L11")
+async def test_every_server_quotes_the_same_lines(stores: Stores) -> None:
+    await working(stores)
+    asker = Asker(stores)
+    first = block_of(await asker.told(max_tokens=1_500))
+    assert ", in part: " in first
+
+    await stores.ingest(turn(90, assistant(None, "c90"), tool("c90", "short")))
+
+    assert block_of(await Asker(stores).told(max_tokens=1_500)) == block_of(
+        await asker.told(max_tokens=1_500)
+    )
+
+
+@pytest.mark.proves("G1", "F2")
+async def test_what_is_retracted_leaves_the_block_at_once(stores: Stores) -> None:
+    await long_ago(stores, user(QUESTION))
+    asker = Asker(stores)
+    before = await asker.told(max_tokens=2_000)
+    assert FACT in block_of(before)
+
+    await stores.ingest(retracted(50, "e1#0"))
+
+    assert FACT not in json.dumps(await asker.told(max_tokens=2_000))
+
+
+@pytest.mark.proves("G1", "W14")
+async def test_a_line_of_a_retracted_message_is_not_quoted(stores: Stores) -> None:
+    await working(stores)
+    asker = Asker(stores)
+    quoted = (await asker.told(max_tokens=1_500))["recall"]["message_ids"]
+
+    await stores.ingest(retracted(90, *quoted))
+
+    told = await asker.told(max_tokens=1_500)
+    assert not set((told["recall"] or {"message_ids": []})["message_ids"]) & set(quoted)

@@ -10,7 +10,12 @@ from turnfold.core.text.search import MOST_WORDS, Lookup
 from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey, State, position_of
 from turnfold.operations.query.search import found, question_of
-from turnfold.ports.query import Candidates, OriginalMessage, Scope, SearchStore
+from turnfold.ports.query import (
+    Candidates,
+    OriginalMessage,
+    Scope,
+    SearchStore,
+)
 
 OTHER = SessionKey(AgentId("bob"), KEY.session_id)
 

@@ -34,7 +34,7 @@ from turnfold.access.roles import (
 )
 from turnfold.bus.answering import is_led
 from turnfold.client import session_key, turn_event
-from turnfold.errors import BadRequest, NotAllowed
+from turnfold.errors import BadRequest, Conflict, NotAllowed
 from turnfold.nats_client.connection import REQUEST_INFO
 
 Json = dict[str, Any]
@@ -201,6 +201,9 @@ async def test_everything_works_for_those_who_may(guarded: Guarded, server: Nats
         assert (await session.history(limit=1)).messages[0].message["content"] == "Note port 9000."
         assert await session.search("9003")
         assert (await session.policy(mode="manual"))["mode"] == "manual"
+        (popped,) = await session.pop()
+        assert (popped.state, popped.message["content"]) == ("retracted", "Noted.")
+        await session.retract("unknown#0")
         assert await session.compact() is not None
         summary = await eventually(session.summaries)
         assert (await session.promote(summary[0].version)).version == summary[0].version
@@ -225,7 +228,7 @@ async def test_everything_works_for_those_who_may(guarded: Guarded, server: Nats
         kept = await auditor.bus.request(
             "$JS.API.DIRECT.GET.TURNFOLD_NOTICES", b'{"seq": 1}', timeout=10
         )
-        assert told["account"]["total"] == 60
+        assert told["account"]["total"] == 59
         assert (kept.headers or {})["Nats-Subject"].startswith("context.compressed.support.")
         newest = await support.bus.request(
             "$JS.API.DIRECT.GET.TURNFOLD_NOTICES.summary.updated.support.user-42", b"", timeout=10
@@ -309,6 +312,8 @@ FORBIDDEN_TO_PUBLISH = {
         "usage.reported.other.s",
         "usage.reported",
         "turn.retracted.other.s",
+        "turn.retracted",
+        "session.pop.other.s",
         "turn.completed",
         "turn.completed.support",
         "turn.completed.support.s.t",
@@ -358,6 +363,8 @@ FORBIDDEN_TO_PUBLISH = {
         "turn.completed.support.s",
         "session.erase.support.s",
         "session.policy.support.s",
+        "session.pop.support.s",
+        "turn.retracted.support.s",
         "agent.erase.support",
         "summary.promote.support.1",
         "installation.regenerate",
@@ -794,6 +801,30 @@ async def test_a_guessed_id_suppresses_nothing(guarded: Guarded, server: NatsSer
     assert not receipt.is_duplicate
     assert (again.seq, again.is_duplicate) == (receipt.seq, True)
     assert posted.json()["seq"] == receipt.seq + 1
+
+
+@pytest.mark.proves("G1", "X1", "L2")
+async def test_an_agent_that_may_not_read_the_stream_learns_of_other_content_under_its_id(
+    guarded: Guarded, server: NatsServer
+) -> None:
+    """G1: the client compares with the history, where its key may not read the stream."""
+    worker, query = (guarded.parts(server, name) for name in ("worker", "query"))
+    async with (
+        worker.running("worker"),
+        query.running("query"),
+        turnfold.connect(server.url, environ=guarded.environ("support")) as client,
+    ):
+        session = client.session("support", "reused")
+        await session.turn_completed([USER], event_id="reused")
+        await session.context(wait_ms=5_000)
+        copy = await session.turn_completed([USER], event_id="reused")
+        with pytest.raises(Conflict):
+            await session.turn_completed([USER | {"content": "Another."}], event_id="reused")
+        # Nothing of this session is stored, so its history cannot tell.
+        with pytest.raises(Conflict):
+            await client.session("support", "elsewhere").turn_completed([USER], event_id="reused")
+
+    assert copy.is_duplicate
 
 
 @pytest.mark.proves("X1")

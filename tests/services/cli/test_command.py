@@ -70,3 +70,38 @@ def test_a_data_directory_that_cannot_be_made_is_said_with_the_option_that_chang
     assert ended.returncode == 1
     assert ended.stderr.endswith("choose another --data-dir\n")
     assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.proves("O3")
+def test_a_command_whose_package_is_missing_names_the_extra() -> None:
+    ended = turnfold("mcp", "support", "user-42")
+
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == (
+        "turnfold: turnfold.integrations.mcp needs the module mcp;"
+        " install it with: pip install 'turnfold[mcp]'\n"
+    )
+
+
+@pytest.mark.proves("O3")
+@pytest.mark.parametrize(("command", "extra"), [("mcp", "mcp"), ("sessions", "server")])
+def test_without_the_command_line_packages_a_command_names_the_extra(
+    command: str, extra: str
+) -> None:
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-P", "-c"),
+            "import sys; sys.modules['typer'] = None; import turnfold.cli; turnfold.cli.main()",
+            command,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "turnfold: the command needs the module typer;"
+        f" install it with: pip install 'turnfold[{extra}]'\n"
+    )

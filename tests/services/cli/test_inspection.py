@@ -254,7 +254,7 @@ async def test_whoever_changes_removes_adds_or_cuts_off_audit_rows_is_found_out(
             assert (await command(tmp_path, "audit", "verify"))[0] == 0
 
 
-@pytest.mark.proves("O1")
+@pytest.mark.proves("O1", "F2")
 async def test_the_demo_shows_what_became_of_a_conversation_and_leaves_nothing_running(
     tmp_path: Path,
 ) -> None:
@@ -266,6 +266,10 @@ async def test_the_demo_shows_what_became_of_a_conversation_and_leaves_nothing_r
     assert "support / support-chat" in out
     assert "summary, version" in out
     assert "audit trail" in out
+    versions, _, recalled = out.partition("asked now: What should I photograph")
+    assert "version 3" in out
+    assert "take a photo of the box first" in " ".join(recalled.split())
+    assert "take a photo of the box first" not in " ".join(versions.split())
     pids = [int(pid) for pid in re.findall(r"pid (\d+)", out)]
     assert len(pids) >= 3
     assert not [pid for pid in pids if is_alive(pid)]

@@ -17,7 +17,8 @@ from turnfold.process.directory import DataDirectory
 from turnfold.process.directory import running_system as ready_line
 
 READING: set[tuple[str, ...]] = {
-    ("audit",), ("context",), ("deadletters", "list"), ("deadletters", "show"), ("doctor",), ("search",), ("sessions",),
+    ("audit",), ("context",), ("deadletters", "list"), ("deadletters", "show"), ("doctor",), ("mcp",), ("search",),
+    ("sessions",),
     ("summaries", "diff"), ("summaries", "list"), ("summaries", "show"),
 }  # fmt: skip
 """Commands that change nothing. Every other command has to refuse where no system is named."""

@@ -186,3 +186,31 @@ async def test_an_event_that_may_never_be_published_is_told_and_holds_up_no_othe
             receipt = await said(client, "two")
 
     assert receipt.seq == 1
+
+
+@pytest.mark.proves("R3")
+async def test_only_the_first_event_waits_while_the_bus_is_away(server: NatsServer) -> None:
+    """G2: an agent waited a second for each event."""
+    options = BufferOptions(wait_seconds=0.5, close_seconds=10)
+    async with turnfold.connect(
+        server.url, environ={}, buffering=options, timeout_seconds=0.5
+    ) as client:
+        sessions = [client.session("support", f"user-{number}") for number in range(10)]
+        server.kill()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        away = [await session.turn_completed([{"role": "user"}]) for session in sessions]
+        waited = loop.time() - began
+        server.start()
+
+        await eventually(lambda: _is_empty(client))
+        back = await sessions[0].turn_completed([{"role": "user"}])
+
+    assert all(receipt.is_waiting for receipt in away)
+    assert waited < 1.0
+    assert not back.is_waiting
+    assert len(await stored(server)) == 11
+
+
+async def _is_empty(client: Client) -> bool:
+    return not client.unpublished

@@ -19,7 +19,7 @@ import turnfold
 from tests.nats_server import NatsServer, nats_server, subscriptions_known
 from turnfold.client import OutgoingEvent, Receipt, session_key, turn_event
 from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
-from turnfold.errors import CannotFit, NotAllowed, TooLarge, Unavailable
+from turnfold.errors import CannotFit, Conflict, NotAllowed, TooLarge, Unavailable
 
 Json = dict[str, Any]
 USER = {"role": "user", "content": "Where is order 7341?"}
@@ -122,6 +122,33 @@ async def test_an_event_published_again_is_the_same_event(server: NatsServer, bu
 
     assert (again.seq, again.is_duplicate) == (first.seq, True)
     assert len(await stored(bus)) == 1
+
+
+@pytest.mark.proves("G1", "L2")
+async def test_other_content_under_a_known_event_id_is_an_error_and_is_not_stored(
+    server: NatsServer, bus: Bus
+) -> None:
+    """G1: it was acknowledged as a copy, and lost. Equal content in other JSON stays a copy."""
+    async with turnfold.connect(server.url) as client:
+        session, elsewhere = (client.session("support", name) for name in ("one", "two"))
+        await session.turn_completed([USER], event_id="mine")
+        await session.tool_result("call_1", {"a": 1, "b": 2}, event_id="result")
+        reordered = {name: USER[name] for name in reversed(USER)}
+        copy = await session.turn_completed([reordered], event_id="mine")
+        with pytest.raises(Conflict, match="other content"):
+            await session.turn_completed([USER, USER], event_id="mine")
+        with pytest.raises(Conflict, match="another session"):
+            await elsewhere.turn_completed([USER], event_id="mine")
+        with pytest.raises(Conflict):
+            await session.tool_result("call_1", {"a": 1, "b": 3}, event_id="result")
+        with pytest.raises(Conflict):
+            await session.tool_result("call_1", "text", event_id="mine")
+        batch = [turn_event(session.key, [USER | {"n": n}], event_id="twice") for n in (1, 2)]
+        with pytest.raises(Conflict):
+            await client.publish_batch(batch)
+
+    assert copy.is_duplicate
+    assert len(await stored(bus)) == 2
 
 
 @pytest.mark.proves("L12", "X1")

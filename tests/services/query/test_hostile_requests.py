@@ -43,7 +43,9 @@ SESSION_REQUESTS = (
     "context.get", "history.get", "history.search", "summary.list", "summary.get", "summary.expand", "session.get", "audit.list",
     "session.policy", "compaction.request", "summary.promote", "summary.regenerate", "compaction.restore", "session.erase",
 )  # fmt: skip
-OTHER_REQUESTS = ("agent.policy", "agent.erase", "agent.regenerate")
+OTHER_REQUESTS = (
+    "agent.policy", "agent.erase", "agent.regenerate", "events.known", "session.list",
+)  # fmt: skip
 BARE_REQUESTS = ("installation.regenerate", "campaign.get", "deadletters.replay")
 SOON = {
     f"TURNFOLD_POLICY__{name}": number

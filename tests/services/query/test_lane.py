@@ -14,7 +14,10 @@ import pytest
 from tests.postgres import Postgres
 from tests.running_system import Parts, Service, parts_of, running_parts, state_of, wait_until
 from turnfold.client import connect
-from turnfold.contracts.requests import ContextRequest, SearchRequest
+from turnfold.contracts.history_requests import SearchRequest
+from turnfold.contracts.requests import (
+    ContextRequest,
+)
 from turnfold.errors import CannotFit
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.query import context as query

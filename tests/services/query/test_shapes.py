@@ -134,3 +134,38 @@ async def test_a_window_of_the_past_is_the_same_on_every_way(tmp_path: Path) -> 
     ] * 2
     assert status == 1
     assert "as_of" in advice
+
+
+ITEMS: list[Json] = [
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Which?"}]},
+    {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA" * 50},
+    {"type": "function_call", "call_id": "a", "name": "read", "arguments": "{}"},
+]
+
+
+@pytest.mark.proves("G1", "O3")
+async def test_items_come_back_to_the_letter_on_every_way(tmp_path: Path) -> None:
+    async with (
+        running_system(tmp_path / "system") as system,
+        connect(system.nats_url, environ={}) as client,
+    ):
+        session = client.session("support", "user-42")
+        await session.turn_completed(ITEMS, shape="responses", event_id="t")
+        await session.tool_result("a", "8443", event_id="r")
+        window = await session.context(format="responses", wait_ms=5_000)
+        _, on_http = await http_get(system, format="responses")
+        printed = json.loads((await command(system, "--format", "responses", "--json"))[1])
+        stored = (await session.history()).messages
+        async with httpx.AsyncClient(base_url=system.http_url, trust_env=False) as http:
+            ids = {"agent_id": "support", "session_id": "user-42"}
+            event = {"type": "turn.completed", "event_id": "x", **ids, "messages": ITEMS}
+            refused = await http.post(f"{PATH}/events", json=event)
+            accepted = await http.post(f"{PATH}/events", json=event | {"shape": "responses"})
+
+    output = {"type": "function_call_output", "call_id": "a", "output": "8443"}
+    assert window.messages == [*ITEMS, output]
+    assert window.message_ids == ["t#0", "t#1", "t#2", "r#0"]
+    assert on_http["messages"] == printed["messages"] == window.messages
+    assert [one.element for one in stored] == [*ITEMS, None]
+    assert [one.shape for one in stored] == ["responses"] * 3 + ["chat"]
+    assert (refused.status_code, accepted.status_code) == (400, 200)

@@ -43,7 +43,7 @@ async def test_a_small_budget_at_every_turn_leaves_nothing_untold(tmp_path: Path
             assert window.raw["window"]["tokens"] <= 8_000
 
         assert untold == [0] * 20
-        assert all(is_known)
+        assert is_known == [True] * 20
         await eventually(session.summaries, told=parts.words)
         triggers = await parts.rows(TRIGGERS, "s-1")
         assert {row["trigger"] for row in triggers} == {"budget"}

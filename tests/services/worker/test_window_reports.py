@@ -1,13 +1,11 @@
 """Reports of usage through bus and HTTP, from an agent to its next window."""
 
-import json
 from pathlib import Path
 
 import httpx
-import nats
 import pytest
 
-from tests.running_system import eventually, rows, running_parts, wait_until
+from tests.running_system import eventually, running_parts
 from turnfold.client import connect
 
 MODEL = "acme/small-1"
@@ -57,23 +55,3 @@ async def test_an_overflow_is_followed_by_a_summary_and_windows_of_the_right_siz
 
         assert (posted.status_code, refused.status_code) == (200, 400)
         assert later.json()["window"]["model_window"] == 8_000
-
-
-@pytest.mark.proves("I5")
-async def test_what_the_stream_accepts_and_no_worker_stores_becomes_a_dead_letter(
-    tmp_path: Path,
-) -> None:
-    async with (
-        running_parts(tmp_path) as parts,
-        parts.running("worker"),
-        connect(parts.server.url, environ={}) as client,
-    ):
-        bus = await nats.connect(parts.server.url)
-        payload = {"event_id": "e", "agent_id": "ada", "session_id": "s-1", "all": True}
-        await bus.jetstream().publish("turn.retracted.ada.s-1", json.dumps(payload).encode())
-        await client.session("ada", "s-1").turn_completed([{"role": "user", "content": "hi"}])
-
-        await wait_until(lambda: rows(parts.database, "SELECT 1 FROM messages"), told=parts.words)
-        letters = rows(parts.database, "SELECT reason, session_id FROM dead_letters")
-        assert [tuple(row) for row in letters] == [("unknown_type", "s-1")]
-        await bus.close()

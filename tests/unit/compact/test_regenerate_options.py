@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from tests.store_fixtures import KEY, NOON, Stores, new_sqlite, sql_stores, summary, turns
-from turnfold.contracts.requests import RegenerateRequest
+from turnfold.contracts.requests import (
+    RegenerateRequest,
+)
 from turnfold.errors import BadRequest
 from turnfold.operations.compact.versions import regenerate
 

@@ -21,6 +21,7 @@ from turnfold.contracts.fields import MessageState, PolicyMode, SummaryStyle
 from turnfold.contracts.notice_models import NOTICES, TriggerName
 from turnfold.contracts.notices import NOTICES as NOTICE_NAMES
 from turnfold.contracts.subjects import (
+    AGENT_READS,
     AGENT_WRITES,
     EVENT_TYPES,
     INSTALLATION_REQUESTS,
@@ -58,7 +59,7 @@ def codes(error: type[RequestError]) -> Iterator[str]:
 
 @pytest.mark.proves("V3", "V4")
 def test_everything_on_the_wire_has_a_model() -> None:
-    assert set(REQUESTS) == {*READS, *WRITES, *AGENT_WRITES, *INSTALLATION_REQUESTS}
+    assert set(REQUESTS) == {*READS, *AGENT_READS, *WRITES, *AGENT_WRITES, *INSTALLATION_REQUESTS}
     assert set(EVENTS) == set(EVENT_TYPES)
     assert set(NOTICES) == set(NOTICE_NAMES)
 

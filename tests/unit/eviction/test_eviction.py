@@ -18,7 +18,7 @@ from turnfold.core.eviction.triggers import (
     fired_triggers,
     token_trigger,
 )
-from turnfold.core.history.blocks import group, newest_request, newest_system
+from turnfold.core.history.blocks import group, newest_request, pinned_message
 from turnfold.core.policy.presets import DEFAULT_PRESET, PRESETS, Commit, Mode, Policy, Style
 from turnfold.messages import CallRef, EventId, Message, Role, ToolCall, position_of
 
@@ -187,7 +187,7 @@ def test_results_that_nobody_called_for_never_all_leave() -> None:
 
 
 @pytest.mark.proves("I6", "E3")
-def test_the_newest_system_message_stays_and_older_ones_leave() -> None:
+def test_the_pinned_message_message_stays_and_older_ones_leave() -> None:
     gone = evicted(said("system", "system", *rounds(10)))
 
     assert 1 in gone
@@ -323,7 +323,7 @@ def test_what_must_stay_stays(history: list[str], policy: Policy, trigger: Trigg
     newest = [message for block in reversed(grouped.blocks) for message in block.stored][
         : max(policy.keep_messages, 1)
     ]
-    must = [*newest, newest_system(live), newest_request(live)]
+    must = [*newest, pinned_message(live), newest_request(live)]
     assert not gone & {message.stream_seq for message in must if message is not None}
 
 

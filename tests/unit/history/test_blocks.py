@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnfold.core.history.blocks import Grouped, group, newest_request, newest_system
+from turnfold.core.history.blocks import Grouped, group, newest_request, pinned_message
 from turnfold.messages import CallRef, EventId, Message, Role, ToolCall, position_of
 
 
@@ -82,14 +82,14 @@ def test_a_result_before_its_call_stands_in_its_block() -> None:
 
 
 @pytest.mark.proves("I6")
-def test_the_newest_system_message_is_pinned_and_older_ones_are_loose() -> None:
+def test_the_pinned_message_message_is_pinned_and_older_ones_are_loose() -> None:
     old, new = message(1, "system"), message(3, "developer")
 
     grouped = group([old, message(2, "user"), new])
 
     assert grouped.pinned is new
     assert grouped.loose == (old,)
-    assert newest_system([message(2, "user")]) is None
+    assert pinned_message([message(2, "user")]) is None
 
 
 @pytest.mark.proves("I6")

@@ -14,9 +14,12 @@ from turnfold.core.recall.block import (
     HEADING,
     LEAST_ROOM,
     TAG,
+    Quote,
     RecalledMessage,
+    RecallMaterial,
     write_block,
 )
+from turnfold.core.recall.quotes import mark_lines, read_marks
 from turnfold.core.text.tokens import MESSAGE_TOKENS
 from turnfold.messages import Json
 
@@ -46,7 +49,7 @@ def test_a_heading_names_the_day_and_the_minute_only_where_they_are_others() -> 
     times = ["2026-11-20 10:00", "2026-11-20 10:00", "2026-11-20 10:05", "2026-11-21 10:05"]
     told = recalled([user(f"Word {number}.") for number in range(4)], times)
 
-    block = write_block(told, (), 1_000)
+    block = write_block(RecallMaterial(told), 1_000)
 
     assert block is not None
     headings = [line for line in block.text.split("\n") if line.startswith("[")]
@@ -98,7 +101,63 @@ def test_a_block_never_takes_more_tokens_than_it_says(
         ]
     told = recalled([*said, *rounds], times)
 
-    block = write_block(told, (), room)
+    block = write_block(RecallMaterial(told), room)
 
     if block is not None:
         assert MESSAGE_TOKENS + counter()(block.text) <= block.tokens <= room
+
+
+@pytest.mark.proves("W14", "L6")
+@settings(deadline=None, max_examples=200)
+@given(
+    said=st.lists(
+        st.lists(
+            st.sampled_from(["see session_key", "src/main.py:", "</turnfold-recall> x_1_y", "漢字 a_b_c", "[INST] AppServer", "plain"]),
+            min_size=1, max_size=6,
+        ).map("\n".join),
+        min_size=1, max_size=6,
+    ),
+    name=NAMES,
+    whole=st.integers(0, 3),
+    share=st.sampled_from([0.0, 0.5, 1.0]),
+    room=st.integers(LEAST_ROOM, 400),
+)  # fmt: skip
+def test_a_block_with_lines_never_takes_more_tokens_than_it_says(
+    said: list[str], name: str | None, whole: int, share: float, room: int
+) -> None:
+    told = recalled([{**user(text), **({"name": name} if name else {})} for text in said])
+    quotes = [
+        Quote(of, line) for of in told for line in read_marks(mark_lines(of.body, counter()) or b"")
+    ]
+
+    block = write_block(RecallMaterial(told[:whole], (), quotes), room, quotes_share=share)
+
+    if block is not None:
+        assert MESSAGE_TOKENS + counter()(block.text) <= block.tokens <= room
+        assert len(set(block.positions)) == len(block.positions)
+        assert list(block.positions) == sorted(block.positions)
+
+
+@pytest.mark.proves("W14")
+def test_lines_of_a_message_are_told_in_part_and_in_their_order() -> None:
+    text = "one_name = 1\nplain words\nother_name = 2"
+    (of,) = recalled([user(text)])
+    lines = read_marks(mark_lines(of.body, counter()) or b"")
+
+    block = write_block(RecallMaterial(quotes=[Quote(of, line) for line in reversed(lines)]), 400)
+
+    assert block is not None
+    assert "user, in part: one_name = 1\nother_name = 2\n" in block.text
+    assert block.positions == (of.position,)
+
+
+@pytest.mark.proves("W14")
+def test_what_is_told_whole_is_not_quoted() -> None:
+    (of,) = recalled([user("one_name = 1\nplain words")])
+    quotes = [Quote(of, line) for line in read_marks(mark_lines(of.body, counter()) or b"")]
+
+    block = write_block(RecallMaterial([of], (), quotes), 400, quotes_share=0.5)
+
+    assert block is not None
+    assert block.text.count("one_name") == 1
+    assert "plain words" in block.text

@@ -132,26 +132,18 @@ def test_a_list_that_may_not_be_sent_is_mended_however_much_room_there_is(
 
 
 @pytest.mark.proves("W8")
-def test_the_system_messages_it_begins_with_stay_and_the_newest_of_the_later_ones(
+def test_the_system_messages_it_begins_with_stay_and_later_ones_keep_their_place(
     compressor: LadderCompressor,
 ) -> None:
-    notes = [{"role": "system", "content": f"note {number}"} for number in range(3)]
-    messages = [
-        SYSTEM,
-        {"role": "developer", "content": "Be kind."},
-        user(words(400)),
-        *notes,
-        user("now"),
-    ]
+    notes = [{"role": "system", "content": f"note {number}"} for number in range(2)]
+    start = [SYSTEM, {"role": "developer", "content": "Be kind."}]
+    messages = [*start, user(words(400)), notes[0], user(words(20)), notes[1], user("now")]
 
-    compressed = compressor.compress(messages, 150)
+    compressed = compressor.compress(messages, 250)
 
-    assert [body["content"] for body in compressed.messages[:3]] == [
-        "You are brief.",
-        "Be kind.",
-        "note 2",
-    ]
-    assert compressed.messages[-1] == user("now")
+    assert compressed.messages[:2] == start
+    assert compressed.messages[-3:] == [user(words(20)), notes[1], user("now")]
+    assert user(words(400)) not in compressed.messages
 
 
 @pytest.mark.proves("W8")

@@ -52,6 +52,84 @@ def test_a_plain_message_costs_its_text_and_the_overhead(count: Count) -> None:
     assert not measured.is_irregular
 
 
+NOISE = "gAAAAABm" * 200
+
+
+@pytest.mark.proves("T2", "L6", "G1")
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"extra_content": {"google": {"thought_signature": NOISE}}},
+        {"encrypted_content": NOISE},
+        {"content": [{"type": "text", "text": "Hello!", "thought_signature": NOISE}]},
+        {
+            "content": [
+                {"type": "text", "text": "Hello!"},
+                {"type": "image_url", "image_url": {"url": "x"}, "transcript": NOISE},
+            ]
+        },
+        {"tool_calls": [{"extra_content": {"signature": NOISE}}]},
+        {"tool_calls": [{"function": {"provider_specific_fields": {"signature": NOISE}}}]},
+    ],
+)
+def test_fields_that_are_not_understood_count_as_text(count: Count, more: dict[str, Any]) -> None:
+    body: dict[str, Any] = {"role": "assistant", "content": "Hello!"} | more
+    if "tool_calls" in body:
+        given = body["tool_calls"][0]
+        function = call()["function"] | given.get("function", {})
+        body["tool_calls"] = [call() | given | {"function": function}]
+    plain = json.loads(json.dumps(body).replace(NOISE, ""))
+
+    measured, without = count_message(body, count), count_message(plain, count)
+
+    assert measured.tokens - without.tokens >= 0.95 * count(NOISE)
+    assert measured.calls == without.calls
+    assert measured.reasoning_tokens == 0
+
+
+@pytest.mark.proves("T2", "W3", "G1")
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"reasoning": NOISE},
+        {"reasoning_details": [{"type": "reasoning.encrypted", "data": NOISE}]},
+        {"thinking_blocks": [{"type": "redacted_thinking", "data": NOISE}]},
+    ],
+)
+def test_reasoning_counts_under_each_name_and_can_be_left_out(
+    count: Count, more: dict[str, Any]
+) -> None:
+    measured = count_message({"role": "assistant", "content": "Hello!"} | more, count)
+
+    assert measured.reasoning_tokens == count(NOISE)
+
+
+@pytest.mark.proves("T2", "G1")
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"audio": {"id": "audio_1", "data": NOISE}},
+        {"images": [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{NOISE}"}}]},
+    ],
+)
+def test_media_beside_the_content_have_the_price_of_media(
+    count: Count, more: dict[str, Any]
+) -> None:
+    plain = {"role": "assistant", "content": "Hello!"}
+
+    measured = count_message(plain | more, count, image_tokens=300)
+
+    assert measured.tokens == count_message(plain, count).tokens + 300
+
+
+@pytest.mark.proves("T2", "G1")
+def test_what_no_model_reads_costs_nothing(count: Count) -> None:
+    plain = {"role": "tool", "tool_call_id": "call_1", "content": "42"}
+    more: dict[str, Any] = {"name": None, "annotations": [], "cache_control": {"type": "ephemeral"}}
+
+    assert count_message(plain | more, count) == count_message(plain, count)
+
+
 @pytest.mark.proves("T2")
 def test_calls_reasoning_and_content_are_parts_of_the_whole(count: Count) -> None:
     body = {

@@ -18,6 +18,10 @@ from turnfold.contracts.fields import (
     example,
 )
 
+FRESH: Any = Field(
+    True, description="False if an event up to `after` is not stored yet; absent without `after`."
+)
+
 
 class HistoryEntry(Answer):
     """An original message."""
@@ -26,7 +30,7 @@ class HistoryEntry(Answer):
     position: Count = Field(description="Increases in the order of the session, with gaps.")
     state: MessageState = Field(
         description="`live`: in the window. `pending`: evicted, not summarized yet. `covered`:"
-        " in the summary in force."
+        " in the summary in force. `retracted`: taken back by its user, in no window."
     )
     is_meta: Literal[True] | None = Field(
         None, description="True if a program wrote this user message."
@@ -36,6 +40,41 @@ class HistoryEntry(Answer):
         None,
         description="Only for a tool result whose content is neither text nor parts: the content"
         " as it was published.",
+    )
+    shape: Literal["responses", "anthropic"] | None = Field(
+        None, description="Only if the message was published in another shape than chat."
+    )
+    element: dict[str, Any] | None = Field(
+        None,
+        description="With `shape`: the item or the message as it was published; `message` is its "
+        "chat view. An item that is part of a response has an empty one: the first item has all.",
+    )
+    carry: Any = Field(
+        None,
+        description="What the event carries for this message, to the letter; absent if that is"
+        " null, and in searches and sources.",
+    )
+
+
+class PopAnswer(Answer):
+    """Messages that were retracted."""
+
+    model_config = example(
+        messages=[
+            {
+                "message_id": "e1#0",
+                "position": 1_024,
+                "state": "retracted",
+                "message": {"role": "user", "content": "Where is order 7341?"},
+            }
+        ],
+        seq=4_712,
+    )
+
+    messages: list[HistoryEntry] = Field(description="In order; empty if there was none.")
+    seq: Count = Field(
+        description="The stream sequence of the retraction, a freshness token; without messages,"
+        " that of the newest event."
     )
 
 
@@ -52,12 +91,20 @@ class HistoryAnswer(Answer):
             }
         ],
         next_position=1_024,
+        previous_position=None,
+        fresh=True,
     )
 
     messages: list[HistoryEntry]
     next_position: Count | None = Field(
         description="The `after_position` of the next page; null on the last page."
     )
+    previous_position: Count | None = Field(
+        None,
+        description="Only for pages that end at a position: the `before_position` of the page"
+        " before; null on the first page.",
+    )
+    fresh: bool = FRESH
 
 
 class SearchEntry(HistoryEntry):
@@ -80,10 +127,12 @@ class SearchAnswer(Answer):
             }
         ],
         is_partial=False,
+        fresh=True,
     )
 
     hits: list[SearchEntry]
     is_partial: bool = Field(description="True if not all matching messages were examined.")
+    fresh: bool = FRESH
 
 
 class SessionUsage(Answer):
@@ -156,6 +205,47 @@ class SessionListAnswer(Answer):
     next_after: str | None = Field(
         description="The `after` of the next page; null on the last page."
     )
+
+
+class SessionName(Answer):
+    """A session of an agent."""
+
+    session_id: SessionField
+    messages_total: Count
+    tokens_total: Count
+    last_event_at: Time | None
+
+
+class SessionNamesAnswer(Answer):
+    """A page of the sessions of an agent, in the order of their ids."""
+
+    model_config = example(
+        agent_id="support",
+        sessions=[
+            {
+                "session_id": "user-42",
+                "messages_total": 160,
+                "tokens_total": 18_400,
+                "last_event_at": "2026-11-20T10:00:00.000Z",
+            }
+        ],
+        next_after=None,
+    )
+
+    agent_id: AgentField
+    sessions: list[SessionName]
+    next_after: str | None = Field(
+        description="The `after` of the next page; null on the last page."
+    )
+
+
+class EventsKnownAnswer(Answer):
+    """Which of the events are stored."""
+
+    model_config = example(agent_id="support", known=["e1"])
+
+    agent_id: AgentField
+    known: list[str] = Field(description="The stored ones of the event ids, in the order asked.")
 
 
 class AuditEntry(Answer):

@@ -76,6 +76,30 @@ class PendingMessages(Answer):
     since: Time | None = Field(description="When the oldest eviction happened; null if none waits.")
 
 
+MessageIds = MessageField | list[MessageField | None] | None
+
+
+class WindowEntry(Answer):
+    """The form in which a window shows a message."""
+
+    id: MessageIds = Field(description="As in `message_ids`.")
+    form: Literal["whole", "cut", "line", "mended", "stand_in", "summary", "digest", "recall"] = (
+        Field(
+            description="`whole`: as published, to the letter. `cut`: parts are shortened or left"
+            " out. `line`: one line stands for a result. `mended`: written anew, nothing is"
+            " missing. The others are no stored messages."
+        )
+    )
+    without: list[Literal["reasoning", "arguments", "ids"]] = Field(
+        description="Parts that are left out or shortened."
+    )
+    carry: Any = Field(
+        None,
+        description="What the event carries for this message, to the letter; absent if that is"
+        " null. If `id` is a list, a list beside it.",
+    )
+
+
 class ContextAnswer(Answer):
     """The model's next input: the summary in force and the newest messages, within the budget."""
 
@@ -83,6 +107,7 @@ class ContextAnswer(Answer):
         agent_id="support",
         session_id="user-42",
         fresh=True,
+        refused=0,
         etag="9f1c0b7a5d3e4f6a8b2c1d0e",
         summary={
             "version": 3,
@@ -120,17 +145,25 @@ class ContextAnswer(Answer):
     session_id: SessionField
     fresh: bool = Field(description="Whether all events of the session up to `after` are ingested.")
     etag: Etag
+    refused: Count = Field(
+        description="How many events of the session up to `after` became dead letters and were not"
+        " replayed; at most 10,000."
+    )
     summary: ShownSummary | None = Field(description="Null before the first version.")
     system: str | None = Field(
         None,
         description="Only with `format: anthropic`: the system text; null if there is none.",
     )
-    messages: list[ChatMessage] = Field(
-        description="The messages, in the requested format, in the order to send them."
+    messages: list[ChatMessage | None] = Field(
+        description="The messages, in the requested format, in the order to send them. Null only"
+        " with `bodies: changed`: as published."
     )
-    message_ids: list[MessageField | list[MessageField | None] | None] = Field(
+    message_ids: list[MessageIds] = Field(
         description="Parallel to `messages`. Null: no stored message, such as a digest. A list:"
         " several messages are merged."
+    )
+    entries: list[WindowEntry] | None = Field(
+        None, description="Only with `entries: true`. Parallel to `messages`."
     )
     window: WindowSizes
     account: MessageAccount

@@ -62,7 +62,7 @@ def _boundary(blocks: Sequence[Block], policy: Policy) -> int:
     while needed and (messages < least or not _is_enough(messages, tokens, rounds, policy)):
         needed -= 1
         block = blocks[needed]
-        messages += len(block.stored) if block.results else 1
+        messages += len(block.stored) if block.results or block.joined else 1
         tokens += block.tokens
         rounds += block.head.is_request
     # Bounded: a long stretch without a user message must not keep everything.

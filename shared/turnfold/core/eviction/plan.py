@@ -38,7 +38,7 @@ class Eviction:
     @property
     def tokens(self) -> int:
         """Count the tokens of the evicted messages, without system messages."""
-        return sum([message.tokens for message in self.evicted if not message.role.is_system])
+        return sum([message.tokens for message in self.evicted if not message.is_pinnable])
 
     @property
     def is_over(self) -> bool:
@@ -68,10 +68,8 @@ class Eviction:
 
 
 def _blocks(messages: Iterable[Message]) -> int:
-    """Return the number of blocks; a call with its results is one, system messages are none."""
-    return sum(
-        [message.role is not Role.TOOL and not message.role.is_system for message in messages]
-    )
+    """Return the number of blocks; a call with its results is one, pinned messages are none."""
+    return sum([message.role is not Role.TOOL and not message.is_pinnable for message in messages])
 
 
 def _calls(messages: Iterable[Message]) -> int:
@@ -182,7 +180,7 @@ class _Limits:
 
 @dataclass(slots=True)
 class _LiveMessages:
-    """The live messages after each event, and their counts without system messages.
+    """The live messages after each event, and their counts without pinned messages.
 
     Mutable, so that each event costs only its own messages.
     """
@@ -201,7 +199,7 @@ class _LiveMessages:
         if not is_in_order:
             present.sort(key=_position)
         for message in arrived:
-            if not message.role.is_system:
+            if not message.is_pinnable:
                 self.count += 1
                 self.tokens += message.tokens
                 self.rounds += message.is_request
@@ -220,7 +218,7 @@ class _LiveMessages:
     def remove(self, eviction: Eviction) -> None:
         """Remove evicted messages and start counting rounds again."""
         self.messages = list(eviction.stays)
-        counted = [message.tokens for message in eviction.evicted if not message.role.is_system]
+        counted = [message.tokens for message in eviction.evicted if not message.is_pinnable]
         self.count -= len(counted)
         self.tokens -= sum(counted)
         self.rounds = 0
@@ -239,7 +237,7 @@ def _before_batch(
             rounds -= message.is_request
             continue
         present.messages.append(message)
-        if not message.role.is_system:
+        if not message.is_pinnable:
             present.count += 1
             present.tokens += message.tokens
     present.rounds = rounds

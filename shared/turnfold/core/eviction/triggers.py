@@ -71,7 +71,7 @@ class SessionLoad(NamedTuple):
 
 def load_of(live: Iterable[Message]) -> SessionLoad:
     """Return the load of these live messages; each request is a round."""
-    counted = [message for message in live if not message.role.is_system]
+    counted = [message for message in live if not message.is_pinnable]
     return SessionLoad(
         len(counted),
         sum([message.tokens for message in counted]),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from turnfold.messages import EventId
+from turnfold.messages import EventId, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class StateAsOf:
 
     Messages of `pending` evictions had left the window, those of `later` evictions had not.
     `covered` counts the messages in the version in force. Evictions in `undone` were restored
-    since: their messages are no longer marked, and are found by position.
+    since: their messages are no longer marked, and are found by position. `retracted` are messages
+    that were retracted since.
     """
 
     version: int | None
@@ -78,6 +79,7 @@ class StateAsOf:
     later: tuple[EvictionSpan, ...]
     undone: tuple[EvictionSpan, ...] = ()
     at_ms: int = 0
+    retracted: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

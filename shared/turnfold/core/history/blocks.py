@@ -1,20 +1,22 @@
 """Blocks: messages that stay or leave together, in the order in which a model may be sent them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from turnfold.messages import Message, Role, ToolCall, place_of_slot
+from turnfold.messages import JOINED, Message, Role, ToolCall, place_of_slot
 
 
 class Block(NamedTuple):
     """A message with the results of its calls, one place a call; an open call's place is None.
 
-    A message that calls nothing is a block of its own.
+    A message that calls nothing is a block of its own. `joined` are the other items of a response
+    whose first item is the head.
     """
 
     head: Message
     results: tuple[Message | None, ...] = ()
+    joined: tuple[Message, ...] = ()
 
     @property
     def position(self) -> int:
@@ -25,8 +27,8 @@ class Block(NamedTuple):
     def stored(self) -> tuple[Message, ...]:
         """The messages of the block that exist, the calling one first."""
         if not self.results:
-            return (self.head,)
-        return (self.head, *(result for result in self.results if result is not None))
+            return (self.head, *self.joined)
+        return (self.head, *self.joined, *(result for result in self.results if result is not None))
 
     @property
     def open_calls(self) -> tuple[ToolCall, ...]:
@@ -42,14 +44,17 @@ class Block(NamedTuple):
     @property
     def tokens(self) -> int:
         """What the stored messages count together."""
-        return sum(message.tokens for message in self.stored) if self.results else self.head.tokens
+        if not self.results and not self.joined:
+            return self.head.tokens
+        return sum(message.tokens for message in self.stored)
 
 
 class Grouped(NamedTuple):
     """A history in blocks, and the messages outside of blocks.
 
-    `pinned` is the newest system message. `loose` are, in order: older system messages, copies of
-    results, results that wait for their call, and results whose call is not among these messages.
+    `pinned` is the newest system message that begins its event. `loose` are, in order: older ones,
+    copies of results, results that wait for their call, and results whose call is not among these
+    messages.
     """
 
     pinned: Message | None
@@ -66,30 +71,28 @@ def group(messages: Sequence[Message]) -> Grouped:
     heads: list[Message] = []
     results: list[Message] = []
     calling: dict[int, Message] = {}
+    joined: dict[int, list[Message]] = {}
     for message in messages:
-        role = message.role
-        if role is Role.TOOL:
+        if message.role is Role.TOOL:
             results.append(message)
-        elif role is Role.SYSTEM or role is Role.DEVELOPER:
+        elif message.is_pinnable:
             systems.append(message)
+        elif message.element is JOINED and heads and is_one_event(heads[-1], message):
+            joined.setdefault(heads[-1].position, []).append(message)
         else:
             heads.append(message)
             if message.calls:
                 calling[message.position] = message
-    loose = systems[:-1]
-    answered: dict[tuple[int, int], Message] = {}
-    for message in results:
-        answer = message.answers
-        owner = calling.get(answer.position) if answer is not None else None
-        if answer is None or owner is None or place_of_slot(owner.calls, answer.slot) is None:
-            loose.append(message)
-        else:
-            answered[answer] = message
-    loose.sort(key=_position)
+    answered, unmatched = _matched(results, calling)
+    loose = sorted([*systems[:-1], *unmatched], key=_position)
     blocks = tuple(
         [
-            Block(head, tuple([answered.get((head.position, call.slot)) for call in head.calls]))
-            if head.calls
+            Block(
+                head,
+                tuple([answered.get((head.position, call.slot)) for call in head.calls]),
+                tuple(joined.get(head.position, ())) if joined else (),
+            )
+            if head.calls or joined
             else Block(head)
             for head in heads
         ]
@@ -97,12 +100,33 @@ def group(messages: Sequence[Message]) -> Grouped:
     return Grouped(systems[-1] if systems else None, blocks, tuple(loose))
 
 
+def _matched(
+    results: Sequence[Message], calling: Mapping[int, Message]
+) -> tuple[dict[tuple[int, int], Message], list[Message]]:
+    """Return the results by their calls, and those whose call is not there."""
+    answered: dict[tuple[int, int], Message] = {}
+    unmatched: list[Message] = []
+    for message in results:
+        answer = message.answers
+        owner = calling.get(answer.position) if answer is not None else None
+        if answer is None or owner is None or place_of_slot(owner.calls, answer.slot) is None:
+            unmatched.append(message)
+        else:
+            answered[answer] = message
+    return answered, unmatched
+
+
+def is_one_event(message: Message, later: Message) -> bool:
+    """Return whether two messages were published together."""
+    return message.event_id == later.event_id
+
+
 _position = attrgetter("position")
 
 
-def newest_system(messages: Sequence[Message]) -> Message | None:
-    """Return the newest system message, which is the first message of every window."""
-    return next((message for message in reversed(messages) if message.role.is_system), None)
+def pinned_message(messages: Sequence[Message]) -> Message | None:
+    """Return the pinned system message, which is the first message of every window."""
+    return next((message for message in reversed(messages) if message.is_pinnable), None)
 
 
 def newest_request(messages: Sequence[Message]) -> Message | None:
@@ -118,4 +142,6 @@ def newest_request(messages: Sequence[Message]) -> Message | None:
 
 def is_turn_boundary(message: Message) -> bool:
     """Return whether a message begins a turn, or ends one: an answer that calls nothing."""
-    return message.is_request or (message.role is Role.ASSISTANT and not message.calls)
+    return message.is_request or (
+        message.role is Role.ASSISTANT and not message.calls and message.element is not JOINED
+    )

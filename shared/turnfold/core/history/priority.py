@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.text.caches import cached_text
+from turnfold.core.text.calls import INPUT, read_call
 from turnfold.core.text.tokens import text_of
 from turnfold.messages import Message, Priority, UnrankedMessage
 
@@ -143,6 +144,8 @@ def classify(
             else isinstance(name, str) and _reads(name[:NAME_CHARACTERS])
         )
         return Priority.LOW if looked else Priority.NORMAL
+    if role in ("system", "developer"):
+        return Priority.HIGH
     if (text := text_of(body)) and _binds(text, is_advice=role == "assistant"):
         return Priority.HIGH
     calls = body.get("tool_calls")
@@ -222,16 +225,14 @@ def _reads(name: str) -> bool:
 
 def _looks(call: object) -> bool:
     """Return whether a call only reads, by its tool or its shell command."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(name, str):
+    tool, arguments = read_call(call)
+    name = None if tool is None else tool.get("name")
+    if not isinstance(name, str):
         return False
     name = name[:NAME_CHARACTERS]
     if _reads(name):
         return True
-    return not _words(name).isdisjoint(SHELLS) and _command_looks(
-        _command(function.get("arguments"))
-    )
+    return not _words(name).isdisjoint(SHELLS) and _command_looks(_command(arguments))
 
 
 def _command(arguments: object) -> str:
@@ -245,7 +246,7 @@ def _command(arguments: object) -> str:
             return ""
     if not isinstance(arguments, Mapping):
         return ""
-    command = arguments.get("command", arguments.get("cmd"))
+    command = arguments.get("command", arguments.get("cmd", arguments.get(INPUT)))
     if isinstance(command, list) and command:
         is_wrapped = (
             len(command) > 2

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from turnfold.core.history.gist import gist_of
+from turnfold.core.recall.quotes import MarkedLine, quotable_text
+from turnfold.core.text.calls import arguments_of
+from turnfold.core.text.lines import printable
 from turnfold.core.text.markers import defused, markers_in
 from turnfold.core.text.tokens import MESSAGE_TOKENS, text_of, token_upper_bound
 from turnfold.messages import Message, MessageId, place_of_slot
@@ -26,6 +29,11 @@ HEADING_TOKENS: Final = 7
 MINUTE_TOKENS: Final = 6
 DATE_TOKENS: Final = 8
 MARK_TOKENS: Final = 3
+PART: Final = ", in part:"
+PART_TOKENS: Final = 4
+"""The tokens that set off a message told in part, besides its speaker."""
+LINE_TOKENS: Final = 2
+"""The tokens that joining adds to a line."""
 
 LEAST_ROOM: Final = FRAME_TOKENS + HEADING_TOKENS + MINUTE_TOKENS + DATE_TOKENS + 16
 """A smaller room holds no block that would be worth its frame."""
@@ -65,6 +73,26 @@ class RecalledMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class Quote:
+    """A line of a message that may be told without the rest of it."""
+
+    of: RecalledMessage
+    line: MarkedLine
+
+
+@dataclass(frozen=True, slots=True)
+class RecallMaterial:
+    """The material of a block: whole messages and lines of messages, each best first.
+
+    `partners` are the calls and results of the messages.
+    """
+
+    messages: Sequence[RecalledMessage] = ()
+    partners: Sequence[RecalledMessage] = ()
+    quotes: Sequence[Quote] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RecallBlock:
     """A written block. `tokens` are an upper bound in raw counts, the frame included."""
 
@@ -75,15 +103,24 @@ class RecallBlock:
 
 
 def write_block(
-    candidates: Sequence[RecalledMessage], partners: Sequence[RecalledMessage], room: int
+    told: RecallMaterial, room: int, *, quotes_share: float = 0.0
 ) -> RecallBlock | None:
-    """Write the best candidates that fit into `room` tokens, in order of time; None if none fits.
+    """Write the best messages and lines that fit into `room` tokens; None if none fits.
 
-    `candidates` come best first. `partners` are the calls and results that belong to them: a result
-    is never told without its call, a call without its results only if they do not fit.
+    In the block they stand in order of time. Messages come first, but leave `quotes_share` of the
+    room to lines. A result is never told whole without its call, a call without its results only
+    if they do not fit.
     """
-    writer = _BlockWriter([*candidates, *partners], room - FRAME_TOKENS)
-    for recalled in candidates:
+    quoted = [quote.of for quote in told.quotes]
+    writer = _BlockWriter([*quoted, *told.messages, *told.partners])
+    room -= FRAME_TOKENS
+    writer.room = int((1 - quotes_share) * room)
+    for recalled in told.messages:
+        writer.add(recalled)
+    writer.room = room
+    for quote in told.quotes:
+        writer.quote(quote)
+    for recalled in told.messages:
         writer.add(recalled)
     return writer.written()
 
@@ -91,38 +128,61 @@ def write_block(
 class _BlockWriter:
     """A block under construction. Mutable, because what a message costs depends on the others."""
 
-    def __init__(self, messages: Sequence[RecalledMessage], room: int) -> None:
-        self._room = room
-        self._used = 0
+    def __init__(self, messages: Sequence[RecalledMessage]) -> None:
+        self.room = self._used = 0
         self._by_position = {recalled.position: recalled for recalled in messages}
         self._results: defaultdict[int, list[RecalledMessage]] = defaultdict(list)
         for recalled in self._by_position.values():
             if recalled.call_position is not None:
                 self._results[recalled.call_position].append(recalled)
         self._texts: dict[int, str] = {}
+        self._quoted: dict[int, tuple[RecalledMessage, list[MarkedLine]]] = {}
         self._ordinals: set[int] = set()
         self._times: set[str] = set()
         """The days and the minutes that headings may name."""
 
     def add(self, recalled: RecalledMessage) -> None:
-        """Add a message with its call or its results, if they fit."""
+        """Add a message with its call or its results, if they fit and none is quoted."""
         for unit in self._units(recalled):
             new = [part for part in unit if part.position not in self._texts]
+            if any(part.position in self._quoted for part in new):
+                continue
             texts = {part.position: self._text_of(part) for part in new}
             tokens = sum(self._tokens(part, texts[part.position]) for part in new)
-            tokens += HEADING_TOKENS * sum(not self._has_neighbor(part) for part in new)
-            dates = {part.date for part in new} - self._times
-            minutes = {part.said_at for part in new} - self._times
-            tokens += DATE_TOKENS * len(dates) + MINUTE_TOKENS * len(minutes)
-            if self._used + tokens <= self._room:
-                self._used += tokens
+            if self._takes(new, tokens):
                 self._texts |= texts
-                self._times |= dates | minutes
-                self._ordinals.update(part.ordinal for part in new)
                 return
+
+    def quote(self, quote: Quote) -> None:
+        """Add a line, if it fits and its message is not told whole."""
+        of, line = quote.of, quote.line
+        if of.position in self._texts:
+            return
+        tokens = line.tokens + LINE_TOKENS + MARK_TOKENS * markers_in(_text_of_line(of, line))
+        if of.position in self._quoted:
+            if self._takes((), tokens):
+                self._quoted[of.position][1].append(line)
+        elif self._takes([of], tokens + self._speaker_tokens(of) + SPEAKER_TOKENS + PART_TOKENS):
+            self._quoted[of.position] = (of, [line])
+
+    def _takes(self, new: Sequence[RecalledMessage], tokens: int) -> bool:
+        """Take room for these messages, if there is enough for their tokens and headings."""
+        tokens += HEADING_TOKENS * sum(not self._has_neighbor(part) for part in new)
+        dates = {part.date for part in new} - self._times
+        minutes = {part.said_at for part in new} - self._times
+        tokens += DATE_TOKENS * len(dates) + MINUTE_TOKENS * len(minutes)
+        if self._used + tokens > self.room:
+            return False
+        self._used += tokens
+        self._times |= dates | minutes
+        self._ordinals.update(part.ordinal for part in new)
+        return True
 
     def written(self) -> RecallBlock | None:
         """Return the block; None if it is empty."""
+        for position, (of, lines) in self._quoted.items():
+            told = [_text_of_line(of, line) for line in sorted(lines)]
+            self._texts[position] = f"{self._speaker(of)}{PART} {chr(10).join(told)}"
         chosen = [self._by_position[position] for position in sorted(self._texts)]
         if not chosen:
             return None
@@ -186,22 +246,29 @@ class _BlockWriter:
     def _tokens(self, recalled: RecalledMessage, text: str) -> int:
         """Return an upper bound of a message's tokens in the block.
 
-        Its stored count contains its images, of which only the text is told; the gist has the size
-        of that. The overhead of each of its calls stands for `called` and the line end.
+        Only its text and its calls are told. The count of its content contains its images; the gist
+        has the size of the text alone. The overhead of each of its calls stands for `called` and
+        the line end.
         """
-        tokens = recalled.message.tokens - recalled.message.reasoning_tokens - MESSAGE_TOKENS
+        message = recalled.message
+        tokens = message.content_tokens + sum([call.tokens for call in message.calls])
         if isinstance(recalled.body.get("content"), list):
             known = gist_of(recalled.message).text_tokens if not recalled.message.calls else None
             tokens = min(tokens, token_upper_bound(text) if known is None else known)
-        speaker = self._speaker(recalled)
-        is_role = speaker == recalled.message.role.value
-        speaker_tokens = 1 if is_role else token_upper_bound(speaker)
-        tokens += speaker_tokens * (1 + len(recalled.message.calls))
+        tokens += self._speaker_tokens(recalled) * (1 + len(recalled.message.calls))
         return tokens + SPEAKER_TOKENS + MARK_TOKENS * markers_in(text)
+
+    def _speaker_tokens(self, recalled: RecalledMessage) -> int:
+        speaker = self._speaker(recalled)
+        return 1 if speaker == recalled.message.role.value else token_upper_bound(speaker)
+
+
+def _text_of_line(of: RecalledMessage, line: MarkedLine) -> str:
+    return printable(quotable_text(of.body)[line.start : line.start + line.characters])
 
 
 def _calls(recalled: RecalledMessage) -> Iterator[str]:
     """Yield the calls of a message as text: the name of each tool, and its arguments."""
     for call in recalled.message.calls:
-        arguments = recalled.body["tool_calls"][call.slot]["function"].get("arguments")
+        arguments = arguments_of(recalled.body["tool_calls"][call.slot])
         yield f"{call.name} {arguments if isinstance(arguments, str) else ''}".rstrip()

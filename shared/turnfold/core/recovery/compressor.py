@@ -89,9 +89,9 @@ class LadderCompressor:
     """The compressor of the service: trim by the ladder, the oldest messages first.
 
     `count` returns the tokens of a text. The newest request stays. The system messages at the
-    beginning stay whole, and so does the newest later one; older later ones are left out if the
-    list does not fit. Of the `policy`, only the view and its caps apply:
-    `preset_named("adaptive")`, for example, shows at most 50 messages.
+    beginning stay whole; later ones keep their place, longer than other messages do. Of the
+    `policy`, only the view and its caps apply: `preset_named("adaptive")`, for example, shows at
+    most 50 messages.
     """
 
     count: Callable[[str], int] = estimated
@@ -128,9 +128,10 @@ class LadderCompressor:
         listed = to_messages(bodies, measured, cuts)
         for message, body in zip(listed, messages, strict=True):
             message.is_meta = message.role is Role.USER and body.get(META_MARK) is True
-        systems = _kept_systems(listed)
+        start = _leading_systems(bodies)
+        systems, history = listed[:start], listed[start:]
         system_tokens = sum([message.tokens for message in systems])
-        window = self._build_window(listed, system_tokens, cap, is_emergency=is_emergency)
+        window = self._build_window(history, system_tokens, cap, is_emergency=is_emergency)
         return self._to_compressed(window, systems, system_tokens, bodies)
 
     def _is_sendable(self, bodies: Sequence[Json], total: int, cap: int) -> bool:
@@ -138,19 +139,18 @@ class LadderCompressor:
         return (
             bool(bodies)
             and total <= cap
-            and _history_size(bodies) <= (self.policy.max_messages or UNLIMITED)
+            and len(bodies) - _leading_systems(bodies) <= (self.policy.max_messages or UNLIMITED)
             and not validation_errors(bodies)
         )
 
     def _build_window(
-        self, listed: Sequence[Message], system_tokens: int, cap: int, *, is_emergency: bool
+        self, history: Sequence[Message], system_tokens: int, cap: int, *, is_emergency: bool
     ) -> WindowBuilder:
         """Build the window of the history within the tokens that the system messages leave.
 
         Raises:
             CannotFit: as `compress`; the needed budget includes the system messages.
         """
-        history = tuple([message for message in listed if not message.role.is_system])
         rest_tokens = max(cap - system_tokens, 0)
         asked = WindowRequest(
             budget_tokens=_emergency_budget(rest_tokens) if is_emergency else rest_tokens,
@@ -159,7 +159,7 @@ class LadderCompressor:
         )
         try:
             window = build_window(
-                WindowInput(messages=history, total=len(history)), asked, self.policy
+                WindowInput(messages=tuple(history), total=len(history)), asked, self.policy
             )
         except CannotFit as error:
             if error.needed_tokens is None:
@@ -229,8 +229,8 @@ def _copied(body: dict[str, Any]) -> dict[str, Any]:
     calls = copy.get("tool_calls")
     if isinstance(calls, list):
         copy["tool_calls"] = [
-            {**call, "function": dict(call["function"])}
-            if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping)
+            {name: dict(part) if isinstance(part, Mapping) else part for name, part in call.items()}
+            if isinstance(call, Mapping)
             else call
             for call in calls
         ]
@@ -330,18 +330,10 @@ def _emergency_budget(tokens: int) -> int:
     return -(-tokens * 5 // EMERGENCY_FIFTHS)
 
 
-def _history_size(bodies: Sequence[Json]) -> int:
-    """Count the messages other than system messages."""
-    return sum([body.get("role") not in SYSTEM_ROLES for body in bodies])
-
-
-def _kept_systems(listed: Sequence[Message]) -> list[Message]:
-    """Return the system messages at the beginning, and the newest later one."""
-    leading = next(
-        (index for index, message in enumerate(listed) if not message.role.is_system), len(listed)
-    )
-    later = [message for message in listed[leading:] if message.role.is_system]
-    return [*listed[:leading], *later[-1:]]
+def _leading_systems(bodies: Sequence[Json]) -> int:
+    """Return the number of system messages at the beginning of a list."""
+    roles = (body.get("role") for body in bodies)
+    return next((at for at, role in enumerate(roles) if role not in SYSTEM_ROLES), len(bodies))
 
 
 def _content_key(body: Mapping[str, Any]) -> bytes:

@@ -11,19 +11,26 @@ from turnfold.core.summary.sources import Source
 from turnfold.core.text.lines import clip, printable
 from turnfold.core.text.markers import defused
 from turnfold.core.text.tokens import Count
-from turnfold.messages import Message, Role
+from turnfold.messages import JOINED, Message, Role
 
 DIGEST_MAX_TOKENS = 300
 DIGEST_MESSAGES = 8
 """With more lines each would be too short to be useful. The first line counts older messages."""
 
-_ROLES = {"user": "User", "assistant": "Assistant", "tool": "Tool"}
+_ROLES = {
+    "system": "System",
+    "developer": "System",
+    "user": "User",
+    "assistant": "Assistant",
+    "tool": "Tool",
+}
 _SHOWN_ARGUMENT = re.compile(
     r'"(?:file_?path|path|file_?name|command|cmd|query|url|pattern|[a-z_]*id|[a-z_]*name)"'
     r'\s*:\s*"((?:[^"\\]|\\.){1,80})',
     re.IGNORECASE,
 )
 _FIRST_ARGUMENT = re.compile(r'\s*\{\s*"[^"]{1,40}"\s*:\s*"((?:[^"\\]|\\.){1,60})"')
+_INPUT = re.compile(r'\{"input":"((?:[^"\\]|\\.){1,60})')
 _LEFT_OUT_LINE_TOKENS = 16
 
 
@@ -60,7 +67,9 @@ def _spoken(messages: Sequence[Message]) -> Sequence[Message]:
     return [
         message
         for message in messages
-        if message.role is Role.USER or message.role is Role.ASSISTANT
+        if message.role is not Role.TOOL
+        and not message.is_pinnable
+        and message.element is not JOINED
     ]
 
 
@@ -81,7 +90,7 @@ def digest(
     quoted = [
         source
         for source in sources
-        if source.role in ("user", "assistant") or (source.role == "tool" and source.is_error)
+        if (source.role != "tool" or source.is_error) and not source.is_pinnable
     ]
     width = min(160, max(40, max_tokens * 3 // max(len(quoted), 1)))
     lines = [defused(line) for line in (_line(source, width) for source in quoted) if line]
@@ -115,7 +124,11 @@ def _line(source: Source, width: int) -> str:
 
 def main_argument(arguments: str) -> str:
     """Return the argument that says what a call is about: a path, command, query or id."""
-    match = _SHOWN_ARGUMENT.search(arguments, 0, 400) or _FIRST_ARGUMENT.match(arguments, 0, 400)
+    match = (
+        _SHOWN_ARGUMENT.search(arguments, 0, 400)
+        or _FIRST_ARGUMENT.match(arguments, 0, 400)
+        or _INPUT.match(arguments, 0, 400)
+    )
     return clip(printable(match[1]), 60) if match else ""
 
 

@@ -18,6 +18,7 @@ from turnfold.core.history.gist import (
 )
 from turnfold.core.summary.digest import main_argument
 from turnfold.core.summary.ledger.collect import values_of_call
+from turnfold.core.text.calls import arguments_of
 from turnfold.core.text.lines import clip, printable
 from turnfold.core.text.markers import defused
 from turnfold.core.text.tokens import Count, text_of
@@ -80,5 +81,5 @@ def _tokens(text: str, count: Count) -> int:
 
 
 def _arguments(body: Mapping[str, Any], call: ToolCall) -> str:
-    arguments = body["tool_calls"][call.slot]["function"].get("arguments")
+    arguments = arguments_of(body["tool_calls"][call.slot])
     return arguments[:READ_CHARACTERS] if isinstance(arguments, str) else ""

@@ -72,14 +72,14 @@ def redact(text: str) -> str:
 
 
 def readable_sources(sources: Iterable[Source]) -> tuple[Source, ...]:
-    """Return the messages that a summarizer may read: no instructions, and no secrets."""
+    """Return the messages that a summarizer may read: no system prompts, and no secrets."""
     return tuple(
         source._replace(
             text=redact(source.text),
             calls=tuple((name, redact(arguments)) for name, arguments in source.calls),
         )
         for source in sources
-        if source.role not in ("system", "developer")
+        if not source.is_pinnable
     )
 
 

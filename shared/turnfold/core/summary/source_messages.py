@@ -5,19 +5,21 @@ from collections.abc import Iterable
 from typing import Any
 
 from turnfold.core.summary.sources import Source
+from turnfold.core.text.calls import arguments_of
 from turnfold.core.text.tokens import text_of
-from turnfold.messages import Message, Role
+from turnfold.messages import JOINED, Message, Role
 
 EvictedSource = tuple[Message, str, bool]
 """A message, its JSON text, and whether it reports an error."""
 
 
 def sources_of(stored: Iterable[EvictedSource]) -> tuple[Source, ...]:
-    """Convert messages in the given order, without system messages.
+    """Convert messages in the given order, without pinned system messages and joined items.
 
-    An evicted system message was superseded by a newer one, so no summary needs it.
+    An evicted pinned message was superseded by a newer one, so no summary needs it. What a joined
+    item says stands in the first item of its response.
     """
-    rows = [row for row in stored if not row[0].role.is_system]
+    rows = [row for row in stored if not row[0].is_pinnable and row[0].element is not JOINED]
     names = {
         (message.position, call.slot): call.name for message, _, _ in rows for call in message.calls
     }
@@ -54,7 +56,7 @@ def _source(
 def _calls(message: Message, body: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     calls = []
     for call in message.calls:
-        arguments = body["tool_calls"][call.slot]["function"].get("arguments")
+        arguments = arguments_of(body["tool_calls"][call.slot])
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         calls.append((call.name, text))
     return tuple(calls)

@@ -23,6 +23,11 @@ class Source(NamedTuple):
     is_error: bool = False
     is_late: bool = False
 
+    @property
+    def is_pinnable(self) -> bool:
+        """Whether it is a system message that begins its event; see `Message.is_pinnable`."""
+        return self.role in ("system", "developer") and self.message_id.endswith("#0")
+
 
 @dataclass(frozen=True, slots=True)
 class PreviousSummary:

@@ -11,6 +11,7 @@ from math import log
 from operator import add
 from typing import Any, Final, NamedTuple
 
+from turnfold.core.text.calls import read_call
 from turnfold.core.text.tokens import text_of
 from turnfold.core.text.words import (
     LETTER,
@@ -210,17 +211,13 @@ def searched_text(body: Mapping[str, Any]) -> str:
 def _called(body: Mapping[str, Any]) -> Iterator[str]:
     calls = body.get("tool_calls")
     old = body.get("function_call")
-    functions = (
-        [call.get("function") for call in calls if isinstance(call, Mapping)]
-        if isinstance(calls, list)
-        else []
-    )
-    for function in [*functions, old]:
-        if not isinstance(function, Mapping):
+    entries = calls if isinstance(calls, list) else []
+    for entry in [*entries, {"function": old}]:
+        tool, arguments = read_call(entry)
+        if tool is None:
             continue
-        if isinstance(function.get("name"), str):
-            yield function["name"]
-        arguments = function.get("arguments")
+        if isinstance(tool.get("name"), str):
+            yield tool["name"]
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from turnfold.core.text.calls import read_call
 from turnfold.core.text.estimates import estimate, token_upper_bound
 from turnfold.core.text.token_offsets import Count, CutPoint, TokenOffsets, is_long
 from turnfold.messages import ToolCall
@@ -28,6 +29,8 @@ __all__ = [
 MESSAGE_TOKENS: Final = 4
 CALL_TOKENS: Final = 4
 IMAGE_TOKENS: Final = 1_200
+INSTRUCTION_TOKENS: Final = 16
+"""The frame of a system message in mid-conversation, in formats that have none."""
 PATH_CHARACTERS: Final = 300
 
 TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text"})
@@ -44,6 +47,18 @@ MEDIA_PARTS: Final = frozenset(
         "video_url",
     }
 )
+REASONING_FIELDS: Final = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks")
+"""The reasoning of a message, as providers name it. It can be left out."""
+
+UNCOUNTED_FIELDS: Final = frozenset({"role", "content", "tool_call_id", "cache_control"})
+TEXT_PART_FIELDS: Final = frozenset({"type", "text", "cache_control"})
+MEDIA_PART_FIELDS: Final = MEDIA_PARTS | frozenset(
+    "type source url detail format data media_type mime_type cache_control".split()
+    + "file_id file_data file_url filename".split()
+)
+CALL_FIELDS: Final = frozenset({"id", "index", "type", "function", "custom", "cache_control"})
+CALLED_TOOL_FIELDS: Final = frozenset({"name", "arguments", "input"})
+
 PATH_KEYS: Final = ("path", "file_path", "filename", "file", "notebook_path")
 NAMES_A_PATH: Final = re.compile(rf'"(?:{"|".join(PATH_KEYS)})"')
 
@@ -108,9 +123,17 @@ def measure_with(
     reasoning_tokens = 0
     # Most messages have a role and a content, and nothing else to be looked for.
     if len(body) > 2 or "content" not in body:
-        reasoning_tokens = _reasoning(body, count)
-        calls, calls_tokens, is_irregular = _calls(body.get("tool_calls"), count)
-        tokens += reasoning_tokens + calls_tokens + _extras(body, count)
+        for key, value in body.items():
+            if value is None or key in UNCOUNTED_FIELDS:
+                continue
+            if key == "tool_calls":
+                calls, field_tokens, is_irregular = _calls(value, count, image_tokens)
+            elif key in REASONING_FIELDS:
+                field_tokens = _reasoning(value, count)
+                reasoning_tokens += field_tokens
+            else:
+                field_tokens = _field(key, value, count, image_tokens)
+            tokens += field_tokens
     return MessageTokens(
         tokens,
         content_tokens,
@@ -149,66 +172,64 @@ def _text_of_part(part: object) -> str | None:
 
 
 def _other_parts(content: object, count: Count, image_tokens: int) -> int:
-    """Return the tokens of content parts that are not text."""
+    """Return the tokens of content parts without their texts."""
+    parts = content if isinstance(content, list) else (content,)
     tokens = 0
-    for part in content if isinstance(content, list) else (content,):
-        if isinstance(content, list) and _text_of_part(part) is not None:
-            continue
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        tokens += (
-            image_tokens if isinstance(kind, str) and kind in MEDIA_PARTS else count(_json(part))
-        )
+    for part in parts:
+        if parts is not content or _text_of_part(part) is None:
+            tokens += _part(part, count, image_tokens)
+        elif isinstance(part, Mapping):
+            tokens += _beside(part, TEXT_PART_FIELDS, count, image_tokens)
     return tokens
 
 
-def _reasoning(body: Mapping[str, Any], count: Count) -> int:
-    text = body.get("reasoning_content")
-    tokens = 0 if text is None else count(text if isinstance(text, str) else _json(text))
-    blocks = body.get("thinking_blocks")
-    if blocks is None:
-        return tokens
+def _part(part: object, count: Count, image_tokens: int) -> int:
+    if isinstance(part, Mapping) and _is_media(part):
+        return image_tokens + _beside(part, MEDIA_PART_FIELDS, count, image_tokens)
+    return count(_json(part))
+
+
+def _is_media(part: object) -> bool:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return isinstance(kind, str) and kind in MEDIA_PARTS
+
+
+def _reasoning(blocks: object, count: Count) -> int:
+    tokens = 0
     for block in blocks if isinstance(blocks, list) else (blocks,):
         if not isinstance(block, Mapping):
-            tokens += count(_json(block))
+            tokens += count(_text_or_json(block))
             continue
         for key, value in block.items():
             if key not in ("type", "cache_control") and value is not None:
-                tokens += count(value if isinstance(value, str) else _json(value))
+                tokens += count(_text_or_json(value))
     return tokens
 
 
-def _calls(entries: object, count: Count) -> tuple[tuple[ToolCall, ...], int, bool]:
-    """Return the valid calls, the tokens of all entries, and whether others exist."""
-    if entries is None:
-        return (), 0, False
+def _calls(
+    entries: object, count: Count, image_tokens: int
+) -> tuple[tuple[ToolCall, ...], int, bool]:
+    """Return the valid calls, the tokens of all entries, and whether others exist.
+
+    Fields that are not understood count beside the call, since they stay when it is shortened.
+    """
     if not isinstance(entries, list):
         return (), count(_json(entries)), True
     calls: list[ToolCall] = []
     ids: set[str] = set()
     tokens = 0
     for slot, entry in enumerate(entries):
-        call_id, function = (
-            (entry.get("id"), entry.get("function")) if isinstance(entry, Mapping) else (None, None)
-        )
-        name, arguments = (
-            (function.get("name"), function.get("arguments"))
-            if isinstance(function, Mapping)
-            else (None, None)
-        )
+        tool, arguments = read_call(entry)
+        call_id, name = (None, None) if tool is None else (entry.get("id"), tool.get("name"))
         if (
-            not (isinstance(call_id, str) and isinstance(name, str) and call_id and name)
+            tool is None
+            or not (isinstance(call_id, str) and isinstance(name, str) and call_id and name)
             or call_id in ids
         ):
             tokens += CALL_TOKENS + count(_json(entry))
             continue
         ids.add(call_id)
-        written = (
-            arguments
-            if isinstance(arguments, str)
-            else ""
-            if arguments is None
-            else _json(arguments)
-        )
+        written = "" if arguments is None else _text_or_json(arguments)
         call = ToolCall(
             slot,
             call_id,
@@ -217,18 +238,30 @@ def _calls(entries: object, count: Count) -> tuple[tuple[ToolCall, ...], int, bo
             path_in(written),
         )
         calls.append(call)
-        tokens += call.tokens
+        tokens += (
+            call.tokens
+            + _beside(entry, CALL_FIELDS, count, image_tokens)
+            + _beside(tool, CALLED_TOOL_FIELDS, count, image_tokens)
+        )
     return tuple(calls), tokens, len(calls) != len(entries)
 
 
-def _extras(body: Mapping[str, Any], count: Count) -> int:
-    """Yield the other texts that a model receives: names, refusals and legacy calls."""
-    tokens = 0
-    for key in ("name", "refusal", "function_call"):
-        value = body.get(key)
-        if value is not None and value != "":
-            tokens += count(value if isinstance(value, str) else _json(value))
-    return tokens
+def _beside(fields: Mapping[str, Any], known: frozenset[str], count: Count, image: int) -> int:
+    """Return the tokens of the fields that are not understood."""
+    if fields.keys() <= known:
+        return 0
+    return sum([_field(key, fields[key], count, image) for key in fields.keys() - known])
+
+
+def _field(key: str, value: object, count: Count, image_tokens: int) -> int:
+    """Return the tokens of any other field. A provider may bill it: it counts as text, or media."""
+    if not value:
+        return 0
+    if key in MEDIA_PARTS:
+        return image_tokens
+    if isinstance(value, list) and any(map(_is_media, value)):
+        return sum([_part(part, count, image_tokens) for part in value])
+    return count(_text_or_json(value))
 
 
 def path_in(arguments: str) -> str | None:
@@ -245,6 +278,10 @@ def path_in(arguments: str) -> str | None:
     return next(
         (path for path in paths if isinstance(path, str) and 0 < len(path) <= PATH_CHARACTERS), None
     )
+
+
+def _text_or_json(value: object) -> str:
+    return value if isinstance(value, str) else _json(value)
 
 
 def _json(value: object) -> str:

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
-from turnfold.core.history.blocks import is_turn_boundary
+from turnfold.core.history.blocks import is_one_event, is_turn_boundary
 from turnfold.core.history.priority import priority_of
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.candidates import Candidate, TrimCandidates
 from turnfold.core.window.digest.digest import DigestForm, WindowDigest
 from turnfold.core.window.framing import summary_within
-from turnfold.core.window.limits import WindowLimits, WindowPrefix
+from turnfold.core.window.limits import WindowLimits, WindowPrefix, extra_items, upper_bounds
 from turnfold.core.window.truncation import STAND_IN_TOKENS
 from turnfold.core.window.views import BlockView, MessageView, RoundView
-from turnfold.messages import CompactionId, Message, Role, place_of_slot
+from turnfold.messages import JOINED, CompactionId, Message, Role, Shape, place_of_slot
 
 WASTE_RATIO: Final = 0.03
 LARGE_WASTE_RATIO: Final = 0.1
@@ -79,9 +79,11 @@ class WindowBuilder:
         self.digested: set[CompactionId] = set() if policy.shows_pending else set(prefix.pending)
         self._held: list[BlockView] = []
 
+        self._shows_items = prefix.shape is Shape.RESPONSES
         self.never_overflows = False
         self.can_continue = True
         self.trimmed_after: Message | None = None
+        self.made_room_after: Message | None = None
         self.next_trim = 0
         self.looked_at = 0
         self.soft_tokens = int(policy.soft_ratio * limits.tokens)
@@ -94,7 +96,7 @@ class WindowBuilder:
 
     def has_room_for(self, messages: Sequence[Message]) -> bool:
         """Return whether these fit without trimming, however many calls are open at a time."""
-        tokens, size = _upper_bounds(messages)
+        tokens, size = upper_bounds(messages, self.prefix.shape)
         limit = self.limits.arrival_tokens if self.has_hidden else self.limits.tokens
         return (
             self._most_tokens + tokens <= limit and self._most_size + size <= self.limits.messages
@@ -108,17 +110,19 @@ class WindowBuilder:
 
     def take(self, messages: Sequence[Message]) -> None:
         """Count the next messages, each of which is then added."""
-        tokens, size = _upper_bounds(messages)
+        tokens, size = upper_bounds(messages, self.prefix.shape)
         self._most_tokens += tokens
         self._most_size += size
         self.taken += messages
         self.live += sum([message.compaction_id is None for message in messages])
 
     def add(self, message: Message) -> None:
-        """Add a message that was taken. System messages stand in the prefix, if anywhere."""
+        """Add a message that was taken. Pinned messages stand in the prefix, if anywhere."""
         if message.role is Role.TOOL:
             self._add_result(message)
-        elif not message.role.is_system:
+        elif message.element is JOINED:
+            self._join(message)
+        elif not message.is_pinnable:
             self._add_block(message)
 
     def begin_trim(self) -> None:
@@ -162,13 +166,15 @@ class WindowBuilder:
     def _add_block(self, message: Message) -> None:
         is_request = self._is_request(message)
         block = BlockView(message, self.open_round)
+        if self._shows_items:
+            block.extra_size = extra_items(message, self.prefix.shape)
         if is_request:
             self._open_round(block)
         block.in_round.blocks.append(block)
         self.blocks.append(block)
         self.total += block.tokens
         self.size += block.size
-        if message.role is not Role.USER:
+        if message.role is Role.ASSISTANT:
             # Whatever the model wrote next, it had seen the results before that.
             self.unseen = block if block.results else None
         if not self.never_overflows:
@@ -185,6 +191,20 @@ class WindowBuilder:
             self._fold_held()
         elif is_request and not self.policy.shows_pending:
             self._fold_held()
+
+    def _join(self, message: Message) -> None:
+        """Add a further item of the newest response: all its items stay or leave together."""
+        block = self.blocks[-1] if self.blocks else None
+        if block is None or not is_one_event(block.head.message, message):
+            return
+        block.join(message)
+        if block.is_shown:
+            block.extra_size += self._shows_items
+            self.total += message.tokens
+            self.size += self._shows_items
+        else:
+            self.digest.add_late(block)
+            self._count_digest()
 
     def _is_request(self, message: Message) -> bool:
         """Return whether a message starts a round.
@@ -243,7 +263,7 @@ class WindowBuilder:
                 if (priority := block.priority) != block.queued_priority:
                     self.candidates.change_priority(block, priority)
         else:
-            self.digest.add_result(block)
+            self.digest.add_late(block)
             self._count_digest()
 
     # Shrinking
@@ -378,10 +398,3 @@ class WindowBuilder:
         """Leave out the oldest blocks, of any priority, until it is enough."""
         for block in self.oldest(is_enough):
             self.leave_out(block)
-
-
-def _upper_bounds(messages: Sequence[Message]) -> tuple[int, int]:
-    """Return the most tokens and messages that these can take, with a stand-in per result."""
-    calls = sum([len(message.calls) for message in messages])
-    tokens = sum([message.tokens for message in messages])
-    return tokens + STAND_IN_TOKENS * calls, len(messages) + calls

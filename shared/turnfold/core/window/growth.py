@@ -27,7 +27,7 @@ def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
     window.take(messages)
     is_postponed = False
     for number, message in enumerate(messages, start=first):
-        if message.role.is_system:
+        if message.is_pinnable:
             continue
         window.add(message)
         is_postponed = window.is_over and number < window.next_trim
@@ -39,6 +39,7 @@ def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
         # After the trim, not instead of it: a recall block may need more room than that has made.
         if makes_room and window.lacks_room(message):
             _trim(window, window.limits.at_arrival, number)
+            window.made_room_after = message
     if is_postponed:
         # The window must fit now. But a window that grew on would be trimmed at another message:
         # only one built from the start has the content that these messages give.

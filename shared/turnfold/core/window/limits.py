@@ -1,10 +1,11 @@
 """The limits of a window, and its prefix: everything that stands before the history."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from turnfold.core.window.framing import Placement, SummarySize
-from turnfold.messages import CompactionId, Message
+from turnfold.core.window.truncation import STAND_IN_TOKENS
+from turnfold.messages import CompactionId, Message, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,16 @@ class WindowLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPrefix:
-    """The pinned system message, the summary, and the compactions that wait for one."""
+    """The pinned system message, the summary, and the compactions that wait for one.
+
+    `shape` is the format of the window, because a response is several items there.
+    """
 
     pinned: Message | None
     summary: SummarySize | None
     placement: Placement
     pending: Mapping[CompactionId, PendingDigest]
+    shape: Shape = Shape.CHAT
 
     @property
     def summary_messages(self) -> int:
@@ -60,3 +65,24 @@ class WindowPrefix:
             self.placement is Placement.SYSTEM and self.pinned is None
         )
         return int(self.summary is not None and is_own)
+
+
+def extra_items(message: Message, shape: Shape) -> int:
+    """Return how many messages more than one a message takes in a window of this shape.
+
+    A chat message is an item for its text, and one for each call. Items that are joined to another
+    are counted by themselves.
+    """
+    if shape is not Shape.RESPONSES or not message.calls:
+        return 0
+    if message.element.shape is Shape.RESPONSES:
+        return 0
+    return len(message.calls) - (not message.content_tokens)
+
+
+def upper_bounds(messages: Sequence[Message], shape: Shape) -> tuple[int, int]:
+    """Return the most tokens and messages that these take, with a stand-in per result."""
+    calls = sum([len(message.calls) for message in messages])
+    tokens = sum([message.tokens for message in messages])
+    items = calls if shape is Shape.RESPONSES else 0
+    return tokens + STAND_IN_TOKENS * calls, len(messages) + calls + items

@@ -20,15 +20,19 @@ from turnfold.core.window.truncation import (
     offsets_of,
     result_line,
 )
-from turnfold.messages import Message, MessageId, ToolCall
+from turnfold.messages import Ids, Message, ToolCall
 
 
 class ShownMessage(NamedTuple):
-    """A stored message and its form in a window; `call` is the call that a result answers."""
+    """A stored message and its form in a window; `call` is the call that a result answers.
+
+    `joined` are the other items of a response, which are shown with its first item.
+    """
 
     message: Message
     form: Form
     call: ToolCall | None
+    joined: tuple[Message, ...] = ()
 
 
 class SynthesizedResult(NamedTuple):
@@ -45,10 +49,10 @@ Entry = ShownMessage | SynthesizedResult | RecallEntry
 
 
 class RenderedTexts(NamedTuple):
-    """Entries as JSON texts, and the id of each (None if it is not a stored message)."""
+    """Messages as JSON texts, and the ids of each."""
 
     messages: tuple[str, ...]
-    ids: tuple[MessageId | None, ...]
+    ids: tuple[Ids, ...]
 
 
 @dataclass(slots=True)
@@ -68,11 +72,15 @@ class BlockContent:
         """The positions of the messages whose bodies are needed to render it; none afterwards."""
         if self.texts is not None:
             return []
-        return [
-            entry.message.position
-            for entry in self.entries
-            if isinstance(entry, ShownMessage) and entry.form.line is None
-        ]
+        positions = []
+        for entry in self.entries:
+            if isinstance(entry, ShownMessage) and (
+                entry.form.line is None or entry.message.element
+            ):
+                positions.append(entry.message.position)
+                if entry.joined:
+                    positions += [message.position for message in entry.joined]
+        return positions
 
     def reads_like(self, other: "BlockContent") -> bool:
         """Return whether both render to the same texts, within one session."""
@@ -153,8 +161,8 @@ class MessageView:
         )
 
     def drop_reasoning(self) -> int:
-        """Remove its reasoning; return the tokens freed."""
-        if self.without_reasoning:
+        """Remove its reasoning, if it has any; return the tokens freed."""
+        if self.without_reasoning or not self.message.reasoning_tokens:
             return 0
         self.without_reasoning = True
         self.tokens -= self.message.reasoning_tokens
@@ -261,10 +269,12 @@ class BlockView:
         "_queued_priority",
         "best_answer",
         "compaction_id",
+        "extra_size",
         "head",
         "in_round",
         "is_recent",
         "is_shown",
+        "joined",
         "results",
         "tokens",
     )
@@ -279,10 +289,20 @@ class BlockView:
         self._queued_priority: int | None = None
         self.tokens = head.tokens + STAND_IN_TOKENS * calls
         self._part: BlockContent | None = None
+        self.joined: tuple[MessageView, ...] = ()
+        """The other items of a response whose first item is the head."""
+        self.extra_size = 0
+        """Messages that the format of the window needs beside one per chat message."""
         self.best_answer = UNRANKED
         """The highest priority of its results; set only if the window may need trimming."""
         self.is_recent = False
         """Whether it is one of the newest tool blocks, which step (6) keeps."""
+
+    def join(self, message: Message) -> None:
+        """Add a further item of the response."""
+        self.joined += (MessageView(message),)
+        self.tokens += message.tokens
+        self._part = None
 
     def add_result(self, place: int, view: MessageView) -> None:
         """Store the result of the call at this index."""
@@ -303,6 +323,11 @@ class BlockView:
                 entries.append(ShownMessage(place.message, form, place.call))
                 stored += 1
                 trimmed += form is not WHOLE
+            if self.joined:
+                joined = tuple([view.message for view in self.joined])
+                head = self.head
+                entries[0] = ShownMessage(head.message, head.form, head.call, joined)
+                stored += len(joined)
             self._part = BlockContent(tuple(entries), stored, trimmed)
         return self._part
 
@@ -348,12 +373,13 @@ class BlockView:
     @property
     def size(self) -> int:
         """The number of messages it takes in a window."""
-        return 1 + len(self.results)
+        return 1 + len(self.results) + self.extra_size
 
     @property
     def views(self) -> tuple[MessageView, ...]:
         """Its stored messages."""
-        return (self.head, *(view for view in self.results if view is not None))
+        results = [view for view in self.results if view is not None] if self.results else ()
+        return (self.head, *self.joined, *results)
 
     @property
     def priority(self) -> int:

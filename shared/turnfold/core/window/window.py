@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil, floor
 from typing import Final
 
-from turnfold.core.history.blocks import newest_system
+from turnfold.core.history.blocks import pinned_message
 from turnfold.core.policy.presets import Mode, Policy
 from turnfold.core.recall.block import RecallBlock
 from turnfold.core.window.builder import WindowBuilder
@@ -18,9 +18,9 @@ from turnfold.core.window.framing import Placement, SummaryForm, SummarySize
 from turnfold.core.window.growth import grow
 from turnfold.core.window.ladder import trim_for_emergency
 from turnfold.core.window.limits import PendingDigest, WindowLimits, WindowPrefix
-from turnfold.core.window.views import BlockContent, BlockView, Entry, recall_part
+from turnfold.core.window.views import BlockContent, BlockView, Entry, ShownMessage, recall_part
 from turnfold.errors import CannotFit
-from turnfold.messages import Message
+from turnfold.messages import Message, Shape
 
 UNLIMITED: Final = 1 << 52
 EMERGENCY_FIFTHS: Final = 3
@@ -28,6 +28,9 @@ EMERGENCY_FIFTHS: Final = 3
 
 SUMMARY_SHARE: Final = 0.4
 """The largest share of a budget that the summary takes, its ledger included."""
+
+MOST_KEPT_WITH_RECALL: Final = 0.75
+"""A trim within a turn leaves at least a quarter of the budget, for recall and what follows."""
 
 RESERVE_MARGIN_TOKENS: Final = 2_000
 
@@ -62,6 +65,7 @@ class WindowRequest:
     max_messages: int | None = None
     is_emergency: bool = False
     placement: Placement = Placement.SEPARATE
+    shape: Shape = Shape.CHAT
     aside_tokens: int = 0
     aside_messages: int = 0
     tells_omitted: bool = True
@@ -96,6 +100,7 @@ class WindowPlan:
     pinned: Message | None
     summary: SummaryForm | None
     placement: Placement
+    shape: Shape
     digest: DigestText
     parts: tuple[BlockContent, ...]
     account: WindowAccount
@@ -114,6 +119,26 @@ class WindowPlan:
             position for part in self.parts if part.texts is None for position in part.positions
         ]
         return tuple(sorted([*shown, self.pinned.position] if self.pinned else shown))
+
+    @property
+    def elements(self) -> frozenset[int]:
+        """The positions that are rendered as they were published, not as chat messages."""
+        if self.shape is Shape.CHAT:
+            return frozenset()
+        messages = [
+            message
+            for entry in self.entries
+            if isinstance(entry, ShownMessage)
+            for message in (entry.message, *entry.joined)
+        ]
+        if self.pinned is not None and self.shows_pinned_as_stored:
+            messages.append(self.pinned)
+        return frozenset([one.position for one in messages if one.element.shape is self.shape])
+
+    @property
+    def shows_pinned_as_stored(self) -> bool:
+        """Whether nothing is appended to the pinned message."""
+        return self.summary is None or self.placement is not Placement.SYSTEM
 
 
 def plan(stored: WindowInput, asked: WindowRequest, policy: Policy) -> WindowPlan:
@@ -191,7 +216,7 @@ def _new_messages(
         return None
     new = stored.messages[known:]
     # Only the new messages are searched for a system message: the earlier one is known.
-    prefix = _prefix(stored, asked, newest_system(new) or earlier.prefix.pinned)
+    prefix = _prefix(stored, asked, pinned_message(new) or earlier.prefix.pinned)
     if (earlier.limits, earlier.policy, earlier.prefix) != (limits, policy, prefix):
         return None
     if new and not earlier.can_continue:
@@ -204,7 +229,7 @@ def _new_messages(
 def _empty_window(
     stored: WindowInput, asked: WindowRequest, policy: Policy, limits: WindowLimits
 ) -> WindowBuilder:
-    prefix = _prefix(stored, asked, newest_system(stored.messages))
+    prefix = _prefix(stored, asked, pinned_message(stored.messages))
     window = WindowBuilder(limits, policy, prefix, tells_omitted=asked.tells_omitted)
     window.never_overflows = policy.mode is Mode.OFF or (
         not asked.is_emergency and window.has_room_for(stored.messages)
@@ -217,6 +242,7 @@ def _prefix(stored: WindowInput, asked: WindowRequest, pinned: Message | None) -
         pinned=pinned,
         summary=stored.summary,
         placement=asked.placement,
+        shape=asked.shape,
         pending={row.compaction_id: row for row in stored.pending},
     )
 
@@ -274,9 +300,12 @@ def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits
         UNLIMITED if asked.max_messages is None else asked.max_messages - asked.aside_messages,
     )
     arrival_tokens = floor((1 - asked.recall_share) * tokens)
+    low_water = policy.low_water_ratio
+    if asked.recall_share:
+        low_water = min(low_water, MOST_KEPT_WITH_RECALL)
     return WindowLimits(
         tokens=tokens,
-        target_tokens=floor(policy.low_water_ratio * tokens),
+        target_tokens=floor(low_water * tokens),
         arrival_tokens=arrival_tokens,
         arrival_target_tokens=floor(policy.low_water_ratio * arrival_tokens),
         summary_tokens=UNLIMITED if policy.mode is Mode.OFF else floor(SUMMARY_SHARE * tokens),
@@ -331,6 +360,7 @@ def to_plan(
         pinned=window.prefix.pinned,
         summary=window.summary,
         placement=asked.placement,
+        shape=asked.shape,
         digest=window.digest.content,
         parts=tuple(parts),
         account=account,
@@ -362,7 +392,7 @@ def _account(
         pending_shown=pending_shown,
         pending_digested=len(stored.messages) - window.live - pending_shown,
         recalled=len(recall.positions) if recall else 0,
-        synthesised=sum([len(part.entries) for part in parts]) - stored_shown,
+        synthesised=sum([block.results.count(None) for block in blocks]),
         folded_told=window.digest.told,
         untold=window.digest.untold,
     )

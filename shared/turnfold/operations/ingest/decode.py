@@ -5,17 +5,16 @@ The receiver loads this module and the bus, and little else.
 
 import json
 from collections.abc import Iterable
-from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from turnfold.contracts.events import LIMITS, Event, EventLimits, claimed_key, read_event
+from turnfold.contracts.events import CHAT, LIMITS, EventLimits, claimed_key, read_event
 from turnfold.contracts.subjects import key_of_event_subject
 from turnfold.core.eviction.usage import read_report
-from turnfold.core.history.priority import classify
-from turnfold.core.summary.gist import write_gist
-from turnfold.core.text.tokens import IMAGE_TOKENS, Count, count_message
+from turnfold.core.text.tokens import IMAGE_TOKENS, Count
 from turnfold.errors import BadEvent
-from turnfold.ports.ingest import PAYLOAD_KEPT_BYTES, DeadLetter, DecodedEvent, DecodedMessage
+from turnfold.operations.ingest.elements import weigh_elements
+from turnfold.operations.ingest.weigh import calls_of, weigh_message
+from turnfold.ports.ingest import PAYLOAD_KEPT_BYTES, DeadLetter, DecodedEvent
 
 
 class Delivery(NamedTuple):
@@ -70,8 +69,16 @@ def decode_event(
         BadEvent: the event can never be stored.
     """
     event = read_event(delivery.subject, delivery.payload, limits)
-    # A single message has no call beside its result.
-    calls = _calls(event) if len(event.parsed) > 1 else {}
+    envelope = event.envelope
+    if event.shape is CHAT:
+        # A single message has no call beside its result.
+        calls = calls_of(event.parsed) if len(event.parsed) > 1 else {}
+        messages = [
+            weigh_message(event, index, calls, count, image_tokens)
+            for index in range(len(event.parsed))
+        ]
+    else:
+        messages, envelope = weigh_elements(event, limits, count, image_tokens)
     return DecodedEvent(
         delivery.stream_seq,
         delivery.at_ms,
@@ -82,66 +89,13 @@ def decode_event(
         event.model,
         event.is_truncated,
         event.is_error,
-        event.envelope,
-        tuple(
-            [
-                _weighed(event, index, calls, count, image_tokens)
-                for index in range(len(event.parsed))
-            ]
-        ),
+        envelope,
+        tuple(messages),
         read_report(event.usage),
         delivery.trace,
         event.reported,
+        event.retraction,
     )
-
-
-def _weighed(
-    event: Event,
-    index: int,
-    calls: dict[str, dict[str, Any]],
-    count: Count,
-    image_tokens: int,
-) -> DecodedMessage:
-    body = event.parsed[index]
-    measured = count_message(body, count, image_tokens=image_tokens)
-    call_id: object = body.get("tool_call_id") if body["role"] == "tool" else None
-    return DecodedMessage(
-        body["role"],
-        measured.tokens,
-        measured.content_tokens,
-        measured.reasoning_tokens,
-        measured.characters,
-        measured.lines,
-        int(classify(body, call=calls.get(str(call_id)) if calls else None)),
-        event.metas[index],
-        measured.is_irregular,
-        measured.calls,
-        measured.cuts,
-        call_id if isinstance(call_id, str) and call_id else None,
-        _digest_of_content(body) if body["role"] == "tool" else None,
-        event.originals[index],
-        event.bodies[index],
-        write_gist(body, measured.calls, count),
-    )
-
-
-def _digest_of_content(result: dict[str, Any]) -> bytes:
-    """Return a digest that is equal for results with the same content."""
-    content = result.get("content")
-    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _calls(event: Event) -> dict[str, dict[str, Any]]:
-    """Return the calls of this event by id, to classify results that follow in the same turn."""
-    calls_by_id: dict[str, dict[str, Any]] = {}
-    for body in event.parsed:
-        calls = body.get("tool_calls")
-        if isinstance(calls, list):
-            calls_by_id.update(
-                (str(call.get("id")), call) for call in calls if isinstance(call, dict)
-            )
-    return calls_by_id
 
 
 def to_dead_letter(delivery: Delivery, error: BadEvent) -> DeadLetter:

@@ -1,6 +1,7 @@
 """Store batches of events."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import astuple
 
 from turnfold.errors import BadEvent, UnstorableBatch
 from turnfold.operations.ingest.decode import DecodedBatch, Delivery, to_dead_letter
@@ -57,8 +58,4 @@ async def _store(
     half = len(arrivals) // 2
     first = await _store(arrivals[:half], dead, payloads, store)
     second = await _store(arrivals[half:], [], payloads, store)
-    return IngestResult(*(a + b for a, b in zip(_figures(first), _figures(second), strict=True)))
-
-
-def _figures(result: IngestResult) -> tuple[int, int, int, int, int]:
-    return result.events, result.messages, result.duplicates, result.dead_letters, result.evictions
+    return IngestResult(*(a + b for a, b in zip(astuple(first), astuple(second), strict=True)))

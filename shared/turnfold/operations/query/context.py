@@ -2,30 +2,30 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
-from turnfold.contracts.requests import MAX_WAIT_MS, ContextRequest
-from turnfold.core.history.as_of import AtMessage
+from turnfold.contracts.requests import (
+    MAX_WAIT_MS,
+    ContextRequest,
+)
+from turnfold.core.shapes.blocks import OPENING, SILENT
 from turnfold.core.window.framing import Placement
-from turnfold.core.window.rendering.anthropic import OPENING, SILENT
 from turnfold.core.window.rendering.character_limit import characters_of, next_chars_per_token
-from turnfold.core.window.rendering.render import Rendered, render
-from turnfold.errors import CannotFit
-from turnfold.messages import Message, SessionKey
+from turnfold.core.window.rendering.entries import stored_positions
+from turnfold.core.window.rendering.render import Rendered
+from turnfold.core.window.rendering.shaped import render_shaped
+from turnfold.messages import SessionKey
 from turnfold.operations.query.as_of import parse_as_of
+from turnfold.operations.query.entries import Originals
 from turnfold.operations.query.environment import ContextReply, QueryEnvironment
 from turnfold.operations.query.planning import PlannedWindow, Stale, WindowReading, with_hint
-from turnfold.operations.query.recall import (
-    Recall,
-    RecallMoment,
-    deciding_message,
-    room_for_recall,
-    shown_positions,
-)
+from turnfold.operations.query.recalling import with_recall
 from turnfold.operations.query.replies import prepared_summary
 from turnfold.operations.query.window_json import window_json
-from turnfold.ports.query import WindowSnapshot, WindowStore
+from turnfold.ports.query import (
+    WindowStore,
+)
 
 
 class IngestSignal(Protocol):
@@ -67,30 +67,38 @@ async def context(
         )
         if moment is None:
             seen, bodies = await store.window(
-                key, on_session=reading.on_session, on_messages=reading.on_messages
+                key,
+                on_session=reading.on_session,
+                on_messages=reading.on_messages,
+                refused_to=reading.refused_to,
             )
         else:
             seen, bodies = await store.window_as_of(
-                key, moment, on_session=reading.on_session, on_messages=reading.on_messages
+                key,
+                moment,
+                on_session=reading.on_session,
+                on_messages=reading.on_messages,
+                refused_to=reading.refused_to,
             )
         match seen:
             case ContextReply():
                 return seen
             case Stale():
-                await arrivals.reached(request.after or 0, patience)
+                await arrivals.reached(request.after_seq, patience)
             case PlannedWindow(max_characters=limit):
-                planned = await _with_recall(seen, reading, store, answering.recall)
+                planned = await with_recall(seen, reading, store, answering.recall)
                 rendered = _rendered(planned, bodies)
                 if limit and (characters := _characters(planned, rendered)) > limit:
                     chars_per_token = next_chars_per_token(chars_per_token, characters, limit)
                     continue
-                return _reply(planned, rendered, began, answering)
+                originals = await _originals(planned, store)
+                return _reply(planned, rendered, originals, began, answering)
 
 
 def _rendered(planned: PlannedWindow, bodies: Mapping[int, str]) -> Rendered:
     """Add the texts to a window."""
     summary = planned.snapshot.summary
-    return render(
+    return render_shaped(
         planned.plan,
         bodies,
         digests={row.compaction_id: row.digest for row in planned.snapshot.pending},
@@ -106,11 +114,23 @@ def _characters(planned: PlannedWindow, rendered: Rendered) -> int:
     return beside + characters_of(rendered, with_summary=with_summary)
 
 
+async def _originals(planned: PlannedWindow, store: WindowStore) -> Originals:
+    """Return the shown messages as they are stored, if the request asks for their forms."""
+    session, request = planned.snapshot.session, planned.request
+    if session is None or not (request.entries or request.bodies == "changed"):
+        return {}
+    return await store.originals(session.sid, stored_positions(planned.plan))
+
+
 def _reply(
-    planned: PlannedWindow, rendered: Rendered, began: float, environment: QueryEnvironment
+    planned: PlannedWindow,
+    rendered: Rendered,
+    originals: Originals,
+    began: float,
+    environment: QueryEnvironment,
 ) -> ContextReply:
     """Write the reply, and cache it and its builder for the next request."""
-    body = window_json(planned, rendered)
+    body = window_json(planned, rendered, originals)
     reply = ContextReply(
         body,
         planned.etag,
@@ -129,53 +149,3 @@ def _reply(
     if not planned.asked.is_emergency:
         environment.keep_builder(session.sid, planned.asked, planned.builder, len(body))
     return with_hint(reply, planned.budget, session, planned.policy)
-
-
-async def _with_recall(
-    planned: PlannedWindow, reading: WindowReading, store: WindowStore, recall: Recall | None
-) -> PlannedWindow:
-    """Add the recall block of a window, if the request wants one and anything is not shown.
-
-    The block is decided from the window of the moment when the deciding message had just arrived,
-    so that every step of the turn, on every server, shows the same one.
-    """
-    session, builder = planned.snapshot.session, planned.builder
-    request, message, wish = builder.request, deciding_message(builder), planned.recall_wish
-    if session is None or request is None or message is None:
-        return planned
-    if wish is None or recall is None or planned.shows_everything:
-        return planned
-    shown = shown_positions(builder)
-    is_of_now = planned.request.as_of is None
-    key = (session.sid, message.position, planned.asked, wish) if is_of_now else None
-    decision = recall.cached(key)
-    is_at_moment = builder.taken[-1].position == message.position
-    # Decided again if the window shows a message of the block by itself: it must not stand twice.
-    # Also if the index was incomplete, but only until the turn goes on: the model has seen it then.
-    if decision is None or decision.shows_any(shown) or (decision.is_partial and is_at_moment):
-        try:
-            then = planned if is_at_moment else await _window_at(message, reading, store)
-        except CannotFit:  # a call that waited for its result took more than both take now
-            return planned
-        moment = RecallMoment(
-            sid=session.sid,
-            request_position=request.position,
-            until=message.position + 1,
-            shown=shown | shown_positions(then.builder),
-            room=room_for_recall(then.builder, then.policy, wish, then.stored.factor),
-        )
-        decision = await recall.decide(moment, wish, key)
-    return planned.with_recall(decision)
-
-
-async def _window_at(message: Message, reading: WindowReading, store: WindowStore) -> PlannedWindow:
-    """Plan the window of the moment when a message had just arrived."""
-
-    def choose(snapshot: WindowSnapshot) -> tuple[PlannedWindow, Sequence[int]]:
-        return reading.planned(snapshot, is_of_now=False), ()
-
-    at = AtMessage(message.event_id, message.index)
-    then, _ = await store.window_as_of(
-        reading.key, at, on_session=lambda _: None, on_messages=choose
-    )
-    return then

@@ -5,11 +5,15 @@ import base64
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from turnfold.contracts.requests import ReplayRequest
+from turnfold.contracts.requests import (
+    ReplayRequest,
+)
 from turnfold.errors import BadRequest
 from turnfold.operations.query.history import dead_letter_json
 from turnfold.ports.admin import DeadLetterStore, EventStream, StoredDeadLetter
-from turnfold.ports.query import DeadLetterRow
+from turnfold.ports.query import (
+    DeadLetterRow,
+)
 
 AT_ONCE = 50
 SETTLE_SECONDS = 3.0

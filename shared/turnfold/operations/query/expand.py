@@ -4,13 +4,21 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from turnfold.contracts.requests import ExpandRequest
+from turnfold.contracts.requests import (
+    ExpandRequest,
+)
 from turnfold.core.text.search import SearchQuery
 from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey
 from turnfold.operations.query.history import original_json
 from turnfold.operations.query.search import found
-from turnfold.ports.query import HistoryStore, OriginalMessage, Scope, SearchStore, StoredSummary
+from turnfold.ports.query import (
+    HistoryStore,
+    OriginalMessage,
+    Scope,
+    SearchStore,
+    StoredSummary,
+)
 
 MOST_MATCHED = 3
 NEAR_ENOUGH = 0.6

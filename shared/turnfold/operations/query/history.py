@@ -2,32 +2,94 @@
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from turnfold.contracts.requests import AuditRequest, HistoryRequest, SessionRequest, SummaryRequest
+from turnfold.contracts.history_requests import AuditRequest, HistoryRequest
+from turnfold.contracts.requests import (
+    SessionRequest,
+    SummaryRequest,
+)
 from turnfold.core.eviction.usage import usage_state
 from turnfold.errors import BadRequest
 from turnfold.messages import META_MARK, SessionKey
 from turnfold.operations.query.replies import rfc3339, summary_json
-from turnfold.ports.query import DeadLetterRow, HistoryStore, OriginalMessage, SessionCounts
+from turnfold.ports.query import (
+    END_POSITION,
+    DeadLetterRow,
+    HistoryStore,
+    OriginalMessage,
+    SessionCounts,
+)
 
 _PLACE = re.compile(r"(\d{1,18})\.(\d{1,18})", re.ASCII)
 
 
 async def history(key: SessionKey, request: HistoryRequest, *, store: HistoryStore) -> str:
     """Return original messages as JSON text; each is inserted as it was stored."""
+    with_retracted = request.include_retracted
     if request.message_ids is not None:
-        return _page(await store.by_ids(key, request.message_ids), None)
-    page = await store.page(key, after_position=request.after_position or 0, limit=request.limit)
+        chosen = await store.by_ids(key, request.message_ids, with_retracted=with_retracted)
+        return _page(chosen, {"next_position": None})
+    after, before = request.after_position or 0, request.before_position
+    span = _Span(key, after, before or END_POSITION, with_retracted=with_retracted)
+    if request.newest is None and (before is None or request.after_position is not None):
+        return await _forwards(span, request.limit, store)
+    return await _backwards(
+        span, request.limit if request.newest is None else request.newest, store
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The messages of a session between two positions."""
+
+    key: SessionKey
+    after: int
+    before: int
+    with_retracted: bool
+
+    async def page(
+        self, store: HistoryStore, limit: int, *, newest_first: bool = False
+    ) -> Sequence[OriginalMessage]:
+        return await store.page(
+            self.key,
+            after_position=self.after,
+            before_position=self.before,
+            limit=limit,
+            newest_first=newest_first,
+            with_retracted=self.with_retracted,
+        )
+
+    async def has_messages(self, store: HistoryStore) -> bool:
+        return await store.has_messages(
+            self.key,
+            after_position=self.after,
+            before_position=self.before,
+            with_retracted=self.with_retracted,
+        )
+
+
+async def _forwards(span: _Span, limit: int, store: HistoryStore) -> str:
+    """Return the first messages of a span."""
+    page = await span.page(store, limit)
     # The page may be short because of long messages, so its length says nothing.
-    is_last = not page or not await store.page(key, after_position=page[-1].position, limit=1)
-    return _page(page, None if is_last else page[-1].position)
+    has_more = bool(page) and await replace(span, after=page[-1].position).has_messages(store)
+    return _page(page, {"next_position": page[-1].position if has_more else None})
 
 
-def _page(originals: Sequence[OriginalMessage], next_position: int | None) -> str:
+async def _backwards(span: _Span, limit: int, store: HistoryStore) -> str:
+    """Return the last messages of a span, in order."""
+    page = await span.page(store, limit, newest_first=True)
+    has_more = bool(page) and await replace(span, before=page[-1].position).has_messages(store)
+    previous = page[-1].position if has_more else None
+    return _page(page[::-1], {"next_position": None, "previous_position": previous})
+
+
+def _page(originals: Sequence[OriginalMessage], places: Mapping[str, int | None]) -> str:
     messages = ", ".join(original_json(original) for original in originals)
-    return f'{{"messages": [{messages}], "next_position": {json.dumps(next_position)}}}'
+    return f'{{"messages": [{messages}], {json.dumps(places)[1:]}'
 
 
 def original_json(original: OriginalMessage, score: float | None = None) -> str:
@@ -41,12 +103,16 @@ def original_json(original: OriginalMessage, score: float | None = None) -> str:
         fields[META_MARK] = True
     if score is not None:
         fields["score"] = score
+    if original.element is not None:
+        fields["shape"] = str(original.shape)
     content = (
         f', "original_content": {original.original_content}'
         if original.original_content is not None
         else ""
     )
-    return f'{json.dumps(fields)[:-1]}, "message": {original.body}{content}}}'
+    element = f', "element": {original.element}' if original.element is not None else ""
+    carry = f', "carry": {original.carry}' if original.carry is not None else ""
+    return f'{json.dumps(fields)[:-1]}, "message": {original.body}{content}{element}{carry}}}'
 
 
 async def session(key: SessionKey, _: SessionRequest, *, store: HistoryStore) -> dict[str, Any]:

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Final
 
 from turnfold.contracts.hints import BudgetHint
-from turnfold.contracts.requests import ContextRequest
+from turnfold.contracts.requests import (
+    ContextRequest,
+)
 from turnfold.core.eviction.budgets import is_hint_due
 from turnfold.core.eviction.limits import limited_window
 from turnfold.core.policy.overrides import PolicyOverrides
@@ -27,11 +30,22 @@ from turnfold.core.window.window import (
     folded_for_budget,
     to_plan,
 )
-from turnfold.messages import SessionKey
+from turnfold.messages import SessionKey, Shape
 from turnfold.operations.query.environment import ContextReply, QueryEnvironment
-from turnfold.operations.query.recall import RecallDecision, RecallWish
+from turnfold.operations.query.recall import RecallDecision, RecallWish, share_for_recall
 from turnfold.operations.query.replies import prepared_summary
-from turnfold.ports.query import SessionSnapshot, WindowSnapshot
+from turnfold.ports.query import (
+    END_SEQ,
+    SessionSnapshot,
+    WindowSnapshot,
+)
+
+SHAPES: Final = {
+    "openai": Shape.CHAT,
+    "responses": Shape.RESPONSES,
+    "anthropic": Shape.ANTHROPIC,
+}
+"""The shape of each format of a window."""
 
 _NO_OVERRIDES = PolicyOverrides()
 
@@ -118,7 +132,7 @@ def with_hint(
 
 def is_fresh(request: ContextRequest, snapshot: WindowSnapshot) -> bool:
     """Return whether a snapshot holds every event up to the sequence that the request names."""
-    return request.after is None or request.after <= snapshot.ingested_to
+    return request.after_seq <= snapshot.ingested_to
 
 
 def max_characters(request: ContextRequest, policy: Policy) -> int:
@@ -142,13 +156,18 @@ class WindowReading:
     may_wait: bool
     chars_per_token: float
 
+    @property
+    def refused_to(self) -> int:
+        """The sequence up to which refused events count."""
+        return END_SEQ if self.request.after is None else self.request.after_seq
+
     def on_session(self, snapshot: WindowSnapshot) -> ContextReply | Stale | PlannedWindow | None:
         """Answer without reading messages, if possible: a known etag, a cached reply, or a wait."""
         fresh = is_fresh(self.request, snapshot)
         if not fresh and self.may_wait:
             return Stale()
         policy, model_window = self._terms(snapshot.session)
-        etag = self._etag(snapshot.session, policy, model_window)
+        etag = self._etag(snapshot, policy, model_window)
         if self.request.etag == etag:
             body = json.dumps({"not_modified": True, "etag": etag}).encode()
             reply: ContextReply | None = ContextReply(body, etag, is_modified=False)
@@ -163,7 +182,13 @@ class WindowReading:
     ) -> tuple[ContextReply | Stale | PlannedWindow, Sequence[int]]:
         """Plan the window, and return which texts it needs."""
         planned = self.planned(snapshot, is_of_now=self.request.as_of is None)
-        return planned, planned.plan.positions
+        plan = planned.plan
+        if plan.shape is Shape.CHAT:
+            return planned, plan.positions
+        elements = plan.elements
+        return planned, [
+            -position if position in elements else position for position in plan.positions
+        ]
 
     def planned(self, snapshot: WindowSnapshot, *, is_of_now: bool) -> PlannedWindow:
         """Plan the window of a snapshot.
@@ -173,7 +198,10 @@ class WindowReading:
         """
         session = snapshot.session
         policy, model_window = self._terms(session)
-        stored, asked = _window_input(snapshot), self._window_request(policy, model_window)
+        stored, asked = (
+            _window_input(snapshot),
+            self._window_request(snapshot, policy, model_window),
+        )
         earlier = None
         if session is not None and is_of_now:
             # By number, not by name: a session that begins afresh after it was erased has another.
@@ -186,7 +214,7 @@ class WindowReading:
             snapshot,
             policy,
             model_window,
-            self._etag(session, policy, model_window),
+            self._etag(snapshot, policy, model_window),
             stored,
             asked,
             builder,
@@ -204,7 +232,9 @@ class WindowReading:
         limit = session.limits.get(model) if session and model else None
         return policy, limited_window(window, limit, policy)
 
-    def _window_request(self, policy: Policy, model_window: int) -> WindowRequest:
+    def _window_request(
+        self, snapshot: WindowSnapshot, policy: Policy, model_window: int
+    ) -> WindowRequest:
         request = self.request
         is_anthropic = request.format == "anthropic"
         recalls = self.environment.recall is not None and RecallWish.of(request, policy) is not None
@@ -213,9 +243,10 @@ class WindowReading:
             max_messages=request.max_messages,
             is_emergency=request.mode == "emergency",
             placement=Placement(request.placement),
+            shape=SHAPES[request.format],
             aside_tokens=ASIDE_TOKENS if is_anthropic else 0,
             aside_messages=ASIDE_MESSAGES if is_anthropic else 0,
-            recall_share=policy.recall_share if recalls else 0.0,
+            recall_share=share_for_recall(policy, snapshot.messages) if recalls else 0.0,
         )
 
     def _budget_tokens(self, policy: Policy, model_window: int) -> int | None:
@@ -234,7 +265,7 @@ class WindowReading:
         characters = max_characters(request, policy)
         return min(budget, int(characters / self.chars_per_token)) if characters else budget
 
-    def _etag(self, session: SessionSnapshot | None, policy: Policy, window: int) -> str:
+    def _etag(self, snapshot: WindowSnapshot, policy: Policy, window: int) -> str:
         """Hash everything that the window depends on: one that is asked for again is not built."""
         request = self.request
         asked = (
@@ -250,8 +281,11 @@ class WindowReading:
             request.as_of,
             request.query,
             request.recall,
+            request.entries,
+            request.bodies,
         )
-        state = (session.sid, session.revision) if session else (0, 0)
+        session = snapshot.session
+        state = (*((session.sid, session.revision) if session else (0, 0)), snapshot.refused)
         text = f"{state} {asked} {_fingerprint(policy)}"
         return blake2b(text.encode(), digest_size=12).hexdigest()
 

@@ -1,6 +1,7 @@
 """Decide the recall block of a window: when a request arrives, and the same in every later step."""
 
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, pairwise
@@ -8,22 +9,40 @@ from statistics import median
 from typing import Final
 
 from turnfold.cache import LRUCache
-from turnfold.contracts.requests import ContextRequest
+from turnfold.contracts.requests import (
+    ContextRequest,
+)
 from turnfold.core.history.blocks import is_turn_boundary
 from turnfold.core.policy.presets import Policy
-from turnfold.core.recall.block import FRAME_TOKENS, LEAST_ROOM, RecallBlock, write_block
+from turnfold.core.recall.block import (
+    FRAME_TOKENS,
+    LEAST_ROOM,
+    RecallBlock,
+    RecallMaterial,
+    write_block,
+)
 from turnfold.core.recall.question import RecallQuestion, question_of
+from turnfold.core.recall.quotes import MarkedLine, NameNumber, best_lines
 from turnfold.core.recall.ranking import rank
 from turnfold.core.text.tokens import text_of
 from turnfold.core.window.builder import WindowBuilder
+from turnfold.core.window.truncation import MENDED, WHOLE
 from turnfold.messages import Message
-from turnfold.ports.query import RecallStore, Recollection, SearchedSession
+from turnfold.ports.recall import (
+    Choice,
+    RecallStore,
+    Recollection,
+    SearchedSession,
+)
 
 DECISIONS_BYTES: Final = 16_000_000
 MESSAGE_BYTES: Final = 1_000
 """About how many bytes a message of a cached decision takes besides its text."""
 MOST_TURN_SHARE: Final = 0.25
 """The largest share of the budget that is left free for the rest of the turn."""
+TALK_RATIO: Final = 0.7
+"""Without tool calls, what recall leaves of a budget shrinks to this ratio."""
+QUOTES_AT_REQUEST: Final = 0.5
 MOST_FILLED: Final = 1_000
 """How many of the newest messages are examined to fill a block."""
 
@@ -55,15 +74,22 @@ class RecallWish:
 class RecallMoment:
     """The window as it was when its block is decided.
 
-    `shown` are the positions of its messages, `room` the raw tokens that the block may take, and
-    `until` is the position after its newest message.
+    `shown` are the positions of its messages, `whole` of those that it shows verbatim, and
+    `known_names` the names in its summary. `room` are the raw tokens that the block may take, and
+    `share_of_quotes` is the share of them that single lines take first. `until` is the position
+    after its newest message. If the turn grew by less than `least_growth` since its request, no
+    block is chosen.
     """
 
     sid: int
     request_position: int
     until: int
     shown: frozenset[int]
+    whole: frozenset[int]
+    known_names: frozenset[NameNumber]
     room: int
+    share_of_quotes: float
+    least_growth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +98,13 @@ class RecallDecision:
 
     block: RecallBlock | None
     recollection: Recollection
+    quotes_share: float = 0.0
 
     @property
     def weight(self) -> int:
         """About how many bytes it takes."""
-        recalled = (*self.recollection.messages, *self.recollection.partners)
+        told = self.recollection.material
+        recalled = [*told.messages, *told.partners, *(quote.of for quote in told.quotes)]
         return sum(MESSAGE_BYTES + 4 * entry.message.characters for entry in recalled)
 
     @property
@@ -96,7 +124,7 @@ class RecallDecision:
         half = self.block.tokens // 2
         if half > room:
             return None
-        return write_block(self.recollection.messages, self.recollection.partners, half)
+        return write_block(self.recollection.material, half, quotes_share=self.quotes_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,23 +163,28 @@ class Recall:
             return question_of(text_of(json.loads(body_at(moment.request_position))))
 
         if not moment.room:
-            return RecallDecision(None, Recollection((), (), moment.until, is_partial=False))
+            return RecallDecision(None, Recollection(RecallMaterial(), moment.until))
         recollection = await self.store.recall(
             moment.sid,
             until=moment.until,
             question=question,
             choose=lambda session: _chosen(session, moment),
         )
-        block = write_block(recollection.messages, recollection.partners, moment.room)
-        decision = RecallDecision(block, recollection)
+        share = moment.share_of_quotes
+        block = write_block(recollection.material, moment.room, quotes_share=share)
+        decision = RecallDecision(block, recollection, share)
         if key is not None:
             self.decisions.put(key, decision, decision.weight)
         return decision
 
 
-def _chosen(session: SearchedSession, moment: RecallMoment) -> list[int]:
-    """Return the ordinals to read: the best matches, then the newest while room is left."""
+def _chosen(session: SearchedSession, moment: RecallMoment) -> Choice:
+    """Choose what to read: the best matches, then the newest while room is left; the best lines."""
     known = len(session.positions)
+    if moment.least_growth:
+        request = bisect_right(session.positions, moment.request_position)
+        if sum(session.tokens[request:known]) < moment.least_growth:
+            return Choice(())
     left = moment.room - FRAME_TOKENS
     chosen: dict[int, None] = {}
     newest = islice(range(known - 1, -1, -1), MOST_FILLED)
@@ -164,23 +197,57 @@ def _chosen(session: SearchedSession, moment: RecallMoment) -> list[int]:
         ):
             chosen[ordinal] = None
             left -= tokens
-    return list(chosen)
+    return Choice(list(chosen), list(_lines(session, moment)) if moment.share_of_quotes else ())
+
+
+def _lines(session: SearchedSession, moment: RecallMoment) -> Iterator[tuple[int, MarkedLine]]:
+    """Yield the best lines of messages that the window does not show, while room is left."""
+    shown: set[int] = set()
+    known_names = set(moment.known_names)
+    marked = session.marked_lines()
+    for ordinal, lines in marked.items():
+        position = session.positions[ordinal]
+        if position in moment.shown:
+            shown.add(ordinal)
+        if position in moment.whole:
+            known_names.update(name for line in lines for name in line.names)
+    left = moment.room - FRAME_TOKENS
+    newest = len(session.positions) - 1
+    for ordinal, line in best_lines(marked, newest, shown=shown, known=known_names):
+        left -= line.tokens
+        if left < 0:
+            return
+        yield ordinal, line
+
+
+def share_for_recall(policy: Policy, messages: Sequence[Message]) -> float:
+    """Return the share of a budget that stays free for a block when a request arrives.
+
+    A conversation without tool calls has nothing but what was said, and the block finds it best.
+    Calls of the newest turn do not count: within a turn, the beginning of its window stays.
+    """
+    if not policy.recall_share:
+        return 0.0
+    places = range(len(messages) - 1, -1, -1)
+    request = next((place for place in places if messages[place].is_request), 0)
+    if any(message.calls for message in messages[:request]):
+        return policy.recall_share
+    return 1 - TALK_RATIO * (1 - policy.recall_share)
 
 
 def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, factor: float) -> int:
     """Return the raw tokens that the block of a window may take; 0 if it is too little.
 
-    The room is what the window leaves of its budget, less what the turn is expected to add, but at
-    least the share of the policy, or in a running turn half of what is left. `factor` converts the
-    limits of the wish to raw counts.
+    When a turn begins or ends, the room is what the window leaves of its budget, less what the turn
+    is expected to add, but at least the share for recall. In a running turn it is all that is left:
+    the block is halved when the turn needs more. `factor` converts the limits of the wish to raw
+    counts.
     """
     budget = window.limits.tokens
-    left = budget - window.total
-    expected = min(expected_turn_tokens(window.taken), int(MOST_TURN_SHARE * budget))
-    decided_at = deciding_message(window)
-    is_boundary = decided_at is not None and is_turn_boundary(decided_at)
-    least = int(policy.recall_share * budget) if is_boundary else left // 2
-    room = min(max(left - expected, least), left)
+    room = left = budget - window.total
+    if _is_at_boundary(window):
+        expected = min(expected_turn_tokens(window.taken), int(MOST_TURN_SHARE * budget))
+        room = min(max(left - expected, budget - window.limits.arrival_tokens), left)
     limits = [policy.recall_max_tokens]
     if wish.tokens is not None:
         limits.append(int(wish.tokens / factor))
@@ -188,6 +255,28 @@ def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, fac
         limits.append(int(wish.share * budget))
     room = min(room, *limits)
     return room if room >= LEAST_ROOM and window.size < window.limits.messages else 0
+
+
+def share_of_quotes(window: WindowBuilder) -> float:
+    """Return the share of a block that single lines take before whole messages.
+
+    Where tools are called, the next step needs names and figures. But a request is also a question,
+    which whole messages answer; within its turn, they were told already.
+    """
+    if not any(message.calls for message in window.taken):
+        return 0.0
+    return QUOTES_AT_REQUEST if _is_at_boundary(window) else 1.0
+
+
+def _is_at_boundary(window: WindowBuilder) -> bool:
+    """Return whether the newest message begins or ends a turn."""
+    newest = _newest(window)
+    return newest is not None and is_turn_boundary(newest)
+
+
+def _newest(window: WindowBuilder) -> Message | None:
+    """Return the newest message that is no instruction."""
+    return next((message for message in reversed(window.taken) if not message.is_pinnable), None)
 
 
 def expected_turn_tokens(messages: Sequence[Message]) -> int:
@@ -205,17 +294,25 @@ def deciding_message(window: WindowBuilder) -> Message | None:
     """Return the message at which the block of a window is decided; None without a request.
 
     That is the newest request, the answer that ended its turn, or the message of a running turn
-    with which the window was trimmed: its beginning changed then anyway.
+    with which the window was trimmed: its beginning changed then anyway. An answer may turn out not
+    to end a turn, because a program goes on.
     """
     if window.request is None:
         return None
-    newest = next(
-        (message for message in reversed(window.taken) if not message.role.is_system), None
-    )
+    newest = _newest(window)
     if newest is not None and is_turn_boundary(newest):
         return newest
-    request, trimmed = window.request.head.message, window.trimmed_after
-    return request if trimmed is None or trimmed.position < request.position else trimmed
+    changes = (window.request.head.message, window.trimmed_after, window.made_room_after)
+    return max(
+        (message for message in changes if message is not None),
+        key=lambda message: message.position,
+    )
+
+
+def whole_positions(window: WindowBuilder) -> frozenset[int]:
+    """Return the positions of the messages that a window shows verbatim."""
+    views = [view for block in window.blocks if block.is_shown for view in block.views]
+    return frozenset(view.message.position for view in views if view.form in (WHOLE, MENDED))
 
 
 def shown_positions(window: WindowBuilder) -> frozenset[int]:

@@ -10,7 +10,9 @@ from turnfold.core.text.markers import defused
 from turnfold.core.window.framing import SummarySize, measure_summary
 from turnfold.core.window.rendering.render import Rendered
 from turnfold.errors import RequestError
-from turnfold.ports.query import StoredSummary
+from turnfold.ports.query import (
+    StoredSummary,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Sequence
 
-from turnfold.contracts.requests import SearchRequest
+from turnfold.contracts.history_requests import SearchRequest
 from turnfold.core.text.search import (
     BEGINNINGS,
     Lookup,
@@ -18,7 +18,11 @@ from turnfold.core.text.search import (
 from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey, State
 from turnfold.operations.query.history import original_json
-from turnfold.ports.query import OriginalMessage, Scope, SearchStore
+from turnfold.ports.query import (
+    OriginalMessage,
+    Scope,
+    SearchStore,
+)
 
 PART_CHARACTERS = 200_000
 """The characters of text that are graded without a pause."""

@@ -7,7 +7,14 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from turnfold.contracts.requests import ExpandRequest, Request, ToolRequest, read_request
+from turnfold.contracts.reading import (
+    read_request,
+)
+from turnfold.contracts.requests import (
+    ExpandRequest,
+    Request,
+    ToolRequest,
+)
 from turnfold.core.recall.block import FRAME_TOKENS, write_block
 from turnfold.core.recall.question import question_of
 from turnfold.core.recall.ranking import rank
@@ -16,7 +23,15 @@ from turnfold.core.text.tokens import text_of
 from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey
 from turnfold.operations.query.expand import expand
-from turnfold.ports.query import HistoryStore, RecallStore, SearchedSession, SearchStore
+from turnfold.ports.query import (
+    HistoryStore,
+    SearchStore,
+)
+from turnfold.ports.recall import (
+    Choice,
+    RecallStore,
+    SearchedSession,
+)
 
 MOST_TOKENS: Final = 6_000
 """The most tokens that a search returns."""
@@ -134,7 +149,7 @@ async def run_tool(key: SessionKey, request: ToolRequest, stores: ToolStores) ->
 async def _searched(key: SessionKey, wanted: SearchHistory, stores: ToolStores) -> str:
     counts = await stores.histories.counts(key)
 
-    def choose(session: SearchedSession) -> Sequence[int]:
+    def choose(session: SearchedSession) -> Choice:
         left = MOST_TOKENS - FRAME_TOKENS
         chosen = []
         for ordinal in rank(
@@ -143,12 +158,12 @@ async def _searched(key: SessionKey, wanted: SearchHistory, stores: ToolStores) 
             if session.tokens[ordinal] <= left:
                 chosen.append(ordinal)
                 left -= session.tokens[ordinal]
-        return chosen
+        return Choice(chosen)
 
     recollection = await stores.recall.recall(
         counts.sid, until=_LATEST, question=lambda _: question_of(wanted.query), choose=choose
     )
-    block = write_block(recollection.messages, recollection.partners, MOST_TOKENS)
+    block = write_block(recollection.material, MOST_TOKENS)
     return "No message matches." if block is None else block.text
 
 

@@ -11,35 +11,53 @@ from json.encoder import encode_basestring_ascii as _quoted
 from turnfold.core.window.rendering.anthropic import to_anthropic
 from turnfold.core.window.rendering.render import Rendered
 from turnfold.core.window.window import WindowAccount, billed
-from turnfold.messages import MessageId
+from turnfold.messages import Ids
+from turnfold.operations.query.entries import Originals, entry_json, shown_entries
 from turnfold.operations.query.planning import PlannedWindow
 from turnfold.operations.query.replies import rfc3339, shown_summary_json
-from turnfold.ports.query import PendingEviction
+from turnfold.ports.query import (
+    PendingEviction,
+)
 
 _COUNTS = tuple([count.name for count in fields(WindowAccount)])
 
 
-def window_json(planned: PlannedWindow, rendered: Rendered) -> bytes:
-    """Write a window in the format that its request asks for; messages are copied, not parsed."""
-    plan, system = planned.plan, ""
+def window_json(planned: PlannedWindow, rendered: Rendered, originals: Originals) -> bytes:
+    """Write a window in the format that its request asks for; messages are copied, not parsed.
+
+    `originals` are the shown messages as stored, if the request asks for their forms.
+    """
+    plan, request, system, entries = planned.plan, planned.request, "", ""
     messages: Sequence[str] = rendered.messages
+    message_ids: Sequence[Ids] = rendered.message_ids
     if planned.is_anthropic:
         shape = to_anthropic(plan, rendered)
-        messages, ids = shape.messages, ", ".join(map(json.dumps, shape.message_ids))
+        messages, message_ids = shape.messages, shape.message_ids
         system = f'"system": {json.dumps(shape.system)}, '
-    else:
-        ids = ", ".join(map(_quoted_id, rendered.message_ids))
+    if request.entries or request.bodies == "changed":
+        shown = shown_entries(plan, messages, message_ids, originals)
+        if request.entries:
+            pairs = zip(message_ids, shown, strict=True)
+            written = [entry_json(ids, entry, originals) for ids, entry in pairs]
+            entries = f'"entries": [{", ".join(written)}], '
+        if request.bodies == "changed":
+            messages = [
+                "null" if entry.form == "whole" else text
+                for text, entry in zip(messages, shown, strict=True)
+            ]
+    ids = ", ".join(map(_quoted_id, message_ids))
     budget = "null" if plan.budget_tokens is None else plan.budget_tokens
     counts = ", ".join([f'"{name}": {getattr(plan.account, name)}' for name in _COUNTS])
     head = (
         f'{{"agent_id": {_quoted(planned.key.agent_id)}, '
         f'"session_id": {_quoted(planned.key.session_id)}, '
         f'"fresh": {"true" if planned.is_fresh else "false"}, "etag": "{planned.etag}", '
+        f'"refused": {planned.snapshot.refused}, '
         f'"summary": {shown_summary_json(planned.snapshot.summary, rendered)}, '
         f'{system}"messages": ['
     )
     tail = (
-        f'], "message_ids": [{ids}], '
+        f'], "message_ids": [{ids}], {entries}'
         f'"window": {{"tokens": {plan.tokens}, "budget_tokens": {budget}, '
         f'"messages": {len(messages)}, "model_window": {planned.model_window}}}, '
         f'"account": {{{counts}}}, '
@@ -51,8 +69,10 @@ def window_json(planned: PlannedWindow, rendered: Rendered) -> bytes:
     )
 
 
-def _quoted_id(message_id: MessageId | None) -> str:
-    return "null" if message_id is None else _quoted(message_id)
+def _quoted_id(message_id: Ids) -> str:
+    if isinstance(message_id, str):
+        return _quoted(message_id)
+    return json.dumps(message_id)
 
 
 def _pending_json(pending: Sequence[PendingEviction]) -> str:

@@ -9,13 +9,20 @@ from sqlalchemy import (
     Connection,
     Select,
     bindparam,
+    func,
     literal_column,
     select,
     update,
 )
 
 from turnfold.store.database.predicates import is_uncovered
-from turnfold.store.database.schema import compactions, coverage, summaries, summary_activations
+from turnfold.store.database.schema import (
+    compactions,
+    coverage,
+    retracted_messages,
+    summaries,
+    summary_activations,
+)
 from turnfold.store.database.session_rows import SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn
 from turnfold.store.ingest.usage import Calibrator
@@ -76,6 +83,22 @@ _RESTORED = PreparedIn(
     ),
     "chosen",
 )
+# The newest version when messages of an eviction were retracted; later ones do not hold them.
+_RETRACTED = Prepared(
+    select(retracted_messages.c.compaction_id, func.max(retracted_messages.c.versions))
+    .where(
+        retracted_messages.c.sid == bindparam("of_sid"),
+        retracted_messages.c.compaction_id.is_not(None),
+    )
+    .group_by(retracted_messages.c.compaction_id),
+    ("of_sid",),
+)
+_BASE = Prepared(
+    select(summaries.c.base_version).where(
+        summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number")
+    ),
+    ("of_sid", "number"),
+)
 _UNCOVERED = Prepared(
     select(compactions.c.compaction_id)
     .where(*_evicting, _is_committed, is_uncovered)
@@ -112,6 +135,21 @@ def uncovered(connection: Connection, sid: int) -> list[int]:
 def any_restored(connection: Connection, compaction_ids: Sequence[int]) -> bool:
     """Return whether the messages of one of these evictions are live again."""
     return bool(_RESTORED.rows(connection, compaction_ids))
+
+
+def valid_version(connection: Connection, sid: int, version: int | None) -> int | None:
+    """Return a version, or the newest below it that covers no message retracted since; or None."""
+    retracted = {int(by): int(newest) for by, newest in _RETRACTED.rows(connection, sid)}
+    while (
+        version is not None
+        and retracted
+        and any(
+            version <= retracted.get(compaction_id, 0)
+            for compaction_id in covered_by(connection, sid, version)
+        )
+    ):
+        ((version,),) = _BASE.rows(connection, sid, version)
+    return version
 
 
 class RewriteScope(NamedTuple):

@@ -6,7 +6,9 @@ from typing import Any
 
 from sqlalchemy import Connection, select, update
 
-from turnfold.contracts.requests import PolicyRequest
+from turnfold.contracts.requests import (
+    PolicyRequest,
+)
 from turnfold.core.history.audit_chain import LOCAL, SEALED_FIELDS, seal
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, preset_named
@@ -17,7 +19,7 @@ from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.schema import agents, audit, sessions
 from turnfold.store.database.session_rows import SessionJournal, lock_by_key, write_back
-from turnfold.store.ingest.erase import erase
+from turnfold.store.ingest.erase import erase, erase_prefix
 from turnfold.store.ingest.evict import REQUESTED, evict_now
 from turnfold.store.ingest.tombstones import ALL_SESSIONS, lock_against_erase
 
@@ -61,9 +63,22 @@ class SqlSessionCommands:
         )
 
     async def erase(
-        self, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str = LOCAL
+        self,
+        key: SessionKey | AgentId,
+        *,
+        last_seq: int,
+        now_ms: int,
+        actor: str = LOCAL,
+        prefix: str | None = None,
     ) -> EraseResult:
-        """Erase a session or all sessions of an agent, up to a sequence."""
+        """Erase a session, or the sessions of an agent, up to a sequence."""
+        if prefix is not None:
+            assert not isinstance(key, SessionKey)
+            return await self._database.write(
+                lambda connection: erase_prefix(
+                    connection, key, prefix, last_seq=last_seq, now_ms=now_ms, actor=actor
+                )
+            )
         return await self._database.write(
             lambda connection: erase(connection, key, last_seq=last_seq, now_ms=now_ms, actor=actor)
         )

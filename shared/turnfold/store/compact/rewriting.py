@@ -11,7 +11,7 @@ from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS, Trigger
 from turnfold.core.summary.digest import digest_eviction
 from turnfold.ports.compact import RegenerateOptions
 from turnfold.ports.ingest import Installation
-from turnfold.store.compact.coverage import uncovered
+from turnfold.store.compact.coverage import uncovered, valid_version
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.predicates import is_open
 from turnfold.store.database.schema import compactions, messages
@@ -127,7 +127,7 @@ def open_fold(
     if not lost:
         return None
     # Windows show digests until the fold is committed, and these evictions never needed one.
-    _give_digests(connection, session.sid, lost, installation)
+    write_digests(connection, session.sid, lost, installation)
     ((first, last),) = _SPAN.rows(connection, lost)
     work = _Work(
         installation.new_id(), Trigger.REQUEST, now_ms + SUMMARY_DELAY_MS, span=(first, last)
@@ -141,27 +141,50 @@ def end_rewriting(
 ) -> None:
     """End the rewriting of a version that is no longer in force."""
     for (compaction_id,) in _SUPERSEDED.rows(connection, session.sid):
-        values = {"status": "stale", "lease_until_ms": None, "finished_at_ms": now_ms}
-        connection.execute(
-            update(compactions).where(compactions.c.compaction_id == compaction_id).values(**values)
-        )
-        journal.add_audit_row(
-            session,
-            "stale",
-            at_ms=now_ms,
-            compaction_id=compaction_id,
-            detail="another version took force",
-        )
+        end_stale(connection, session, journal, compaction_id, "another version took force", now_ms)
 
 
-def fence_off(connection: Connection, session: SessionRow, *, now_ms: int) -> None:
-    """Make running jobs of a session start again, because the version they build on is replaced."""
-    is_running_job = (
-        (compactions.c.sid == session.sid)
-        & (compactions.c.status == "running")
-        # A regeneration names its base itself and does not depend on the version in force.
-        & (compactions.c.trigger != "regenerate")
+def end_stale(
+    connection: Connection,
+    session: SessionRow,
+    journal: SessionJournal,
+    compaction_id: int,
+    detail: str,
+    now_ms: int,
+) -> None:
+    """End a compaction whose work is not needed any more."""
+    values = {"status": "stale", "lease_until_ms": None, "finished_at_ms": now_ms}
+    connection.execute(
+        update(compactions).where(compactions.c.compaction_id == compaction_id).values(**values)
     )
+    journal.add_audit_row(
+        session, "stale", at_ms=now_ms, compaction_id=compaction_id, detail=detail
+    )
+
+
+def end_regenerations(
+    connection: Connection, session: SessionRow, journal: SessionJournal, *, now_ms: int
+) -> None:
+    """End regenerations that have nothing to write, or would extend a withdrawn version."""
+    for compaction_id, stored in _REGENERATIONS.rows(connection, session.sid):
+        base = wanted_of(stored).from_version
+        is_valid = base is None or valid_version(connection, session.sid, base) == base
+        if session.version is None or not is_valid:
+            end_stale(
+                connection, session, journal, compaction_id, "messages were retracted", now_ms
+            )
+
+
+def fence_off(
+    connection: Connection, session: SessionRow, *, now_ms: int, also_regenerations: bool = False
+) -> None:
+    """Make running jobs of a session start again, because the version they build on is replaced.
+
+    A regeneration names its base itself and does not depend on the version in force.
+    """
+    is_running_job = (compactions.c.sid == session.sid) & (compactions.c.status == "running")
+    if not also_regenerations:
+        is_running_job &= compactions.c.trigger != "regenerate"
     connection.execute(
         update(compactions)
         .where(is_running_job)
@@ -211,10 +234,10 @@ def _open(
     )  # fmt: skip
 
 
-def _give_digests(
+def write_digests(
     connection: Connection, sid: int, compaction_ids: Sequence[int], installation: Installation
 ) -> None:
-    """Add digests to evictions that left together with their summary and never had one."""
+    """Write the digests of evictions that have none."""
     for compaction_id, first, last in _WITHOUT_DIGEST.rows(connection, compaction_ids):
         rows = _MESSAGES.rows(connection, sid, first, last, compaction_id)
         bodies = {row[1]: row[-1] for row in rows}

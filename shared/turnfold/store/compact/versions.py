@@ -21,12 +21,23 @@ from turnfold.messages import CompactionId, Message, SessionKey
 from turnfold.ports.admin import ActiveVersion
 from turnfold.ports.compact import RegenerateOptions
 from turnfold.ports.ingest import Installation
-from turnfold.store.compact.coverage import activate_version, any_restored, covered_by
+from turnfold.store.compact.coverage import (
+    activate_version,
+    any_restored,
+    covered_by,
+    valid_version,
+)
 from turnfold.store.compact.rewriting import end_rewriting, fence_off, open_fold, open_regeneration
 from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.predicates import is_pending
-from turnfold.store.database.schema import compactions, messages, restorations, summaries
+from turnfold.store.database.schema import (
+    compactions,
+    messages,
+    restorations,
+    retracted_messages,
+    summaries,
+)
 from turnfold.store.database.sequence_ranges import stretches
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key, write_back
 from turnfold.store.database.statements import Bulk, BulkInsert, Prepared
@@ -90,6 +101,15 @@ _FREE = Bulk(
     .where(_between, messages.c.compaction_id == bindparam("by"))
     .values(compaction_id=null()),
     ("of_sid", "first", "last", "by"),
+)
+# `as_of` finds them among the ranges of the restoration, like the others.
+_FREE_RETRACTED = Bulk(
+    update(retracted_messages)
+    .where(
+        retracted_messages.c.sid == _of_sid, retracted_messages.c.compaction_id == bindparam("by")
+    )
+    .values(compaction_id=null()),
+    ("of_sid", "by"),
 )
 _RESTORE = BulkInsert(restorations, ("sid", "compaction_id", "first_position", "last_position"))
 _PENDING = Prepared(
@@ -217,6 +237,7 @@ def _promote(
         raise Conflict(
             f"version {version} speaks for messages that were restored since; they are live again"
         )
+    _check_valid(connection, session, version)
     before, replaced = session.window_tokens, session.version
     # First: a running job builds on the version that is about to be replaced.
     fence_off(connection, session, now_ms=now_ms)
@@ -275,6 +296,7 @@ def _restore(
         # The base takes the place of the version. What the version covered besides is folded again
         # below.
         _, base_version, _ = _version(connection, session, version)
+        base_version = valid_version(connection, session.sid, base_version)
         activate_version(connection, session, base_version, at_ms=now_ms)
     after = session.window_tokens
     journal.add_audit_row(
@@ -304,12 +326,23 @@ def _make_live(
     spans = stretches((position, evicted_by == by) for position, evicted_by in among)
     _RESTORE.run(connection, [(sid, by, *span) for span in spans])
     _FREE.run(connection, [(sid, first, last, by)])
+    _FREE_RETRACTED.run(connection, [(sid, by)])
     connection.execute(
         update(compactions)
         .where(compactions.c.compaction_id == by)
         .values(status="restored", is_covered=False, lease_until_ms=None, restored_at_ms=now_ms)
     )
     return taken
+
+
+def _check_valid(connection: Connection, session: SessionRow, version: int) -> None:
+    """Check that a version covers no retracted message.
+
+    Raises:
+        Conflict: it covers one.
+    """
+    if valid_version(connection, session.sid, version) != version:
+        raise Conflict(f"version {version} speaks for messages that were retracted since")
 
 
 def _check_range(connection: Connection, session: SessionRow, from_version: int) -> None:
@@ -319,6 +352,7 @@ def _check_range(connection: Connection, session: SessionRow, from_version: int)
         BadRequest: there are none, or the version covers some that the one in force does not.
     """
     _version(connection, session, from_version)
+    _check_valid(connection, session, from_version)
     whole, begun = (
         covered_by(connection, session.sid, session.version),
         covered_by(connection, session.sid, from_version),

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import case, func, literal_column
+from sqlalchemy import ColumnElement, Table, case, func, literal_column
 
 from turnfold.messages import (
+    ELEMENTS,
     MESSAGES_PER_EVENT,
     ROLES,
     CallRef,
@@ -21,20 +22,23 @@ from turnfold.messages import (
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.store.database.schema import messages
 
-FACTS = [
-    messages.c[name]
-    for name in (
-        "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens",
-        "characters", "lines", "priority", "is_meta", "is_irregular", "is_truncated", "calls",
-        "answers_position", "answers_slot", "is_copy", "created_at_ms", "compaction_id", "cuts",
-        "is_error", "gist",
-    )
-] + [
+_FACT_NAMES = (
+    "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens",
+    "characters", "lines", "priority", "is_meta", "is_irregular", "is_truncated", "calls",
+    "answers_position", "answers_slot", "is_copy", "created_at_ms", "compaction_id", "cuts",
+    "is_error", "gist", "element",
+)  # fmt: skip
+
+
+def facts_of(table: Table) -> list[ColumnElement[Any]]:
+    """Return the columns of messages, or of retracted ones, that `message_of` reads."""
     # A gist that is no list holds the opening of a short text alone; see `core.history.gist`.
-    case(
-        (func.substr(messages.c.gist, 1, 1) != literal_column("'['"), messages.c.body),
-    ).label("short_body")
-]  # fmt: skip
+    is_short = func.substr(table.c.gist, 1, 1) != literal_column("'['")
+    short_body = case((is_short, table.c.body)).label("short_body")
+    return [*(table.c[name] for name in _FACT_NAMES), short_body]
+
+
+FACTS = facts_of(messages)
 """The columns of a message without its text, in the order that `message_of` reads."""
 
 _PRIORITIES = tuple(Priority)
@@ -51,7 +55,7 @@ def message_of(row: Sequence[Any]) -> Message:
     (
         _, position, event_id, role, tokens, content_tokens, reasoning_tokens, characters, lines,
         priority, is_meta, is_irregular, is_truncated, calls, answers_position, answers_slot,
-        is_copy, created_at_ms, compaction_id, cuts, is_error, gist, short_body,
+        is_copy, created_at_ms, compaction_id, cuts, is_error, gist, element, short_body,
     ) = row[: len(FACTS)]  # fmt: skip
     return Message(
         position,
@@ -76,6 +80,7 @@ def message_of(row: Sequence[Any]) -> Message:
         bool(is_error),
         gist or "",
         short_body or "",
+        ELEMENTS[element or 0],
     )
 
 
@@ -83,7 +88,7 @@ EVICTABLE = [
     messages.c[name]
     for name in (
         "sid", "position", "event_id", "role", "tokens", "is_meta", "created_at_ms", "calls",
-        "answers_position", "answers_slot",
+        "answers_position", "answers_slot", "element",
     )
 ]  # fmt: skip
 """The columns that decide an eviction, in the order that `evictable_of` reads."""
@@ -102,6 +107,7 @@ def evictable_of(row: Sequence[Any]) -> Message:
         calls,
         answers_position,
         answers_slot,
+        element,
     ) = row
     return Message(
         position,
@@ -113,6 +119,7 @@ def evictable_of(row: Sequence[Any]) -> Message:
         created_at_ms=created_at_ms,
         calls=tuple([ToolCall(*call) for call in json.loads(calls)]) if calls else (),
         answers=None if answers_position is None else CallRef(answers_position, answers_slot),
+        element=ELEMENTS[element or 0],
     )
 
 
@@ -120,13 +127,14 @@ STORED = (
     "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens",
     "characters", "lines", "priority", "is_meta", "is_irregular", "is_truncated", "is_error",
     "calls", "tool_call_id", "content_digest", "created_at_ms", "cuts", "original", "body", "gist",
+    "element",
 )  # fmt: skip
 """The columns that ingest fills, in the order of `message_rows`."""
 
 
 def message_rows(arrival: DecodedEvent, sid: int) -> list[tuple[Any, ...]]:
     """Return the rows of an event's messages, before pairing."""
-    event_id, at_ms, is_truncated, is_error = (
+    event_id, at_ms, is_truncated, has_failed = (
         arrival.event_id,
         arrival.at_ms,
         arrival.is_truncated,
@@ -136,7 +144,7 @@ def message_rows(arrival: DecodedEvent, sid: int) -> list[tuple[Any, ...]]:
     rows = []
     for (
         role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_meta,
-        is_irregular, calls, cuts, tool_call_id, digest, original, body, gist,
+        is_irregular, calls, cuts, tool_call_id, digest, original, body, gist, element, is_error,
     ) in arrival.messages:  # fmt: skip
         rows.append(
             (
@@ -153,7 +161,7 @@ def message_rows(arrival: DecodedEvent, sid: int) -> list[tuple[Any, ...]]:
                 is_meta,
                 is_irregular,
                 is_truncated,
-                is_error,
+                has_failed or is_error,
                 json.dumps(calls) if calls else None,
                 tool_call_id and storable(tool_call_id),
                 digest,
@@ -162,6 +170,7 @@ def message_rows(arrival: DecodedEvent, sid: int) -> list[tuple[Any, ...]]:
                 original,
                 body,
                 gist or None,
+                element or None,
             )
         )
         position += 1

@@ -34,7 +34,7 @@ COUNTERS = (
     "last_event_at_ms", "evicted_changes", "rounds", "idle_at_ms", "factor", "reported_seq",
     "reported_at_ms", "reported_tokens", "usage_evictions", "failures", "cooldown_until_ms",
     "cooldown_reason", "held_to_tokens", "unindexed_from", "window_limits",
-    "asked_budgets",
+    "asked_budgets", "retracted_seq",
 )  # fmt: skip
 
 
@@ -78,6 +78,7 @@ class SessionRow:
     unindexed_from: int | None
     window_limits: str | None
     asked_budgets: str | None
+    retracted_seq: int
     summary_tokens: int
 
     @property

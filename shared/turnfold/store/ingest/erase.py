@@ -17,7 +17,7 @@ from sqlalchemy import (
     select,
 )
 
-from turnfold.contracts.subjects import STREAM_TYPES, session_subject, token_of
+from turnfold.contracts.subjects import EVENT_TYPES, session_subject, token_of
 from turnfold.core.history.audit_chain import WORKER
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.retention import is_over
@@ -192,6 +192,42 @@ def erase(
     return erased if is_known else EraseResult()
 
 
+def erase_prefix(
+    connection: Connection,
+    agent_id: AgentId,
+    prefix: str,
+    *,
+    last_seq: int,
+    now_ms: int,
+    actor: str,
+) -> EraseResult:
+    """Erase the sessions of an agent whose ids begin with a prefix, within an open transaction."""
+    lock_against_erase(connection, is_erasing=True)
+    lock_session_counts(connection, [agent_id])
+    named = {
+        name
+        # A session whose events were all refused has dead letters alone.
+        for table in (sessions, dead_letters)
+        for name in connection.execute(
+            select(table.c.session_id)
+            .where(
+                table.c.agent_id == agent_id,
+                func.substr(table.c.session_id, 1, len(prefix)) == prefix,
+            )
+            .distinct()
+        ).scalars()
+    }
+    keys = [SessionKey(agent_id, SessionId(name)) for name in sorted(named)]
+    for key in keys:
+        _erase_letters(connection, key)
+    locked = [
+        session
+        for portion in in_portions(keys)
+        for session in lock_by_key(connection, portion).values()
+    ]
+    return _erase_sessions(connection, locked, last_seq, now_ms, "prefix", actor)
+
+
 def _expire(connection: Connection, *, sid: int, installation: Installation, now_ms: int) -> None:
     """Erase a session whose retention is over. Events that are still on their way begin it anew."""
     lock_against_erase(connection, is_erasing=True)
@@ -294,7 +330,7 @@ def _delete_rows(connection: Connection, sids: Sequence[int]) -> None:
 def _erase_letters(connection: Connection, key: SessionKey | AgentId) -> None:
     """Erase the dead letters of a session or an agent, found by key or by subject."""
     if isinstance(key, SessionKey):
-        subjects = [session_subject(kind, key) for kind in STREAM_TYPES]
+        subjects = [session_subject(kind, key) for kind in EVENT_TYPES]
         named = (dead_letters.c.agent_id == key.agent_id) & (
             dead_letters.c.session_id == key.session_id
         )
@@ -303,7 +339,7 @@ def _erase_letters(connection: Connection, key: SessionKey | AgentId) -> None:
         # By subject too: an event that could not be read has no session that could be compared.
         begins = [
             dead_letters.c.subject.startswith(f"{kind}.{token_of(key)}.", autoescape=True)
-            for kind in STREAM_TYPES
+            for kind in EVENT_TYPES
         ]
         is_of_key = or_(dead_letters.c.agent_id == key, *begins)
     purge_from_stream(

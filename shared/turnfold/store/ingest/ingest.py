@@ -23,16 +23,21 @@ from turnfold.ports.ingest import (
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import Database
 from turnfold.store.ingest.batch.writer import BatchWriter
+from turnfold.store.ingest.retraction import Withdraw
 
 _MISSING = int.from_bytes(sha256(b"turnfold.missing").digest()[:7])
 """The name of the lock that a worker holds while it stores missing events."""
 
 
 class SqlIngestStore:
-    """Ingest in SQL; see `turnfold.ports.ingest.IngestStore`."""
+    """Ingest in SQL; see `turnfold.ports.ingest.IngestStore`.
 
-    def __init__(self, database: Database) -> None:
+    `withdraw` takes versions out of force that cover retracted messages.
+    """
+
+    def __init__(self, database: Database, withdraw: Withdraw) -> None:
         self._database = database
+        self._withdraw = withdraw
 
     async def ingest(
         self,
@@ -46,9 +51,9 @@ class SqlIngestStore:
         ordered = sorted(arrivals, key=lambda arrival: arrival.stream_seq)
         try:
             return await self._database.write(
-                lambda connection: BatchWriter(connection, installation, payloads).write(
-                    ordered, dead
-                )
+                lambda connection: BatchWriter(
+                    connection, installation, payloads, self._withdraw
+                ).write(ordered, dead)
             )
         except IntegrityError as error:
             # Another worker stored one of these events between our look and our insert.

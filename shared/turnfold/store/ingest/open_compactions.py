@@ -77,7 +77,7 @@ def subtract_evicted(
     evicted, due = eviction.evicted, eviction.due
     before = eviction.load.tokens + session.summary_tokens
     after = before - eviction.tokens
-    session.live_messages -= sum([not message.role.is_system for message in evicted])
+    session.live_messages -= sum([not message.is_pinnable for message in evicted])
     session.live_tokens -= eviction.tokens
     session.rounds -= eviction.load.rounds
     session.revision += 1

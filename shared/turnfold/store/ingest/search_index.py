@@ -1,4 +1,4 @@
-"""Fill the word index after ingest, in short transactions.
+"""Fill the word index after ingest, and mark lines for recall, in short transactions.
 
 Each term begins with the number of its session, so that a lookup reads rows of that session only.
 SQLite keeps the terms in FTS5 without texts and positions; PostgreSQL keeps them as a tsvector with
@@ -30,10 +30,19 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.elements import ColumnElement
 
+from turnfold.core.recall.quotes import mark_lines
 from turnfold.core.text.search import Term, searchable
+from turnfold.core.text.tokens import Count
 from turnfold.core.text.words import terms
 from turnfold.store.database.engine import Database
-from turnfold.store.database.schema import index_removals, messages, sessions, word_index
+from turnfold.store.database.schema import (
+    index_removals,
+    marked_lines,
+    messages,
+    retracted_messages,
+    sessions,
+    word_index,
+)
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn, bulk_update
 
 SESSIONS_AT_ONCE = 50
@@ -70,15 +79,16 @@ def tsquery_term(sid: int, term: Term) -> str:
 class SqlSearchIndex:
     """The word index in SQL; see `turnfold.ports.ingest.SearchIndex`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, count: Count) -> None:
         self._database = database
+        self._count = count
 
     async def index_some(self) -> bool:
         """Index messages of the sessions that wait longest; return whether more are waiting."""
         unindexed, is_more = await self._database.snapshot(_waiting)
         if unindexed:
             # Split into terms outside of any transaction: it takes long, and SQLite has one writer.
-            made = await asyncio.to_thread(_split_into_terms, unindexed)
+            made = await asyncio.to_thread(_indexed, unindexed, self._count)
             await self._database.write(lambda connection: _store(connection, made))
         return is_more
 
@@ -123,6 +133,7 @@ _LOCKED = PreparedIn(
     "sids",
 )
 _WAIT = bulk_update(sessions, where=("sid",), values=("unindexed_from",))
+_MARK = Bulk(marked_lines.insert(), ("sid", "position", "lines"))
 _INSERT_SQLITE = Bulk(word_index.insert(), ("rowid", "terms"))
 
 
@@ -155,11 +166,23 @@ def _waiting(connection: Connection) -> tuple[dict[int, list[UnindexedMessage]],
     return messages_by_sid, is_more
 
 
-def _split_into_terms(
-    unindexed: Mapping[int, Iterable[UnindexedMessage]],
-) -> dict[int, dict[int, list[str]]]:
+class IndexedMessage(NamedTuple):
+    """The index entries of a message: its terms, and its marked lines if it has any."""
+
+    terms: list[str]
+    lines: bytes | None
+
+
+def _indexed(
+    unindexed: Mapping[int, Iterable[UnindexedMessage]], count: Count
+) -> dict[int, dict[int, IndexedMessage]]:
     return {
-        sid: {row.position: terms_of_body(sid, row.body) for row in rows}
+        sid: {
+            row.position: IndexedMessage(
+                terms_of_body(sid, row.body), mark_lines(json.loads(row.body), count)
+            )
+            for row in rows
+        }
         for sid, rows in unindexed.items()
     }
 
@@ -171,8 +194,8 @@ def terms_of_body(sid: int, body: str) -> list[str]:
     return [of_this + term for term in ((UNDIVIDED,) if words is None else words)]
 
 
-def _store(connection: Connection, made: Mapping[int, Mapping[int, list[str]]]) -> None:
-    """Add new terms, and record from where these sessions wait now.
+def _store(connection: Connection, made: Mapping[int, Mapping[int, IndexedMessage]]) -> None:
+    """Add new terms and lines, and record from where these sessions wait now.
 
     Late events may have arrived in the meantime.
     """
@@ -195,7 +218,11 @@ def _store(connection: Connection, made: Mapping[int, Mapping[int, list[str]]]) 
                 )
                 if position in made_here
             ]
-            _insert(connection, sid, {position: made_here[position] for position in absent})
+            _insert(connection, sid, {at: made_here[at].terms for at in absent})
+            _MARK.run(
+                connection,
+                [(sid, at, lines) for at in absent if (lines := made_here[at].lines) is not None],
+            )
         wait.append(
             (
                 next(
@@ -212,6 +239,8 @@ def delete_indexed(connection: Connection, sid: int, *, first: int = 0, last: in
 
     An index without texts must be told what it contained.
     """
+    are_marked = (marked_lines.c.sid == sid) & marked_lines.c.position.between(first, last)
+    connection.execute(delete(marked_lines).where(are_marked))
     if connection.dialect.name != "sqlite":
         in_range = (word_index.c.sid == sid) & word_index.c.position.between(first, last)
         connection.execute(delete(word_index).where(in_range))
@@ -230,6 +259,24 @@ def delete_indexed(connection: Connection, sid: int, *, first: int = 0, last: in
             _DELETE_SQLITE, [_removal(sid, position, body) for position, body in rows]
         )
         first = rows[-1].position + 1
+
+
+def delete_indexed_at(connection: Connection, sid: int, positions: Sequence[int]) -> None:
+    """Remove these messages of a session from the index; call before deleting them."""
+    is_marked = (marked_lines.c.sid == sid) & marked_lines.c.position.in_(positions)
+    connection.execute(delete(marked_lines).where(is_marked))
+    if connection.dialect.name != "sqlite":
+        is_chosen = (word_index.c.sid == sid) & word_index.c.position.in_(positions)
+        connection.execute(delete(word_index).where(is_chosen))
+        return
+    indexed = exists().where(_KEYS[connection.dialect.name] == messages.c.position)
+    selected = select(messages.c.position, messages.c.body).where(
+        messages.c.sid == sid, messages.c.position.in_(positions), indexed
+    )
+    if rows := connection.execute(selected).all():
+        connection.execute(
+            _DELETE_SQLITE, [_removal(sid, position, body) for position, body in rows]
+        )
 
 
 def _removal(sid: int, position: int, body: str) -> dict[str, Any]:
@@ -255,6 +302,11 @@ def queue_index_removal(connection: Connection, sids: Sequence[int]) -> None:
         messages.c.sid.in_(sids), indexed
     )
     connection.execute(insert(index_removals).from_select(["position", "sid", "body"], aside))
+    # Retracted words left the index, but stay in the file until it is merged.
+    retracted = select(
+        retracted_messages.c.position, retracted_messages.c.sid, literal_column("''")
+    ).where(retracted_messages.c.sid.in_(sids))
+    connection.execute(insert(index_removals).from_select(["position", "sid", "body"], retracted))
 
 
 async def remove_indexed(database: Database) -> None:

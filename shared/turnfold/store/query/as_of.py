@@ -1,10 +1,9 @@
 """Read a session as it was: the version in force, pending evictions and live messages."""
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
+from typing import NamedTuple
 
 from sqlalchemy import bindparam, literal_column, select
 
@@ -22,7 +21,10 @@ from turnfold.core.history.as_of import (
 )
 from turnfold.errors import BadRequest
 from turnfold.messages import MESSAGES_PER_EVENT, CompactionId, Message, SessionKey, position_of
-from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.ports.query import (
+    PendingEviction,
+)
+from turnfold.store.database.message_rows import FACTS, facts_of, message_of
 from turnfold.store.database.predicates import is_live
 from turnfold.store.database.schema import (
     compactions,
@@ -30,10 +32,12 @@ from turnfold.store.database.schema import (
     events,
     messages,
     restorations,
+    retracted_messages,
     summaries,
     summary_activations,
 )
 from turnfold.store.database.statements import Prepared, SupportsStatements
+from turnfold.store.query.pending import PENDING_EVICTIONS, pending_of
 
 _of_messages = messages.c.sid == bindparam("of_sid")
 _VERSIONS = Prepared(
@@ -75,7 +79,7 @@ _EVICTIONS = Prepared(
     )
     .where(
         compactions.c.sid == bindparam("of_sid"),
-        compactions.c.messages_evicted > literal_column("0"),
+        compactions.c.evicted_at_ms.is_not(None),
     )
     .order_by(compactions.c.ordinal),
     ("of_sid",),
@@ -97,6 +101,20 @@ _AMONG = Prepared(
     .order_by(messages.c.position),
     ("of_sid", "first", "last"),
 )
+_retracted_later = (retracted_messages.c.retracted_at_ms > bindparam("at_ms")) | (
+    (retracted_messages.c.retracted_at_ms == bindparam("at_ms"))
+    & (retracted_messages.c.retracted_seq > bindparam("seq"))
+)
+_RETRACTED_LATER = Prepared(
+    select(*facts_of(retracted_messages))
+    .where(
+        retracted_messages.c.sid == bindparam("of_sid"),
+        _retracted_later,
+        retracted_messages.c.position <= bindparam("until"),
+    )
+    .order_by(retracted_messages.c.position),
+    ("of_sid", "at_ms", "seq", "until"),
+)
 _PLACE = Prepared(
     select(events.c.stream_seq).where(
         events.c.agent_id == bindparam("agent_id"),
@@ -105,17 +123,25 @@ _PLACE = Prepared(
     ),
     ("agent_id", "event_id", "of_sid"),
 )
-_TIME = Prepared(
-    select(messages.c.created_at_ms).where(_of_messages, messages.c.position == bindparam("at")),
-    ("of_sid", "at"),
-)
-_NEWEST_BY = Prepared(
-    select(messages.c.position)
-    .where(_of_messages, messages.c.created_at_ms <= bindparam("at_ms"))
-    .order_by(messages.c.position.desc())
-    .limit(literal_column("1")),
-    ("of_sid", "at_ms"),
-)
+_TIMES = [
+    Prepared(
+        select(table.c.created_at_ms).where(
+            table.c.sid == bindparam("of_sid"), table.c.position == bindparam("at")
+        ),
+        ("of_sid", "at"),
+    )
+    for table in (messages, retracted_messages)
+]
+_NEWEST_BY = [
+    Prepared(
+        select(table.c.position)
+        .where(table.c.sid == bindparam("of_sid"), table.c.created_at_ms <= bindparam("at_ms"))
+        .order_by(table.c.position.desc())
+        .limit(literal_column("1")),
+        ("of_sid", "at_ms"),
+    )
+    for table in (messages, retracted_messages)
+]
 _LIVE = Prepared(
     select(*FACTS)
     .where(_of_messages, is_live, messages.c.position <= bindparam("until"))
@@ -131,6 +157,9 @@ _EVICTED = Prepared(
     )
     .order_by(messages.c.position),
     ("of_sid", "first", "last", "by"),
+)
+_EVICTION = Prepared(
+    PENDING_EVICTIONS.where(compactions.c.compaction_id == bindparam("by")), ("by",)
 )
 LATEST_MS = 2**62
 
@@ -150,19 +179,60 @@ def timeline_state(
             if named is None:
                 raise BadRequest(f"as_of: there is no version {number} in this session")
             # What a version speaks for had come before it, whatever the clocks say.
-            until = max(_newest_by(connection, sid, named.created_at_ms), named.last_position)
-            return state_as_of(named.created_at_ms, until, past, in_force=number)
+            at_ms = named.created_at_ms
+            until = max(_newest_by(connection, sid, at_ms), named.last_position)
+            return _state(connection, sid, past, _Place(at_ms, until), in_force=number)
         case AtMessage(event_id=event_id, index=index):
-            spans = [
-                position_of(seq, index)
-                for (seq,) in _PLACE.rows(connection, key.agent_id, event_id, sid)
-            ]
-            for until in spans if index < MESSAGES_PER_EVENT else ():
-                for (at_ms,) in _TIME.rows(connection, sid, until):
-                    return state_as_of(at_ms, until, past)
+            seqs = _PLACE.rows(connection, key.agent_id, event_id, sid)
+            for (seq,) in seqs if index < MESSAGES_PER_EVENT else ():
+                until = position_of(seq, index)
+                for found in _TIMES:
+                    for (at_ms,) in found.rows(connection, sid, until):
+                        return _state(connection, sid, past, _Place(at_ms, until, seq))
             raise BadRequest("as_of: this session has no message of that id")
         case AtTime(at_ms=at_ms):
-            return state_as_of(at_ms, _newest_by(connection, sid, at_ms), past)
+            until = _newest_by(connection, sid, at_ms)
+            return _state(connection, sid, past, _Place(at_ms, until))
+
+
+class _Place(NamedTuple):
+    """A moment, the last position by then, and which retractions of its millisecond it includes."""
+
+    at_ms: int
+    until: int
+    seq: int = LATEST_MS
+
+
+def _state(
+    connection: SupportsStatements,
+    sid: int,
+    past: SessionTimeline,
+    place: _Place,
+    *,
+    in_force: int | None = None,
+) -> StateAsOf:
+    """Return the state at a place, with the messages that were retracted since."""
+    # A number beyond 64 bits would fail in the driver.
+    at_ms = max(-LATEST_MS, min(place.at_ms, LATEST_MS))
+    rows = _RETRACTED_LATER.rows(connection, sid, at_ms, place.seq, place.until)
+    retracted = tuple([message_of(row) for row in rows])
+    left_with = Counter([message.compaction_id for message in retracted])
+    evictions = tuple(
+        [
+            replace(span, messages=span.messages + left_with[CompactionId(str(span.compaction_id))])
+            for span in past.evictions
+        ]
+    )
+    state = state_as_of(
+        place.at_ms, place.until, replace(past, evictions=evictions), in_force=in_force
+    )
+    return replace(state, retracted=retracted)
+
+
+def retracted_from(state: StateAsOf, compaction_id: int | None) -> list[Message]:
+    """Return the messages of an eviction, or the live ones, that were retracted since."""
+    mark = None if compaction_id is None else CompactionId(str(compaction_id))
+    return [message for message in state.retracted if message.compaction_id == mark]
 
 
 def _past(connection: SupportsStatements, sid: int) -> SessionTimeline:
@@ -184,22 +254,24 @@ def _past(connection: SupportsStatements, sid: int) -> SessionTimeline:
 def messages_as_of(connection: SupportsStatements, sid: int, state: StateAsOf) -> list[Message]:
     """Return the messages that were live or pending at a moment, in order, as they were."""
     undone = {
-        eviction.compaction_id: _taken_by(connection, sid, eviction) for eviction in state.undone
+        eviction.compaction_id: _taken_by(connection, sid, eviction, state)
+        for eviction in state.undone
     }
     # These are live now and were evicted then.
     away = {message.position for taken in undone.values() for message in taken}
     messages_then = [message_of(row) for row in _LIVE.rows(connection, sid, state.until)]
+    messages_then += retracted_from(state, None)
     # These are evicted now and were live then.
     for span in state.later:
         messages_then += [
-            replace(message_of(row), compaction_id=None)
-            for row in _rows_of(connection, sid, span, state.until)
+            replace(message, compaction_id=None)
+            for message in _messages_of(connection, sid, span, state)
         ]
     messages_then = [message for message in messages_then if message.position not in away]
     for span in state.pending:
-        messages_then += undone.get(span.compaction_id) or [
-            message_of(row) for row in _rows_of(connection, sid, span, state.until)
-        ]
+        messages_then += undone.get(span.compaction_id) or _messages_of(
+            connection, sid, span, state
+        )
     messages_then.sort(key=attrgetter("position"))
     # A result cannot have stood beside a call that had not come.
     return [
@@ -210,34 +282,53 @@ def messages_as_of(connection: SupportsStatements, sid: int, state: StateAsOf) -
     ]
 
 
-def _taken_by(connection: SupportsStatements, sid: int, eviction: EvictionSpan) -> list[Message]:
+def pending_as_of(connection: SupportsStatements, state: StateAsOf) -> tuple[PendingEviction, ...]:
+    """Return the evictions that were pending, with the counts that they had then."""
+    pending = []
+    for span in state.pending:
+        retracted = retracted_from(state, span.compaction_id)
+        tokens = sum([message.tokens for message in retracted])
+        for row in _EVICTION.rows(connection, span.compaction_id):
+            eviction = pending_of(row)
+            pending.append(
+                eviction._replace(
+                    messages=eviction.messages + len(retracted), tokens=eviction.tokens + tokens
+                )
+            )
+    return tuple(pending)
+
+
+def _taken_by(
+    connection: SupportsStatements, sid: int, eviction: EvictionSpan, state: StateAsOf
+) -> list[Message]:
     """Return the messages of an eviction that was undone later."""
     mark = CompactionId(str(eviction.compaction_id))
-    return [
-        replace(message_of(row), compaction_id=mark)
-        for first, last in _RESTORED.rows(connection, sid, eviction.compaction_id)
-        for row in _AMONG.rows(connection, sid, first, last)
-    ]
+    taken: list[Message] = []
+    for first, last in _RESTORED.rows(connection, sid, eviction.compaction_id):
+        taken += [message_of(row) for row in _AMONG.rows(connection, sid, first, last)]
+        retracted = retracted_from(state, None)
+        taken += [message for message in retracted if first <= message.position <= last]
+    return [replace(message, compaction_id=mark) for message in taken]
 
 
-def _rows_of(
-    connection: SupportsStatements, sid: int, eviction: EvictionSpan, until: int
-) -> Sequence[Sequence[Any]]:
-    last = min(eviction.last_position, until)
-    return _EVICTED.rows(connection, sid, eviction.first_position, last, eviction.compaction_id)
+def _messages_of(
+    connection: SupportsStatements, sid: int, eviction: EvictionSpan, state: StateAsOf
+) -> list[Message]:
+    """Return the messages of an eviction, up to the moment's last position."""
+    by, last = eviction.compaction_id, min(eviction.last_position, state.until)
+    rows = _EVICTED.rows(connection, sid, eviction.first_position, last, by)
+    return [*(message_of(row) for row in rows), *retracted_from(state, by)]
 
 
 def _newest_by(connection: SupportsStatements, sid: int, at_ms: int) -> int:
     """Return the position of the newest message at or before a time; 0 if there is none."""
-    return next(
-        (
-            position
-            for (position,) in _NEWEST_BY.rows(
-                # A number beyond 64 bits would fail in the driver.
-                connection,
-                sid,
-                max(-LATEST_MS, min(at_ms, LATEST_MS)),
-            )
-        ),
-        0,
+    # A number beyond 64 bits would fail in the driver.
+    at_ms = max(-LATEST_MS, min(at_ms, LATEST_MS))
+    return max(
+        [
+            int(position)
+            for found in _NEWEST_BY
+            for (position,) in found.rows(connection, sid, at_ms)
+        ],
+        default=0,
     )

@@ -6,7 +6,9 @@ from typing import Any
 from sqlalchemy import Connection, Select, func, select, update
 
 from turnfold.ports.admin import StoredDeadLetter
-from turnfold.ports.query import DeadLetterRow
+from turnfold.ports.query import (
+    DeadLetterRow,
+)
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import dead_letters, ingested_ranges
 from turnfold.store.query.history import DEAD

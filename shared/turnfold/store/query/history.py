@@ -7,7 +7,6 @@ from typing import Any
 from sqlalchemy import BigInteger, Select, func, literal, literal_column, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from turnfold.core.history.states import state_of
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.errors import UnknownSession
 from turnfold.messages import MESSAGES_PER_EVENT, AgentId, SessionKey, position_of, split_message_id
@@ -19,6 +18,7 @@ from turnfold.ports.query import (
     StoredSummary,
 )
 from turnfold.store.database.engine import Database
+from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.predicates import is_live, is_pending
 from turnfold.store.database.schema import (
     agents,
@@ -30,20 +30,14 @@ from turnfold.store.database.schema import (
     sessions,
     summaries,
 )
-from turnfold.store.query.window import SUMMARY_COLUMNS, summary_of
-
-PAGE_CHARACTERS = 2_000_000
-"""A page of messages ends at this size, so that a reply fits into one NATS message."""
-
-ORIGINALS = select(
-    messages.c.position,
-    messages.c.event_id,
-    messages.c.compaction_id,
-    compactions.c.is_covered,
-    messages.c.body,
-    messages.c.original,
-    messages.c.is_meta,
-).outerjoin(compactions, compactions.c.compaction_id == messages.c.compaction_id)
+from turnfold.store.query.carried import with_carry
+from turnfold.store.query.originals import (
+    END_POSITION,
+    PageReading,
+    original_of,
+    originals_in,
+)
+from turnfold.store.query.session_head import SUMMARY_COLUMNS, summary_of
 
 
 class SqlHistoryStore:
@@ -53,41 +47,53 @@ class SqlHistoryStore:
         self._database = database
 
     async def page(
-        self, key: SessionKey, *, after_position: int, limit: int, newest_first: bool = False
+        self,
+        key: SessionKey,
+        *,
+        after_position: int = 0,
+        before_position: int = END_POSITION,
+        limit: int,
+        newest_first: bool = False,
+        with_retracted: bool = False,
     ) -> Sequence[OriginalMessage]:
-        """Return messages after a position, in order; fewer than `limit` if they are very long.
+        """Return messages between two positions; fewer than `limit` if they are very long.
 
-        With `newest_first`, return those before the position, newest first.
+        With `newest_first`, return the last of them, newest first.
         """
-        async with self._session(key) as (connection, sid):
-            order = messages.c.position.desc() if newest_first else messages.c.position
-            behind = (
-                messages.c.position < after_position
-                if newest_first
-                else messages.c.position > after_position
+        reading = PageReading(
+            after_position,
+            before_position,
+            limit,
+            newest_first=newest_first,
+            with_retracted=with_retracted,
+        )
+        try:
+            # Tried first: the way to a thread and back costs more than a page of short messages.
+            return self._database.read_inline(
+                lambda connection: reading.read_small(connection, key)
             )
-            # The lengths first: a page of a thousand messages of a megabyte each must not be read
-            # only to be cut.
-            sizes = select(messages.c.position, func.length(messages.c.body)).where(
-                messages.c.sid == sid, behind
-            )
-            room, last = PAGE_CHARACTERS, None
-            for position, size in await connection.execute(sizes.order_by(order).limit(limit)):
-                # At least one message, or nobody could read past a very long one.
-                if last is not None and size > room:
-                    break
-                room, last = room - size, position
-            if last is None:
-                return []
-            until = messages.c.position >= last if newest_first else messages.c.position <= last
-            return await _originals(
-                connection, ORIGINALS.where(messages.c.sid == sid, behind, until).order_by(order)
-            )
+        except WouldBlock:
+            return await self._database.snapshot(lambda connection: reading.read(connection, key))
+
+    async def has_messages(
+        self,
+        key: SessionKey,
+        *,
+        after_position: int = 0,
+        before_position: int = END_POSITION,
+        with_retracted: bool = False,
+    ) -> bool:
+        """Return whether the session has a message between two positions."""
+        reading = PageReading(after_position, before_position, 1, with_retracted=with_retracted)
+        return await self._database.read_small(
+            lambda connection: reading.finds_any(connection, key)
+        )
 
     async def by_ids(
-        self, key: SessionKey, message_ids: Sequence[str]
+        self, key: SessionKey, message_ids: Sequence[str], *, with_retracted: bool = False
     ) -> Sequence[OriginalMessage]:
         """Return the messages with these ids, in order; unknown ids are left out."""
+        source, originals = originals_in(with_retracted=with_retracted)
         named = [
             parts
             for message_id in message_ids
@@ -109,10 +115,11 @@ class SqlHistoryStore:
                 for event_id, index in named
                 if event_id in seqs and index < MESSAGES_PER_EVENT
             ]
-            chosen = ORIGINALS.where(
-                messages.c.sid == sid, messages.c.position.in_(places)
-            ).order_by(messages.c.position)
-            return await _originals(connection, chosen)
+            chosen = originals.where(source.c.sid == sid, source.c.position.in_(places)).order_by(
+                source.c.position
+            )
+            found = await _originals(connection, chosen)
+            return await connection.run_sync(with_carry, sid, found)
 
     async def counts(self, key: SessionKey) -> SessionCounts:
         """Return the counts of a session."""
@@ -212,20 +219,6 @@ async def _originals(
     connection: AsyncConnection, chosen: Select[*tuple[Any, ...]]
 ) -> list[OriginalMessage]:
     return [original_of(row) for row in await connection.execute(chosen)]
-
-
-def original_of(row: Sequence[Any]) -> OriginalMessage:
-    """Build a message from a row of `ORIGINALS`."""
-    position, event_id, compaction_id, is_covered, body, original, is_meta = row
-    state = state_of(is_evicted=compaction_id is not None, is_covered=bool(is_covered))
-    return OriginalMessage(
-        f"{event_id}#{position % MESSAGES_PER_EVENT}",
-        position,
-        state,
-        body,
-        original,
-        bool(is_meta),
-    )
 
 
 async def _counts(

@@ -8,7 +8,7 @@ import json
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
@@ -18,17 +18,22 @@ from sqlalchemy import BigInteger, Connection, Integer, Text, bindparam, case, c
 from sqlalchemy.dialects import postgresql
 
 from turnfold.cache import LRUCache
-from turnfold.core.recall.block import RecalledMessage
+from turnfold.core.recall.block import Quote, RecalledMessage, RecallMaterial
 from turnfold.core.recall.question import RecallQuestion
+from turnfold.core.recall.quotes import NEWEST_MESSAGES, MarkedLine, read_marks
 from turnfold.core.recall.ranking import MOST_PLACES, FoundPlaces
 from turnfold.core.text.search import Lookup, Term, TextWords, searchable
 from turnfold.core.text.tokens import MESSAGE_TOKENS
 from turnfold.core.text.words import normalize, runs
 from turnfold.messages import MESSAGES_PER_EVENT, Message
-from turnfold.ports.query import Recollection, SearchedSession
+from turnfold.ports.recall import (
+    Choice,
+    Recollection,
+    SearchedSession,
+)
 from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, message_of
-from turnfold.store.database.schema import messages, sessions, word_index
+from turnfold.store.database.schema import marked_lines, messages, sessions, word_index
 from turnfold.store.database.statements import Prepared
 from turnfold.store.ingest.search_index import fts5_term, tsquery_term
 
@@ -114,6 +119,17 @@ _UNINDEXED = Prepared(
     .limit(UNINDEXED_MESSAGES + 1),
     ("of_sid", "first", "until"),
 )
+_MARKED = Prepared(
+    select(marked_lines.c.position, marked_lines.c.lines)
+    .where(
+        marked_lines.c.sid == bindparam("of_sid", type_=BigInteger),
+        marked_lines.c.position.between(
+            bindparam("first", type_=BigInteger), bindparam("last", type_=BigInteger)
+        ),
+    )
+    .order_by(marked_lines.c.position),
+    ("of_sid", "first", "last"),
+)
 _BODY = Prepared(
     select(messages.c.body).where(
         _of_session, messages.c.position == bindparam("at", type_=BigInteger)
@@ -163,7 +179,7 @@ _MATCHES = {
 
 
 class SqlRecallStore:
-    """Recall in SQL; see `turnfold.ports.query.RecallStore`."""
+    """Recall in SQL; see `turnfold.ports.recall.RecallStore`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -179,9 +195,9 @@ class SqlRecallStore:
         *,
         until: int,
         question: Callable[[Callable[[int], str]], RecallQuestion],
-        choose: Callable[[SearchedSession], Sequence[int]],
+        choose: Callable[[SearchedSession], Choice],
     ) -> Recollection:
-        """Return the chosen messages, from one snapshot."""
+        """Return the chosen messages and lines, from one snapshot."""
 
         def read(connection: Connection) -> Recollection:
             total, unindexed_from = next(iter(_SESSION.rows(connection, sid)), (0, None))
@@ -202,14 +218,14 @@ class SqlRecallStore:
                 order.tokens,
                 places_found,
                 speakers[0] if len(speakers) == 1 else None,
+                lambda: _marked(connection, sid, order, end),
             )
-            chosen = [order.positions[ordinal] for ordinal in choose(session)]
-            recalled, partners = _read(connection, sid, chosen, order)
+            material = _read(connection, sid, choose(session), order)
             # Only after a successful read: an interrupted one leaves an order that was read in
             # part.
             self._orders.put(sid, order, ORDER_BYTES * len(order.positions))
             newest = until if unindexed_from is None else min(unindexed_from, until)
-            return Recollection(recalled, partners, newest // MESSAGES_PER_EVENT, is_partial)
+            return Recollection(material, newest // MESSAGES_PER_EVENT, is_partial)
 
         return await self._database.snapshot(read)
 
@@ -279,30 +295,56 @@ def _body(connection: Connection, sid: int, position: int) -> str:
     return next((row[0] for row in _BODY.rows(connection, sid, position)), "{}")
 
 
-def _read(
-    connection: Connection, sid: int, positions: Sequence[int], order: SessionOrder
-) -> tuple[list[RecalledMessage], list[RecalledMessage]]:
-    """Return these messages in this order, and their calls and results."""
-    chosen = _messages(connection, sid, positions)
+def _marked(
+    connection: Connection, sid: int, order: SessionOrder, end: int
+) -> dict[int, list[MarkedLine]]:
+    """Return the marked lines of the newest messages before the ordinal `end`, by ordinals.
+
+    Copies are left out, and what is never recalled.
+    """
+    newest = order.positions[max(0, end - NEWEST_MESSAGES) : end]
+    rows = _MARKED.rows(connection, sid, newest[0], newest[-1]) if newest else ()
+    return {
+        ordinal: read_marks(lines)
+        for position, lines in rows
+        for ordinal in order.ordinals([position])
+        if order.tokens[ordinal]
+    }
+
+
+def _read(connection: Connection, sid: int, choice: Choice, order: SessionOrder) -> RecallMaterial:
+    """Read the chosen messages, their calls and results, and the messages of the chosen lines."""
+    positions = [order.positions[ordinal] for ordinal in choice.messages]
+    quoted = [order.positions[ordinal] for ordinal, _ in choice.lines]
+    stored = _messages(connection, sid, sorted({*positions, *quoted}))
+    whole = [stored[position][0] for position in positions if position in stored]
+    partners = sorted(_partners(connection, sid, whole) - set(positions))
+    stored |= _messages(connection, sid, [at for at in partners if at not in stored])
+    told = {
+        position: _recalled(*stored[position], ordinal)
+        for position, ordinal in zip(stored, order.ordinals(stored), strict=True)
+        if not stored[position][0].is_copy
+    }
+    return RecallMaterial(
+        [told[position] for position in positions if position in told],
+        [told[position] for position in partners if position in told],
+        [
+            Quote(told[position], line)
+            for position, (_, line) in zip(quoted, choice.lines, strict=True)
+            if position in told
+        ],
+    )
+
+
+def _partners(connection: Connection, sid: int, whole: Iterable[Message]) -> set[int]:
+    """Return the positions of the calls and the results that belong to these messages."""
     wanted: set[int] = set()
-    for message, _ in chosen.values():
+    for message in whole:
         if message.answers is not None:
             wanted.add(message.answers.position)
         elif message.calls:
             wanted.update(_results(connection, sid, message))
-    partners = _messages(connection, sid, sorted(wanted - chosen.keys()))
-
-    def recalled(
-        stored: Mapping[int, tuple[Message, str]], wanted: Iterable[int]
-    ) -> list[RecalledMessage]:
-        ordinals = dict(zip(stored, order.ordinals(stored), strict=True))
-        return [
-            _recalled(*stored[position], ordinals[position])
-            for position in wanted
-            if position in stored and not stored[position][0].is_copy
-        ]
-
-    return recalled(chosen, positions), recalled(partners, partners)
+    return wanted
 
 
 def _recalled(message: Message, body: str, ordinal: int) -> RecalledMessage:

@@ -16,6 +16,7 @@ from sqlalchemy import (
     bindparam,
     cast,
     desc,
+    false,
     func,
     literal,
     select,
@@ -26,13 +27,17 @@ from sqlalchemy.dialects import postgresql
 from turnfold.core.text.search import Lookup, Term
 from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey, State
-from turnfold.ports.query import Candidates, OriginalMessage, Scope
+from turnfold.ports.query import (
+    Candidates,
+    OriginalMessage,
+    Scope,
+)
 from turnfold.store.compact.coverage import covered_compactions
 from turnfold.store.database.engine import Database
 from turnfold.store.database.predicates import is_live
 from turnfold.store.database.schema import compactions, messages, sessions, word_index
 from turnfold.store.ingest.search_index import UNDIVIDED, fts5_term, tsquery_term
-from turnfold.store.query.history import ORIGINALS, original_of
+from turnfold.store.query.originals import ORIGINALS, original_of
 
 NEWEST, OLDEST = 200, 60
 """How many messages a lookup brings at most, from either end of the session."""
@@ -214,6 +219,8 @@ def _scoped(places: Places, sid: int, scope: Scope) -> Places:
             return places
         case State.LIVE:
             return places.where(is_live)
+        case State.RETRACTED:
+            return places.where(false())
         case State.PENDING | State.COVERED:
             is_covered = select(compactions.c.is_covered).where(
                 compactions.c.compaction_id == messages.c.compaction_id

@@ -1,23 +1,22 @@
 """Read a session for a window in one snapshot: its row, summary, evictions, messages and texts."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Text, bindparam, cast, func, literal_column, select
+from sqlalchemy import bindparam, literal_column, select
 
 from turnfold.cache import LRUCache
 from turnfold.core.history.as_of import AsOf, AtTime
-from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.errors import BadRequest
-from turnfold.messages import CompactionId, Message, SessionKey
+from turnfold.messages import Message, MessageId, SessionKey
 from turnfold.ports.query import (
+    END_SEQ,
     Chosen,
-    PendingEviction,
+    OriginalMessage,
     SessionSnapshot,
-    StoredSummary,
     TooLargeHere,
     WindowSnapshot,
 )
@@ -26,99 +25,27 @@ from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.predicates import is_live, is_pending
 from turnfold.store.database.schema import (
-    agents,
     compactions,
-    ingested_ranges,
     messages,
-    sessions,
     summaries,
 )
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.ingest.limits import limits_of
-from turnfold.store.query.as_of import messages_as_of, timeline_state
+from turnfold.store.query.as_of import messages_as_of, pending_as_of, timeline_state
+from turnfold.store.query.carried import with_carry
 from turnfold.store.query.message_cache import CHANGING_COLUMNS, CachedSession, state_of_row
+from turnfold.store.query.originals import originals_at
+from turnfold.store.query.pending import PENDING_EVICTIONS, pending_of
+from turnfold.store.query.session_head import REACHED, SUMMARY_COLUMNS, read_head, summary_of
+from turnfold.store.query.texts import texts_of
 
-_INGESTED_TO = (
-    select(ingested_ranges.c.last_seq)
-    .where(ingested_ranges.c.first_seq == literal_column("1"))
-    .scalar_subquery()
-)
-_REACHED = Prepared(select(func.coalesce(_INGESTED_TO, literal_column("0"))), ())
-_ONE = select(literal_column("1").label("one")).subquery("one")
-_SESSION_COLUMNS = [
-    sessions.c[name]
-    for name in (
-        "model", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens",
-        "factor", "version", "versions", "compactions", "audit_rows", "audit_hash",
-        "last_event_at_ms", "window_limits", "asked_budgets",
-    )
-]  # fmt: skip
-SUMMARY_COLUMNS = [
-    *(
-        summaries.c[name]
-        for name in (
-            "version",
-            "base_version",
-            "kind",
-            "style",
-            "model",
-            "text",
-            "sections",
-            "ledger",
-            "tokens",
-        )
-    ),
-    summaries.c.text_tokens,
-    func.coalesce(summaries.c.cuts, literal_column("''")),
-    *(summaries.c[name] for name in ("covers_first", "covers_last", "messages_covered")),
-    cast(summaries.c.compaction_id, Text),
-    summaries.c.created_at_ms,
-]
-_HEAD = Prepared(
-    select(
-        func.coalesce(_INGESTED_TO, literal_column("0")),
-        sessions.c.sid,
-        sessions.c.preset,
-        sessions.c.mode,
-        sessions.c.overrides,
-        agents.c.preset,
-        agents.c.mode,
-        agents.c.overrides,
-        *_SESSION_COLUMNS,
-        sessions.c.evicted_changes,
-        *SUMMARY_COLUMNS,
-    ).select_from(
-        _ONE.outerjoin(
-            sessions,
-            (sessions.c.agent_id == bindparam("agent_id"))
-            & (sessions.c.session_id == bindparam("session_id")),
-        )
-        .outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
-        .outerjoin(
-            summaries,
-            (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version),
-        )
-    ),
-    ("agent_id", "session_id"),
-)
 _is_pending = is_pending & (compactions.c.messages_evicted > literal_column("0"))
-_waits = select(
-    compactions.c.compaction_id,
-    compactions.c.messages_evicted,
-    compactions.c.tokens_evicted,
-    compactions.c.digest,
-    compactions.c.digest_tokens,
-    compactions.c.requested_at_ms,
-    compactions.c.first_position,
-    compactions.c.last_position,
-)
 _PENDING = Prepared(
-    _waits.where(compactions.c.sid == bindparam("of_sid"), _is_pending).order_by(
+    PENDING_EVICTIONS.where(compactions.c.sid == bindparam("of_sid"), _is_pending).order_by(
         compactions.c.ordinal
     ),
     ("of_sid",),
 )
-_EVICTION = Prepared(_waits.where(compactions.c.compaction_id == bindparam("by")), ("by",))
 _SUMMARY = Prepared(
     select(*SUMMARY_COLUMNS).where(
         summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number")
@@ -146,16 +73,6 @@ _EVICTED = Prepared(
     .order_by(messages.c.position),
     ("of_sid", "first", "last", "by"),
 )
-# A fixed number of places, so that one compiled statement reads any number of texts.
-_PLACES = tuple(f"at_{number}" for number in range(64))
-_BODIES = Prepared(
-    select(messages.c.position, messages.c.body).where(
-        messages.c.sid == bindparam("of_sid"),
-        messages.c.position.in_([bindparam(place) for place in _PLACES]),
-    ),
-    ("of_sid", *_PLACES),
-)
-
 KNOWN = 32_768
 """The most cached messages of all sessions together; one takes about half a kilobyte."""
 
@@ -199,7 +116,7 @@ class SqlWindowStore:
             Unavailable: the database cannot be read now.
         """
         return await self._database.read_small(
-            lambda connection: int(_REACHED.rows(connection)[0][0])
+            lambda connection: int(REACHED.rows(connection)[0][0])
         )
 
     async def window(
@@ -208,13 +125,14 @@ class SqlWindowStore:
         *,
         on_session: Callable[[WindowSnapshot], Chosen | None],
         on_messages: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
+        refused_to: int = END_SEQ,
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session in one snapshot."""
 
         def read(
             connection: SupportsStatements, *, is_near: bool = False
         ) -> tuple[Chosen, Mapping[int, str]]:
-            facts, changes = _head(connection, key)
+            facts, changes = read_head(connection, key, refused_to)
             seen = on_session(facts)
             if seen is not None:
                 return seen, {}
@@ -244,13 +162,10 @@ class SqlWindowStore:
             # Stragglers: evicted and live messages may alternate.
             if evicted:
                 messages_now.sort(key=attrgetter("position"))
-            waiting = tuple([_waiting(row) for row in pending])
-            chosen, positions = on_messages(
-                WindowSnapshot(
-                    facts.ingested_to, facts.session, facts.summary, waiting, tuple(messages_now)
-                )
-            )
-            return chosen, dict(_bodies(connection, sid, positions))
+            waiting = tuple([pending_of(row) for row in pending])
+            seen_now = replace(facts, pending=waiting, messages=tuple(messages_now))
+            chosen, positions = on_messages(seen_now)
+            return chosen, dict(texts_of(connection, sid, positions))
 
         try:
             # Tried first: the way to a thread and back costs more than a small window.
@@ -265,11 +180,12 @@ class SqlWindowStore:
         *,
         on_session: Callable[[WindowSnapshot], Chosen | None],
         on_messages: Callable[[WindowSnapshot], tuple[Chosen, Sequence[int]]],
+        refused_to: int = END_SEQ,
     ) -> tuple[Chosen, Mapping[int, str]]:
         """Read a session as it was, in one snapshot, without the cache."""
 
         def read(connection: SupportsStatements) -> tuple[Chosen, Mapping[int, str]]:
-            facts, _ = _head(connection, key)
+            facts, _ = read_head(connection, key, refused_to)
             seen = on_session(facts)
             if seen is not None:
                 return seen, {}
@@ -283,13 +199,7 @@ class SqlWindowStore:
             sid = facts.session.sid
             state = timeline_state(connection, key, sid, moment)
             messages_then = messages_as_of(connection, sid, state)
-            pending = tuple(
-                [
-                    _waiting(row)
-                    for span in state.pending
-                    for row in _EVICTION.rows(connection, span.compaction_id)
-                ]
-            )
+            pending = pending_as_of(connection, state)
             session = replace(
                 facts.session,
                 messages_total=state.covered + len(messages_then),
@@ -301,12 +211,39 @@ class SqlWindowStore:
                 if state.version is None
                 else summary_of(*_SUMMARY.rows(connection, sid, state.version))
             )
-            chosen, positions = on_messages(
-                WindowSnapshot(facts.ingested_to, session, summary, pending, tuple(messages_then))
+            seen_then = replace(
+                facts,
+                session=session,
+                summary=summary,
+                pending=pending,
+                messages=tuple(messages_then),
             )
-            return chosen, dict(_bodies(connection, sid, positions))
+            chosen, positions = on_messages(seen_then)
+            texts = dict(texts_of(connection, sid, positions))
+            if state.retracted:
+                texts |= dict(texts_of(connection, sid, positions, are_retracted=True))
+            return chosen, texts
 
         return await self._database.snapshot(read)
+
+    async def originals(
+        self, sid: int, positions: Sequence[int]
+    ) -> Mapping[MessageId, OriginalMessage]:
+        """Return the stored messages at these positions by id, also retracted ones.
+
+        Raises:
+            TooLarge: their events carry too much for an answer.
+        """
+
+        def read(connection: SupportsStatements) -> Sequence[OriginalMessage]:
+            found = list(originals_at(connection, sid, positions))
+            if missing := sorted(set(positions) - {original.position for original in found}):
+                # A window of the past shows messages that were retracted since.
+                found += originals_at(connection, sid, missing, with_retracted=True)
+            return with_carry(connection, sid, found)
+
+        found = await self._database.snapshot(read)
+        return {MessageId(original.message_id): original for original in found}
 
 
 def _limits_as_of(
@@ -316,11 +253,6 @@ def _limits_as_of(
     if session.window_limits is None:
         return None
     return json.dumps(limits_of(connection, session.sid, at_ms))
-
-
-def _waiting(row: Sequence[Any]) -> PendingEviction:
-    """Build an eviction from the columns of `_PENDING`."""
-    return PendingEviction(CompactionId(str(row[0])), *row[1:6])
 
 
 def _evicted(
@@ -361,36 +293,3 @@ def _live_ones(connection: SupportsStatements, sid: int, known: CachedSession) -
             (state_of_row(row), message_of(row)) for row in _LIVE_FACTS.rows(connection, sid, since)
         )
         return [known.live[state] for state in states]
-
-
-def _head(connection: SupportsStatements, key: SessionKey) -> tuple[WindowSnapshot, int]:
-    """Read the session row and the summary, and how often evicted messages have changed."""
-    (row,) = _HEAD.rows(connection, key.agent_id, key.session_id)
-    if row[1] is None:
-        return WindowSnapshot(row[0], None), 0
-    wishes, agent_wishes = PolicyOverrides(*row[2:5]), PolicyOverrides(*row[5:8])
-    end = 8 + len(_SESSION_COLUMNS)
-    session = SessionSnapshot(row[1], wishes, agent_wishes, *row[8:end])
-    changes, *summary = row[end:]
-    return WindowSnapshot(
-        row[0], session, None if summary[0] is None else summary_of(summary)
-    ), changes
-
-
-def summary_of(row: Sequence[Any]) -> StoredSummary:
-    """Build a version from `SUMMARY_COLUMNS`, which are its fields in order."""
-    return StoredSummary(*row)
-
-
-def _bodies(
-    connection: SupportsStatements, sid: int, positions: Sequence[int]
-) -> Iterator[tuple[int, str]]:
-    """Read the texts of messages in groups; the last position fills the unused parameters."""
-    for start in range(0, len(positions), len(_PLACES)):
-        places = positions[start : start + len(_PLACES)]
-        yield from (
-            (position, body)
-            for position, body in _BODIES.rows(
-                connection, sid, *places, *[places[-1]] * (len(_PLACES) - len(places))
-            )
-        )

@@ -67,6 +67,8 @@ def picked_lines(sources: Sequence[Source]) -> Iterator[SummaryLine]:
             for line in _assistant_lines(source.text, order, is_final=is_final, is_last=is_last):
                 line.weight += recency
                 yield line
+        elif source.role in ("system", "developer"):
+            yield from _user_lines(source.text, order, recency=recency, is_first=False)
         elif source.role == "tool":
             error = _error_of(source)
             if error:

@@ -111,7 +111,7 @@ def values_with_ranks(source: Source) -> Iterator[tuple[Value, int]]:
 
 
 def _speaker_rank(source: Source, value: Value, *, is_long: bool) -> int:
-    if source.role == "user":
+    if source.role in ("user", "system", "developer"):
         return RANK_BY_TOOL if is_long and value.kind in _SOFT_KINDS else RANK_BY_USER
     if source.role == "tool":
         return RANK_BY_ERROR if source.is_error else RANK_BY_TOOL

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from turnfold.core.text.calls import INPUT
 from turnfold.core.text.lines import clip
 
 MAX_DEPTH_SHOWN: Final = 8
@@ -12,6 +13,7 @@ MAX_DEPTH_SHOWN: Final = 8
 
 _MAX_PARSED_CHARACTERS = 40_000
 _MAX_VALUES = 200
+_SHORT_INPUT_CHARACTERS = 400
 _BULK_KEYS = frozenset(
     "content contents new_string old_string newText oldText new_str old_str file_text new_text "
     "old_text text body code patch diff input script edits replacement search replace thought "
@@ -49,9 +51,8 @@ def shell_command(tool: str, parsed: Mapping[str, Any]) -> str | None:
     `tool` is the short name of the tool.
     """
     is_shell = tool.lower() in _SHELL_TOOLS
-    if not is_shell or not isinstance(parsed.get("command", parsed.get("cmd")), str):
-        return None
-    return str(parsed.get("command") or parsed.get("cmd") or "")
+    command = parsed.get("command", parsed.get("cmd", parsed.get(INPUT)))
+    return command if is_shell and isinstance(command, str) else None
 
 
 def argument_texts(arguments: str) -> Iterator[tuple[str, str]]:
@@ -63,7 +64,7 @@ def argument_texts(arguments: str) -> Iterator[tuple[str, str]]:
         visited += 1
         if isinstance(value, Mapping):
             stack.extend(
-                (str(name), inner) for name, inner in value.items() if name not in _BULK_KEYS
+                (str(name), inner) for name, inner in value.items() if not _is_bulk(name, inner)
             )
         elif isinstance(value, list):
             stack.extend((key, inner) for inner in value[:50])
@@ -81,8 +82,14 @@ def shown_arguments(parsed: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{key}={_shown_value(value)}"
         for key, value in parsed.items()
-        if key not in _BULK_KEYS and value not in ("", None, [])
+        if not _is_bulk(key, value) and value not in ("", None, [])
     )
+
+
+def _is_bulk(name: str, value: Any) -> bool:
+    """Return whether an argument holds bulk. The short input of a custom tool is its argument."""
+    is_short = name == INPUT and isinstance(value, str) and len(value) <= _SHORT_INPUT_CHARACTERS
+    return name in _BULK_KEYS and not is_short
 
 
 def _shown_value(value: Any, depth: int = 0) -> str:

@@ -105,8 +105,8 @@ class WindowDigest:
             self._earlier.add(block, tokens, is_named=is_named)
         self._has_changed()
 
-    def add_result(self, block: BlockView) -> None:
-        """Count a result that came after its block was left out."""
+    def add_late(self, block: BlockView) -> None:
+        """Count a message that came after its block was left out."""
         self._count(block, 1)
         if block.compaction_id is None or not self._has_digest(block.compaction_id):
             self._earlier.messages += 1

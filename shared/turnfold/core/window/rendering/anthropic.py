@@ -4,52 +4,32 @@ There, the system text is separate, and messages of users and assistants alterna
 """
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
-from turnfold.core.text.json_text import json_text
-from turnfold.core.text.tokens import (
-    MEDIA_PARTS,
-    MESSAGE_TOKENS,
-    TEXT_PARTS,
-    text_of,
-    token_upper_bound,
+from turnfold.core.shapes.blocks import (
+    OPENING,
+    SILENT,
+    AlternatingTurns,
+    answer_blocks,
+    content_blocks,
+    instruction_blocks,
+    result_block,
+    text_block,
+    unused_id,
 )
-from turnfold.core.window.rendering.render import Rendered, longest
+from turnfold.core.text.tokens import MESSAGE_TOKENS, text_of, token_upper_bound
+from turnfold.core.window.rendering.blocks import is_blocks, sendable_blocks
+from turnfold.core.window.rendering.render import Rendered
 from turnfold.core.window.truncation import STAND_IN
-from turnfold.core.window.views import RecallEntry, ShownMessage, SynthesizedResult
+from turnfold.core.window.views import Entry, RecallEntry, ShownMessage, SynthesizedResult
 from turnfold.core.window.window import WindowPlan
-from turnfold.messages import MessageId, Role, ToolCall
-
-OPENING: Final = "[The messages shown begin here.]"
-"""The text of an added first message: the API requires that a user speaks first."""
-
-SILENT: Final = "[This message is empty.]"
-"""The text of an empty newest user message: the API rejects empty text."""
+from turnfold.messages import Ids, Message, Role, ToolCall
 
 ASIDE_TOKENS: Final = MESSAGE_TOKENS + token_upper_bound(OPENING) + token_upper_bound(SILENT)
 ASIDE_MESSAGES: Final = 1
 """Upper bounds of the tokens and messages that the conversion adds to a window."""
-
-ID_CHARACTERS: Final = 64
-NAME_CHARACTERS: Final = 128
-DEEPEST_ARGUMENTS: Final = 100
-IMAGE_PARTS: Final = frozenset({"image_url", "image", "input_image"})
-FILE_PARTS: Final = frozenset({"file", "input_file"})
-IMAGE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
-PDF: Final = "application/pdf"
-SOURCES: Final = frozenset({"base64", "url", "file"})
-
-_UNFIT: Final = re.compile(r"[^a-zA-Z0-9_-]")
-_DATA_URL: Final = re.compile(
-    r"data:([\w.+-]+/[\w.+-]+)(?:;[^;,]*)*;base64,", re.ASCII | re.IGNORECASE
-)
-_SIGNED: Final = {"thinking": ("thinking", "signature"), "redacted_thinking": ("data",)}
-
-Ids = MessageId | None | tuple[MessageId | None, ...]
-"""The id of a message, None if it is not stored, or the ids of merged messages in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,284 +47,91 @@ def to_anthropic(plan: WindowPlan, rendered: Rendered) -> AnthropicWindow:
     Neighbors of one role are merged. All results of a turn come first in the user message after
     it. The id of an empty message is added to those of the message before it.
     """
-    turns = _Turns()
-    system: list[str] = []
     entries = plan.entries
     before = len(rendered.messages) - len(entries)
+    converter = _Converter()
     for text, message_id in zip(
         rendered.messages[:before], rendered.message_ids[:before], strict=True
     ):
-        body = json.loads(text)
-        if Role(body["role"]).is_system:
-            system.append(text_of(body))
-        else:
-            turns.add("user", _content(body.get("content"), "user"), message_id)
-    api_ids: dict[str, str] = {}
-    used: dict[str, int] = {}
-    for entry, text, message_id in zip(
-        entries, rendered.messages[before:], rendered.message_ids[before:], strict=True
-    ):
-        match entry:
-            case RecallEntry():
-                turns.add("user", _content(json.loads(text)["content"], "user"), message_id)
-            case SynthesizedResult(call=call):
-                turns.add("user", [_result(api_ids[call.call_id], [_text(STAND_IN)])], message_id)
-            case ShownMessage(message=message, call=ToolCall(call_id=call_id)):
-                body = json.loads(text)
-                is_error = message.is_error or body.get("is_error") is True
-                content = _content(body.get("content"), "tool")
-                result = _result(api_ids[call_id], content, is_error=is_error)
-                turns.add("user", [result], message_id)
-            case ShownMessage(message=message) if message.role is Role.USER:
-                turns.add("user", _content(json.loads(text).get("content"), "user"), message_id)
-            case ShownMessage(message=message):
-                api_ids = {call.call_id: _unused(call.call_id, used) for call in message.calls}
-                turns.add(
-                    "assistant", _assistant(json.loads(text), message.calls, api_ids), message_id
-                )
-    system_text = "\n\n".join(text for text in system if text.strip())
-    messages, ids = turns.finished(is_needed=bool(rendered.messages))
+        converter.begin(json.loads(text), message_id)
+    rest = zip(entries, rendered.messages[before:], rendered.message_ids[before:], strict=True)
+    for entry, text, message_id in as_published(list(rest)):
+        role, blocks = converter.blocks(entry, text)
+        converter.turns.add(role, blocks, message_id)
+    system_text = "\n\n".join(text for text in converter.system if text.strip())
+    messages, ids = converter.turns.finished(is_needed=bool(rendered.messages))
     return AnthropicWindow(system_text or None, messages, ids)
 
 
-class _Turns:
-    """Collect alternating messages of users and assistants."""
+class _Converter:
+    """A window under conversion: its system texts, its turns, and the ids of the newest calls."""
 
     def __init__(self) -> None:
-        self._turns: list[tuple[str, list[str], list[MessageId | None]]] = []
-        self._empty: list[tuple[str, MessageId | None]] = []
+        self.turns = AlternatingTurns()
+        self.system: list[str] = []
+        self._api_ids: dict[str, str] = {}
+        self._used: dict[str, int] = {}
 
-    def add(self, role: str, blocks: Sequence[str], message_id: MessageId | None) -> None:
-        """Add a message as its content blocks."""
-        if not blocks:
-            self._empty.append((role, message_id))
-            return
-        empty_ids = self._take_empty()
-        if self._turns:
-            self._turns[-1][2].extend(empty_ids)
-            empty_ids = []
-        if not self._turns or self._turns[-1][0] != role:
-            self._turns.append((role, [], empty_ids))
-        self._turns[-1][1].extend(blocks)
-        self._turns[-1][2].append(message_id)
+    def begin(self, body: Mapping[str, Any], message_id: Ids) -> None:
+        """Add a message before the blocks: an instruction, a summary or a digest."""
+        if Role(body["role"]).is_system:
+            self.system.append(text_of(body))
+        else:
+            self.turns.add("user", content_blocks(body.get("content"), "user"), message_id)
 
-    def finished(self, *, is_needed: bool) -> tuple[tuple[str, ...], tuple[Ids, ...]]:
-        """Return the messages and their ids; with `is_needed` at least one message."""
-        if (
-            self._turns
-            and self._turns[-1][0] == "assistant"
-            and any(role == "user" for role, _ in self._empty)
-        ):
-            self._turns.append(("user", [_text(SILENT)], self._take_empty()))
-        elif self._turns:
-            self._turns[-1][2].extend(self._take_empty())
-        elif self._empty or is_needed:
-            self._turns.append(("user", [_text(OPENING)], self._take_empty() or [None]))
-        if self._turns and self._turns[0][0] != "user":
-            self._turns.insert(0, ("user", [_text(OPENING)], [None]))
-        messages = tuple(
-            f'{{"role":"{role}","content":[{",".join(blocks)}]}}' for role, blocks, _ in self._turns
-        )
-        return messages, tuple(ids[0] if len(ids) == 1 else tuple(ids) for _, _, ids in self._turns)
+    def blocks(self, entry: Entry, text: str) -> tuple[str, list[Any]]:
+        """Return the role and the blocks of an entry."""
+        match entry:
+            case RecallEntry():
+                return "user", content_blocks(json.loads(text)["content"], "user")
+            case SynthesizedResult(call=call):
+                return "user", [result_block(self._api_ids[call.call_id], [text_block(STAND_IN)])]
+            case ShownMessage(message=message, call=call):
+                return self._stored_blocks(message, call, text)
 
-    def _take_empty(self) -> list[MessageId | None]:
-        """Remove the pending empty messages and return their ids."""
-        ids = [message_id for _, message_id in self._empty]
-        self._empty.clear()
-        return ids
-
-
-def _assistant(
-    body: Mapping[str, Any], calls: Sequence[ToolCall], api_ids: Mapping[str, str]
-) -> list[str]:
-    blocks = [*_thinking(body.get("thinking_blocks")), *_content(body.get("content"), "assistant")]
-    # `function_call`, the predecessor of `tool_calls`, has no id for a result to refer to.
-    old_call = body.get("function_call") or ""
-    texts = (body.get("refusal"), old_call if isinstance(old_call, str) else json_text(old_call))
-    blocks.extend(_text(text.rstrip()) for text in texts if isinstance(text, str) and text.strip())
-    for call, call_json in zip(calls, body.get("tool_calls") or (), strict=True):
-        name = _UNFIT.sub("_", call.name)[:NAME_CHARACTERS]
-        arguments = _object(
-            call_json["function"].get("arguments"), call.tokens - token_upper_bound(call.name)
-        )
-        api_id = api_ids[call.call_id]
-        blocks.append(f'{{"type":"tool_use","id":"{api_id}","name":"{name}","input":{arguments}}}')
-    return blocks
+    def _stored_blocks(
+        self, message: Message, call: ToolCall | None, text: str
+    ) -> tuple[str, list[Any]]:
+        if message.role is Role.ASSISTANT:
+            self._api_ids = {
+                call.call_id: unused_id(call.call_id, self._used) for call in message.calls
+            }
+            if is_blocks(message):
+                return "assistant", sendable_blocks(text, self._api_ids)
+            return "assistant", answer_blocks(json.loads(text), message.calls, self._api_ids)
+        if message.role.is_system:
+            return "user", instruction_blocks(json.loads(text))
+        if is_blocks(message):
+            return "user", sendable_blocks(text, self._api_ids)
+        body = json.loads(text)
+        if call is None:
+            return "user", content_blocks(body.get("content"), "user")
+        is_error = message.is_error or body.get("is_error") is True
+        content = content_blocks(body.get("content"), "tool")
+        return "user", [result_block(self._api_ids[call.call_id], content, is_error=is_error)]
 
 
-def _thinking(blocks: object) -> Iterator[str]:
-    """Return signed thinking blocks unchanged; the API rejects any change to them."""
-    for block in blocks if isinstance(blocks, list) else ():
-        if _is_signed(block):
-            yield json_text(block)
+Rendering = tuple[Entry, str, Ids]
+"""An entry of a window, its text, and its ids."""
 
 
-def _is_signed(part: object) -> bool:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    return (
-        isinstance(part, Mapping)
-        and isinstance(kind, str)
-        and kind in _SIGNED
-        and all(isinstance(part.get(k), str) for k in _SIGNED[kind])
-    )
+def as_published(renderings: list[Rendering]) -> list[Rendering]:
+    """Return the entries with the results of a stored message in the order in which they came."""
+    ordered: list[Rendering] = []
+    start = 0
+    for end, (entry, *_) in enumerate(renderings):
+        if not isinstance(entry, SynthesizedResult | ShownMessage) or entry.call is None:
+            ordered += _in_order(renderings[start:end])
+            start = end
+    return ordered + _in_order(renderings[start:])
 
 
-def _unused(call_id: str, used: dict[str, int]) -> str:
-    """Return a valid call id that is unique in the window; stored ids may repeat in later turns.
-
-    `used` holds the ids so far, and for each prefix the last number that was appended to it.
-    """
-    unique_id = fit = _UNFIT.sub("_", call_id)[:ID_CHARACTERS]
-    start = f"{fit[: ID_CHARACTERS - 8]}_"
-    while unique_id in used:
-        number = used[start] = max(1, used.get(start, 0)) + 1
-        unique_id = f"{start}{number}"
-    used.setdefault(unique_id, 0)
-    return unique_id
+def _in_order(block: list[Rendering]) -> list[Rendering]:
+    head = block[0][0] if block else None
+    if not isinstance(head, ShownMessage) or not is_blocks(head.message):
+        return block
+    return [block[0], *sorted(block[1:], key=lambda rendering: _position(rendering[0]))]
 
 
-def _result(call_id: str, blocks: Sequence[str], *, is_error: bool = False) -> str:
-    content = f',"content":[{",".join(blocks)}]' if blocks else ""
-    # The API rejects an error without content.
-    error = ',"is_error":true' if is_error and blocks else ""
-    return f'{{"type":"tool_result","tool_use_id":"{call_id}"{content}{error}}}'
-
-
-# --- arguments
-
-
-def _object(arguments: object, max_tokens: int) -> str:
-    """Return arguments as JSON text of an object.
-
-    Arguments that are no object are wrapped in one, and cut to `max_tokens`.
-    """
-    text = arguments if isinstance(arguments, str) else json_text(arguments or {})
-    if not text.strip():
-        return "{}"
-    try:
-        value = _strict(text)
-    except (ValueError, RecursionError):
-        value = None
-    if isinstance(value, dict) and _is_shallow(value, text):
-        return text if _is_encodable(text) else json_text(value)
-    return (
-        longest(
-            lambda characters: json_text({"text": text[:characters]}),
-            len(text),
-            max_tokens,
-            token_upper_bound,
-        )
-        or "{}"
-    )
-
-
-def _strict(text: str) -> object:
-    """Parse JSON; reject NaN and infinity."""
-    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    return value if value - value == 0 else _refuse(text)
-
-
-def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"{text[:12]} is no JSON number")
-
-
-def _is_shallow(value: object, text: str) -> bool:
-    """Return whether the nesting is shallow enough for any parser."""
-    if text.count("{") + text.count("[") <= DEEPEST_ARGUMENTS:
-        return True
-    level: list[Any] = [value]
-    for _ in range(DEEPEST_ARGUMENTS):
-        level = [
-            child
-            for parent in level
-            for child in (parent.values() if isinstance(parent, dict) else parent)
-            if isinstance(child, dict | list)
-        ]
-    return not level
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-# --- content
-
-
-def _text(text: str) -> str:
-    return json_text({"type": "text", "text": text})
-
-
-def _content(content: object, role: str) -> list[str]:
-    """Return content as blocks, without empty text and trailing space of an assistant."""
-    if content is None:
-        return []
-    parts = content if isinstance(content, list) else [content]
-    blocks = []
-    for part in parts:
-        block = _block(part, role)
-        if isinstance(block, Mapping):
-            blocks.append(json_text(block))
-        elif block.strip():
-            blocks.append(_text(block.rstrip() if role == "assistant" else block))
-    return blocks
-
-
-def _block(part: object, role: str) -> Mapping[str, Any] | str:
-    """Return a part of the content as a block, or as text."""
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, Mapping):
-        return json_text(part)
-    kind, text = part.get("type", "text"), part.get("text")
-    if not isinstance(kind, str):
-        return json_text(part)
-    if kind in TEXT_PARTS and isinstance(text, str):
-        return text
-    if kind in MEDIA_PARTS:
-        return _media_block(part, kind, role) or f"[{kind} left out]"
-    return part if role == "assistant" and _is_signed(part) else json_text(part)
-
-
-def _media_block(part: Mapping[str, Any], kind: str, role: str) -> Mapping[str, Any] | None:
-    if role == "assistant":
-        return None
-    if kind in IMAGE_PARTS:
-        return _image(part)
-    return _document(part) if kind in FILE_PARTS else None
-
-
-def _image(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    source = part.get("source")
-    if isinstance(source, Mapping):
-        return {"type": "image", "source": source} if source.get("type") in SOURCES else None
-    place = part.get("image_url", part.get("url"))
-    return _media("image", place.get("url") if isinstance(place, Mapping) else place, IMAGE_TYPES)
-
-
-def _document(part: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    file = part.get("file")
-    fields = file if isinstance(file, Mapping) else part
-    return _media("document", fields.get("file_data", fields.get("file_url")), frozenset({PDF}))
-
-
-def _media(kind: str, place: object, types: frozenset[str]) -> Mapping[str, Any] | None:
-    """Return the block of a web address or a data URL; None for unsupported types."""
-    if not isinstance(place, str):
-        return None
-    if place.lower().startswith(("http://", "https://")):
-        return {"type": kind, "source": {"type": "url", "url": place}}
-    match = _DATA_URL.match(place)
-    if match is None or match[1].lower() not in types or match.end() == len(place):
-        return None
-    return {
-        "type": kind,
-        "source": {"type": "base64", "media_type": match[1].lower(), "data": place[match.end() :]},
-    }
+def _position(entry: Entry) -> int:
+    return entry.message.position if isinstance(entry, ShownMessage) else 1 << 62

@@ -7,10 +7,8 @@ import json
 from typing import Any, Final
 
 from turnfold.core.text.json_text import json_text
-from turnfold.core.text.tokens import MEDIA_PARTS, text_of
-from turnfold.core.window.rendering.render import REASONING_KEYS, Rendered
-
-_COUNTED_FIELDS: Final = (*REASONING_KEYS, "tool_calls", "function_call", "refusal", "name")
+from turnfold.core.text.tokens import MEDIA_PARTS, UNCOUNTED_FIELDS, text_of
+from turnfold.core.window.rendering.render import Rendered
 
 STEP: Final = 1.25
 """The factor between attempts. Large steps, so that a window seldom moves from one to another."""
@@ -44,7 +42,7 @@ def _characters(body: dict[str, Any]) -> int:
         parts = []
     else:
         parts = [content]
-    fields = [body.get(key) for key in _COUNTED_FIELDS]
+    fields = [value for key, value in body.items() if key not in UNCOUNTED_FIELDS]
     # `text_of` reads the texts. Other parts count as JSON, media not at all.
     others = [part for part in parts if not _is_text_or_media(part)]
     return len(text_of(body)) + sum([_length(value) for value in [*fields, *others]])

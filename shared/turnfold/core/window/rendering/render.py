@@ -3,12 +3,21 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from turnfold.core.text.caches import cached_text
+from turnfold.core.text.calls import shorten_arguments
+from turnfold.core.text.fitting import longest
 from turnfold.core.text.json_text import json_text
 from turnfold.core.text.markers import defused
-from turnfold.core.text.tokens import Count, lines_of, text_of, token_upper_bound
+from turnfold.core.text.tokens import (
+    REASONING_FIELDS,
+    Count,
+    lines_of,
+    text_of,
+    token_upper_bound,
+)
 from turnfold.core.window.digest.digest import DigestText
 from turnfold.core.window.framing import Placement, wrapped_digests, wrapped_summary
 from turnfold.core.window.truncation import STAND_IN, WHOLE, TextCut, cut_mark
@@ -21,13 +30,10 @@ from turnfold.core.window.views import (
     SynthesizedResult,
 )
 from turnfold.core.window.window import WindowPlan
-from turnfold.messages import CompactionId, Message, MessageId
+from turnfold.messages import CompactionId, Ids, Message
 
 MOST_CHARACTERS_A_TOKEN = 8
 """The search for the longest text starts below this ratio, which few texts exceed."""
-NEARLY = 16
-"""The search ends when a text uses all but a sixteenth of its tokens."""
-REASONING_KEYS = ("reasoning_content", "thinking_blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,7 @@ class Rendered:
     """
 
     messages: tuple[str, ...]
-    message_ids: tuple[MessageId | None, ...]
+    message_ids: tuple[Ids, ...]
     summary_text: str
     ledger: tuple[str, ...]
 
@@ -50,14 +56,17 @@ def render(
     digests: Mapping[CompactionId, str],
     summary_text: str = "",
     ledger: Sequence[str] = (),
+    texts_of: Callable[[BlockContent, Mapping[int, str]], RenderedTexts] | None = None,
 ) -> Rendered:
     """Add the texts to a plan.
 
     `bodies` holds the stored JSON of the plan's positions, `digests` the texts of its compactions.
+    `texts_of` renders a block, by default as chat messages.
     """
+    texts_of = texts_of or chat_texts
     messages: list[str] = []
-    ids: list[MessageId | None] = []
-    text, entries = _visible_summary(plan, summary_text, ledger)
+    ids: list[Ids] = []
+    text, entries = visible_summary(plan, summary_text, ledger)
     framed = None
     if plan.summary is not None and plan.placement is not Placement.SEPARATE:
         framed = wrapped_summary(text, entries, plan.placement)
@@ -77,13 +86,13 @@ def render(
         ids.append(None)
     for part in plan.parts:
         if part.texts is None:
-            part.texts = _texts(part, bodies)
+            part.texts = texts_of(part, bodies)
         messages += part.texts.messages
         ids += part.texts.ids
     return Rendered(tuple(messages), tuple(ids), text, entries)
 
 
-def _visible_summary(
+def visible_summary(
     plan: WindowPlan, summary_text: str, ledger: Sequence[str]
 ) -> tuple[str, tuple[str, ...]]:
     """Return the parts of the summary that the plan shows."""
@@ -94,12 +103,20 @@ def _visible_summary(
     return text[: form.characters], entries if form.with_ledger else ()
 
 
-def _texts(part: BlockContent, bodies: Mapping[int, str]) -> RenderedTexts:
-    ids = [
-        entry.message.message_id if isinstance(entry, ShownMessage) else None
-        for entry in part.entries
-    ]
+def chat_texts(part: BlockContent, bodies: Mapping[int, str]) -> RenderedTexts:
+    """Return the chat messages of a block."""
+    ids = [ids_of(entry) for entry in part.entries]
     return RenderedTexts(tuple([_entry(entry, bodies) for entry in part.entries]), tuple(ids))
+
+
+def ids_of(entry: Entry) -> Ids:
+    """Return the id of an entry, or the ids of a response, which is one chat message."""
+    if not isinstance(entry, ShownMessage):
+        return None
+    message_id = entry.message.message_id
+    if not entry.joined:
+        return message_id
+    return (message_id, *[message.message_id for message in entry.joined])
 
 
 def _entry(entry: Entry, bodies: Mapping[int, str]) -> str:
@@ -133,16 +150,20 @@ def _shortened(shown: ShownMessage, body: dict[str, Any], count: Count) -> dict[
     if form.is_mended:
         _mend(body, message)
     if form.without_reasoning:
-        for key in REASONING_KEYS:
+        for key in REASONING_FIELDS:
             body.pop(key, None)
     if form.cut is not None:
         body["content"] = shortened_text(text_of(body), form.cut)
     arguments_caps = form.arguments or {}
     for index, call in enumerate(message.calls):
         if call.slot in arguments_caps:
-            function = body["tool_calls"][index if form.is_mended else call.slot]["function"]
-            function["arguments"] = shortened_arguments(
-                function.get("arguments"), arguments_caps[call.slot], call.tokens, count
+            entry = body["tool_calls"][index if form.is_mended else call.slot]
+            cap = arguments_caps[call.slot]
+            shorten_arguments(
+                entry,
+                partial(
+                    shortened_arguments, max_tokens=cap, original_tokens=call.tokens, count=count
+                ),
             )
     return body
 
@@ -191,34 +212,6 @@ def shortened_arguments(
         count,
     )
     return preview if preview is not None else "{}"
-
-
-def longest(write: Callable[[int], str], most: int, max_tokens: int, count: Count) -> str | None:
-    """Return the text of `write(n)` for nearly the largest n that stays within `max_tokens`.
-
-    n is at most `most`. None if even `write(0)` has too many tokens.
-    """
-    best = write(0)
-    fixed = count(best)
-    if fixed > max_tokens:
-        return None
-    # Aim a little lower, so that the next attempt is likely to fit.
-    aim = max_tokens - fixed - max_tokens // (2 * NEARLY)
-    # A short first attempt measures the characters per token.
-    low, high, characters = 1, most, min(most, max(1, aim // 4))
-    while low <= high:
-        text = write(characters)
-        tokens = count(text)
-        if tokens <= max_tokens:
-            best, low = text, characters + 1
-            if max_tokens - tokens <= max_tokens // NEARLY:
-                break
-        else:
-            high = characters - 1
-        # Apart from the fixed part, tokens are about proportional to characters.
-        likely = characters * aim // max(tokens - fixed, 1)
-        characters = likely if low <= likely <= high else (low + high) // 2
-    return best
 
 
 def _clipped(value: Any, characters: int, mark: str) -> Any:

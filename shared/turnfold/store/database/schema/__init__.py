@@ -34,8 +34,11 @@ from turnfold.store.database.schema.sessions import (
     agents,
     duplicate_events,
     events,
+    marked_lines,
     messages,
     reported_limits,
+    retracted_messages,
+    retractions,
     session_counts,
     sessions,
     tool_calls,
@@ -59,11 +62,14 @@ __all__ = [
     "index_removals",
     "ingested_ranges",
     "installation_secrets",
+    "marked_lines",
     "messages",
     "metadata",
     "outbox",
     "reported_limits",
     "restorations",
+    "retracted_messages",
+    "retractions",
     "session_counts",
     "sessions",
     "stream",
@@ -76,7 +82,7 @@ __all__ = [
     "word_index",
 ]
 
-REVISION = "1003"
+REVISION = "1010"
 """The newest migration of this schema. Services wait for it without loading Alembic."""
 FIRST_REVISION = "1001"
 """The oldest migration. Early releases had others, 0001 to 0014, with other tables."""

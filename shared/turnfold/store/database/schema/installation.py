@@ -3,6 +3,7 @@
 from sqlalchemy import (
     CheckConstraint,
     Column,
+    Index,
     Integer,
     LargeBinary,
     Table,
@@ -140,5 +141,14 @@ dead_letters = Table(
     # The session it speaks of, as far as that can be told.
     Column("agent_id", Text),
     Column("session_id", Text),
+    # Windows count the refused events of their session.
+    Index(
+        "ix_dead_letters_session",
+        "agent_id",
+        "session_id",
+        "stream_seq",
+        sqlite_where=text("replayed_at_ms IS NULL"),
+        postgresql_where=text("replayed_at_ms IS NULL"),
+    ),
     sqlite_autoincrement=True,
 )

@@ -82,6 +82,8 @@ sessions = Table(
     Column("window_limits", Text),
     # The budgets that windows were asked with: times and tokens, as JSON; null without any.
     Column("asked_budgets", Text),
+    # The newest retraction in stream order, 0 without one; earlier messages are checked on arrival.
+    Column("retracted_seq", Big, nullable=False, server_default=text("0")),
     UniqueConstraint("agent_id", "session_id"),
     CheckConstraint("live_messages >= 0 AND live_tokens >= 0", name="live"),
     # The sessions that fall idle next.
@@ -171,6 +173,9 @@ messages = Table(
     Column("body", Text, nullable=False),
     # What a digest may tell of it without reading its body; null if there is nothing.
     Column("gist", Text),
+    # What was published if it was no chat message, as a number of `messages.Element`; otherwise
+    # null. `original` is the element then, packed; see `core.shapes.packing`.
+    Column("element", SmallInteger),
     CheckConstraint("role IN ('system', 'developer', 'user', 'assistant', 'tool')", name="role"),
     CheckConstraint("(answers_position IS NULL) = (answers_slot IS NULL)", name="answer"),
     CheckConstraint("NOT (is_copy AND answers_position IS NOT NULL)", name="copy_answers_nothing"),
@@ -205,6 +210,18 @@ tool_calls = Table(
 )
 """The calls of all messages by id, so that pairing reads no texts."""
 
+marked_lines = Table(
+    "marked_lines",
+    metadata,
+    # Older workers erase sessions without knowing this table.
+    Column("sid", Big, ForeignKey("sessions.sid", ondelete="CASCADE"), primary_key=True),
+    Column("position", Big, primary_key=True, autoincrement=False),
+    # See `turnfold.core.recall.quotes.mark_lines`.
+    Column("lines", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""The lines of messages that a recall block may quote; no row for a message without any."""
+
 usage_reports = Table(
     "usage_reports",
     metadata,
@@ -233,3 +250,51 @@ reported_limits = Table(
     sqlite_with_rowid=False,
 )
 """The sizes that providers named for the windows of models; see `turnfold.store.ingest.limits`."""
+
+retractions = Table(
+    "retractions",
+    metadata,
+    # Cascades, because workers of revision 1008 erase sessions without knowing these tables.
+    Column("sid", Big, ForeignKey("sessions.sid", ondelete="CASCADE"), primary_key=True),
+    Column("stream_seq", Big, primary_key=True, autoincrement=False),
+    Column("at_ms", Big, nullable=False),
+    # What it names, as JSON: `message_ids`, `after` or `all`.
+    Column("named", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""Retractions, kept so that messages which arrive late are retracted as well."""
+
+retracted_messages = Table(
+    "retracted_messages",
+    metadata,
+    Column("sid", Big, ForeignKey("sessions.sid", ondelete="CASCADE"), primary_key=True),
+    Column("position", Big, primary_key=True, autoincrement=False),
+    *(
+        Column(column.name, column.type, nullable=column.nullable)
+        for column in messages.c
+        if not column.primary_key
+    ),
+    # The first retraction that names the message or its call.
+    Column("retracted_seq", Big, nullable=False),
+    Column("retracted_at_ms", Big, nullable=False),
+    # False: a result that only follows its call.
+    Column("is_named", Boolean, nullable=False),
+    # Of a result: it still answers its call, which is retracted too.
+    Column("is_paired", Boolean, nullable=False),
+    # The newest version when it was retracted: none up to it may take force that covers it.
+    Column("versions", Integer, nullable=False),
+    # Pairing: the retracted results that still answer, by call id.
+    Index(
+        "ix_retracted_messages_results",
+        "sid",
+        "tool_call_id",
+        sqlite_where=text("tool_call_id IS NOT NULL"),
+        postgresql_where=text("tool_call_id IS NOT NULL"),
+    ),
+    sqlite_with_rowid=False,
+)
+"""The originals of retracted messages, with the columns of `messages`.
+
+They are in a table of their own, so that no other query has to exclude them.
+"""

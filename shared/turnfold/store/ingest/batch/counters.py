@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-from turnfold.messages import Role, position_of
+from turnfold.messages import ROLES, Role, position_of
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.store.database.message_rows import storable
 from turnfold.store.database.session_rows import SessionRow
 
 _USER = str(Role.USER)
-_SYSTEM_ROLES = frozenset(str(role) for role in Role if role.is_system)
 
 
 def count_events(session: SessionRow, arrivals: Sequence[DecodedEvent]) -> None:
@@ -18,8 +17,10 @@ def count_events(session: SessionRow, arrivals: Sequence[DecodedEvent]) -> None:
         # The order of the stream decides, not that of arrival.
         if arrival.model and arrival.stream_seq >= session.model_seq:
             session.model, session.model_seq = storable(arrival.model), arrival.stream_seq
+        if arrival.retraction is not None:
+            session.retracted_seq = max(session.retracted_seq, arrival.stream_seq)
         _count_messages(session, arrival)
-    # Usage reports have no messages, and so nothing to index.
+    # Reports and retractions have no messages, and so nothing to index.
     if seqs := [arrival.stream_seq for arrival in arrivals if arrival.messages]:
         note_unindexed(session, position_of(min(seqs), 0))
     session.last_event_at_ms = max(
@@ -34,11 +35,11 @@ def note_unindexed(session: SessionRow, first: int) -> None:
 
 
 def _count_messages(session: SessionRow, arrival: DecodedEvent) -> None:
-    for message in arrival.messages:
+    for index, message in enumerate(arrival.messages):
         session.messages_total += 1
         session.tokens_total += message.tokens
-        # Instructions stay in the window, whatever leaves it: no trigger counts them.
-        if message.role not in _SYSTEM_ROLES:
+        # The pinned message stays in the window, whatever leaves it: no trigger counts it.
+        if index or not ROLES[message.role].is_system:
             session.live_messages += 1
             session.live_tokens += message.tokens
         session.rounds += message.role == _USER and not message.is_meta

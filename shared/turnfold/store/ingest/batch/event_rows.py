@@ -15,6 +15,7 @@ from turnfold.store.database.statements import BulkInsert
 from turnfold.store.ingest.batch.duplicates import first_two
 from turnfold.store.ingest.limits import INSERT_LIMITS
 from turnfold.store.ingest.pairing import Touched
+from turnfold.store.ingest.retraction import INSERT_RETRACTIONS, retraction_row
 from turnfold.store.ingest.usage import INSERT_REPORTS, NamedReport, insert_named_reports
 
 _INSERT_EVENTS = BulkInsert(
@@ -40,6 +41,7 @@ class EventRows:
     reports: list[_Row] = field(default_factory=list)
     named: list[tuple[str, NamedReport]] = field(default_factory=list)
     limits: list[_Row] = field(default_factory=list)
+    retractions: list[_Row] = field(default_factory=list)
     touched: set[Touched] = field(default_factory=set)
     limited: set[SessionKey] = field(default_factory=set)
 
@@ -56,6 +58,8 @@ class EventRows:
             if arrival.model:
                 rows._add_reports(arrival, storable(arrival.model), session)
             rows._add_calls(arrival, sid)
+            if arrival.retraction is not None:
+                rows.retractions.append(retraction_row(arrival, sid))
         return rows
 
     def insert(self, connection: Connection) -> None:
@@ -70,6 +74,7 @@ class EventRows:
             (_INSERT_CALLS, self.calls),
             (INSERT_REPORTS, self.reports),
             (INSERT_LIMITS, self.limits),
+            (INSERT_RETRACTIONS, self.retractions),
         )
         for insert, values in inserts:
             # In the order of the primary key, all rows of one page are written to it at once.

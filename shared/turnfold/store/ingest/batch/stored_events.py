@@ -8,8 +8,20 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Table, bindparam, delete, func, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    bindparam,
+    delete,
+    func,
+    select,
+    union_all,
+    update,
+)
 
+from turnfold.core.shapes.packing import unpack
 from turnfold.messages import MESSAGES_PER_EVENT, META_MARK, position_of
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.store.database.schema import (
@@ -17,20 +29,23 @@ from turnfold.store.database.schema import (
     events,
     messages,
     reported_limits,
+    retracted_messages,
     tool_calls,
     usage_reports,
 )
 from turnfold.store.database.statements import bulk_update
 from turnfold.store.ingest.search_index import delete_indexed
 
-_BODIES = (
-    select(messages.c.body, messages.c.is_error)
-    .where(
-        messages.c.sid == bindparam("of_sid"),
-        messages.c.position.between(bindparam("first"), bindparam("last")),
+
+def _bodies(table: Table) -> Select[*tuple[Any, ...]]:
+    names = ("position", "body", "is_error", "original", "element")
+    return select(*(table.c[name] for name in names)).where(
+        table.c.sid == bindparam("of_sid"),
+        table.c.position.between(bindparam("first"), bindparam("last")),
     )
-    .order_by(messages.c.position)
-)
+
+
+_BODIES = union_all(_bodies(messages), _bodies(retracted_messages)).order_by("position")
 _MARK_EVICTED = bulk_update(messages, where=("sid", "position"), values=("compaction_id",))
 
 
@@ -68,11 +83,21 @@ def is_equal_content(connection: Connection, span: EventSpan, arrival: DecodedEv
     if not arrival.messages:
         return False
     parameters = {"of_sid": span.sid, "first": span.first, "last": span.last}
-    stored = connection.execute(_BODIES, parameters).all()
-    bodies = [json.loads(message.body) for message in arrival.messages]
-    return [_without_mark(json.loads(body)) for body, _ in stored] == bodies and all(
-        bool(is_error) == arrival.is_error for _, is_error in stored
-    )
+    stored: Sequence[Any] = connection.execute(_BODIES, parameters).all()
+    contents = [
+        _content(message.body, message.original, message.element) for message in arrival.messages
+    ]
+    return [_content(body, original, element) for _, body, _, original, element in stored] == (
+        contents
+    ) and [bool(is_error) for _, _, is_error, *_ in stored] == [
+        arrival.is_error or message.is_error for message in arrival.messages
+    ]
+
+
+def _content(body: str, original: str | None, element: int | None) -> tuple[int, Any]:
+    """Return what was published of a message, as a value."""
+    text = unpack(original, body) if element else body
+    return element or 0, _without_mark(json.loads(text))
 
 
 def newest_message_at_ms(connection: Connection, where: ColumnElement[bool]) -> int | None:

@@ -44,6 +44,7 @@ from turnfold.store.ingest.batch.stored_events import (
 from turnfold.store.ingest.evict import evict
 from turnfold.store.ingest.limits import learn_limits
 from turnfold.store.ingest.pairing import Touched, repair_pairs
+from turnfold.store.ingest.retraction import Retractor, Withdraw
 from turnfold.store.ingest.tombstones import erased_before, lock_against_erase, record_duplicates
 from turnfold.store.ingest.usage import Calibrator
 
@@ -56,17 +57,22 @@ class BatchWriter:
     """Writes one batch within its transaction."""
 
     def __init__(
-        self, connection: Connection, installation: Installation, payloads: Mapping[int, bytes]
+        self,
+        connection: Connection,
+        installation: Installation,
+        payloads: Mapping[int, bytes],
+        withdraw: Withdraw,
     ) -> None:
         self._connection = connection
         self._installation = installation
         self._payloads = payloads
         self._journal = SessionJournal()
+        self._retractor = Retractor(connection, installation, self._journal, withdraw)
         self._sessions: dict[SessionKey, SessionRow] = {}
         self._touched: set[Touched] = set()
         self._dead: list[DeadLetter] = []
         self._new: list[DecodedEvent] = []
-        self._moved: set[SessionKey] = set()
+        self._moved: dict[SessionKey, set[int]] = {}
         self._limited: set[SessionKey] = set()
         self._copies: set[tuple[int, int]] = set()
         self._duplicates = 0
@@ -98,16 +104,23 @@ class BatchWriter:
             duplicates=self._duplicates,
             dead_letters=len(self._dead),
             evictions=evictions,
+            retractions=sum(arrival.retraction is not None for arrival in self._new),
         )
 
     def _update_sessions(self) -> int:
         """Pair calls and results, count, and evict; return how many compactions opened."""
-        paired = repair_pairs(self._connection, self._touched)
+        retracting = self._retracting()
+        touched = self._touched
+        if retracting:
+            touched = {(sid, call_id) for sid, call_id in touched if sid not in retracting}
+        paired = repair_pairs(self._connection, touched).changed_sids
         for session in self._sessions.values():
             session.evicted_changes += session.sid in paired
         # Before counting, which sets the model.
         nameless = {session.sid for session in self._sessions.values() if session.model is None}
         changed = self._count()
+        for session in retracting.values():
+            self._retract(session)
         changes = learn_limits(
             self._connection, self._sessions, self._limited, self._new, self._journal
         )
@@ -131,6 +144,22 @@ class BatchWriter:
         write_back(self._connection, changed)
         self._remove_empty()
         return evictions
+
+    def _retracting(self) -> dict[int, SessionRow]:
+        """Return the sessions with retractions, stored or in this batch."""
+        new = {arrival.key for arrival in self._new if arrival.retraction is not None}
+        return {
+            session.sid: session
+            for key, session in self._sessions.items()
+            if session.retracted_seq or key in new
+        }
+
+    def _retract(self, session: SessionRow) -> None:
+        """Apply new retractions, and earlier ones to late messages and results."""
+        stored = [arrival.stream_seq for arrival in self._new if arrival.key == session.key]
+        stored += self._moved.get(session.key, ())
+        call_ids = [call_id for sid, call_id in self._touched if sid == session.sid]
+        self._retractor.apply(session, stored, call_ids, session.last_event_at_ms or 0)
 
     def _readings(self) -> Mapping[int, Mapping[int, UsageReading | None]]:
         """Return the sequences of new events by session, each with the usage that it reports."""
@@ -174,7 +203,7 @@ class BatchWriter:
 
         A session that a policy request created has a revision, and stays.
         """
-        stored = {arrival.key for arrival in self._new} | self._moved
+        stored = {arrival.key for arrival in self._new} | self._moved.keys()
         empty = [
             session.sid
             for key, session in self._sessions.items()
@@ -240,6 +269,9 @@ class BatchWriter:
         """Move a stored event to the earlier sequence of its duplicate; evictions stay."""
         connection, session = self._connection, self._sessions[arrival.key]
         first = position_of(arrival.stream_seq, 0)
+        if session.retracted_seq:
+            call_ids = self._retractor.bring_back_event(session, arrival, span.stream_seq)
+            self._touched |= {(session.sid, call_id) for call_id in call_ids}
         evicted = evicted_positions(connection, span)
         newest_at_ms = newest_message_at_ms(connection, span.rows_of(messages))
         delete_event(connection, span, arrival)
@@ -255,7 +287,7 @@ class BatchWriter:
             is_of_session = messages.c.sid == session.sid
             session.last_event_at_ms = newest_message_at_ms(connection, is_of_session)
             session.idle_at_ms = self._idle_at_ms(session)
-        self._moved.add(arrival.key)
+        self._moved.setdefault(arrival.key, set()).add(arrival.stream_seq)
 
     def _refuse(self, arrival: DecodedEvent, reason: str, detail: str) -> None:
         payload = self._payloads.get(arrival.stream_seq, b"")

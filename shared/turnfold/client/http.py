@@ -1,0 +1,82 @@
+"""Requests to the query service over HTTP, for programs that do not use the bus."""
+
+import asyncio
+import http.client
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+from urllib.parse import urlencode, urlsplit
+
+from turnfold.client.replies import Window, error_from_json, read
+from turnfold.contracts.subjects import token_of
+from turnfold.errors import Unavailable
+from turnfold.messages import Json, SessionKey
+
+HTTP_SECONDS = 30
+
+
+class HttpSession:
+    """The reads of one session over HTTP, with a bearer token if the service asks for one.
+
+    Methods raise the subclasses of `turnfold.RequestError`, as those of `Session` do.
+    """
+
+    def __init__(self, url: str, key: SessionKey, *, token: str | None) -> None:
+        self._url = url
+        self._token = token
+        agent, session = token_of(key.agent_id), token_of(key.session_id)
+        self._path = f"/v1/agents/{agent}/sessions/{session}"
+
+    async def context(self, **fields: Any) -> Window:
+        """Return the model's next input; `fields` are parameters of the request."""
+        return read(Window.of, await self._ask(f"/context?{urlencode(fields)}"))
+
+    async def tools(
+        self, *, format: Literal["openai", "anthropic"] = "openai"
+    ) -> list[dict[str, Any]]:
+        """Return definitions of tools with which a model looks things up in this session."""
+        tools: list[dict[str, Any]] = (await self._ask(f"/tools?format={format}"))["tools"]
+        return tools
+
+    async def run_tool(self, name: str, arguments: Json) -> str:
+        """Run one of these tools, and return its result for the model."""
+        path = f"/tools/{token_of(name)}"
+        content: str = (await self._ask(path, {"arguments": dict(arguments)}))["content"]
+        return content
+
+    async def _ask(self, path: str, body: Json | None = None) -> dict[str, Any]:
+        return await asyncio.to_thread(
+            ask_http, self._url, self._path + path, token=self._token, body=body
+        )
+
+
+def ask_http(url: str, path: str, *, token: str | None, body: Json | None = None) -> dict[str, Any]:
+    """Return the query service's answer to a GET, or with a body to a POST.
+
+    Raises:
+        RequestError: the answer is an error, or no server answers.
+    """
+    target = urlsplit(url)
+    kind = http.client.HTTPSConnection if target.scheme == "https" else http.client.HTTPConnection
+    connection = kind(target.hostname or "127.0.0.1", target.port, timeout=HTTP_SECONDS)
+    headers = {"Accept": "application/json"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    try:
+        connection.request(
+            "GET" if body is None else "POST",
+            target.path.rstrip("/") + path,
+            body=None if body is None else json.dumps(body).encode(),
+            headers=headers,
+        )
+        answer = json.loads(connection.getresponse().read())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise Unavailable(
+            f"no query service answers at {url};"
+            " start the system with `turnfold up`, or set TURNFOLD_DATA_DIR"
+        ) from error
+    finally:
+        connection.close()
+    if isinstance(answer, dict) and isinstance(failure := answer.get("error"), Mapping):
+        raise error_from_json(failure)
+    return dict(answer)

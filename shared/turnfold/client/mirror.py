@@ -1,0 +1,271 @@
+"""Keep a session equal to a list of messages, for hosts that send the whole list each time.
+
+The id of an event names a number of elements and the hash of the list up to there. So the newest
+message of the session tells how much of a list is stored, also after a restart of the host. What
+was retracted before is published again under other ids: they end with a mark of the newest message
+that was there.
+"""
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import accumulate
+from typing import Any, Final, Literal, NamedTuple
+
+from turnfold.client.events import (
+    BATCH_EVENTS,
+    OutgoingEvent,
+    batches,
+    retraction_event,
+    turn_event,
+)
+from turnfold.client.merge import message_json
+from turnfold.client.replies import StoredMessage
+from turnfold.client.session import Session
+from turnfold.core.shapes.anthropic import chat_views
+from turnfold.core.shapes.responses import is_of_model
+from turnfold.errors import BadRequest, Unavailable, UnknownSession
+
+WAIT_MS: Final = 5_000
+UNMARKED: Final = "0"
+
+_ID = re.compile(r"mirror-(\d{1,9})-(\d{1,9})-([0-9a-f]{32})-([0-9a-f]{1,16})", re.ASCII)
+_INSTRUCTIONS: Final = ("system", "developer")
+
+Element = dict[str, Any]
+ShapeName = Literal["chat", "responses", "anthropic"]
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorReceipt:
+    """The result of a mirrored list: the changes that made the session equal to it.
+
+    `kept` elements were stored already, `published` ones were new. `is_edited` means that messages
+    were retracted, because the list does not have them. `seq` is the freshness token of the newest
+    event, and 0 if nothing was published.
+    """
+
+    kept: int
+    published: int
+    is_edited: bool
+    seq: int
+
+
+class _Run(NamedTuple):
+    """The elements of one event, between two places of the list, and the hash up to its end."""
+
+    start: int
+    end: int
+    digest: str
+    mark: str
+
+    @property
+    def event_id(self) -> str:
+        return f"mirror-{self.end}-{self.end - self.start}-{self.digest}-{self.mark}"
+
+
+class _Common(NamedTuple):
+    """The common part of a list and a session: `kept` elements, up to the message `last_id`.
+
+    `has_more`: the session has messages after them. `newest_id` is its newest message, retracted
+    or not. New events get the `mark`.
+    """
+
+    kept: int = 0
+    last_id: str | None = None
+    has_more: bool = False
+    newest_id: str = ""
+    mark: str = UNMARKED
+
+
+async def mirror(
+    session: Session,
+    messages: Sequence[Any],
+    *,
+    shape: ShapeName | None = None,
+    model: str | None = None,
+    usage: dict[str, Any] | None = None,
+    carry: Sequence[Any] | None = None,
+) -> MirrorReceipt:
+    """Make a session equal to a list of messages: publish what is new, retract what is not there.
+
+    `messages` are chat messages, or elements of the `shape`. `model`, `usage` and `carry` are those
+    of `Session.turn_completed`, of what is new. A session that is mirrored has no other publisher.
+    Several processes may send the same list, or longer ones, at once. If they send different lists
+    at once, the session may hold parts of both, until the next call.
+
+    Raises:
+        BadRequest: `carry` has another length, or a message is not JSON.
+        TooLarge: one event would be too large.
+        Unavailable: the stream or the services do not answer, or have not stored all events of the
+            session yet. It is always safe to send the list again.
+    """
+    elements = [message_json(message) for message in messages]
+    if carry is not None and len(carry) != len(elements):
+        raise BadRequest(f"carry has {len(carry)} values for {len(elements)} messages")
+    listed = _List(session, elements, shape)
+    common = await _common(session, listed)
+    events: list[OutgoingEvent] = []
+    if common.has_more:
+        event_id = f"mirror-{common.kept}-{_hash(common.newest_id, str(common.last_id))}"
+        events.append(
+            retraction_event(
+                session.key, after=common.last_id, is_all=not common.kept, event_id=event_id
+            )
+        )
+    runs = list(listed.runs(common.kept, common.mark))
+    for run in runs:
+        is_last = run.end == len(elements)
+        events.append(
+            turn_event(
+                session.key,
+                elements[run.start : run.end],
+                event_id=run.event_id,
+                shape=shape,
+                model=model,
+                usage=usage if is_last else None,
+                carry=None if carry is None else carry[run.start : run.end],
+            )
+        )
+    seq = 0
+    for batch in batches(events, most=BATCH_EVENTS):
+        receipts = await session.publish_batch(batch)
+        seq = max([seq, *(receipt.seq for receipt in receipts)])
+    return MirrorReceipt(common.kept, len(elements) - common.kept, common.has_more, seq)
+
+
+class _List:
+    """The elements of a list, with the hash of each beginning of it."""
+
+    def __init__(
+        self, session: Session, elements: Sequence[Element], shape: ShapeName | None
+    ) -> None:
+        self._shape = shape or "chat"
+        self._elements = elements
+        seed = _hash(*session.key, self._shape)
+        self._digests = list(accumulate(map(_canonical, elements), _hash, initial=seed))
+        counts = self._message_counts()
+        self._totals = list(accumulate(counts, initial=0))
+
+    def is_beginning(self, run: _Run, messages: int) -> bool:
+        """Return whether so many stored messages are this part of the list, all of it."""
+        return (
+            run.end < len(self._digests)
+            and self._digests[run.end] == run.digest
+            and messages == self._totals[run.end] - self._totals[run.start]
+        )
+
+    def runs(self, start: int, mark: str) -> Iterator[_Run]:
+        """Yield the parts of the list from a place on, each for one event."""
+        places = [place for place in range(start + 1, len(self._elements)) if not self.joins(place)]
+        if start < len(self._elements):
+            for end in (*places, len(self._elements)):
+                yield _Run(start, end, self._digests[end], mark)
+                start = end
+
+    def joins(self, place: int) -> bool:
+        """Return whether an element belongs into the event of the element before it.
+
+        Instructions in mid-conversation keep their place only there, and so do the items of one
+        response.
+        """
+        if not 0 < place < len(self._elements):
+            return False
+        before, element = self._elements[place - 1 : place + 1]
+        if element.get("role") in _INSTRUCTIONS:
+            return True
+        return self._shape == "responses" and is_of_model(before) and is_of_model(element)
+
+    def _message_counts(self) -> list[int]:
+        if self._shape != "anthropic":
+            return [1] * len(self._elements)
+        counts = [0] * len(self._elements)
+        for view in chat_views(self._elements, [json.dumps(one) for one in self._elements]):
+            counts[view.source] += 1
+        return counts
+
+
+async def _common(session: Session, listed: _List) -> _Common:
+    """Compare a session with a list."""
+    try:
+        page = await session.history(
+            newest=1, include_retracted=True, after="latest", wait_ms=WAIT_MS
+        )
+        if not page.fresh:
+            raise Unavailable("the newest events of the session are not stored yet; try again")
+        total = (await session.status())["messages_total"]
+    except UnknownSession:
+        return _Common()
+    if not page.messages:
+        return _Common()
+    newest = page.messages[-1]
+    run = _run_of(newest)
+    if (
+        run is not None
+        and newest.state != "retracted"
+        and _is_whole(listed, run, total)
+        and not listed.joins(run.end)
+    ):
+        return _Common(run.end, newest.message_id, False, newest.message_id, run.mark)
+    return await _compared(session, listed, newest.message_id)
+
+
+def _is_whole(listed: _List, run: _Run, total: int) -> bool:
+    """Return whether the session is the beginning of a list that ends with this event."""
+    whole = run._replace(start=0)
+    return listed.is_beginning(whole, total)
+
+
+async def _compared(session: Session, listed: _List, newest_id: str) -> _Common:
+    """Compare a session with a list event by event, because the two differ."""
+    kept: list[tuple[int, str | None]] = [(0, None)]
+    has_more = False
+    async for event in _events(session):
+        run = _run_of(event[0])
+        if run is None or run.start != kept[-1][0] or not listed.is_beginning(run, len(event)):
+            has_more = True
+            break
+        kept.append((run.end, event[-1].message_id))
+    while listed.joins(kept[-1][0]):
+        kept.pop()
+        has_more = True
+    place, last_id = kept[-1]
+    return _Common(place, last_id, has_more, newest_id, _hash(newest_id)[:16])
+
+
+async def _events(session: Session) -> AsyncIterator[list[StoredMessage]]:
+    """Iterate over the messages of a session, event by event."""
+    event: list[StoredMessage] = []
+    async for stored in session.originals():
+        if event and _event_id(event[0]) != _event_id(stored):
+            yield event
+            event = []
+        event.append(stored)
+    if event:
+        yield event
+
+
+def _run_of(stored: StoredMessage) -> _Run | None:
+    """Return what the id of an event says; None if no mirror published it."""
+    match = _ID.fullmatch(_event_id(stored))
+    if match is None or int(match[2]) > int(match[1]):
+        return None
+    return _Run(int(match[1]) - int(match[2]), int(match[1]), match[3], match[4])
+
+
+def _event_id(stored: StoredMessage) -> str:
+    return stored.message_id.rpartition("#")[0]
+
+
+def _canonical(element: Element) -> str:
+    try:
+        return json.dumps(element, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRequest(f"a message cannot be sent as JSON: {error}") from error
+
+
+def _hash(*parts: str) -> str:
+    text = "\x1f".join(parts)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

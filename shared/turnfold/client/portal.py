@@ -1,0 +1,142 @@
+"""A client for every event loop and thread: it runs in a thread of its own.
+
+Hosts with loops that come and go, or with several threads, share one `PortalClient`. It needs no
+`async with`, and connects at its first use.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+from turnfold.client.client import Client, connect
+from turnfold.client.events import OutgoingEvent, Receipt, session_key
+from turnfold.client.session import Session
+from turnfold.errors import Unavailable
+from turnfold.messages import Json, SessionKey
+
+Result = TypeVar("Result")
+
+
+class PortalClient:
+    """A client whose sessions may be used from any event loop and any thread.
+
+    `url` and `options` are those of `connect`. Nothing is connected before the first use, and a
+    connection that failed is tried again at the next one.
+
+    ```python
+    client = turnfold.PortalClient("nats://127.0.0.1:4222")
+    session = client.session("support", "user-42")
+    await session.turn_completed([{"role": "user", "content": "Where is order 7341?"}])
+    window = client.run(session.context(max_tokens=8_000))  # without an event loop
+    client.close()
+    ```
+    """
+
+    def __init__(self, url: str | None = None, **options: Any) -> None:
+        self._url = url
+        self._options = options
+        self._starting = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._stack = AsyncExitStack()
+        self._connecting: asyncio.Task[Client] | None = None
+        self._client: Client | None = None
+
+    def session(self, agent_id: str, session_id: str) -> Session:
+        """Return a session of an agent; it does not have to exist yet.
+
+        Raises:
+            BadRequest: an id is empty, longer than 256 bytes or contains control characters.
+        """
+        return Session(self, session_key(agent_id, session_id))
+
+    def newest_seq(self, key: SessionKey) -> int:
+        """Return the freshness token of the newest event published here for a session, or 0."""
+        return 0 if self._client is None else self._client.newest_seq(key)
+
+    async def publish(self, event: OutgoingEvent) -> Receipt:
+        """Publish one event; see `Client.publish`."""
+        return await self.use(lambda client: client.publish(event))
+
+    async def publish_batch(self, events: Iterable[OutgoingEvent]) -> list[Receipt]:
+        """Publish events, all or none; see `Client.publish_batch`."""
+        listed = list(events)
+        return await self.use(lambda client: client.publish_batch(listed))
+
+    async def ask(
+        self, subject: str, request: Json, *, patience_seconds: float = 0.0
+    ) -> dict[str, Any]:
+        """Send any request; see `Client.ask`."""
+        return await self.use(
+            lambda client: client.ask(subject, request, patience_seconds=patience_seconds)
+        )
+
+    async def use(self, work: Callable[[Client], Awaitable[Result]]) -> Result:
+        """Run a function of the client in its own loop, and return its result.
+
+        Raises:
+            Unavailable: no server answers, or this client is closed.
+        """
+        loop = self._started()
+        running = asyncio.run_coroutine_threadsafe(self._with_client(work), loop)
+        return await asyncio.wrap_future(running)
+
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine, such as a method of a session, and block this thread until it ends."""
+        try:
+            loop = self._started()
+        except Unavailable:
+            coroutine.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    def close(self) -> None:
+        """Publish what is in the buffer, as `connect` does at its end, and end the thread."""
+        with self._starting:
+            self._is_closed = True
+            loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        try:
+            asyncio.run_coroutine_threadsafe(self._disconnect(), loop).result()
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            if self._thread is not None:
+                self._thread.join()
+            loop.close()
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        """Return the loop of the own thread; start it for the first caller."""
+        with self._starting:
+            if self._is_closed:
+                raise Unavailable("the client is closed")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                # A daemon: a program that forgets to close its client can end.
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name="turnfold-client", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    async def _with_client(self, work: Callable[[Client], Awaitable[Result]]) -> Result:
+        if self._connecting is None or (
+            self._connecting.done()
+            and (self._connecting.cancelled() or self._connecting.exception() is not None)
+        ):
+            self._connecting = asyncio.create_task(self._connect())
+        # Shielded: the others wait for the same connection.
+        return await work(await asyncio.shield(self._connecting))
+
+    async def _connect(self) -> Client:
+        self._client = await self._stack.enter_async_context(connect(self._url, **self._options))
+        return self._client
+
+    async def _disconnect(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        await self._stack.aclose()

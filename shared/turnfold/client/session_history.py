@@ -1,0 +1,186 @@
+"""Look back in a session: its messages, the versions of its summary, and its audit rows."""
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any, Literal, Protocol
+
+from turnfold.client.events import OutgoingEvent, Receipt
+from turnfold.client.replies import HistoryPage, StoredMessage, Summary, read
+from turnfold.contracts.subjects import session_subject
+from turnfold.errors import TooLarge, UnknownSession
+from turnfold.messages import Json, SessionKey
+
+WAIT_MS = 250
+PAGE_MESSAGES = 200
+
+
+def wait_seconds(wait_ms: int | None) -> float:
+    """Return how long a service may wait for an event."""
+    return (WAIT_MS if wait_ms is None else wait_ms) / 1000
+
+
+class SessionTransport(Protocol):
+    """The part of `Client` that a session uses."""
+
+    def newest_seq(self, key: SessionKey) -> int:
+        """Return the freshness token of the newest event published for the session, or 0."""
+        ...
+
+    async def publish(self, event: OutgoingEvent) -> Receipt:
+        """Publish one event."""
+        ...
+
+    async def publish_batch(self, events: Iterable[OutgoingEvent]) -> list[Receipt]:
+        """Publish events, all or none."""
+        ...
+
+    async def ask(
+        self, subject: str, request: Json, *, patience_seconds: float = 0.0
+    ) -> dict[str, Any]:
+        """Send one request and return its answer."""
+        ...
+
+
+class SessionHistory:
+    """The past of one session; `Session` adds what changes it."""
+
+    def __init__(self, client: SessionTransport, key: SessionKey) -> None:
+        self._client = client
+        self.key = key
+
+    async def ask(
+        self, name: str, fields: Json | None = None, *, patience_seconds: float = 0.0
+    ) -> dict[str, Any]:
+        """Send any request of the contract about this session and return the answer unchanged.
+
+        `name` is the request's name, such as `session.get`.
+        """
+        return await self._client.ask(
+            session_subject(name, self.key), fields or {}, patience_seconds=patience_seconds
+        )
+
+    async def exists(self) -> bool:
+        """Return whether the session has stored anything; a policy counts as well."""
+        try:
+            await self.ask("session.get")
+        except UnknownSession:
+            return False
+        return True
+
+    async def history(
+        self,
+        *,
+        after_position: int | None = None,
+        before_position: int | None = None,
+        limit: int | None = None,
+        newest: int | None = None,
+        message_ids: Sequence[str] | None = None,
+        include_retracted: bool = False,
+        after: int | Literal["latest"] | None = None,
+        wait_ms: int | None = None,
+    ) -> HistoryPage:
+        """Return a page of the original messages, or those with these ids, in any state.
+
+        `newest` reads the last messages, `before_position` alone those before a position. `after`
+        is a freshness token or `latest`; the service waits at most `wait_ms` (limit 5,000) for it.
+        `include_retracted` adds retracted messages in their places.
+        """
+        fields: dict[str, Any] = {
+            "after_position": after_position,
+            "before_position": before_position,
+            "limit": limit,
+            "newest": newest,
+            "message_ids": list(message_ids) if message_ids is not None else None,
+            "include_retracted": include_retracted or None,
+            "after": after,
+            "wait_ms": wait_ms,
+        }
+        seconds = wait_seconds(wait_ms) if after else 0.0
+        return read(HistoryPage.of, await self.ask("history.get", fields, patience_seconds=seconds))
+
+    async def tail(self, count: int = 50, *, wait_ms: int | None = None) -> list[StoredMessage]:
+        """Return the last messages of the session, in order; none if the session does not exist.
+
+        They include everything that this client has published before, if that is stored within
+        `wait_ms` (250, limit 5,000).
+        """
+        after = self._client.newest_seq(self.key) or None
+        try:
+            page = await self.history(newest=count, after=after, wait_ms=wait_ms)
+        except UnknownSession:
+            return []
+        return list(page.messages)
+
+    async def originals(self) -> AsyncIterator[StoredMessage]:
+        """Iterate over all messages of the session, oldest first.
+
+        Messages are fetched in pages. A page that is too large is requested again with a smaller
+        limit.
+        """
+        position: int | None = None
+        limit = PAGE_MESSAGES
+        while True:
+            try:
+                page = await self.history(after_position=position, limit=limit)
+            except TooLarge:
+                if limit == 1:
+                    raise
+                # One long message may exceed an answer together with others, but not alone.
+                limit = max(limit // 4, 1)
+                continue
+            for stored in page.messages:
+                yield stored
+            if page.next_position is None or not page.messages:
+                return
+            position = page.next_position
+
+    async def search(
+        self,
+        q: str,
+        *,
+        limit: int | None = None,
+        after: int | Literal["latest"] | None = None,
+        wait_ms: int | None = None,
+    ) -> list[StoredMessage]:
+        """Return the messages that match a query, best first, including evicted ones.
+
+        `after` is a freshness token or `latest`; the service waits at most `wait_ms` (limit 5,000)
+        for it.
+        """
+        fields = {"q": q, "limit": limit, "after": after, "wait_ms": wait_ms}
+        seconds = wait_seconds(wait_ms) if after else 0.0
+        answer = await self.ask("history.search", fields, patience_seconds=seconds)
+        return [read(StoredMessage.of, hit) for hit in answer["hits"]]
+
+    async def summaries(self) -> list[Summary]:
+        """Return all versions of the summary."""
+        return [read(Summary.of, entry) for entry in (await self.ask("summary.list"))["summaries"]]
+
+    async def summary(self, version: int) -> Summary:
+        """Return one version of the summary."""
+        return read(Summary.of, await self.ask("summary.get", {"version": version}))
+
+    async def expand(
+        self, version: int, *, entry: int | None = None, line: int | None = None
+    ) -> dict[str, Any]:
+        """Return the source messages of a ledger entry or of a line of the summary.
+
+        `entry` and `line` count from 0.
+        """
+        return await self.ask("summary.expand", {"version": version, "entry": entry, "line": line})
+
+    async def audit(
+        self, *, after: int | None = None, limit: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return audit rows in the order in which they were written, after the row `after`."""
+        rows: list[dict[str, Any]] = (
+            await self.ask("audit.list", {"after": after, "limit": limit})
+        )["audit"]
+        return rows
+
+    async def audit_trail(self) -> AsyncIterator[dict[str, Any]]:
+        """Iterate over all audit rows of the session, fetched in pages."""
+        after: int | None = None
+        while rows := await self.audit(after=after, limit=PAGE_MESSAGES):
+            for row in rows:
+                yield row
+            after = rows[-1]["audit_id"]

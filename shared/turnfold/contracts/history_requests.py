@@ -1,0 +1,87 @@
+"""Request models for messages of the past and for audit rows; see `turnfold.contracts.requests`."""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from turnfold.contracts.fields import example
+from turnfold.contracts.requests import (
+    Command,
+    FreshRequest,
+    Request,
+)
+
+
+class HistoryRequest(FreshRequest):
+    """Read original messages of a session, by position or by id.
+
+    A page begins after `after_position`. With `newest`, or with `before_position` alone, it ends
+    at the newest message before `before_position`.
+    """
+
+    model_config = example(after_position=0, limit=100)
+
+    after_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
+    before_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
+    limit: Annotated[int, Field(ge=1, le=1_000)] = 100
+    newest: Annotated[
+        int | None, Field(ge=1, le=1_000, description="Return this many of the newest messages.")
+    ] = None
+    message_ids: Annotated[list[str] | None, Field(max_length=1_000)] = None
+    include_retracted: Annotated[
+        bool, Field(description="True: retracted messages as well, in their places.")
+    ] = False
+
+
+class SearchRequest(FreshRequest):
+    """Search the messages of a session, optionally of one state, role or range of positions."""
+
+    model_config = example(q="order 7341", limit=20)
+
+    q: Annotated[str, Field(min_length=1, max_length=1_000)]
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    state: Literal["live", "pending", "covered"] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool"] | None = None
+    after_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
+    before_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
+
+
+class PopRequest(Command):
+    """Retract the newest messages and return them; of several callers, one gets each message."""
+
+    model_config = example(count=1)
+
+    count: Annotated[
+        int, Field(ge=1, le=1_000, description="Fewer are retracted if they are very long.")
+    ] = 1
+
+
+class AuditRequest(Request):
+    """Read audit rows after a given one."""
+
+    model_config = example(after=0, limit=100)
+
+    after: Annotated[int, Field(ge=0, le=2**53)] = 0
+    limit: Annotated[int, Field(ge=1, le=1_000)] = 100
+
+
+class EventsKnownRequest(Request):
+    """Ask which events of an agent are stored. Unknown fields are rejected."""
+
+    model_config = ConfigDict(extra="forbid") | example(event_ids=["e1", "e2"])
+
+    event_ids: Annotated[list[str], Field(max_length=1_000)]
+
+
+class SessionListRequest(Request):
+    """List the sessions of an agent by id. Unknown fields are rejected."""
+
+    model_config = ConfigDict(extra="forbid") | example(prefix="user-", limit=100)
+
+    prefix: Annotated[
+        str, Field(max_length=256, description="The text with which the ids begin.")
+    ] = ""
+    limit: Annotated[int, Field(ge=1, le=1_000)] = 100
+    after: Annotated[
+        str | None, Field(max_length=256, description="`next_after` of the page before.")
+    ] = None

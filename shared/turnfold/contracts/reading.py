@@ -1,0 +1,78 @@
+"""Read requests into their models, and say what is wrong with one in a sentence."""
+
+import json
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from turnfold.contracts.requests import Command, Request
+from turnfold.errors import BadRequest
+from turnfold.messages import AgentId, SessionKey
+
+
+def is_policy_read(body: bytes) -> bool:
+    """Return whether a policy request only reads: it contains no field that changes the policy."""
+    if not body:
+        return True
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(fields, dict) and fields.keys() <= set(SessionKey._fields)
+
+
+Shape = TypeVar("Shape", bound=Request)
+CommandShape = TypeVar("CommandShape", bound=Command)
+MAX_NAME_CHARACTERS = 100
+"""The maximum length of an unknown field's name in an error message."""
+
+
+def read_request(shape: type[Shape], body: bytes) -> Shape:
+    """Read the JSON of a request; an empty body means `{}`.
+
+    Raises:
+        BadRequest: the request is invalid. The text names the first invalid field, never its
+            value.
+    """
+    try:
+        return shape.model_validate_json(body or b"{}", strict=True)
+    except ValidationError as error:
+        raise BadRequest(_first_fault(error)) from None
+
+
+def read_command(
+    shape: type[CommandShape], key: SessionKey | AgentId | None, body: bytes
+) -> CommandShape:
+    """Read a request that writes; `key` is the session or agent of its subject, if any.
+
+    Raises:
+        BadRequest: as in `read_request`, and for an unknown field or ids that differ from the
+            subject.
+    """
+    request = read_request(shape, body)
+    ids: tuple[str, ...] = key if isinstance(key, SessionKey) else (key,) if key is not None else ()
+    named = dict(zip(SessionKey._fields, ids, strict=False))
+    for name in request.model_fields_set.intersection(SessionKey._fields):
+        if name not in named or getattr(request, name) != named[name]:
+            raise BadRequest(f"{name}: differs from the {name} of the subject; omit it")
+    return request
+
+
+def read_query(shape: type[Shape], fields: dict[str, str]) -> Shape:
+    """Read a request from the text fields of a URL.
+
+    Raises:
+        BadRequest: as in `read_request`.
+    """
+    try:
+        return shape.model_validate(fields)
+    except ValidationError as error:
+        raise BadRequest(_first_fault(error)) from None
+
+
+def _first_fault(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown field {where[:MAX_NAME_CHARACTERS]!r}; correct its name or omit it"
+    return f"{where}: {first['msg']}" if where else first["msg"]

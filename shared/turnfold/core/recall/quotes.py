@@ -1,0 +1,144 @@
+"""Quote lines of earlier messages that hold names which the conversation keeps using.
+
+An agent needs a function, a path or a figure again, and with it the line that says what it is. The
+worker marks such lines of each message in the background, because their tokens must be counted. A
+recall block quotes the best of those that its window does not show.
+"""
+
+import json
+import struct
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heapreplace
+from itertools import islice
+from math import exp
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+from turnfold.core.text.calls import arguments_of
+from turnfold.core.text.names import named_lines, names_in
+from turnfold.core.text.tokens import Count, text_of
+
+READ_CHARACTERS: Final = 8_000
+"""The characters of a message that are searched for names."""
+MOST_LINES: Final = 32
+"""The most lines that are marked in a message."""
+NEWEST_MESSAGES: Final = 128
+"""How many of the newest messages are quoted, and decide what names are worth."""
+DECAY_MESSAGES: Final = 30
+"""After so many messages, a name counts for e times less."""
+MESSAGE_TOKENS: Final = 10
+"""About what the first line of a message costs besides its own tokens."""
+
+NameNumber = int
+"""Stands for a name: equal names have equal numbers, of 32 bits."""
+
+
+class MarkedLine(NamedTuple):
+    """A line of a message's quotable text: its place there, its tokens, and the names in it."""
+
+    start: int
+    characters: int
+    tokens: int
+    names: tuple[NameNumber, ...]
+
+
+def quotable_text(body: Mapping[str, Any]) -> str:
+    """Return the text of a message, then the arguments of its calls without JSON."""
+    arguments = [
+        argument
+        for entry in body.get("tool_calls") or ()
+        for argument in _arguments(arguments_of(entry))
+    ]
+    return "\n".join([text_of(body), *arguments])[:READ_CHARACTERS]
+
+
+def _arguments(arguments: object) -> Iterator[str]:
+    if isinstance(arguments, str) and len(arguments) <= 2 * READ_CHARACTERS:
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            yield str(arguments)
+            return
+    values = arguments.values() if isinstance(arguments, Mapping) else [arguments]
+    for value in values:
+        yield value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def mark_lines(body: Mapping[str, Any], count: Count) -> bytes | None:
+    """Return the marked lines of a message as they are stored; None if no line holds a name.
+
+    Each line takes 12 bytes and 4 for each name.
+    """
+    numbers: list[int] = []
+    for line in islice(named_lines(quotable_text(body)), MOST_LINES):
+        names = _numbers(line.names)
+        numbers += (line.start, len(line.text) << 16 | count(line.text), len(names), *names)
+    return struct.pack(f"<{len(numbers)}I", *numbers) if numbers else None
+
+
+def read_marks(stored: bytes) -> list[MarkedLine]:
+    """Return the marked lines that `mark_lines` wrote, in order of their place."""
+    numbers = struct.unpack(f"<{len(stored) // 4}I", stored)
+    lines: list[MarkedLine] = []
+    at = 0
+    while at < len(numbers):
+        start, size, names = numbers[at : at + 3]
+        at += 3 + names
+        lines.append(MarkedLine(start, size >> 16, size & 0xFFFF, numbers[at - names : at]))
+    return lines
+
+
+def numbers_of_names(text: str) -> frozenset[NameNumber]:
+    """Return the numbers of the names in a text."""
+    return frozenset(_numbers(names_in(text)))
+
+
+def _numbers(names: Collection[str]) -> list[NameNumber]:
+    return sorted({crc32(name.encode()) for name in names})
+
+
+def best_lines(
+    marked: Mapping[int, Sequence[MarkedLine]],
+    newest: int,
+    *,
+    shown: Collection[int],
+    known: Collection[NameNumber],
+) -> Iterator[tuple[int, MarkedLine]]:
+    """Yield lines by what their names are worth for their tokens, each with its message.
+
+    `marked` has the lines of messages by their ordinals, up to `newest`. Messages `shown` are not
+    quoted, and names that are `known` are worth nothing, nor is a name that was just yielded.
+    """
+    worth: defaultdict[NameNumber, float] = defaultdict(float)
+    for ordinal, lines in marked.items():
+        weight = exp((ordinal - newest) / DECAY_MESSAGES)
+        for name in {name for line in lines for name in line.names}:
+            worth[name] += weight
+    for name in known:
+        worth.pop(name, None)
+    ranked = [
+        (-gain, -ordinal, line)
+        for ordinal, lines in marked.items()
+        if ordinal not in shown
+        for line in lines
+        if (gain := _gain(line, worth))
+    ]
+    heapify(ranked)
+    while ranked:
+        promised, place, line = ranked[0]
+        gain = _gain(line, worth)
+        if not gain:
+            heappop(ranked)
+        elif -gain > promised:
+            # Another line has told some of its names meanwhile.
+            heapreplace(ranked, (-gain, place, line))
+        else:
+            heappop(ranked)
+            yield -place, line
+            for name in line.names:
+                worth.pop(name, None)
+
+
+def _gain(line: MarkedLine, worth: Mapping[NameNumber, float]) -> float:
+    return sum([worth.get(name, 0.0) for name in line.names]) / (line.tokens + MESSAGE_TOKENS)

@@ -1,0 +1,1 @@
+"""Convert between chat messages, items of the Responses API and messages of the Anthropic API."""

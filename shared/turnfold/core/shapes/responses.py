@@ -1,0 +1,333 @@
+"""Items of the Responses API as chat messages, and back.
+
+A response is a run of items that the model wrote: reasoning, messages, calls, and items of types
+that are unknown here. In a chat it is one message of the assistant. Reasoning is no chat text.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from turnfold.core.shapes.views import (
+    NOTHING_SAID,
+    ChatView,
+    compact,
+    is_text_part,
+    joined_content,
+    text_part,
+    unknown_fields,
+)
+from turnfold.messages import Element
+
+REASONING: Final = "reasoning"
+MESSAGE: Final = "message"
+FUNCTION: Final = "function_call"
+CUSTOM: Final = "custom_tool_call"
+OUTPUT: Final = "_output"
+_CALL: Final = "_call"
+_FROM_CLIENT: Final = (OUTPUT, "_response", "_reference")
+"""The endings of the types of items that are no part of a response."""
+
+_FIELDS: Final = frozenset({"id", "type", "status", "created_by", "phase"})
+_MESSAGE_FIELDS: Final = _FIELDS | {"role", "content"}
+_CALL_FIELDS: Final = _FIELDS | {"call_id", "name", "arguments", "input"}
+_OUTPUT_FIELDS: Final = _FIELDS | {"call_id", "output"}
+_TEXT_FIELDS: Final = frozenset({"type", "text", "annotations"})
+
+Item = Mapping[str, Any]
+
+
+def chat_views(items: Sequence[Item], texts: Sequence[str]) -> list[ChatView]:
+    """Return the chat view of each item, in order; `texts` are the items to the letter."""
+    views: list[ChatView] = []
+    start = 0
+    while start < len(items):
+        end = _end_of_response(items, start)
+        if end > start:
+            views += _response(items[start:end], texts[start:end], start)
+            start = end
+        else:
+            views.append(_from_client(items[start], texts[start], start))
+            start += 1
+    return views
+
+
+def _end_of_response(items: Sequence[Item], start: int) -> int:
+    """Return the place after the response that begins at a place, or this place without any.
+
+    A message that follows another one, without reasoning or calls before it, needs none of them.
+    """
+    end, has_messages_alone = start, True
+    while end < len(items) and is_of_model(items[end]):
+        is_message = kind_of(items[end]) == MESSAGE
+        if is_message and has_messages_alone and end > start:
+            break
+        has_messages_alone = has_messages_alone and is_message
+        end += 1
+    return end
+
+
+def is_of_model(item: Item) -> bool:
+    """Return whether the model wrote an item, so that it is part of a response."""
+    kind = kind_of(item)
+    if kind == MESSAGE:
+        return item.get("role") == "assistant"
+    return _is_of_server(item) or not kind.endswith(_FROM_CLIENT)
+
+
+def _is_of_server(item: Item) -> bool:
+    """Return whether the provider runs this call itself, or wrote this result of it."""
+    return item.get("execution") == "server"
+
+
+def kind_of(item: Item) -> str:
+    """Return the type of an item; a message may leave it out."""
+    return str(item.get("type", MESSAGE))
+
+
+def is_call(item: Item) -> bool:
+    """Return whether an item calls a tool of the client, which answers in an item of its own."""
+    kind = kind_of(item)
+    return kind in (FUNCTION, CUSTOM) or (
+        kind.endswith(_CALL) and isinstance(item.get("call_id"), str) and not _is_of_server(item)
+    )
+
+
+def _response(items: Sequence[Item], texts: Sequence[str], start: int) -> Iterator[ChatView]:
+    message = response_message(items)
+    element = Element.ITEM
+    for index, (item, text) in enumerate(zip(items, texts, strict=True), start=start):
+        yield ChatView(message, text, element, index, _extra(item))
+        message, element = NOTHING_SAID, Element.JOINED
+
+
+def response_message(items: Sequence[Item]) -> dict[str, Any]:
+    """Return the items of one response as one message of the assistant."""
+    parts: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    for item in items:
+        if is_call(item):
+            calls.append(_chat_call(item))
+        else:
+            parts += map(text_part, told_texts(item))
+    message: dict[str, Any] = {"role": "assistant"}
+    message["content"] = joined_content(parts) if parts else None if calls else ""
+    return message | {"tool_calls": calls} if calls else message
+
+
+def told_texts(item: Item) -> list[str]:
+    """Return what an item of the model says in a chat; calls and reasoning say nothing."""
+    kind = kind_of(item)
+    if kind == REASONING or is_call(item):
+        return []
+    if kind != MESSAGE:
+        return [compact(item)]
+    content = item.get("content")
+    if content is None or isinstance(content, str):
+        return [content] if content else []
+    return [_told(part) for part in content] if isinstance(content, list) else [compact(content)]
+
+
+def _told(part: Any) -> str:
+    if is_text_part(part, "output_text") or is_text_part(part, "text"):
+        return str(part["text"])
+    if isinstance(part, Mapping) and isinstance(part.get("refusal"), str):
+        return str(part["refusal"])
+    return part if isinstance(part, str) else compact(part)
+
+
+def _chat_call(item: Item) -> dict[str, Any]:
+    kind, call_id = kind_of(item), item.get("call_id")
+    if kind == CUSTOM:
+        custom = {"name": item.get("name"), "input": item.get("input")}
+        return {"id": call_id, "type": "custom", "custom": custom}
+    if kind == FUNCTION:
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+    else:
+        rest = {name: value for name, value in item.items() if name not in _CALL_FIELDS}
+        function = {"name": kind.removesuffix(_CALL), "arguments": compact(rest)}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def _from_client(item: Item, text: str, index: int) -> ChatView:
+    kind, call_id = kind_of(item), item.get("call_id")
+    if kind == MESSAGE:
+        content = chat_content(item.get("content"))
+        message = {"role": item["role"], "content": content}
+        return ChatView(message, text, Element.ITEM, index, _extra(item))
+    is_result = "output" in item or item.get("execution") == "client"
+    if kind.endswith(OUTPUT) and isinstance(call_id, str) and is_result:
+        content = chat_content(item["output"]) if "output" in item else _fields_text(item)
+        result = {"role": "tool", "tool_call_id": call_id, "content": content}
+        return ChatView(result, text, Element.ITEM, index, _extra(item))
+    told = {"role": "user", "content": compact(item)}
+    return ChatView(told, text, Element.ITEM, index, is_meta=True)
+
+
+def chat_content(content: object) -> Any:
+    """Return the content of a message, or the output of a call, as chat content."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and content:
+        return joined_content([_chat_part(part) for part in content])
+    if isinstance(content, Mapping) and content.get("type") == "computer_screenshot":
+        return [_chat_image(content)]
+    return compact(content)
+
+
+def _chat_part(part: Any) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in ("input_text", "output_text", "text") and isinstance(part.get("text"), str):
+        return text_part(part["text"])
+    if kind == "input_image":
+        return _chat_image(part)
+    if kind == "input_file":
+        fields = {name: value for name, value in part.items() if name != "type"}
+        return {"type": "file", "file": fields}
+    if kind == "input_audio":
+        return dict(part)
+    return text_part(part if isinstance(part, str) else compact(part))
+
+
+def _chat_image(part: Mapping[str, Any]) -> dict[str, Any]:
+    url = part.get("image_url")
+    if not isinstance(url, str):
+        return {"type": "file", "file": {"file_id": part.get("file_id")}}
+    detail = {"detail": part["detail"]} if isinstance(part.get("detail"), str) else {}
+    return {"type": "image_url", "image_url": {"url": url, **detail}}
+
+
+def _extra(item: Item) -> str:
+    """Return the text of an item that the chat does not show, and that costs tokens."""
+    kind = kind_of(item)
+    if kind == REASONING:
+        return "\n".join(_reasoning_texts(item))
+    if kind == MESSAGE:
+        content = item.get("content")
+        parts = content if isinstance(content, list) else ()
+        extras = [
+            unknown_fields(part, _TEXT_FIELDS)
+            for part in parts
+            if is_text_part(part, "output_text") or is_text_part(part, "input_text")
+        ]
+        return "".join([unknown_fields(item, _MESSAGE_FIELDS), *extras])
+    if kind in (FUNCTION, CUSTOM):
+        return unknown_fields(item, _CALL_FIELDS)
+    is_told = "output" not in item or _is_of_server(item)
+    return "" if is_told or not kind.endswith(OUTPUT) else unknown_fields(item, _OUTPUT_FIELDS)
+
+
+def _fields_text(item: Item) -> str:
+    """Return an output that has no text, such as the tools that a search found, as JSON."""
+    return compact({name: value for name, value in item.items() if name not in _OUTPUT_FIELDS})
+
+
+def _reasoning_texts(item: Item) -> Iterator[str]:
+    for name, value in item.items():
+        if name in ("summary", "content") and isinstance(value, list):
+            for part in value:
+                text = part.get("text") if isinstance(part, Mapping) else part
+                yield text if isinstance(text, str) else compact(part)
+        elif name not in _FIELDS and value is not None:
+            yield value if isinstance(value, str) else compact(value)
+
+
+# --- from chat to items
+
+
+def items_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a chat message as items: its text first, then each of its calls.
+
+    A result is the output of a function; see `output_of` for results of other calls.
+    """
+    role = message["role"]
+    if role == "tool":
+        return [output_of(message)]
+    if role != "assistant":
+        return [{"type": MESSAGE, "role": role, "content": _input(message.get("content"))}]
+    calls = [item for item in map(_call_item, _entries(message.get("tool_calls"))) if item]
+    texts = list(_answer_texts(message))
+    if not texts and calls:
+        return calls
+    said: Any = texts[0] if len(texts) == 1 else [_output_text(text) for text in texts]
+    return [{"type": MESSAGE, "role": role, "content": said or ""}, *calls]
+
+
+def _answer_texts(message: Mapping[str, Any]) -> Iterator[str]:
+    content, refusal = message.get("content"), message.get("refusal")
+    if content:
+        yield from map(_said, content if isinstance(content, list) else [content])
+    if refusal and isinstance(refusal, str):
+        yield refusal
+
+
+def output_of(message: Mapping[str, Any], call_kind: str = FUNCTION) -> dict[str, Any]:
+    """Return a chat result as the output of a call of this type."""
+    output = _input(message.get("content"))
+    return {"type": call_kind + OUTPUT, "call_id": message.get("tool_call_id"), "output": output}
+
+
+def _entries(calls: object) -> Sequence[Any]:
+    return calls if isinstance(calls, list) else ()
+
+
+def _call_item(call: Any) -> dict[str, Any] | None:
+    if not isinstance(call, Mapping):
+        return None
+    custom, function = call.get("custom"), call.get("function")
+    if isinstance(custom, Mapping):
+        text = custom.get("input")
+        said = text if isinstance(text, str) else compact(text)
+        return {
+            "type": CUSTOM,
+            "call_id": call.get("id"),
+            "name": custom.get("name"),
+            "input": said,
+        }
+    if not isinstance(function, Mapping):
+        return None
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = compact({} if arguments is None else arguments)
+    return {
+        "type": FUNCTION,
+        "call_id": call.get("id"),
+        "name": function.get("name"),
+        "arguments": arguments,
+    }
+
+
+def _said(part: Any) -> str:
+    text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else part
+    return text if isinstance(text, str) else compact(part)
+
+
+def _output_text(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text}
+
+
+def _input(content: object) -> Any:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return [_input_part(part) for part in (content if isinstance(content, list) else [content])]
+
+
+def _input_part(part: Any) -> dict[str, Any]:
+    kind = part.get("type", "text") if isinstance(part, Mapping) else None
+    if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
+        return {"type": "input_text", "text": part["text"]}
+    if kind == "image_url":
+        place = part.get("image_url")
+        url = place.get("url") if isinstance(place, Mapping) else place
+        if isinstance(url, str):
+            detail = place.get("detail") if isinstance(place, Mapping) else None
+            shown = detail if isinstance(detail, str) else "auto"
+            return {"type": "input_image", "image_url": url, "detail": shown}
+    if kind == "file" and isinstance(part.get("file"), Mapping):
+        return {"type": "input_file", **part["file"]}
+    if kind in ("input_image", "input_file", "input_audio"):
+        return dict(part)
+    return {"type": "input_text", "text": part if isinstance(part, str) else compact(part)}

@@ -1,0 +1,56 @@
+"""Read tool calls: functions with JSON arguments, and custom tools with free text.
+
+The text that a custom tool receives counts as its one argument, `input`. So everything that reads
+arguments reads it too, and formats without custom tools show it under that name.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+INPUT: Final = "input"
+"""The argument that holds the text of a custom call."""
+
+
+def read_call(entry: object) -> tuple[Mapping[str, Any] | None, Any]:
+    """Return the part of a call that names its tool, and the arguments.
+
+    Those of a custom tool are the JSON of its text. The part is None if there is none.
+    """
+    if not isinstance(entry, Mapping):
+        return None, None
+    if is_custom(entry):
+        custom = entry["custom"]
+        return custom, _wrapped_input(custom.get("input"))
+    function = entry.get("function")
+    return (function, function.get("arguments")) if isinstance(function, Mapping) else (None, None)
+
+
+def arguments_of(entry: object) -> Any:
+    """Return the arguments of a call; see `read_call`."""
+    return read_call(entry)[1]
+
+
+def called_tool(entry: object) -> Mapping[str, Any] | None:
+    """Return the part of a call that names its tool; None if there is none."""
+    return read_call(entry)[0]
+
+
+def is_custom(entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry calls a custom tool."""
+    return entry.get("type") == "custom" and isinstance(entry.get("custom"), Mapping)
+
+
+def _wrapped_input(text: object) -> str:
+    if not isinstance(text, str):
+        text = "" if text is None else json.dumps(text, ensure_ascii=False, default=repr)
+    return json.dumps({INPUT: text}, ensure_ascii=False, separators=(",", ":"))
+
+
+def shorten_arguments(entry: Mapping[str, Any], shorten: Callable[[object], str]) -> None:
+    """Replace the arguments of a call in place by what `shorten` returns, the JSON of an object."""
+    arguments = shorten(arguments_of(entry))
+    if is_custom(entry):
+        entry["custom"]["input"] = next(iter(json.loads(arguments).values()), "")
+    else:
+        entry["function"]["arguments"] = arguments

@@ -1,0 +1,111 @@
+"""Render messages that were stored in the shape of the Anthropic API, block by block.
+
+Blocks are copied byte for byte, unless the window shortens them.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from turnfold.contracts.strict_json import element_texts, member_texts
+from turnfold.core.shapes.anthropic import chat_views, is_call, is_result, is_thinking
+from turnfold.core.text.json_text import json_text
+from turnfold.core.window.rendering.render import chat_texts, entry_body, ids_of
+from turnfold.core.window.truncation import WHOLE
+from turnfold.core.window.views import BlockContent, Entry, RenderedTexts, ShownMessage
+from turnfold.messages import Message, Shape
+
+
+def is_blocks(message: Message) -> bool:
+    """Return whether a message was stored as blocks."""
+    return message.element.shape is Shape.ANTHROPIC
+
+
+def blocks_of_part(part: BlockContent, bodies: Mapping[int, str]) -> RenderedTexts:
+    """Return the messages of a block: chat messages, or the stored message with its blocks.
+
+    `bodies` holds the elements of messages that were stored as blocks, and chat messages otherwise.
+    """
+    if not any(isinstance(entry, ShownMessage) and entry.message.element for entry in part.entries):
+        return chat_texts(part, bodies)
+    texts = []
+    for entry in part.entries:
+        if isinstance(entry, ShownMessage) and is_blocks(entry.message):
+            texts.append(_in_form(entry, bodies[entry.message.position]))
+        else:
+            texts += chat_texts(BlockContent((entry,), 0, 0), bodies).messages
+    return RenderedTexts(tuple(texts), tuple([ids_of(entry) for entry in part.entries]))
+
+
+def sendable_blocks(text: str, api_ids: Mapping[str, str]) -> list[str]:
+    """Return the blocks of a message as texts, with the ids that calls have in this window.
+
+    Text without any letter is left out: the API rejects it.
+    """
+    content = json.loads(text).get("content")
+    if not isinstance(content, list):
+        return [json_text({"type": "text", "text": content})] if (content or "").strip() else []
+    texts = element_texts(member_texts(text)["content"])
+    shown = []
+    for block, block_text in zip(content, texts, strict=True):
+        if is_call(block) or is_result(block):
+            name = "id" if is_call(block) else "tool_use_id"
+            api_id = api_ids.get(str(block.get(name)))
+            if api_id is not None:
+                same = api_id == block[name]
+                shown.append(block_text if same else json_text({**block, name: api_id}))
+        elif not _is_blank(block):
+            shown.append(block_text)
+    return shown
+
+
+def _is_blank(block: Any) -> bool:
+    text = block.get("text") if isinstance(block, Mapping) else None
+    return block.get("type") == "text" and isinstance(text, str) and not text.strip()
+
+
+def _in_form(entry: ShownMessage, text: str) -> str:
+    """Return a stored message in the form that a window gives it."""
+    if entry.form is WHOLE:
+        return text
+    message = json.loads(text)
+    chat = entry_body(entry, _chat_of(message))
+    content = message.get("content")
+    if entry.call is not None:
+        (result,) = [block for block in content if is_result(block)]
+        return json_text({**message, "content": [result | {"content": chat["content"]}]})
+    if not isinstance(content, list):
+        return json_text({**message, "content": chat["content"]})
+    return json_text({**message, "content": _shortened(entry, content, chat)})
+
+
+def _chat_of(message: Mapping[str, Any]) -> dict[str, Any]:
+    return chat_views([message], [json_text(message)])[0].message
+
+
+def _shortened(entry: Entry, content: list[Any], chat: Mapping[str, Any]) -> list[Any]:
+    """Return blocks with the text and the arguments of their chat view."""
+    assert isinstance(entry, ShownMessage)
+    form = entry.form
+    calls = chat.get("tool_calls") or ()
+    slots = [call.slot for call in entry.message.calls] if form.is_mended else range(len(calls))
+    entries = dict(zip(slots, calls, strict=True))
+    caps = form.arguments or {}
+    shown: list[Any] = []
+    slot, is_cut = -1, False
+    for block in content:
+        if is_call(block):
+            slot += 1
+            if slot in caps and slot in entries:
+                arguments = json.loads(entries[slot]["function"]["arguments"])
+                shown.append(block | {"input": arguments})
+            elif slot in entries:
+                shown.append(block)
+        elif is_thinking(block):
+            shown += [] if form.without_reasoning else [block]
+        elif form.cut is None:
+            shown.append(block)
+        elif not is_cut:
+            is_cut = True
+            shown.append({"type": "text", "text": chat["content"]})
+    return shown

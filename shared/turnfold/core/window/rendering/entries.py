@@ -1,0 +1,114 @@
+"""Say in which form a window shows each message, so that a host keeps its own copy of the rest."""
+
+import json
+from collections.abc import Mapping
+from typing import Final, Literal, NamedTuple
+
+from turnfold.core.recall.block import HEADING as RECALL_HEADING
+from turnfold.core.text.tokens import text_of
+from turnfold.core.window.framing import DIGEST_TITLE
+from turnfold.core.window.framing import HEADING as SUMMARY_HEADING
+from turnfold.core.window.views import ShownMessage
+from turnfold.core.window.window import WindowPlan
+from turnfold.messages import Ids, MessageId
+
+EntryForm = Literal["whole", "cut", "line", "mended", "stand_in", "summary", "digest", "recall"]
+
+
+class ShownForm(NamedTuple):
+    """The form of one message of an answer.
+
+    `whole` is the published message to the letter, `mended` another way to write all of it.
+    `without` names parts that are left out or shortened.
+    """
+
+    form: EntryForm
+    without: tuple[str, ...] = ()
+
+
+_SHORTENED: Final[tuple[EntryForm, ...]] = ("line", "cut")
+_HEADINGS: Final[tuple[tuple[EntryForm, str], ...]] = (
+    ("summary", SUMMARY_HEADING),
+    ("digest", DIGEST_TITLE),
+    ("recall", RECALL_HEADING),
+)
+_MENDED: Final = ShownForm("mended")
+
+
+def stored_positions(plan: WindowPlan) -> list[int]:
+    """Return the positions of all stored messages in a window."""
+    messages = [] if plan.pinned is None else [plan.pinned]
+    for entry in plan.entries:
+        if isinstance(entry, ShownMessage):
+            messages += (entry.message, *entry.joined)
+    return [message.position for message in messages]
+
+
+def planned_forms(plan: WindowPlan) -> dict[MessageId, ShownForm]:
+    """Return the form in which a plan shows each stored message, if that is shortened."""
+    forms: dict[MessageId, ShownForm] = {}
+    for entry in plan.entries:
+        if isinstance(entry, ShownMessage) and not entry.form.is_whole:
+            forms |= dict.fromkeys(
+                [message.message_id for message in (entry.message, *entry.joined)],
+                _planned(entry),
+            )
+    return forms
+
+
+def entry_of(
+    text: str,
+    ids: Ids,
+    forms: Mapping[MessageId, ShownForm],
+    originals: Mapping[MessageId, str],
+) -> ShownForm:
+    """Return the form of one message of an answer.
+
+    `text` is its JSON, in any format, `forms` are the planned ones, and `originals` the published
+    messages as JSON; those that no format can show are not among them.
+    """
+    stored = [one for one in (ids if isinstance(ids, tuple) else (ids,)) if one is not None]
+    if not stored:
+        return ShownForm(_addition(text))
+    if isinstance(ids, str) and _is_same(text, originals.get(ids)):
+        return ShownForm("whole")
+    parts = [forms.get(message_id, _MENDED) for message_id in stored]
+    found = {part.form for part in parts}
+    without: list[str] = []
+    for part in parts:
+        without += [name for name in part.without if name not in without]
+    for form in _SHORTENED:
+        if form in found:
+            return ShownForm(form, tuple(without))
+    return ShownForm("mended", tuple(without))
+
+
+def _planned(shown: ShownMessage) -> ShownForm:
+    form = shown.form
+    without: list[str] = []
+    if form.without_reasoning:
+        without.append("reasoning")
+    if form.arguments:
+        without.append("arguments")
+    if form.line is not None:
+        return ShownForm("line", tuple(without))
+    return ShownForm("cut" if form.cut is not None or without else "mended", tuple(without))
+
+
+def _addition(text: str) -> EntryForm:
+    """Return what a message is that is not stored. Its text is this service's own."""
+    told = text_of(json.loads(text))
+    for form, heading in _HEADINGS:
+        if told.startswith(heading):
+            return form
+    return "stand_in"
+
+
+def _is_same(text: str, original: str | None) -> bool:
+    if original is None or text == original:
+        return original is not None
+    return _canonical(text) == _canonical(original)
+
+
+def _canonical(text: str) -> str:
+    return json.dumps(json.loads(text), sort_keys=True)

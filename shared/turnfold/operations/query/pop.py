@@ -1,0 +1,81 @@
+"""Retract the newest messages of a session for one caller.
+
+The stream decides: a retraction is accepted only if no other one of the session came since the
+messages were chosen. So workers need no common lock, and a rebuilt database gets the same result.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from secrets import token_hex
+
+from turnfold.contracts.history_requests import PopRequest
+from turnfold.errors import Unavailable
+from turnfold.messages import SessionKey, State
+from turnfold.operations.query.history import original_json
+from turnfold.ports.admin import RetractionStream
+from turnfold.ports.query import (
+    HistoryStore,
+    OriginalMessage,
+)
+
+POP_SECONDS = 8.0
+"""The time limit of a request, below that of HTTP for the reply."""
+LOOK_SECONDS = 0.005
+
+
+async def pop(
+    key: SessionKey,
+    request: PopRequest,
+    *,
+    store: HistoryStore,
+    stream: RetractionStream,
+    ingested_to: Callable[[], Awaitable[int]],
+) -> str:
+    """Retract the newest messages, and return them as JSON text once they are retracted.
+
+    Raises:
+        UnknownSession: there is no such session.
+        Unavailable: the events of the session were not stored in time, or the stream did not
+            answer. Unless it says otherwise, nothing was retracted.
+    """
+    ends = time.monotonic() + POP_SECONDS
+    while True:
+        newest = await stream.newest(key)
+        if not await _stored(newest.seq, ingested_to, ends):
+            raise Unavailable("the newest events of the session are not stored yet; try again")
+        chosen = (await store.page(key, limit=request.count, newest_first=True))[::-1]
+        if not chosen:
+            return _answer((), newest.seq)
+        event_id = f"pop-{token_hex(16)}"
+        event = {
+            "event_id": event_id,
+            **key._asdict(),
+            "message_ids": [original.message_id for original in chosen],
+        }
+        seq = await stream.retract(
+            key, json.dumps(event).encode(), event_id=event_id, newest_seq=newest.retraction_seq
+        )
+        if seq is not None:
+            # The messages are this caller's now, whether or not they are stored as retracted.
+            await _stored(seq, ingested_to, ends)
+            return _answer(chosen, seq)
+        if time.monotonic() > ends:
+            raise Unavailable("other callers retracted messages all the time; try again")
+
+
+async def _stored(seq: int, ingested_to: Callable[[], Awaitable[int]], ends: float) -> bool:
+    """Wait until all events up to a sequence are stored; return whether they are."""
+    while await ingested_to() < seq:
+        if time.monotonic() > ends:
+            return False
+        await asyncio.sleep(LOOK_SECONDS)
+    return True
+
+
+def _answer(chosen: Sequence[OriginalMessage], seq: int) -> str:
+    messages = ", ".join(
+        original_json(original._replace(state=State.RETRACTED)) for original in chosen
+    )
+    return f'{{"messages": [{messages}], "seq": {seq}}}'

@@ -1,0 +1,118 @@
+"""Take versions that cover retracted messages out of force, and have them written anew."""
+
+from collections.abc import Collection
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, literal_column, select, update
+
+from turnfold.core.history.audit_chain import WORKER
+from turnfold.ports.ingest import Installation
+from turnfold.store.compact.coverage import activate_version, valid_version
+from turnfold.store.compact.rewriting import (
+    end_regenerations,
+    end_rewriting,
+    end_stale,
+    fence_off,
+    open_fold,
+    write_digests,
+)
+from turnfold.store.database.predicates import is_open
+from turnfold.store.database.schema import compactions, summaries
+from turnfold.store.database.session_rows import SessionJournal, SessionRow
+from turnfold.store.database.statements import Prepared, PreparedIn
+from turnfold.store.ingest.retraction import RetractedCounts
+
+_is_empty = compactions.c.compaction_id.in_(bindparam("chosen", expanding=True)) & (
+    compactions.c.messages_evicted == literal_column("0")
+)
+_EMPTIED = PreparedIn(select(compactions.c.compaction_id).where(_is_empty, is_open), "chosen")
+_KIND = Prepared(
+    select(summaries.c.kind).where(
+        summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number")
+    ),
+    ("of_sid", "number"),
+)
+
+
+def withdraw(
+    connection: Connection,
+    session: SessionRow,
+    journal: SessionJournal,
+    installation: Installation,
+    counts: RetractedCounts,
+) -> None:
+    """Withdraw the versions that cover retracted messages, and append the audit row.
+
+    The newest version below them that covers none takes force at once. Until a worker has written
+    the next one, digests speak for the other messages that lost their version.
+    """
+    at_ms, replaced = counts.source.at_ms, session.version
+    if counts.compaction_ids:
+        # Running jobs have read the retracted messages, also those that write beside the version.
+        fence_off(connection, session, now_ms=at_ms, also_regenerations=True)
+        version = valid_version(connection, session.sid, session.version)
+        if version != replaced:
+            activate_version(connection, session, version, at_ms=at_ms)
+    _journal(connection, session, journal, counts, replaced)
+    if not counts.compaction_ids:
+        return
+    _end_emptied(connection, session, journal, counts.compaction_ids, now_ms=at_ms)
+    write_digests(connection, session.sid, sorted(counts.compaction_ids), installation)
+    end_regenerations(connection, session, journal, now_ms=at_ms)
+    if session.version != replaced:
+        end_rewriting(connection, session, journal, now_ms=at_ms)
+        open_fold(connection, session, journal, installation, now_ms=at_ms)
+
+
+def _journal(
+    connection: Connection,
+    session: SessionRow,
+    journal: SessionJournal,
+    counts: RetractedCounts,
+    replaced: int | None,
+) -> None:
+    after = session.window_tokens
+    changes: dict[str, Any] = {"version": session.version, "replaced": replaced}
+    journal.add_audit_row(
+        session,
+        "retracted",
+        at_ms=counts.source.at_ms,
+        # Some messages, or a result of a retracted call, were stored later than the retraction.
+        reason=None if counts.is_new else "late",
+        tokens_before=counts.tokens_before,
+        tokens_after=after,
+        actor=counts.source.actor if counts.is_new else WORKER,
+        messages=counts.messages,
+        seq=counts.source.seq or None,
+        **(changes if session.version != replaced else {}),
+    )
+    if session.version == replaced:
+        return
+    kinds = () if session.version is None else _KIND.rows(connection, session.sid, session.version)
+    journal.add_notice(
+        session,
+        "summary.updated",
+        version=session.version,
+        kind=next((kind for (kind,) in kinds), None),
+        tokens_before=counts.tokens_before,
+        tokens_after=after,
+    )
+
+
+def _end_emptied(
+    connection: Connection,
+    session: SessionRow,
+    journal: SessionJournal,
+    compaction_ids: Collection[int],
+    *,
+    now_ms: int,
+) -> None:
+    """End the evictions that have no message left: there is nothing to summarize or to cover."""
+    chosen = sorted(compaction_ids)
+    for (compaction_id,) in _EMPTIED.rows(connection, chosen):
+        end_stale(
+            connection, session, journal, compaction_id, "all its messages were retracted", now_ms
+        )
+    connection.execute(
+        update(compactions).where(_is_empty).values(is_covered=False), {"chosen": chosen}
+    )

@@ -1,0 +1,161 @@
+"""Move messages of a locked session to the retracted ones, and back, with all counters.
+
+The search index, the counts of compactions and the session row follow. Pairs do not: the caller
+decides them again for the call ids that `RetractedRows` collects.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    delete,
+    insert,
+    literal,
+    null,
+    select,
+)
+
+from turnfold.core.eviction.triggers import load_of
+from turnfold.messages import Message, position_of
+from turnfold.store.database.message_rows import EVICTABLE, evictable_of
+from turnfold.store.database.schema import (
+    compactions,
+    messages,
+    retracted_messages,
+    tool_calls,
+    usage_reports,
+)
+from turnfold.store.database.session_rows import SessionRow
+from turnfold.store.database.statements import PreparedPairs, bulk_update
+from turnfold.store.ingest.batch.counters import note_unindexed
+from turnfold.store.ingest.search_index import delete_indexed_at
+from turnfold.store.ingest.tombstones import in_portions
+
+_COLUMNS = [column.name for column in messages.c]
+_MARKS = ("retracted_seq", "retracted_at_ms", "is_named", "is_paired", "versions")
+_LESSEN = bulk_update(
+    compactions,
+    where=("compaction_id",),
+    values=("messages_evicted", "tokens_evicted", "digest", "digest_tokens"),
+)
+_pairs = PreparedPairs.pairs
+_COUNTED = PreparedPairs(
+    select(
+        compactions.c.compaction_id, compactions.c.messages_evicted, compactions.c.tokens_evicted
+    ).where(compactions.c.sid == _pairs.c.a, compactions.c.compaction_id == _pairs.c.b),
+    (compactions.c.sid.type, compactions.c.compaction_id.type),
+)
+
+
+class RetractedRows:
+    """The retracted messages of one session within a transaction.
+
+    Mutable: `messages` counts those that were taken, `compaction_ids` are the evictions that lost
+    some, and `call_ids` those whose pairs must be decided again.
+    """
+
+    def __init__(self, connection: Connection, session: SessionRow) -> None:
+        self._connection = connection
+        self._session = session
+        self.messages = 0
+        self.compaction_ids: set[int] = set()
+        self.call_ids: set[str] = set()
+
+    def take(self, positions: Sequence[int], seq: int, at_ms: int, *, is_named: bool) -> None:
+        """Retract messages by the retraction at a sequence; unless named, they follow a call."""
+        marks = (seq, at_ms, is_named, not is_named, self._session.versions)
+        for portion in in_portions(sorted(positions)):
+            taken = self._rows(messages, portion)
+            self._count_taken(taken)
+            delete_indexed_at(self._connection, self._session.sid, portion)
+            self._shift(
+                messages, retracted_messages, portion, dict(zip(_MARKS, marks, strict=True))
+            )
+        if positions:
+            self._delete_reports(min(positions), seq)
+
+    def bring_back(self, positions: Iterable[int]) -> None:
+        """Make retracted messages live again, because they arrived in another order."""
+        for portion in in_portions(sorted(positions)):
+            back = self._rows(retracted_messages, portion)
+            load = load_of([message for message, _ in back])
+            session = self._session
+            session.messages_total += len(back)
+            session.tokens_total += sum([message.tokens for message, _ in back])
+            session.live_messages += load.messages
+            session.live_tokens += load.tokens
+            session.rounds += load.rounds
+            session.revision += 1
+            self._shift(retracted_messages, messages, portion, {"compaction_id": null()})
+            if back:
+                note_unindexed(session, portion[0])
+
+    def _rows(self, table: Table, positions: Sequence[int]) -> list[tuple[Message, int | None]]:
+        """Return messages, each with the eviction that it left with, and collect their call ids."""
+        columns = [table.c[column.name] for column in EVICTABLE]
+        rows = self._connection.execute(
+            select(*columns, table.c.compaction_id, table.c.tool_call_id).where(
+                self._is_in(table, positions)
+            )
+        ).all()
+        self.call_ids |= {row.tool_call_id for row in rows if row.tool_call_id is not None}
+        calls = select(tool_calls.c.call_id).where(self._is_in(tool_calls, positions))
+        self.call_ids |= set(self._connection.execute(calls).scalars())
+        return [(evictable_of(row[:-2]), row.compaction_id) for row in rows]
+
+    def _count_taken(self, taken: Sequence[tuple[Message, int | None]]) -> None:
+        session = self._session
+        tokens = sum([message.tokens for message, _ in taken])
+        load = load_of([message for message, evicted_by in taken if evicted_by is None])
+        self.messages += len(taken)
+        session.messages_total -= len(taken)
+        session.tokens_total -= tokens
+        session.live_messages -= load.messages
+        session.live_tokens -= load.tokens
+        session.rounds = max(0, session.rounds - load.rounds)
+        # The hold of a restoration ends after as many new tokens as before.
+        session.held_to_tokens = max(0, session.held_to_tokens - tokens)
+        session.revision += 1
+        if evicted := [(message, by) for message, by in taken if by is not None]:
+            session.evicted_changes += 1
+            self._lessen(evicted)
+
+    def _lessen(self, evicted: Sequence[tuple[Message, int]]) -> None:
+        """Subtract messages from the counts of their evictions, and remove the digests."""
+        ids = sorted({by for _, by in evicted})
+        self.compaction_ids |= set(ids)
+        counted = _COUNTED.rows(self._connection, [(self._session.sid, by) for by in ids])
+        rows = []
+        for compaction_id, number, tokens in counted:
+            gone = [message.tokens for message, by in evicted if by == compaction_id]
+            # The digest quotes them; the caller has it written anew.
+            rows.append((number - len(gone), tokens - sum(gone), "", 0, compaction_id))
+        _LESSEN.run(self._connection, rows)
+
+    def _delete_reports(self, first: int, seq: int) -> None:
+        """Delete reports that counted a retracted message: they would teach a wrong factor."""
+        is_stale = (
+            (usage_reports.c.sid == self._session.sid)
+            & (usage_reports.c.position >= first)
+            & (usage_reports.c.position < position_of(seq, 0))
+        )
+        self._connection.execute(delete(usage_reports).where(is_stale))
+        self._session.reported_tokens = 0
+
+    def _shift(
+        self, source: Table, target: Table, positions: Sequence[int], changes: dict[str, Any]
+    ) -> None:
+        values: dict[str, ColumnElement[Any]] = {name: source.c[name] for name in _COLUMNS}
+        for name, value in changes.items():
+            values[name] = (
+                value if isinstance(value, ColumnElement) else literal(value, target.c[name].type)
+            )
+        chosen = select(*values.values()).where(self._is_in(source, positions))
+        self._connection.execute(insert(target).from_select(list(values), chosen))
+        self._connection.execute(delete(source).where(self._is_in(source, positions)))
+
+    def _is_in(self, table: Table, positions: Sequence[int]) -> ColumnElement[bool]:
+        return (table.c.sid == self._session.sid) & table.c.position.in_(positions)

@@ -1,0 +1,62 @@
+"""Look up the sessions and the events of one agent by their ids."""
+
+from collections.abc import Collection, Sequence
+
+from sqlalchemy import ColumnElement, Connection, func, select
+
+from turnfold.messages import AgentId
+from turnfold.ports.agent_lists import ListedSession
+from turnfold.store.database.engine import Database
+from turnfold.store.database.schema import events, sessions
+
+LAST_CHARACTERS = "\U0010ffff" * 64
+"""After a prefix, this sorts behind every id that begins with it: ids have at most 256 bytes."""
+
+
+class SqlAgentLists:
+    """Lists in SQL; see `turnfold.ports.agent_lists.AgentLists`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def sessions(
+        self, agent_id: AgentId, *, prefix: str, after: str | None, limit: int
+    ) -> Sequence[ListedSession]:
+        """Return sessions in the order of their ids."""
+
+        def read(connection: Connection) -> list[ListedSession]:
+            chosen = (
+                select(
+                    sessions.c.session_id,
+                    sessions.c.messages_total,
+                    sessions.c.tokens_total,
+                    sessions.c.last_event_at_ms,
+                )
+                .where(sessions.c.agent_id == agent_id, begins_with(connection, prefix))
+                .order_by(sessions.c.session_id)
+                .limit(limit)
+            )
+            if after is not None:
+                chosen = chosen.where(sessions.c.session_id > after)
+            return [ListedSession(*row) for row in connection.execute(chosen)]
+
+        return await self._database.snapshot(read)
+
+    async def known_events(self, agent_id: AgentId, event_ids: Collection[str]) -> Collection[str]:
+        """Return the stored ones of these event ids."""
+        chosen = select(events.c.event_id).where(
+            events.c.agent_id == agent_id, events.c.event_id.in_(event_ids)
+        )
+        return await self._database.snapshot(
+            lambda connection: frozenset(connection.execute(chosen).scalars())
+        )
+
+
+def begins_with(connection: Connection, prefix: str) -> ColumnElement[bool]:
+    """Return the condition that a session's id begins with a prefix."""
+    name = sessions.c.session_id
+    is_prefix = func.substr(name, 1, len(prefix)) == prefix
+    if connection.dialect.name == "sqlite":
+        # Its order is that of the bytes, so the index finds the range.
+        return is_prefix & name.between(prefix, prefix + LAST_CHARACTERS)
+    return is_prefix

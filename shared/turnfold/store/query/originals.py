@@ -1,0 +1,238 @@
+"""Read original messages in pages. `SqlHistoryStore` and the search use the same rows."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    FromClause,
+    Select,
+    bindparam,
+    false,
+    func,
+    literal_column,
+    select,
+    true,
+    union_all,
+)
+
+from turnfold.core.history.states import state_of
+from turnfold.core.shapes.packing import unpack
+from turnfold.errors import UnknownSession
+from turnfold.messages import ELEMENTS, MESSAGES_PER_EVENT, SessionKey
+from turnfold.ports.query import (
+    END_POSITION,
+    OriginalMessage,
+)
+from turnfold.store.database.inline_reader import WouldBlock
+from turnfold.store.database.schema import (
+    compactions,
+    messages,
+    retracted_messages,
+    sessions,
+)
+from turnfold.store.database.statements import Prepared, SupportsStatements
+from turnfold.store.query.carried import carried_length, with_carry_of
+
+__all__ = [
+    "END_POSITION",
+    "ORIGINALS",
+    "PageReading",
+    "original_of",
+    "originals_at",
+    "originals_in",
+]
+
+PAGE_CHARACTERS = 2_000_000
+"""A page of messages ends at this size, so that a reply fits into one NATS message."""
+INLINE_CHARACTERS = 200_000
+"""The largest page that is read in the event loop's thread, which takes about a millisecond."""
+
+_COLUMNS = (
+    "sid", "position", "event_id", "compaction_id", "body", "original", "is_meta", "characters",
+    "tokens", "element",
+)  # fmt: skip
+_WITH_RETRACTED = union_all(
+    select(*(messages.c[name] for name in _COLUMNS), false().label("is_retracted")),
+    select(*(retracted_messages.c[name] for name in _COLUMNS), true()),
+).subquery("originals")
+
+
+def _originals(source: FromClause) -> Select[*tuple[Any, ...]]:
+    names = ("position", "event_id", "compaction_id", "body", "original", "is_meta", "element")
+    state = [source.c.is_retracted] if "is_retracted" in source.c else []
+    return select(*(source.c[name] for name in names), compactions.c.is_covered, *state).outerjoin(
+        compactions, compactions.c.compaction_id == source.c.compaction_id
+    )
+
+
+ORIGINALS = _originals(messages)
+_SOURCES = {False: (messages, ORIGINALS), True: (_WITH_RETRACTED, _originals(_WITH_RETRACTED))}
+
+
+def originals_in(*, with_retracted: bool) -> tuple[FromClause, Select[*tuple[Any, ...]]]:
+    """Return the rows of messages, and a statement to select from, with retracted ones or not."""
+    return _SOURCES[with_retracted]
+
+
+_SID = Prepared(
+    select(sessions.c.sid).where(
+        (sessions.c.agent_id == bindparam("agent_id"))
+        & (sessions.c.session_id == bindparam("session_id"))
+    ),
+    ("agent_id", "session_id"),
+)
+_NAMES = ("of_sid", "after", "before", "most")
+_PLACES = tuple(f"at_{number}" for number in range(64))
+"""A fixed number of places, so that one compiled statement reads any number of messages."""
+_NAMED = {
+    with_retracted: Prepared(
+        originals.where(
+            source.c.sid == bindparam("of_sid"),
+            source.c.position.in_([bindparam(place) for place in _PLACES]),
+        ),
+        ("of_sid", *_PLACES),
+    )
+    for with_retracted, (source, originals) in _SOURCES.items()
+}
+
+
+def _pages(source: FromClause, originals: Select[*tuple[Any, ...]]) -> list[tuple[Prepared, ...]]:
+    """Return statements for estimated lengths, lengths and rows: oldest first, newest first."""
+    place = source.c.position
+    between = (
+        source.c.sid == bindparam("of_sid"),
+        place > bindparam("after"),
+        place < bindparam("before"),
+    )
+    most = bindparam("most", type_=BigInteger)
+    # About the length, from columns that stand before the text: SQLite counts the characters of a
+    # text by reading all of it.
+    estimate = source.c.characters + literal_column("4") * source.c.tokens
+    original_length = func.coalesce(func.length(source.c.original), literal_column("0"))
+    sizes = [
+        select(place, size, source.c.event_id, carried_length(source.c.event_id))
+        for size in (estimate, func.length(source.c.body) + original_length)
+    ]
+    statements = (*sizes, originals)
+    return [
+        tuple(
+            Prepared(chosen.where(*between).order_by(order).limit(most), _NAMES)
+            for chosen in statements
+        )
+        for order in (place, place.desc())
+    ]
+
+
+_ORDERED = {with_retracted: _pages(*source) for with_retracted, source in _SOURCES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PageReading:
+    """Read at most `limit` messages between two positions, in either order.
+
+    The cost depends on the page, not on the length of the session.
+
+    Every method raises `UnknownSession` if there is no such session.
+    """
+
+    after_position: int
+    before_position: int
+    limit: int
+    newest_first: bool = False
+    with_retracted: bool = False
+
+    def read_small(
+        self, connection: SupportsStatements, key: SessionKey
+    ) -> Sequence[OriginalMessage]:
+        """Read the page if it is small.
+
+        Raises:
+            WouldBlock: it is large; `read` it in a thread.
+        """
+        estimates, _, page = _ORDERED[self.with_retracted][self.newest_first]
+        places = self._places(connection, key)
+        carrying: set[str] = set()
+        if sum(_sizes(estimates.rows(connection, *places), carrying)) > INLINE_CHARACTERS:
+            raise WouldBlock
+        originals = [original_of(row) for row in page.rows(connection, *places)]
+        return with_carry_of(connection, places[0], originals, carrying)
+
+    def read(self, connection: SupportsStatements, key: SessionKey) -> Sequence[OriginalMessage]:
+        """Read the page, or its beginning if the messages are very long."""
+        _, lengths, page = _ORDERED[self.with_retracted][self.newest_first]
+        sid, after, before, most = self._places(connection, key)
+        # The lengths first: a page of a thousand messages of a megabyte each must not be read only
+        # to be cut.
+        room, fitting, carrying = PAGE_CHARACTERS, 0, set[str]()
+        for size in _sizes(lengths.rows(connection, sid, after, before, most), carrying):
+            # At least one message, or nobody could read past a very long one.
+            if fitting and size > room:
+                break
+            room, fitting = room - size, fitting + 1
+        rows = page.rows(connection, sid, after, before, fitting)
+        return with_carry_of(connection, sid, [original_of(row) for row in rows], carrying)
+
+    def finds_any(self, connection: SupportsStatements, key: SessionKey) -> bool:
+        """Return whether there is a message between the positions."""
+        estimates, _, _ = _ORDERED[self.with_retracted][False]
+        return bool(estimates.rows(connection, *self._places(connection, key)))
+
+    def _places(self, connection: SupportsStatements, key: SessionKey) -> tuple[int, int, int, int]:
+        """Return the values of `_NAMES`."""
+        session = _SID.rows(connection, key.agent_id, key.session_id)
+        if not session:
+            raise UnknownSession("nothing was published in this session yet")
+        return session[0][0], self.after_position, self.before_position, self.limit
+
+
+def _sizes(rows: Sequence[Sequence[Any]], carrying: set[str]) -> Iterator[int]:
+    """Yield the sizes of messages; what an event carries belongs to its first message of the page.
+
+    `carrying` collects the events that may carry something.
+    """
+    for _, size, event_id, carried in rows:
+        if carried is None or event_id in carrying:
+            yield size
+        else:
+            carrying.add(event_id)
+            yield size + carried
+
+
+def originals_at(
+    connection: SupportsStatements,
+    sid: int,
+    positions: Sequence[int],
+    *,
+    with_retracted: bool = False,
+) -> Iterator[OriginalMessage]:
+    """Read messages in groups; the last position fills the unused parameters."""
+    for start in range(0, len(positions), len(_PLACES)):
+        places = positions[start : start + len(_PLACES)]
+        unused = len(_PLACES) - len(places)
+        rows = _NAMED[with_retracted].rows(connection, sid, *places, *[places[-1]] * unused)
+        yield from map(original_of, rows)
+
+
+def original_of(row: Sequence[Any]) -> OriginalMessage:
+    """Build a message from a row of `originals_in`."""
+    (
+        position, event_id, compaction_id, body, original, is_meta, element, is_covered,
+        *is_retracted,
+    ) = row  # fmt: skip
+    state = state_of(
+        is_evicted=compaction_id is not None,
+        is_covered=bool(is_covered),
+        is_retracted=any(is_retracted),
+    )
+    return OriginalMessage(
+        f"{event_id}#{position % MESSAGES_PER_EVENT}",
+        position,
+        state,
+        body,
+        None if element else original,
+        bool(is_meta),
+        ELEMENTS[element or 0].shape,
+        unpack(original, body) if element else None,
+    )

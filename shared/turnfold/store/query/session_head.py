@@ -1,0 +1,126 @@
+"""Read a session's row with its policies, its summary in force, and what ingest has reached."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Text, bindparam, cast, func, literal_column, select
+
+from turnfold.core.policy.overrides import PolicyOverrides
+from turnfold.messages import SessionKey
+from turnfold.ports.query import (
+    SessionSnapshot,
+    StoredSummary,
+    WindowSnapshot,
+)
+from turnfold.store.database.schema import (
+    agents,
+    dead_letters,
+    ingested_ranges,
+    sessions,
+    summaries,
+)
+from turnfold.store.database.statements import Prepared, SupportsStatements
+
+_INGESTED_TO = (
+    select(ingested_ranges.c.last_seq)
+    .where(ingested_ranges.c.first_seq == literal_column("1"))
+    .scalar_subquery()
+)
+REACHED = Prepared(select(func.coalesce(_INGESTED_TO, literal_column("0"))), ())
+_ONE = select(literal_column("1").label("one")).subquery("one")
+_SESSION_COLUMNS = [
+    sessions.c[name]
+    for name in (
+        "model", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens",
+        "factor", "version", "versions", "compactions", "audit_rows", "audit_hash",
+        "last_event_at_ms", "window_limits", "asked_budgets",
+        "retracted_seq",
+    )
+]  # fmt: skip
+SUMMARY_COLUMNS = [
+    *(
+        summaries.c[name]
+        for name in (
+            "version",
+            "base_version",
+            "kind",
+            "style",
+            "model",
+            "text",
+            "sections",
+            "ledger",
+            "tokens",
+        )
+    ),
+    summaries.c.text_tokens,
+    func.coalesce(summaries.c.cuts, literal_column("''")),
+    *(summaries.c[name] for name in ("covers_first", "covers_last", "messages_covered")),
+    cast(summaries.c.compaction_id, Text),
+    summaries.c.created_at_ms,
+]
+MOST_REFUSED = 10_000
+"""Refused events of a session are counted up to this number."""
+_REFUSED = (
+    select(func.count())
+    .select_from(
+        select(literal_column("1"))
+        .where(
+            dead_letters.c.agent_id == bindparam("agent_id"),
+            dead_letters.c.session_id == bindparam("session_id"),
+            dead_letters.c.stream_seq <= bindparam("refused_to"),
+            dead_letters.c.replayed_at_ms.is_(None),
+        )
+        .limit(literal_column(str(MOST_REFUSED)))
+        .subquery()
+    )
+    .scalar_subquery()
+)
+_HEAD = Prepared(
+    select(
+        func.coalesce(_INGESTED_TO, literal_column("0")),
+        _REFUSED,
+        sessions.c.sid,
+        sessions.c.preset,
+        sessions.c.mode,
+        sessions.c.overrides,
+        agents.c.preset,
+        agents.c.mode,
+        agents.c.overrides,
+        *_SESSION_COLUMNS,
+        sessions.c.evicted_changes,
+        *SUMMARY_COLUMNS,
+    ).select_from(
+        _ONE.outerjoin(
+            sessions,
+            (sessions.c.agent_id == bindparam("agent_id"))
+            & (sessions.c.session_id == bindparam("session_id")),
+        )
+        .outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
+        .outerjoin(
+            summaries,
+            (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version),
+        )
+    ),
+    ("agent_id", "session_id", "refused_to"),
+)
+
+
+def read_head(
+    connection: SupportsStatements, key: SessionKey, refused_to: int
+) -> tuple[WindowSnapshot, int]:
+    """Read the session row and the summary, and how often evicted messages have changed."""
+    (row,) = _HEAD.rows(connection, key.agent_id, key.session_id, refused_to)
+    ingested_to, refused, sid = row[:3]
+    if sid is None:
+        return WindowSnapshot(ingested_to, None, refused=refused), 0
+    wishes, agent_wishes = PolicyOverrides(*row[3:6]), PolicyOverrides(*row[6:9])
+    end = 9 + len(_SESSION_COLUMNS)
+    session = SessionSnapshot(sid, wishes, agent_wishes, *row[9:end])
+    changes, *summary = row[end:]
+    in_force = None if summary[0] is None else summary_of(summary)
+    return WindowSnapshot(ingested_to, session, in_force, refused=refused), changes
+
+
+def summary_of(row: Sequence[Any]) -> StoredSummary:
+    """Build a version from `SUMMARY_COLUMNS`, which are its fields in order."""
+    return StoredSummary(*row)

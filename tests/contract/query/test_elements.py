@@ -1,0 +1,250 @@
+"""Items and blocks in any store: what comes back, in which format, and what is one response."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.contract.query.test_context import Asker, total_of
+from tests.shaped import Json, decoded, responses_faults
+from tests.store_fixtures import KEY, NOON, Stores, retracted, summary, words
+from turnfold.contracts.history_requests import SearchRequest
+from turnfold.core.history.validity import validation_errors
+from turnfold.messages import EventId
+from turnfold.operations.query.history import original_json
+from turnfold.operations.query.search import search
+from turnfold.ports.ingest import DecodedEvent
+
+THOUGHT: Json = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA" * 99}
+CALL_A: Json = {
+    "type": "function_call",
+    "id": "fc_a",
+    "call_id": "a",
+    "name": "read",
+    "arguments": "{}",
+}
+CALL_B: Json = CALL_A | {"id": "fc_b", "call_id": "b"}
+RESULT_A: Json = {"type": "function_call_output", "call_id": "a", "output": "port = 8443\n" * 40}
+RESULT_B: Json = RESULT_A | {"call_id": "b"}
+ANSWER: Json = {
+    "type": "message",
+    "id": "msg_1",
+    "role": "assistant",
+    "content": [{"type": "output_text", "text": "It is 8443.", "annotations": []}],
+}
+ASK: Json = {
+    "type": "message",
+    "role": "user",
+    "content": [{"type": "input_text", "text": "Which?"}],
+}
+TURN = [ASK, THOUGHT, CALL_A, CALL_B, RESULT_B, RESULT_A, ANSWER]
+
+
+def arrival(
+    seq: int, messages: Sequence[Json], shape: str = "responses", event_id: str | None = None
+) -> DecodedEvent:
+    """An event of this shape in the session of the tests."""
+    event = decoded(seq, messages, shape)
+    named = EventId(event_id or event.event_id)
+    return event._replace(key=KEY, at_ms=NOON + seq, event_id=named)
+
+
+@pytest.mark.proves("G1", "L1", "L5")
+async def test_a_session_of_items_is_answered_in_every_format(stores: Stores) -> None:
+    await stores.ingest(arrival(1, TURN))
+    asker = Asker(stores)
+
+    items = await asker.told(format="responses")
+    chat = await asker.told()
+    blocks = await asker.told(format="anthropic")
+
+    assert items["messages"] == TURN
+    assert items["message_ids"] == [f"e1#{index}" for index in range(len(TURN))]
+    assert validation_errors(chat["messages"]) == []
+    assert chat["message_ids"][1] == ["e1#1", "e1#2", "e1#3"]
+    assert [message["role"] for message in blocks["messages"]] == ["user", "assistant"] * 2
+    assert {total_of(told) for told in (items, chat, blocks)} == {len(TURN)}
+
+
+@pytest.mark.proves("G1", "L1")
+async def test_a_session_of_chat_messages_is_answered_as_items(stores: Stores) -> None:
+    said: list[Json] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Which?"},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "tool_calls": [
+                {"id": "a", "type": "function", "function": {"name": "read", "arguments": "{}"}},
+                {"id": "b", "type": "custom", "custom": {"name": "sql", "input": "select 1"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "8443"},
+    ]
+    await stores.ingest(arrival(1, said, "chat"))
+
+    told = await Asker(stores).told(format="responses", placement="message")
+
+    kinds = [item["type"] for item in told["messages"]]
+    called = ["message", "function_call", "custom_tool_call"]
+    assert kinds == ["message", "message", *called, *[f"{kind}_output" for kind in called[1:]]]
+    assert responses_faults(told["messages"]) == []
+    ids = [f"e1#{index}" for index in (0, 1, 2, 2, 2, 3)]
+    assert told["message_ids"] == [*ids, None]
+    assert told["window"]["messages"] == len(told["messages"])
+
+
+@pytest.mark.proves("G1")
+async def test_results_in_one_message_come_back_in_one_message(stores: Stores) -> None:
+    calls = [{"type": "tool_use", "id": name, "name": "read", "input": {}} for name in "ab"]
+    results: list[Json] = [
+        {"type": "tool_result", "tool_use_id": "b", "content": "2", "is_error": True},
+        {"type": "tool_result", "tool_use_id": "a", "content": "1", "x_new": "kept"},
+        {"type": "text", "text": "And now?"},
+    ]
+    turn: list[Json] = [
+        {"role": "user", "content": "Read both."},
+        {"role": "assistant", "content": calls},
+        {"role": "user", "content": results},
+    ]
+    await stores.ingest(arrival(1, turn, "anthropic"))
+    asker = Asker(stores)
+
+    blocks = await asker.told(format="anthropic")
+    chat = await asker.told()
+
+    first = {"role": "user", "content": [{"type": "text", "text": "Read both."}]}
+    assert blocks["messages"] == [first, *turn[1:]]
+    assert blocks["message_ids"] == ["e1#0", "e1#1", ["e1#2", "e1#3", "e1#4"]]
+    assert [message["role"] for message in chat["messages"]] == [
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "user",
+    ]
+    assert chat["account"]["total"] == 5
+
+
+@pytest.mark.proves("G1", "L1")
+async def test_the_history_has_elements_beside_their_chat_views(stores: Stores) -> None:
+    await stores.ingest(arrival(1, TURN), arrival(2, [{"role": "user", "content": "x"}], "chat"))
+
+    page = await stores.history.page(KEY, after_position=0, limit=20)
+
+    shown: list[Any] = [json.loads(original_json(one)) for one in page]
+    assert [one.get("element") for one in shown] == [*TURN, None]
+    assert [one.get("shape") for one in shown] == ["responses"] * len(TURN) + [None]
+    assert [call["id"] for call in shown[1]["message"]["tool_calls"]] == ["a", "b"]
+    assert shown[2]["message"] == {"role": "assistant", "content": None}
+
+
+@pytest.mark.proves("G1", "L2")
+async def test_items_that_are_published_again_leave_nothing_behind(stores: Stores) -> None:
+    await stores.ingest(arrival(2, TURN, event_id="e"))
+    before = await Asker(stores).told(format="responses")
+
+    # Other white space: the content is compared. Then a lower sequence, which counts.
+    again = arrival(3, TURN, event_id="e")
+    spaced = [
+        message._replace(original=message.original.replace(": ", ":  ", 1))
+        if message.original and message.original[0] == "{"
+        else message
+        for message in again.messages
+    ]
+    await stores.ingest(again._replace(messages=tuple(spaced), digest=b"other"))
+    await stores.ingest(arrival(1, TURN, event_id="e"))
+
+    after = await Asker(stores).told(format="responses")
+    assert after["messages"] == before["messages"]
+    assert after["account"]["total"] == len(TURN)
+    assert await stores.history.dead_letter_counts() == {}
+
+
+@pytest.mark.proves("G1", "L5")
+async def test_a_window_as_of_the_middle_of_a_response_is_sendable(stores: Stores) -> None:
+    await stores.ingest(arrival(1, TURN))
+    asker = Asker(stores)
+
+    for index in range(len(TURN)):
+        for shape, faults in (("responses", responses_faults), ("openai", validation_errors)):
+            told = await asker.told(format=shape, as_of=f"e1#{index}")
+            assert faults(told["messages"]) == []
+            assert told["account"]["total"] == index + 1
+
+
+@pytest.mark.proves("G1", "E3")
+async def test_responses_are_evicted_and_summarized_whole(stores: Stores) -> None:
+    for seq in range(1, 9):
+        turn = [dict(item) for item in TURN]
+        for item in turn:
+            if "call_id" in item:
+                item["call_id"] = f"{item['call_id']}{seq}"
+        await stores.ingest(arrival(seq, turn))
+    while jobs := await stores.claim():
+        for job in jobs:
+            await stores.jobs.commit(job, summary("They chose 8443."), reason=None, now_ms=NOON)
+
+    told = await Asker(stores).told(format="responses")
+
+    assert told["account"]["covered"] > 0
+    assert responses_faults(told["messages"]) == []
+    assert total_of(told) == 8 * len(TURN)
+
+
+@pytest.mark.proves("G1", "F1")
+async def test_search_finds_what_items_say_and_no_reasoning(stores: Stores) -> None:
+    await stores.ingest(arrival(1, [ASK, {**THOUGHT, "encrypted_content": "zebra"}, ANSWER]))
+    while await stores.index.index_some():
+        pass
+
+    found = json.loads(await search(KEY, SearchRequest(q="8443"), store=stores.search))
+    hidden = json.loads(await search(KEY, SearchRequest(q="zebra"), store=stores.search))
+
+    assert [hit["message_id"] for hit in found["hits"]] == ["e1#1"]
+    assert hidden["hits"] == []
+
+
+@pytest.mark.proves("G1")
+def test_a_long_text_is_stored_once() -> None:
+    output = "数据 é\n" * 2_000
+    for shape, element in (
+        ("responses", {**RESULT_A, "output": output}),
+        ("responses", {**ASK, "content": [{"type": "input_text", "text": output}]}),
+        ("anthropic", {"role": "user", "content": [{"type": "text", "text": output}]}),
+    ):
+        (message,) = decoded(1, [element], shape).messages
+        stored = len(message.body) + len(message.original or "")
+        assert stored < 1.1 * len(json.dumps(element))
+        assert message.tokens >= words(output) // 4
+
+
+@pytest.mark.proves("G1", "L5")
+@pytest.mark.parametrize("index", [1, 2, 3])
+async def test_a_response_is_retracted_whole_with_its_results(stores: Stores, index: int) -> None:
+    """C76: what was taken back stands in no chat view of another item."""
+    # The event arrives later than its retraction, and a second retraction before the first.
+    await stores.ingest(retracted(4, "e1#1", event_id="second"), arrival(2, [ASK]))
+    await stores.ingest(arrival(1, TURN))
+    await stores.ingest(retracted(3, f"e1#{index}"))
+    asker = Asker(stores)
+
+    items = await asker.told(format="responses")
+    chat = await asker.told()
+
+    assert items["messages"] == [ASK, ANSWER, ASK]
+    assert [message.get("tool_calls") for message in chat["messages"]] == [None] * 3
+    assert items["account"]["total"] == 3
+    gone = (await stores.seen()).sessions[KEY].retracted
+    assert [one.message.message_id for one in gone] == [f"e1#{place}" for place in range(1, 6)]
+
+
+@pytest.mark.proves("G1")
+async def test_an_item_of_the_client_is_retracted_alone(stores: Stores) -> None:
+    await stores.ingest(arrival(1, TURN))
+    await stores.ingest(retracted(2, "e1#6"))
+
+    items = await Asker(stores).told(format="responses")
+
+    assert items["messages"] == TURN[:6]

@@ -1,0 +1,31 @@
+"""`turnfold erase`, on a running system."""
+
+from pathlib import Path
+
+import pytest
+
+import turnfold
+from tests.running_system import command, running_system
+
+
+@pytest.mark.proves("G1", "O3")
+async def test_a_prefix_names_the_sessions_to_erase_and_the_command_says_so(tmp_path: Path) -> None:
+    named = {"TURNFOLD_DATA_DIR": str(tmp_path / "system")}
+    async with (
+        running_system(tmp_path / "system") as system,
+        turnfold.connect(system.nats_url, environ={}) as client,
+    ):
+        for session_id in ("a/1", "a/2", "b/1"):
+            session = client.session("ada", session_id)
+            await session.turn_completed([{"role": "user", "content": "Hello."}])
+            await session.context(wait_ms=5_000)
+
+        both = await command("erase", "ada", "a/1", "--prefix", "a/", "--yes", environ=named)
+        unsure = await command("erase", "ada", "--prefix", "a/", environ=named)
+        erased = await command("erase", "ada", "--prefix", "a/", "--yes", environ=named)
+        left = [session_id async for session_id in client.sessions("ada")]
+
+    assert (both.status, unsure.status, erased.status) == (2, 2, 0)
+    assert "the sessions of ada that begin with 'a/'" in " ".join(unsure.err.split())
+    assert "Erased the sessions of ada that begin with 'a/': 2 sessions, 2 messages." in erased.out
+    assert left == ["b/1"]

@@ -1,0 +1,208 @@
+"""Hosts that send their whole list each time, with a real bus, worker and query server."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import turnfold
+from tests.running_system import running_parts
+from turnfold.client import Client, Session, connect
+from turnfold.errors import BadRequest
+
+Json = dict[str, Any]
+
+
+@asynccontextmanager
+async def working(folder: Path) -> AsyncGenerator[tuple[str, Client]]:
+    """The address of a running system, and a client of it."""
+    async with (
+        running_parts(folder) as parts,
+        parts.running("query"),
+        parts.running("worker"),
+        connect(parts.server.url, environ={}) as client,
+    ):
+        yield parts.server.url, client
+
+
+def talk(turns: int, **edits: str) -> list[Json]:
+    """A conversation with instructions; `edits` say something else at a place, as `at_3="..."`."""
+    messages: list[Json] = [{"role": "system", "content": "Be brief."}]
+    for number in range(turns):
+        messages.append({"role": "user", "content": f"Question {number}?"})
+        messages.append({"role": "assistant", "content": f"Answer {number}."})
+    for place, text in edits.items():
+        number = int(place.removeprefix("at_"))
+        messages[number] = {**messages[number], "content": text}
+    return messages
+
+
+async def stored(session: Session) -> list[Json]:
+    """The messages of the session, when all of them are stored."""
+    await session.history(newest=1, after="latest", wait_ms=5_000)
+    return [one.message async for one in session.originals()]
+
+
+async def sent(
+    session: Session, *lists: Sequence[Json], **more: Any
+) -> list[tuple[int, int, bool]]:
+    """Send lists one after the other: how much each kept and published, and if it was an edit."""
+    receipts = [await turnfold.mirror(session, messages, **more) for messages in lists]
+    return [(one.kept, one.published, one.is_edited) for one in receipts]
+
+
+@pytest.mark.proves("G2", "C78", "L2")
+async def test_a_growing_list_is_published_once_also_after_a_restart_of_the_host(
+    tmp_path: Path,
+) -> None:
+    """C78: the same list again and again."""
+    async with working(tmp_path) as (url, client):
+        session = client.session("support", "user-42")
+
+        done = await sent(session, talk(1), talk(1), talk(3))
+        async with connect(url, environ={}) as restarted:
+            again = restarted.session("support", "user-42")
+            done += await sent(again, talk(3), talk(4), carry=None)
+            window = await again.context(wait_ms=5_000)
+        held = await stored(session)
+
+    assert done == [
+        (0, 3, False), (3, 0, False), (3, 4, False), (7, 0, False), (7, 2, False),
+    ]  # fmt: skip
+    assert held == window.messages == talk(4)
+
+
+@pytest.mark.proves("G2", "C78", "L1")
+async def test_what_followed_an_edit_is_retracted_and_the_new_branch_stands(tmp_path: Path) -> None:
+    """C78: an edit at message 5, and back again, also from a host that was restarted between."""
+    edited = talk(4, at_5="Another question?")
+    async with working(tmp_path) as (url, client):
+        session = client.session("support", "user-42")
+        done = await sent(session, talk(4), edited)
+        branch = await stored(session)
+        async with connect(url, environ={}) as restarted:
+            again = restarted.session("support", "user-42")
+            done += await sent(again, edited, talk(4), talk(5), edited, [])
+        done += await sent(session, talk(1))
+        held = await stored(session)
+        everything = await session.history(include_retracted=True, limit=1_000)
+
+    assert done == [
+        (0, 9, False), (5, 4, True),
+        (9, 0, False), (5, 4, True), (9, 2, False), (5, 4, True), (0, 0, True),
+        (0, 3, False),
+    ]  # fmt: skip
+    assert (branch, held) == (edited, talk(1))
+    assert len({one.message_id for one in everything.messages}) == 9 + 4 + 4 + 2 + 4 + 3
+
+
+@pytest.mark.proves("G2", "C78")
+async def test_what_others_changed_is_mended(tmp_path: Path) -> None:
+    """G2: a pop, and a message that is not in the list."""
+    async with working(tmp_path) as (_, client):
+        session = client.session("support", "user-42")
+        await sent(session, talk(3))
+
+        await session.pop(2)
+        done = await sent(session, talk(3))
+        await session.turn_completed([{"role": "user", "content": "Stranger."}])
+        done += await sent(session, talk(3), talk(2), talk(3))
+        held = await stored(session)
+
+    assert done == [(5, 2, False), (7, 0, True), (5, 0, True), (5, 2, False)]
+    assert held == talk(3)
+
+
+@pytest.mark.proves("G2", "C78", "L2", "L3")
+async def test_several_mirrors_at_once_publish_one_list_and_the_next_call_ends_a_quarrel(
+    tmp_path: Path,
+) -> None:
+    """G2: replicas of a host, each with a client of its own."""
+    async with (
+        working(tmp_path) as (url, client),
+        connect(url, environ={}) as second,
+        connect(url, environ={}) as third,
+    ):
+        sessions = [one.session("support", "user-42") for one in (client, second, third)]
+        for turns in range(1, 6):
+            growing = [sent(one, talk(turns + more)) for more, one in enumerate(sessions)]
+            await asyncio.gather(*growing)
+        agreed = await stored(sessions[0])
+        branches = [talk(7, at_6=f"Branch {number}.") for number in range(3)]
+        await asyncio.gather(*map(sent, sessions, branches))
+        await sent(sessions[1], branches[1])
+        settled = await stored(sessions[1])
+
+    assert agreed == talk(7)
+    assert settled == branches[1]
+
+
+@pytest.mark.proves("G2")
+async def test_instructions_in_mid_conversation_keep_their_place(tmp_path: Path) -> None:
+    """G2: also if the message before them was published already."""
+    changed = [*talk(2), {"role": "system", "content": "Be kind."}]
+    longer = [*changed, {"role": "user", "content": "So?"}]
+    async with working(tmp_path) as (_, client):
+        session = client.session("support", "user-42")
+        await sent(session, talk(2), changed, longer)
+        window = await session.context(wait_ms=5_000)
+
+    assert window.messages == longer
+
+
+@pytest.mark.proves("G2", "G1")
+@pytest.mark.parametrize("shape", ["responses", "anthropic"])
+async def test_elements_of_other_shapes_are_mirrored_too(tmp_path: Path, shape: str) -> None:
+    async with working(tmp_path) as (_, client):
+        session = client.session("support", "user-42")
+        lists = _elements(shape)
+        done = await sent(session, *lists, lists[0], shape=shape)
+        done += await sent(session, lists[-1], shape=shape, carry=list(range(len(lists[-1]))))
+        named: Any = shape
+        window = await session.context(format=named, entries=True, wait_ms=5_000)
+
+    assert window.messages == lists[-1]
+    assert [kept for kept, _, _ in done[:2]] == [0, len(lists[0])]
+    assert done[2] == (len(lists[0]), 0, True)
+    values = [entry.get("carry") for entry in window.entries or ()]
+    firsts = [one[0] if isinstance(one, list) else one for one in values]
+    assert firsts[len(lists[0]) :] == list(range(len(lists[0]), len(lists[-1])))
+
+
+def _elements(shape: str) -> list[list[Json]]:
+    """A list, and a longer one."""
+    if shape == "responses":
+        items: list[Json] = [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go."}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"},
+            {"type": "function_call", "call_id": "a", "name": "read", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": "42"},
+            {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "gAAB"},
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "It is 42.", "annotations": []}],
+            },
+        ]
+        return [items[:4], items]
+    calls = [{"type": "tool_use", "id": id, "name": "read", "input": {}} for id in "ab"]
+    results = [{"type": "tool_result", "tool_use_id": id, "content": "42"} for id in "ab"]
+    messages: list[Json] = [
+        {"role": "user", "content": [{"type": "text", "text": "Look."}]},
+        {"role": "assistant", "content": calls},
+        {"role": "user", "content": [*results, {"type": "text", "text": "Go on."}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "It is 42."}]},
+    ]
+    return [messages[:3], messages]
+
+
+@pytest.mark.proves("G2")
+async def test_a_list_of_values_to_carry_has_one_for_each_message(tmp_path: Path) -> None:
+    async with working(tmp_path) as (_, client):
+        session = client.session("support", "user-42")
+        with pytest.raises(BadRequest, match="carry has 1 values for 3 messages"):
+            await turnfold.mirror(session, talk(1), carry=[1])
+        assert not await session.exists()

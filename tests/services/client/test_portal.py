@@ -1,0 +1,91 @@
+"""One client for several event loops and threads, on a real bus."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import nats
+import pytest
+from nats.js.api import StreamConfig
+
+import turnfold
+from tests.nats_server import NatsServer, nats_server
+from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
+from turnfold.errors import Unavailable
+
+USER = {"role": "user", "content": "Where is order 7341?"}
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    with nats_server(tmp_path) as running:
+        connection = await nats.connect(running.url)
+        await connection.jetstream().add_stream(
+            StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS))
+        )
+        await connection.close()
+        yield running
+
+
+async def test_one_client_serves_several_loops_and_threads(server: NatsServer) -> None:
+    """G2: made without `async with`, and used from loops that come and go."""
+    client = turnfold.PortalClient(server.url, environ={})
+    session = client.session("support", "user-42")
+
+    def in_a_loop_of_its_own(number: int) -> int:
+        return asyncio.run(session.turn_completed([USER], event_id=f"e{number}")).seq
+
+    here = await session.turn_completed([USER], event_id="here")
+    with ThreadPoolExecutor(4) as threads:
+        others = [threads.submit(in_a_loop_of_its_own, number) for number in range(8)]
+        seqs = await asyncio.to_thread(lambda: [other.result(timeout=20) for other in others])
+    blocking = await asyncio.to_thread(lambda: client.run(session.turn_completed([USER])))
+    newest = client.newest_seq(session.key)
+    await asyncio.to_thread(client.close)
+
+    assert here.seq == 1
+    assert sorted(seqs) == list(range(2, 10))
+    assert blocking.seq == newest == 10
+    assert "turnfold-client" not in {thread.name for thread in threading.enumerate()}
+    with pytest.raises(Unavailable, match="closed"):
+        await session.turn_completed([USER])
+
+
+async def test_it_connects_at_its_first_use_and_again_after_that_failed(
+    tmp_path: Path,
+) -> None:
+    """G2: a host may make its client before the bus runs."""
+    with nats_server(tmp_path) as running:
+        connection = await nats.connect(running.url)
+        await connection.jetstream().add_stream(
+            StreamConfig(name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS))
+        )
+        await connection.close()
+        running.kill()
+        client = turnfold.PortalClient(running.url, environ={}, timeout_seconds=0.5, attempts=1)
+        session = client.session("support", "user-42")
+        with pytest.raises(Unavailable, match="no server answers"):
+            await session.turn_completed([USER])
+        running.start()
+
+        receipt = await session.turn_completed([USER])
+        await asyncio.to_thread(client.close)
+
+    assert receipt.seq == 1
+
+
+async def test_a_client_of_another_loop_fails_instead_of_waiting_for_ever(
+    server: NatsServer,
+) -> None:
+    """G2: the error names the client that can."""
+    async with turnfold.connect(server.url, environ={}) as client:
+        session = client.session("support", "user-42")
+
+        def elsewhere() -> None:
+            asyncio.run(session.turn_completed([USER]))
+
+        async with asyncio.timeout(5):
+            with pytest.raises(Unavailable, match="PortalClient"):
+                await asyncio.to_thread(elsewhere)

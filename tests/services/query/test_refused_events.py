@@ -1,0 +1,73 @@
+"""What a publisher learns of events that are not stored, over HTTP and from windows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import nats
+import pytest
+
+from tests.running_system import running_parts
+from turnfold.client import connect
+
+PATH = "/v1/agents/support/sessions/user-42"
+EVENT: dict[str, Any] = {
+    "type": "turn.completed",
+    "event_id": "e1",
+    "agent_id": "support",
+    "session_id": "user-42",
+}
+
+
+def said(text: str) -> dict[str, Any]:
+    """The event with this text."""
+    return {**EVENT, "messages": [{"role": "user", "content": text}]}
+
+
+@pytest.mark.proves("G1", "L2")
+async def test_other_content_under_a_known_id_is_a_conflict_and_stores_nothing(
+    tmp_path: Path,
+) -> None:
+    """G1: the same event again is none, in whatever JSON."""
+    elsewhere = PATH.replace("user-42", "user-43")
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("query"),
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as http,
+    ):
+        first = await http.post(f"{PATH}/events", json=said("one"))
+        copy = await http.post(f"{PATH}/events", content=json.dumps(said("one"), indent=2))
+        other = await http.post(f"{PATH}/events", json=said("two"))
+        moved = await http.post(f"{elsewhere}/events", json=said("one") | {"session_id": "user-43"})
+        next_one = await http.post(f"{PATH}/events", json=said("three") | {"event_id": "e2"})
+
+    assert [answer.status_code for answer in (first, copy, other, moved)] == [200, 200, 409, 409]
+    assert first.json() == copy.json()
+    assert other.json()["error"]["code"] == moved.json()["error"]["code"] == "conflict"
+    assert next_one.json()["seq"] == first.json()["seq"] + 1
+
+
+@pytest.mark.proves("G1", "I5")
+async def test_a_window_tells_of_refused_events_even_if_there_are_no_others(
+    tmp_path: Path,
+) -> None:
+    """G1: it was empty and said `fresh`, as if nothing had been published."""
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("query"),
+        parts.running("worker"),
+        connect(parts.server.url, environ={}) as client,
+        await nats.connect(parts.server.url) as bus,
+    ):
+        session = client.session("support", "user-42")
+        before = await session.context()
+        bad = {**said(""), "messages": [{"content": "no role"}]}
+        subject = "turn.completed.support.user-42"
+        await bus.jetstream().publish(subject, json.dumps(bad).encode())
+        after = await session.context(after="latest", wait_ms=5_000)
+        cached = await session.context(known=after)
+
+    assert (before.refused, after.refused, after.fresh) == (0, 1, True)
+    assert before.etag != after.etag
+    assert cached is after

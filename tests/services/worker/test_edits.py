@@ -1,0 +1,85 @@
+"""Messages that are taken back, through client, bus and HTTP."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.postgres import Postgres
+from tests.running_system import running_parts
+from turnfold.client import Client, Session, connect
+from turnfold.errors import BadRequest
+
+
+async def numbered(client: Client, name: str, number: int) -> Session:
+    session = client.session("ada", name)
+    for place in range(number):
+        await session.turn_completed(
+            [{"role": "user", "content": f"item {place}"}], event_id=f"{name}-{place}"
+        )
+    return session
+
+
+@pytest.mark.proves("G1")
+async def test_a_client_takes_messages_back(tmp_path: Path) -> None:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        connect(parts.server.url, environ={}) as client,
+        httpx.AsyncClient(base_url=f"{parts.http_url}/v1/agents/ada", trust_env=False) as http,
+    ):
+        session = await numbered(client, "s", 6)
+
+        await session.retract("s-1#0", "s-2#0")
+        window = await session.context(wait_ms=5_000)
+        assert window.message_ids == ["s-0#0", "s-3#0", "s-4#0", "s-5#0"]
+
+        popped = await session.pop(2)
+        assert [stored.message_id for stored in popped] == ["s-4#0", "s-5#0"]
+        assert (await session.context()).message_ids == ["s-0#0", "s-3#0"]
+
+        await session.retract(after="s-0#0")
+        assert (await session.context(wait_ms=5_000)).message_ids == ["s-0#0"]
+        page = await session.history(include_retracted=True)
+        assert [stored.state for stored in page.messages] == ["live"] + ["retracted"] * 5
+
+        posted = await http.post("/sessions/s/pop", json={"count": 3})
+        assert [entry["message_id"] for entry in posted.json()["messages"]] == ["s-0#0"]
+        again = await http.post("/sessions/s/pop", json={})
+        assert (again.json()["messages"], again.json()["seq"] > 0) == ([], True)
+        refused = await http.post("/sessions/s/pop", json={"number": 3})
+        unknown = await http.post("/sessions/nobody/pop", json={})
+        assert (refused.status_code, unknown.status_code) == (400, 404)
+        event = {"type": "turn.retracted", "event_id": "r", "agent_id": "ada", "session_id": "s"}
+        accepted = await http.post("/sessions/s/events", json=event | {"all": True})
+        both = await http.post("/sessions/s/events", json=event | {"all": True, "after": "s-0#0"})
+        assert (accepted.status_code, both.status_code) == (200, 400)
+
+        await session.turn_completed([{"role": "user", "content": "anew"}])
+        await session.clear()
+        assert (await session.context(wait_ms=5_000)).message_ids == []
+        assert await client.session("ada", "nobody").pop() == []
+        with pytest.raises(BadRequest):
+            await session.retract()
+
+
+@pytest.mark.proves("G1", "L2")
+async def test_callers_of_two_workers_pop_each_message_once(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    async with (
+        running_parts(tmp_path, postgres=postgres) as parts,
+        parts.running("worker"),
+        parts.running("worker"),
+        parts.running("query"),
+        connect(parts.server.url, environ={}) as client,
+    ):
+        session = await numbered(client, "s", 30)
+
+        popped = await asyncio.gather(*(session.pop(3) for _ in range(10)))
+
+        taken = [stored.message_id for stored_ones in popped for stored in stored_ones]
+        assert sorted(taken) == sorted(f"s-{place}#0" for place in range(30))
+        assert (await session.context(wait_ms=5_000)).message_ids == []

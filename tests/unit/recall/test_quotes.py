@@ -1,0 +1,89 @@
+"""Which lines of earlier messages are marked, and which of them a block quotes first (W14)."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.histories import assistant, counter, user
+from turnfold.core.recall.quotes import (
+    MOST_LINES,
+    READ_CHARACTERS,
+    MarkedLine,
+    best_lines,
+    mark_lines,
+    numbers_of_names,
+    quotable_text,
+    read_marks,
+)
+
+
+def marked(text: str) -> list[MarkedLine]:
+    stored = mark_lines(dict(user(text)), counter())
+    return [] if stored is None else read_marks(stored)
+
+
+def quoted(texts: list[str], **hidden: object) -> list[str]:
+    """The lines that a block would quote of these messages, best first."""
+    shown = hidden.get("shown", ())
+    known = numbers_of_names(str(hidden.get("known", "")))
+    lines = {number: marked(text) for number, text in enumerate(texts)}
+    best = best_lines(lines, len(texts) - 1, shown=shown, known=known)  # type: ignore[arg-type]
+    return [texts[number][line.start : line.start + line.characters] for number, line in best]
+
+
+@pytest.mark.proves("W14")
+def test_marks_are_read_as_they_were_written() -> None:
+    text = "first words\ndef session_key(path):\n    return cache_of(path)\n"
+    (first, second) = marked(text)
+
+    assert text[first.start : first.start + first.characters] == "def session_key(path):"
+    assert first.tokens == counter()("def session_key(path):")
+    assert set(first.names) == numbers_of_names("session_key")
+    assert set(second.names) == numbers_of_names("cache_of")
+
+
+@pytest.mark.proves("W14")
+def test_a_message_without_names_stores_nothing() -> None:
+    assert mark_lines(dict(user("Hello, how are you?")), counter()) is None
+
+
+@pytest.mark.proves("W14")
+@given(st.lists(st.text(max_size=30), max_size=5))
+def test_any_message_can_be_marked(texts: list[str]) -> None:
+    body = {**assistant("\n".join(texts)), "tool_calls": [
+        {"id": "c", "type": "function", "function": {"name": "run", "arguments": arguments}}
+        for arguments in [json.dumps({"code": texts}), *texts]
+    ]}  # fmt: skip
+
+    stored = mark_lines(body, counter())
+
+    for line in read_marks(stored or b""):
+        piece = quotable_text(body)[line.start : line.start + line.characters]
+        assert line.tokens == counter()(piece)
+        assert set(line.names) == numbers_of_names(piece)
+
+
+def test_long_messages_are_marked_in_part() -> None:
+    lines = marked("\n".join(f"value_of_{number} = {number}" for number in range(5_000)))
+
+    assert len(lines) == MOST_LINES
+    assert all(line.start < READ_CHARACTERS for line in lines)
+
+
+@pytest.mark.proves("W14")
+def test_what_is_named_often_and_lately_comes_first() -> None:
+    texts = ["the once_named thing", *["we use often_named here"] * 5, "and lately_named too"]
+
+    assert quoted(texts)[0] == "we use often_named here"
+    assert quoted(texts).index("and lately_named too") < quoted(texts).index(texts[0])
+    assert len(quoted(texts)) == 3
+
+
+@pytest.mark.proves("W14")
+def test_nothing_is_quoted_that_the_window_has() -> None:
+    texts = ["see first_name", "see second_name and first_name", "see third_name"]
+
+    assert quoted(texts, shown={1, 2}) == ["see first_name"]
+    assert quoted(texts, known="first_name, second_name") == ["see third_name"]

@@ -1,0 +1,27 @@
+"""How much of a budget stays free for recall when a request arrives (F2)."""
+
+import pytest
+
+from tests.histories import assistant, history, tool, user
+from turnfold.core.policy.presets import Policy
+from turnfold.operations.query.recall import share_for_recall
+
+TALK = [user("Hello."), assistant("Hello."), user("Look."), assistant("I see.")]
+CALL = [user("Read it."), assistant(None, "c1"), tool("c1", "42")]
+
+
+@pytest.mark.proves("F2", "L11")
+def test_talk_leaves_more_room_for_recall_than_work() -> None:
+    """Calls of the newest turn do not count, so that the beginning of its window stays."""
+    policy = Policy(recall_share=0.5)
+
+    shares = [
+        share_for_recall(policy, history([*TALK, *more]).stored.messages)
+        for more in ([], CALL, [*CALL, assistant("42."), user("Thanks.")])
+    ]
+
+    assert shares == pytest.approx([0.65, 0.65, 0.5])
+
+
+def test_a_policy_without_recall_leaves_no_room() -> None:
+    assert share_for_recall(Policy(recall_share=0.0), history(TALK).stored.messages) == 0.0

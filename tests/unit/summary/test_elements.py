@@ -1,0 +1,49 @@
+"""Summaries and digests of items: they read the chat view, each thing once."""
+
+import json
+
+import pytest
+
+from tests.histories import counter
+from tests.shaped import Json, shaped_session
+from turnfold.core.summary.digest import digest_eviction, digest_messages
+from turnfold.core.summary.source_messages import sources_of
+
+
+def turn(number: int) -> list[Json]:
+    calls = [
+        {"type": "function_call", "call_id": f"{number}{name}", "name": "read", "arguments": "{}"}
+        for name in "abcdefgh"
+    ]
+    outputs = [
+        {"type": "function_call_output", "call_id": call["call_id"], "output": "1"}
+        for call in calls
+    ]
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "secret plan"}]}
+    return [{"role": "user", "content": f"Check {number}."}, thought, *calls, *outputs]
+
+
+@pytest.mark.proves("G1", "S2")
+def test_a_summarizer_reads_a_response_as_one_message() -> None:
+    session = shaped_session([("responses", turn(1))])
+
+    sources = sources_of(
+        (one, session.bodies[one.position], False) for one in session.stored.messages
+    )
+
+    assert [source.role for source in sources] == ["user", "assistant", *["tool"] * 8]
+    assert len(sources[1].calls) == 8
+    assert {source.tool_name for source in sources[2:]} == {"read"}
+    assert "secret plan" not in json.dumps(sources)
+
+
+@pytest.mark.proves("G1", "W3")
+def test_a_digest_spends_no_line_on_joined_items() -> None:
+    session = shaped_session([("responses", turn(number)) for number in range(4)])
+    evicted = session.stored.messages
+
+    quoted = digest_messages(evicted)
+    text, _ = digest_eviction(evicted, session.bodies, count=counter())
+
+    assert len(quoted) == 8
+    assert all(f"Check {number}." in text for number in range(4))
