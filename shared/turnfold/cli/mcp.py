@@ -1,0 +1,55 @@
+"""`turnfold mcp`: an MCP server for one session."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnfold.cli.connection import connected_client
+from turnfold.client import session_key
+from turnfold.client.http import HttpSession
+from turnfold.errors import StartError
+from turnfold.settings import read_settings
+
+if TYPE_CHECKING:
+    from turnfold.integrations.mcp import Lookup
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("mcp")(mcp)
+
+
+def mcp(
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.")],
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="The session's id.")],
+    http_url: Annotated[
+        str | None,
+        typer.Option(
+            "--http",
+            metavar="URL",
+            help="Read over HTTP, with the token in TURNFOLD_HTTP_TOKEN, instead of NATS.",
+        ),
+    ] = None,
+) -> None:
+    """Serve one session to a model as MCP tools, over stdin and stdout."""
+    try:
+        from turnfold.integrations.mcp import serve
+    except ImportError as error:
+        raise StartError(str(error)) from error
+    # Wrong ids and settings end the command before it serves.
+    key, settings = session_key(agent, session), read_settings(os.environ)
+
+    @asynccontextmanager
+    async def opened() -> AsyncGenerator["Lookup", None]:
+        if http_url is not None:
+            yield HttpSession(http_url, key, token=settings.http_token)
+        else:
+            # For each call, so that the server outlives restarts of the system.
+            async with connected_client() as client:
+                yield client.session(agent, session)
+
+    asyncio.run(serve(opened))

@@ -1,0 +1,174 @@
+"""A session of the OpenAI Agents SDK that is kept by Turnfold.
+
+```python
+session = TurnfoldSession("support", "user-42", max_tokens=8_000)
+result = await Runner.run(agent, "Where is order 7341?", session=session)
+```
+
+A run reads the window: the summary, and the items after it to the letter. Reasoning never stands
+there without the item that it belongs to. Each call of the SDK publishes one event.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from turnfold.client import PortalClient, StoredMessage
+from turnfold.errors import TooLarge, Unavailable, UnknownSession
+from turnfold.integrations import requires
+from turnfold.shapes import chat_from_responses, responses_from_chat
+
+with requires("openai-agents"):
+    from agents import SessionSettings, TResponseInputItem
+
+WAIT_MS = 5_000
+"""How long a read waits at most for what was added before, by this program or another."""
+EVENT_ITEMS = 1_000
+PAGE_ITEMS = 1_000
+
+_clients: dict[str | None, PortalClient] = {}
+_lock = threading.Lock()
+
+
+class TurnfoldSession:
+    """A conversation of the OpenAI Agents SDK, for any event loop and thread.
+
+    `client` is a `PortalClient`, or a URL of NATS (default: `TURNFOLD_NATS_URL`), for which all
+    sessions of the program share one client. `max_tokens` is the budget of the window. Without it,
+    the `model` decides: by default the one that was last reported. `window` has further options of
+    `turnfold.Session.context`, such as `system_tokens` and `recall`.
+
+    Methods raise the subclasses of `turnfold.RequestError`, among them `Unavailable` if no service
+    answers and `CannotFit` if no valid window is that small.
+    """
+
+    def __init__(
+        self,
+        agent_id: str,
+        session_id: str,
+        *,
+        client: PortalClient | str | None = None,
+        max_tokens: int | None = None,
+        model: str | None = None,
+        session_settings: SessionSettings | dict[str, Any] | None = None,
+        window: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(client, PortalClient):
+            client = _client_of(client)
+        self.session_id = session_id
+        self.session_settings = SessionSettings().resolve(session_settings)
+        self._session = client.session(agent_id, session_id)
+        # The SDK reads before it adds the new request, so a recall would look for the one before.
+        self._window: dict[str, Any] = {
+            "placement": "user",
+            "recall": False,
+            "max_tokens": max_tokens,
+            "model": model,
+            **(window or {}),
+        }
+
+    async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
+        """Return the window; with a limit the newest items as they were added, without a summary.
+
+        The limit of `session_settings` counts as well.
+        """
+        if limit is None:
+            limit = SessionSettings().resolve(self.session_settings).limit
+        if limit is not None:
+            return await self._tail(limit)
+        try:
+            window = await self._session.context(
+                format="responses", after="latest", wait_ms=WAIT_MS, **self._window
+            )
+        except UnknownSession:
+            return []
+        _require_fresh(is_fresh=window.fresh)
+        return window.messages
+
+    async def add_items(self, items: list[TResponseInputItem]) -> None:
+        """Publish items; return when the stream has stored them.
+
+        Raises:
+            BadRequest: an item is no item of the Responses API. Nothing was published.
+        """
+        chat_from_responses(items)
+        for start in range(0, len(items), EVENT_ITEMS):
+            await self._session.turn_completed(
+                items[start : start + EVENT_ITEMS], shape="responses"
+            )
+
+    async def pop_item(self) -> TResponseInputItem | None:
+        """Retract the newest item and return it; None if there is none."""
+        popped = await self._session.pop()
+        if not popped:
+            return None
+        *others, item = _items(popped)
+        await self.add_items([*await self._retracted_with(popped[0]), *others])
+        return item
+
+    async def clear_session(self) -> None:
+        """Retract all items. Their originals stay in the history until the session is erased."""
+        await self._session.clear()
+
+    async def _tail(self, limit: int) -> list[TResponseInputItem]:
+        """Return the newest items, all for a negative limit, as SQLite does."""
+        messages: list[StoredMessage] = []
+        size = PAGE_ITEMS
+        position: int | None = None
+        while limit < 0 or len(messages) < limit:
+            count = size if limit < 0 else min(size, limit - len(messages))
+            try:
+                page = await self._session.history(
+                    newest=None if position else count,
+                    limit=count if position else None,
+                    before_position=position,
+                    after="latest",
+                    wait_ms=WAIT_MS,
+                )
+            except UnknownSession:
+                break
+            except TooLarge:
+                if size == 1:
+                    raise
+                size = max(size // 4, 1)
+                continue
+            _require_fresh(is_fresh=page.fresh)
+            messages[:0] = page.messages
+            position = page.previous_position
+            if position is None:
+                break
+        return list(_items(messages))[-limit:] if limit else []
+
+    async def _retracted_with(self, popped: StoredMessage) -> list[TResponseInputItem]:
+        """Return the items before this one that left with it, because they are one response."""
+        event_id, _, index = popped.message_id.rpartition("#")
+        if popped.shape != "responses" or index == "0":
+            return []
+        ids = [f"{event_id}#{before}" for before in range(int(index))]
+        page = await self._session.history(message_ids=ids[-PAGE_ITEMS:], include_retracted=True)
+        left: list[StoredMessage] = []
+        for message in reversed(page.messages):
+            if message.state != "retracted" or message.message["role"] != "assistant":
+                break
+            left.insert(0, message)
+        return list(_items(left))
+
+
+def _items(messages: Iterable[StoredMessage]) -> Iterator[TResponseInputItem]:
+    for stored in messages:
+        if stored.shape == "responses" and stored.element is not None:
+            yield stored.element
+        else:
+            yield from responses_from_chat([stored.message])
+
+
+def _require_fresh(*, is_fresh: bool) -> None:
+    if not is_fresh:
+        raise Unavailable(
+            f"the newest items of the session are not stored after {WAIT_MS} ms; try again"
+        )
+
+
+def _client_of(url: str | None) -> PortalClient:
+    with _lock:
+        return _clients.setdefault(url, PortalClient(url))

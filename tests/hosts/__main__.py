@@ -1,0 +1,151 @@
+"""Test integrations with their frameworks: `python -m tests.hosts [HOST...]`, as `scripts/hosts` does.
+
+A host is a lock in `requirements/hosts`, an extra, and a folder here. Each has an environment in
+`.hosts`, made when it is missing or its lock has changed. Its tests write JUnit files to
+`$HOST_RESULTS`: one row of the table for each.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import distributions
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[2]
+LOCKS = ROOT / "requirements" / "hosts"
+UV = (sys.executable, "-m", "uv", "--quiet")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A framework, and the environment of its tests."""
+
+    name: str
+    is_newest: bool
+
+    @property
+    def environment(self) -> Path:
+        """The directory of the virtual environment."""
+        return ROOT / ".hosts" / (f"{self.name}-newest" if self.is_newest else self.name)
+
+    @property
+    def python(self) -> Path:
+        """The interpreter of the environment."""
+        return self.environment / "bin" / "python"
+
+    @property
+    def results(self) -> Path:
+        """Where the tests write what they found."""
+        return self.environment / "results"
+
+    @property
+    def version(self) -> str:
+        """The installed version of the framework."""
+        packages = next(self.environment.glob("lib/python3*/site-packages"))
+        installed = {found.name: found.version for found in distributions(path=[str(packages)])}
+        return installed.get(self.name, "?")
+
+    def prepare(self) -> None:
+        """Make the environment, unless it is what it would become."""
+        lock, wanted = LOCKS / f"{self.name}.txt", LOCKS / f"{self.name}.in"
+        made_from = sha256(lock.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
+        stamp = self.environment / "made-from"
+        if not self.is_newest and stamp.exists() and stamp.read_text() == made_from:
+            return
+        stamp.unlink(missing_ok=True)
+        _run(*UV, "venv", "--allow-existing", "--python", sys.executable, self.environment)
+        install = (*UV, "pip", "install", "--python", self.python)
+        if self.is_newest:
+            _run(*install, "--upgrade", "-r", wanted, "--editable", f".[{self.name}]")
+        else:
+            _run(*UV, "pip", "sync", "--python", self.python, "--require-hashes", lock)
+            _run(*install, "--no-deps", "--no-build-isolation", "--editable", ".")
+        stamp.write_text(made_from)
+
+    def test(self) -> bool:
+        """Run the tests; return whether all passed."""
+        self.results.mkdir(exist_ok=True)
+        for old in self.results.glob("*.xml"):
+            old.unlink()
+        command = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        command += ["--confcutdir", "tests/hosts", "-o", "filterwarnings=default"]
+        command += ["--junit-xml", self.results / "own.xml"]
+        command += [Path("tests/hosts") / self.name.replace("-", "_")]
+        environ = os.environ | {
+            "HOST_RESULTS": str(self.results),
+            "MAIN_PYTHON": sys.executable,
+        }
+        return (
+            subprocess.run([str(word) for word in command], env=environ, check=False).returncode
+            == 0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The results in one JUnit file."""
+
+    name: str
+    outcomes: Counter[str]
+    reasons: Counter[str]
+
+
+def results_of(host: Host) -> Iterator[Results]:
+    """Read the results of a host: its own tests here, then those of the framework."""
+    for path in sorted(host.results.glob("*.xml"), key=lambda path: (path.stem != "own", path)):
+        outcomes, reasons = Counter[str](), Counter[str]()
+        for case in ET.parse(path).iter("testcase"):
+            skipped = case.find("skipped")
+            if skipped is not None:
+                reasons[skipped.get("message", "")] += 1
+            failed = case.find("failure") is not None or case.find("error") is not None
+            outcomes["deselected" if skipped is not None else "failed" if failed else "passed"] += 1
+        yield Results(path.stem, outcomes, reasons)
+
+
+def main() -> int:
+    """Test the hosts and print the table; return 1 if a test failed."""
+    known = sorted(path.stem for path in LOCKS.glob("*.txt"))
+    parser = argparse.ArgumentParser(prog="scripts/hosts", description=__doc__)
+    parser.add_argument("hosts", nargs="*", metavar="HOST", help=f"one of {', '.join(known)}")
+    names = parser.parse_args().hosts or known
+    if unknown := set(names) - set(known):
+        parser.error(f"unknown host {', '.join(sorted(unknown))}; known are {', '.join(known)}")
+    os.chdir(ROOT)
+    table = Table("host", "version", "tests", "passed", "failed", "deselected")
+    reasons: list[str] = []
+    all_passed = True
+    for name in names:
+        host = Host(name, is_newest=os.environ.get("NEWEST") == "1")
+        host.prepare()
+        all_passed = host.test() and all_passed
+        for results in results_of(host):
+            figures = (str(results.outcomes[one]) for one in ("passed", "failed", "deselected"))
+            table.add_row(name, host.version, results.name, *figures)
+            reasons += (
+                f"{name} {results.name}, {count} deselected: {reason}"
+                for reason, count in results.reasons.most_common()
+            )
+    console = Console()
+    console.print(table)
+    for reason in reasons:
+        console.print(reason, soft_wrap=True, markup=False, highlight=False)
+    return 0 if all_passed else 1
+
+
+def _run(*words: object) -> None:
+    environ = os.environ | {"UV_SYSTEM_CERTS": "1", "UV_PYTHON_DOWNLOADS": "never"}
+    subprocess.run([str(word) for word in words], env=environ, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

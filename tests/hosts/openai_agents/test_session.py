@@ -1,0 +1,61 @@
+"""The session of the OpenAI Agents SDK keeps items to the letter, and gives windows of them."""
+
+import asyncio
+
+import pytest
+from agents.memory import Session
+
+from tests.hosts.conftest import RunningSystem
+from tests.hosts.openai_agents.items import call, output, reasoning, user
+from turnfold.integrations.openai_agents import TurnfoldSession
+
+
+@pytest.fixture
+def session(system: RunningSystem, session_id: str) -> TurnfoldSession:
+    """An empty session."""
+    return TurnfoldSession("host", session_id, client=system.nats_url, max_tokens=8_000)
+
+
+async def test_it_is_a_session_of_the_sdk(session: TurnfoldSession) -> None:
+    assert isinstance(session, Session)
+    assert await session.get_items() == []
+    assert await session.get_items(limit=3) == []
+    assert await session.pop_item() is None
+
+
+async def test_items_come_back_to_the_letter(session: TurnfoldSession) -> None:
+    """Proves G3."""
+    items = [user("look"), reasoning("a"), call("a"), call("b"), output("a"), output("b")]
+
+    await session.add_items(items)
+
+    assert await session.get_items() == items
+    assert await session.get_items(limit=3) == items[-3:]
+
+
+async def test_each_pop_takes_one_item_also_of_a_response(session: TurnfoldSession) -> None:
+    items = [user("look"), reasoning("a"), call("a"), call("b"), output("a"), output("b")]
+    await session.add_items(items)
+
+    popped = []
+    while (item := await session.pop_item()) is not None:
+        popped.append(item)
+        assert await session.get_items(limit=10) == items[: -len(popped)]
+
+    assert popped == items[::-1]
+
+
+async def test_a_cleared_session_is_empty_and_goes_on(session: TurnfoldSession) -> None:
+    await session.add_items([user("one"), user("two")])
+
+    await session.clear_session()
+    await session.add_items([user("three")])
+
+    assert await session.get_items() == [user("three")]
+
+
+def test_a_session_serves_one_loop_after_another(session: TurnfoldSession) -> None:
+    asyncio.run(session.add_items([user("first loop")]))
+    asyncio.run(session.add_items([user("second loop")]))
+
+    assert asyncio.run(session.get_items()) == [user("first loop"), user("second loop")]
