@@ -19,6 +19,7 @@ from turnfold.bus.streams import wait_for_streams
 from turnfold.contracts.subjects import NOTICES_STREAM
 from turnfold.model_info.tokenizer import load_counter
 from turnfold.models import ChildSummarizer
+from turnfold.models.availability import can_call_models, missing_litellm
 from turnfold.nats_client.acknowledgements import Publisher
 from turnfold.process.http_server import HttpServer
 from turnfold.process.scheduling import lower_priority, tune_collector
@@ -161,7 +162,13 @@ async def _start(
     telemetry: Telemetry,
     stop: asyncio.Event,
 ) -> None:
-    """Wait for the schema, the streams and the writer lock, then work until stopped."""
+    """Wait for the schema, the streams and the writer lock, then work until stopped.
+
+    Raises:
+        StartError: a model is configured, and litellm is not installed.
+    """
+    if _has_model(settings) and not can_call_models():
+        raise missing_litellm()
     # Importing litellm takes seconds, so its process starts first. Without a model, the process
     # is light and starts with its first job.
     summarizer = ChildSummarizer(preload=_has_model(settings))

@@ -5,6 +5,7 @@ import json
 from urllib.parse import urlsplit
 
 from turnfold.cli.diagnoses import Finding
+from turnfold.models.availability import can_call_models
 from turnfold.process.directory import is_alive
 from turnfold.settings import READY_FILE, Settings, redacted
 
@@ -15,6 +16,15 @@ async def check_model(settings: Settings) -> list[Finding]:
     """Check the model's configuration and its process, without a request to the model."""
     if settings.summary_model is None:
         return [Finding("model", "ok", "none configured: summaries are extractive")]
+    if not can_call_models():
+        return [
+            Finding(
+                "model",
+                "failed",
+                f"{settings.summary_model}: litellm is not installed",
+                "install turnfold[models], or unset TURNFOLD_SUMMARY_MODEL",
+            )
+        ]
     if settings.lacks_session_models:
         advice = (
             "set TURNFOLD_SUMMARY_MODELS to the models that sessions may name, such as openai/*"

@@ -1,4 +1,7 @@
-"""Context windows of models, from litellm's model map, read without importing litellm."""
+"""Context windows of models, from litellm's model map or the shipped copy of its windows.
+
+litellm itself is never imported.
+"""
 
 import json
 import re
@@ -20,8 +23,17 @@ PROVIDER = re.compile(r"[a-z][a-z_-]*:(?=[a-z])")
 VENDOR = re.compile(r"[a-z][a-z-]*\.(?=[a-z])")
 
 
-def bundled_map() -> Path | None:
-    """Return the path of litellm's model map, without importing litellm; None if absent."""
+SHIPPED_MAP: Final = Path(__file__).with_name("model_windows.json")
+"""Names and windows of the locked litellm's map; `scripts/model-windows` writes it."""
+
+
+def installed_map() -> Path:
+    """Return the path of the map of an installed litellm, which may be newer, or of ours."""
+    return litellm_map() or SHIPPED_MAP
+
+
+def litellm_map() -> Path | None:
+    """Return the path of litellm's model map; None if it is not installed."""
     try:
         spec = find_spec("litellm")
     except (ImportError, ValueError):
@@ -41,7 +53,7 @@ class ModelWindows:
     """
 
     def __init__(
-        self, *, override: int | None = None, locate: Callable[[], Path | None] = bundled_map
+        self, *, override: int | None = None, locate: Callable[[], Path] = installed_map
     ) -> None:
         self._override = override
         self._locate = locate
@@ -60,20 +72,18 @@ class ModelWindows:
         if not isinstance(model, str) or len(model) > NAME_CHARACTERS:
             return None
         if self._known is None:
-            self._known = _with_aliases(_read(self._locate()))
+            self._known = _with_aliases(read_map(self._locate()))
         known, name = self._known, model.strip().lower()
         without = PROVIDER.match(name)
         names = chain(_spellings(name[without.end() :]) if without else (), _spellings(name))
         return next((known[spelling] for spelling in names if spelling in known), None)
 
 
-def _read(file: Path | None) -> Mapping[str, tuple[int, bool]]:
-    """Return each name of the map with its window, and whether it is a chat model.
+def read_map(file: Path) -> Mapping[str, tuple[int, bool]]:
+    """Return each name of a map with its window, and whether it is a chat model.
 
-    Empty if there is no readable map.
+    Empty if the map cannot be read.
     """
-    if file is None:
-        return {}
     try:
         entries = json.loads(file.read_bytes(), object_hook=_reduced)
     except (OSError, ValueError, RecursionError):

@@ -10,6 +10,7 @@ from typing import Any, Final
 from turnfold.core.summary.gate import ModelResponse, Reason
 from turnfold.core.summary.sources import SummaryJob
 from turnfold.errors import SummarizerError
+from turnfold.models.availability import missing_litellm
 from turnfold.models.failures import failure_of, refuses_schema
 from turnfold.models.usage_meter import ModelUsage, UsageMeter
 
@@ -57,11 +58,18 @@ _without_schema: set[str] = set()
 
 
 def load_litellm() -> Any:
-    """Import litellm, quiet and offline. This takes 4 to 6 s, so call it in a thread."""
+    """Import litellm, quiet and offline. This takes 4 to 6 s, so call it in a thread.
+
+    Raises:
+        StartError: it is not installed.
+    """
     # litellm reads this when it is imported. Without it, the import downloads a price list.
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     os.environ.setdefault("LITELLM_LOG", "CRITICAL")
-    litellm = importlib.import_module("litellm")
+    try:
+        litellm = importlib.import_module("litellm")
+    except ModuleNotFoundError as error:
+        raise missing_litellm() from error
     # litellm and the clients of its providers may log prompts.
     logging.disable(logging.CRITICAL)
     for name, value in {

@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from turnfold.model_info.context_windows import UNKNOWN_WINDOW_TOKENS, ModelWindows
+from turnfold.model_info.context_windows import (
+    SHIPPED_MAP,
+    UNKNOWN_WINDOW_TOKENS,
+    ModelWindows,
+    litellm_map,
+    read_map,
+)
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +101,17 @@ def test_an_override_wins_and_0_is_one(windows: ModelWindows, override: int) -> 
 
 
 @pytest.mark.proves("T1")
-def test_without_litellm_every_model_has_128_000() -> None:
-    assert ModelWindows(locate=lambda: None)("gpt-4.1") == 128_000
+def test_without_litellm_the_shipped_windows_are_the_same() -> None:
+    """`scripts/model-windows` brings them up to the locked litellm."""
+    theirs = litellm_map()
+    assert theirs is not None
+    assert read_map(SHIPPED_MAP) == read_map(theirs)
+    assert ModelWindows(locate=lambda: SHIPPED_MAP)("openai:gpt-4.1") == 1_047_576
+
+
+@pytest.mark.proves("T1")
+def test_without_any_map_every_model_has_128_000(tmp_path: Path) -> None:
+    assert ModelWindows(locate=lambda: tmp_path / "none.json")("gpt-4.1") == 128_000
 
 
 @pytest.mark.proves("T1")
