@@ -41,6 +41,7 @@ async def check_duplicate(event: OutgoingEvent, acknowledgement: Acknowledgement
     }
     if not messages:
         return
+    page: dict[str, Any]
     try:
         page = await ask(session_subject("history.get", event.key), fields)
     except UnknownSession:
