@@ -29,6 +29,7 @@ from turnfold.operations.query.environment import ContextReply
 from turnfold.ports.admin import Notice
 from turnfold_query.http.commands import add_commands
 from turnfold_query.http.description import DescribedApp, models_of
+from turnfold_query.http.inspections import add_inspections
 from turnfold_query.http.pages import add_lists
 from turnfold_query.http.publish import add_publish
 from turnfold_query.http.reads import add_policies, add_reads
@@ -72,6 +73,7 @@ def described_app() -> DescribedApp:
     add_publish(app, nobody, LIMITS)
     add_commands(app, nobody)
     add_lists(app, nobody, nobody)
+    add_inspections(app, nobody)
     return app
 
 

@@ -35,6 +35,7 @@ from turnfold.store.database.instance_lock import next_seq, wait_for_schema
 from turnfold.store.query.agent_lists import SqlAgentLists
 from turnfold.store.query.dead_letters import SqlDeadLetterStore
 from turnfold.store.query.history import SqlHistoryStore
+from turnfold.store.query.inspection import SqlInspectionStore
 from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.secrets import SIGNED_ACTORS, read_secret
 from turnfold.store.query.window import AT_ONCE, SqlWindowStore
@@ -248,6 +249,8 @@ def _http_app(
         dispatcher=dispatcher,
         histories=SqlHistoryStore(database),
         dead_letters=SqlDeadLetterStore(database),
+        inspections=SqlInspectionStore(database),
+        system=redacted(settings.nats_url),
         client=client,
         metrics=metrics,
         limits=settings.event_limits,

@@ -17,8 +17,8 @@ from turnfold.errors import NotAllowed
 
 OPEN = ("/healthz", "/readyz")
 """Health checks need no token."""
-LISTED = "/v1/sessions"
-"""The list that shows each bearer only its own sessions."""
+LISTED = frozenset({"/v1/access", "/v1/compactions", "/v1/erasures", "/v1/sessions", "/v1/stats"})
+"""Lists and totals that show each bearer only its own agents."""
 AGENTS = "/v1/agents/"
 _GRANT = "turnfold.grant"
 
@@ -65,7 +65,7 @@ def request_grant(scope: Scope) -> Grant:
 
 
 def _is_within(grant: Grant, path: str) -> bool:
-    if grant.is_operators or path == LISTED:
+    if grant.is_operators or path in LISTED:
         return True
     agent_id = agent_of(path)
     return agent_id is not None and grant.allows(agent_id)

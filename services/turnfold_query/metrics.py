@@ -74,6 +74,11 @@ class QueryMetrics(Collector):
         trims["folded"] += account.folded
         trims["digested"] += account.pending_digested
 
+    @property
+    def windows(self) -> int:
+        """The number of windows that were answered."""
+        return sum(self._answers.values())
+
     def refused(self, name: str, code: str) -> None:
         """Count a refusal."""
         self._refused.labels(name, code).inc()

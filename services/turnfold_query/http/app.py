@@ -23,6 +23,7 @@ from turnfold.nats_client.acknowledgements import Publisher
 from turnfold.nats_client.connection import NatsClient
 from turnfold.observability.tracing import is_enabled
 from turnfold.ports.admin import DeadLetterStore
+from turnfold.ports.inspection import InspectionStore
 from turnfold.ports.query import (
     HistoryStore,
 )
@@ -31,6 +32,7 @@ from turnfold_query.auth import AuthMiddleware
 from turnfold_query.handlers import QueryDispatcher
 from turnfold_query.http.commands import Forwarder, add_commands
 from turnfold_query.http.description import DescribedApp
+from turnfold_query.http.inspections import Inspector, add_inspections
 from turnfold_query.http.middleware import EncodedPaths, TracingMiddleware
 from turnfold_query.http.pages import add_lists, add_probes, add_references
 from turnfold_query.http.publish import add_publish
@@ -48,6 +50,8 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     dispatcher: QueryDispatcher,
     histories: HistoryStore,
     dead_letters: DeadLetterStore,
+    inspections: InspectionStore,
+    system: str,
     client: NatsClient,
     metrics: QueryMetrics,
     limits: EventLimits,
@@ -79,6 +83,16 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     add_publish(app, Publisher(client, EVENTS_STREAM, on_foreign=metrics.disturbed), limits)
     add_commands(app, Forwarder(client, read_secret).forward)
     add_lists(app, histories, dead_letters)
+    add_inspections(
+        app,
+        Inspector(
+            inspections,
+            histories,
+            request_seconds=request_seconds,
+            windows=lambda: metrics.windows,
+            system=system,
+        ),
+    )
     add_probes(app, histories, metrics, is_ready)
     add_references(app, asyncapi)
     event_bytes = limits.bytes + ENVELOPE_BYTES

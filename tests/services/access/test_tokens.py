@@ -40,6 +40,9 @@ WAYS = (
     "/summaries/1",
     "/summaries/1/sources?line=0",
     "/audit",
+    "/audit/verification",
+    "/compactions",
+    "/timeline",
 )
 
 
@@ -112,6 +115,9 @@ async def test_a_token_reaches_its_own_agents_and_learns_nothing_of_others(tmp_p
                 ("GET", "/v1/campaigns/1"),
                 ("GET", "/v1/deadletters"),
                 ("GET", "/v1/sessions?agent_id=other"),
+                ("GET", "/v1/compactions?agent_id=other"),
+                ("GET", "/v1/erasures?agent_id=other"),
+                ("GET", "/v1/stats?agent_id=other"),
                 ("GET", "/metrics"),
                 ("GET", "/docs"),
                 ("GET", "/openapi.json"),
@@ -144,6 +150,15 @@ async def test_a_token_reaches_its_own_agents_and_learns_nothing_of_others(tmp_p
             assert (
                 await client.request("PATCH", "/v1/agents/support/policy", json={"mode": "manual"})
             ).status_code == 200
+            access = [(await one.get("/v1/access")).json() for one in (client, operator)]
+            assert [(one["is_operator"], one["agents"]) for one in access] == [
+                (False, ["more", "support"]),
+                (True, None),
+            ]
+            assert (access[0]["system"], bool(access[1]["system"])) == (None, True)
+            totals = [(await one.get("/v1/stats")).json() for one in (client, operator)]
+            assert [one["sessions"] for one in totals] == [1, 2]
+            assert (await stranger.get("/v1/access")).status_code == 401
             posted = {
                 "type": "turn.completed",
                 "event_id": "e",

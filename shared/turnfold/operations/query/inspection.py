@@ -1,0 +1,229 @@
+"""Answer requests about an installation or a whole session: totals, jobs, erasures, timelines."""
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from turnfold.core.history.audit_chain import row_hash
+from turnfold.errors import UnknownSession
+from turnfold.messages import SessionKey, State
+from turnfold.operations.query.replies import rfc3339
+from turnfold.ports.inspection import (
+    CompactionFilter,
+    CompactionRow,
+    InspectionStore,
+    SessionStrip,
+)
+from turnfold.ports.query import END_POSITION, AuditRow, HistoryStore
+
+Json = dict[str, Any]
+MARKS_MOST = 500
+"""The most marks of each kind on a timeline, the newest ones."""
+AUDIT_PAGE = 1_000
+
+
+class StripPart(NamedTuple):
+    """Neighboring messages of one state."""
+
+    state: State
+    messages: int
+    first_position: int
+    last_position: int
+
+
+async def stats(agent_ids: Collection[str] | None, *, windows: int, store: InspectionStore) -> Json:
+    """Return the totals of these agents or of all; `windows` is what this process answered."""
+    totals = await store.totals(agent_ids)
+    fields: Json = dict(totals._asdict())
+    held = totals.live_tokens + totals.summary_tokens
+    return fields | {"tokens_saved": max(0, totals.tokens - held), "windows": windows}
+
+
+async def compactions(
+    chosen: CompactionFilter,
+    *,
+    agent_ids: Collection[str] | None,
+    limit: int,
+    store: InspectionStore,
+) -> Json:
+    """Return the newest open or failed compactions."""
+    rows = await store.compactions(chosen, agent_ids=agent_ids, limit=limit)
+    return {"compactions": [compaction_json(row) for row in rows], "next_before": None}
+
+
+async def compactions_of(
+    key: SessionKey, *, before: int | None, limit: int, store: InspectionStore
+) -> Json:
+    """Return a page of a session's compactions, newest first."""
+    rows = await store.compactions_of(key, before=before, limit=limit)
+    return {
+        "compactions": [compaction_json(row) for row in rows],
+        "next_before": rows[-1].ordinal if len(rows) == limit else None,
+    }
+
+
+async def erasures(
+    *, agent_ids: Collection[str] | None, limit: int, store: InspectionStore
+) -> Json:
+    """Return the newest erasures."""
+    rows = await store.erasures(agent_ids=agent_ids, limit=limit)
+    return {
+        "erasures": [
+            {
+                "agent_id": row.agent_id,
+                "session_id": row.session_id,
+                "at": rfc3339(row.at_ms),
+                "audit_rows": row.audit_rows,
+            }
+            for row in rows
+        ]
+    }
+
+
+def compaction_json(row: CompactionRow) -> Json:
+    """Return a compaction in the form of the contract."""
+    fields: Json = row._asdict()
+    fields["compaction_id"] = str(row.compaction_id)
+    for name in ("requested_at", "evicted_at", "finished_at", "next_attempt_at", "restored_at"):
+        at_ms = fields.pop(f"{name}_ms")
+        fields[name] = None if at_ms is None else rfc3339(at_ms)
+    return fields
+
+
+async def timeline(key: SessionKey, *, parts: int, store: InspectionStore) -> Json:
+    """Return the messages of a session by state, as at most about `parts` neighboring groups."""
+    strip = await store.strip(key)
+    groups = strip_parts(strip, parts)
+    return {
+        "messages": sum(group.messages for group in groups),
+        "in_force": strip.in_force,
+        "parts": [group._asdict() | {"state": str(group.state)} for group in groups],
+        "compactions": [compaction_json(row) for row in strip.compactions[-MARKS_MOST:]],
+        "versions": [
+            {
+                "version": mark.version,
+                "kind": mark.kind,
+                "tokens": mark.tokens,
+                "messages_covered": mark.messages_covered,
+                "last_position": mark.last_position,
+                "created_at": rfc3339(mark.created_at_ms),
+            }
+            for mark in strip.versions[-MARKS_MOST:]
+        ],
+    }
+
+
+def strip_parts(strip: SessionStrip, most: int) -> list[StripPart]:
+    """Group the messages of a session by state, in order.
+
+    Groups of one state are joined up to a share of 1 / `most` of all messages, so there are about
+    as many as that, and more only where states alternate. A group never splits an eviction.
+    """
+    evicted = [part for row in strip.compactions if (part := _evicted_part(row)) is not None]
+    total = len(strip.live) + len(strip.retracted) + sum(part.messages for part in evicted)
+    share = max(1, -(-total // most))
+    runs = [*evicted, *_live_parts(strip, evicted, share), *_retracted_parts(strip, evicted)]
+    parts: list[StripPart] = []
+    for run in sorted(runs, key=attrgetter("first_position")):
+        last = parts[-1] if parts else None
+        if last is not None and last.state is run.state and last.messages + run.messages <= share:
+            parts[-1] = last._replace(
+                messages=last.messages + run.messages,
+                last_position=max(last.last_position, run.last_position),
+            )
+        else:
+            parts.append(run)
+    return parts
+
+
+def _evicted_part(row: CompactionRow) -> StripPart | None:
+    """Return the messages that a compaction keeps out of the window, if there are any."""
+    is_out = row.evicted_at_ms is not None and row.restored_at_ms is None
+    if not (is_out and row.messages) or row.first_position is None:
+        return None
+    last = row.first_position if row.last_position is None else row.last_position
+    state = State.COVERED if row.is_covered else State.PENDING
+    return StripPart(state, row.messages, row.first_position, last)
+
+
+def _live_parts(
+    strip: SessionStrip, evicted: Sequence[StripPart], share: int
+) -> Iterator[StripPart]:
+    """Return live messages in groups that end before each eviction and retracted message."""
+    live, begin = strip.live, 0
+    for place in sorted(
+        [*(part.first_position for part in evicted), *strip.retracted, END_POSITION]
+    ):
+        until = bisect_left(live, place)
+        for first in range(begin, until, share):
+            last = min(first + share, until) - 1
+            yield StripPart(State.LIVE, last - first + 1, live[first], live[last])
+        begin = max(begin, until)
+
+
+def _retracted_parts(strip: SessionStrip, evicted: Sequence[StripPart]) -> Iterator[StripPart]:
+    """Return retracted messages in groups without another message between them."""
+    starts = sorted(part.first_position for part in evicted)
+
+    def neighbors(position: int) -> tuple[int, int]:
+        return bisect_left(strip.live, position), bisect_left(starts, position)
+
+    for _, group in groupby(strip.retracted, key=neighbors):
+        positions = list(group)
+        yield StripPart(State.RETRACTED, len(positions), positions[0], positions[-1])
+
+
+async def audit_check(key: SessionKey, *, store: HistoryStore) -> Json:
+    """Recompute the hash chain of a session's audit.
+
+    The end of the chain is read before the rows, so that a row that is written meanwhile is no
+    fault, and again if there are more rows, so that forged ones at the end are one.
+    """
+    end = await _chain_end(key, store)
+    rows, fault, hashes = 0, None, [""]
+    while fault is None:
+        page = await store.audit(key, after=rows, limit=AUDIT_PAGE)
+        fault = _page_fault(page, hashes)
+        rows += len(page)
+        if len(page) < AUDIT_PAGE:
+            break
+    if not rows and end is None:
+        raise UnknownSession("nothing was published in this session yet")
+    if fault is None and end is not None:
+        later = await _chain_end(key, store) if rows > end[0] else end
+        fault = _end_fault(hashes, end, later or end)
+    return {"rows": rows, "is_intact": fault is None, "fault": fault}
+
+
+async def _chain_end(key: SessionKey, store: HistoryStore) -> tuple[int, str] | None:
+    """Return the rows and the hash that the session names; None if it was erased."""
+    try:
+        counts = await store.counts(key)
+    except UnknownSession:
+        return None
+    return counts.audit_rows, counts.audit_hash
+
+
+def _page_fault(page: Sequence[AuditRow], hashes: list[str]) -> str | None:
+    """Check rows against the chain so far, to which their hashes are added."""
+    for row in page:
+        ordinal = len(hashes)
+        if row.ordinal != ordinal or row.prev_hash != hashes[-1]:
+            return f"row {ordinal} is missing"
+        if row_hash(hashes[-1], row._asdict()) != row.hash:
+            return f"row {ordinal} was changed"
+        hashes.append(row.hash)
+    return None
+
+
+def _end_fault(hashes: Sequence[str], end: tuple[int, str], later: tuple[int, str]) -> str | None:
+    rows = len(hashes) - 1
+    if end[0] > rows:
+        return f"the end is cut off: {end[0]} rows were written, {rows} are there"
+    if rows > later[0]:
+        return f"row {later[0] + 1} was added: {later[0]} rows were written, {rows} are there"
+    if hashes[end[0]] != end[1]:
+        return f"row {end[0]} differs from the hash in the session row"
+    return None

@@ -1,0 +1,118 @@
+"""Port for looking at an installation: totals, compactions, erasures and timelines, no texts."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from turnfold.messages import SessionKey
+
+CompactionFilter = Literal["open", "failed"]
+"""`open`: waits for its summary. `failed`: ended without one, or goes on after a failed attempt."""
+
+
+class InstallationTotals(NamedTuple):
+    """Sums over sessions. `summary_tokens` are those of the versions in force."""
+
+    agents: int
+    sessions: int
+    messages: int
+    tokens: int
+    live_messages: int
+    live_tokens: int
+    summaries: int
+    summary_tokens: int
+    sessions_cooling_down: int
+    compactions_open: int
+    compactions_failed: int
+    dead_letters: int
+
+
+class CompactionRow(NamedTuple):
+    """A compaction as job and record. Times are milliseconds since 1970.
+
+    The positions are null while nothing has left the window.
+    """
+
+    compaction_id: int
+    agent_id: str
+    session_id: str
+    ordinal: int
+    trigger: str
+    status: str
+    is_covered: bool
+    is_regeneration: bool
+    first_position: int | None
+    last_position: int | None
+    messages: int
+    tokens: int
+    tokens_before: int
+    tokens_after: int | None
+    attempts: int
+    reason: str | None
+    version: int | None
+    actor: str | None
+    requested_at_ms: int
+    evicted_at_ms: int | None
+    finished_at_ms: int | None
+    next_attempt_at_ms: int
+    restored_at_ms: int | None
+
+
+class VersionMark(NamedTuple):
+    """A version of a summary on a timeline."""
+
+    version: int
+    kind: str
+    tokens: int
+    messages_covered: int
+    last_position: int
+    created_at_ms: int
+
+
+class ErasureRow(NamedTuple):
+    """An erasure; without a session, all of the agent was erased."""
+
+    agent_id: str
+    session_id: str | None
+    at_ms: int
+    audit_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStrip:
+    """The messages of a session by state, in one snapshot.
+
+    `live` and `retracted` are positions in order. `compactions` are in the order of their
+    ordinals and include restored ones.
+    """
+
+    live: Sequence[int]
+    retracted: Sequence[int]
+    compactions: Sequence[CompactionRow]
+    versions: Sequence[VersionMark]
+    in_force: int | None
+
+
+class InspectionStore(Protocol):
+    """Read what the console and other observers show.
+
+    Raises:
+        UnknownSession: there is no such session.
+        Unavailable: the database cannot be read now.
+    """
+
+    async def totals(self, agent_ids: Collection[str] | None) -> InstallationTotals: ...
+
+    async def strip(self, key: SessionKey) -> SessionStrip: ...
+
+    async def compactions_of(
+        self, key: SessionKey, *, before: int | None, limit: int
+    ) -> Sequence[CompactionRow]: ...
+
+    async def compactions(
+        self, chosen: CompactionFilter, *, agent_ids: Collection[str] | None, limit: int
+    ) -> Sequence[CompactionRow]: ...
+
+    async def erasures(
+        self, *, agent_ids: Collection[str] | None, limit: int
+    ) -> Sequence[ErasureRow]: ...

@@ -1,0 +1,208 @@
+"""Read totals, compactions, erasures and timelines; no statement reads a text of a message."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select
+
+from turnfold.errors import UnknownSession
+from turnfold.messages import SessionKey
+from turnfold.ports.inspection import (
+    CompactionFilter,
+    CompactionRow,
+    ErasureRow,
+    InstallationTotals,
+    SessionStrip,
+    VersionMark,
+)
+from turnfold.store.database.engine import Database
+from turnfold.store.database.predicates import is_live, is_open
+from turnfold.store.database.schema import (
+    compactions,
+    dead_letters,
+    erasures,
+    messages,
+    retracted_messages,
+    sessions,
+    summaries,
+)
+
+_COMPACTIONS = select(
+    compactions.c.compaction_id,
+    sessions.c.agent_id,
+    sessions.c.session_id,
+    *(compactions.c[name] for name in ("ordinal", "trigger", "status", "is_covered")),
+    compactions.c.wanted.is_not(None),
+    *(
+        compactions.c[name]
+        for name in (
+            "first_position", "last_position", "messages_evicted", "tokens_evicted",
+            "tokens_before", "tokens_after", "attempts", "reason", "version", "actor",
+            "requested_at_ms", "evicted_at_ms", "finished_at_ms", "next_attempt_at_ms",
+            "restored_at_ms",
+        )
+    ),
+).join(sessions, sessions.c.sid == compactions.c.sid)  # fmt: skip
+_VERSIONS = select(
+    summaries.c.version,
+    summaries.c.kind,
+    summaries.c.tokens,
+    summaries.c.messages_covered,
+    summaries.c.last_position,
+    summaries.c.created_at_ms,
+)
+_HAS_FAILED = or_(
+    compactions.c.status.in_(["failed", "rejected"]),
+    and_(is_open, compactions.c.attempts > 0, compactions.c.reason.is_not(None)),
+)
+
+
+class SqlInspectionStore:
+    """Inspections in SQL; see `turnfold.ports.inspection.InspectionStore`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def totals(self, agent_ids: Collection[str] | None) -> InstallationTotals:
+        """Return sums over the sessions of these agents, or of all."""
+        return await self._database.snapshot(lambda connection: _totals(connection, agent_ids))
+
+    async def strip(self, key: SessionKey) -> SessionStrip:
+        """Return the messages of a session by state."""
+        return await self._database.snapshot(lambda connection: _strip(connection, key))
+
+    async def compactions_of(
+        self, key: SessionKey, *, before: int | None, limit: int
+    ) -> Sequence[CompactionRow]:
+        """Return compactions of a session before an ordinal, newest first."""
+
+        def read(connection: Connection) -> list[CompactionRow]:
+            sid, _ = _session(connection, key)
+            chosen = _COMPACTIONS.where(compactions.c.sid == sid).order_by(
+                compactions.c.ordinal.desc()
+            )
+            if before is not None:
+                chosen = chosen.where(compactions.c.ordinal < before)
+            return _compactions(connection, chosen.limit(limit))
+
+        return await self._database.snapshot(read)
+
+    async def compactions(
+        self, chosen: CompactionFilter, *, agent_ids: Collection[str] | None, limit: int
+    ) -> Sequence[CompactionRow]:
+        """Return the newest open or failed compactions of these agents, or of all."""
+        condition = is_open if chosen == "open" else _HAS_FAILED
+        wanted = (
+            _COMPACTIONS.where(condition, _of_agents(agent_ids))
+            .order_by(compactions.c.requested_at_ms.desc(), compactions.c.compaction_id)
+            .limit(limit)
+        )
+        return await self._database.snapshot(lambda connection: _compactions(connection, wanted))
+
+    async def erasures(
+        self, *, agent_ids: Collection[str] | None, limit: int
+    ) -> Sequence[ErasureRow]:
+        """Return the newest erasures of these agents, or of all."""
+        chosen = (
+            select(
+                erasures.c.agent_id,
+                func.nullif(erasures.c.session_id, ""),
+                erasures.c.at_ms,
+                erasures.c.audit_rows,
+            )
+            .order_by(erasures.c.at_ms.desc(), erasures.c.agent_id, erasures.c.session_id)
+            .limit(limit)
+        )
+        if agent_ids is not None:
+            chosen = chosen.where(erasures.c.agent_id.in_(agent_ids))
+        return await self._database.snapshot(
+            lambda connection: [ErasureRow(*row) for row in connection.execute(chosen)]
+        )
+
+
+def _of_agents(agent_ids: Collection[str] | None) -> ColumnElement[bool]:
+    return sessions.c.sid.is_not(None) if agent_ids is None else sessions.c.agent_id.in_(agent_ids)
+
+
+def _session(connection: Connection, key: SessionKey) -> tuple[int, int | None]:
+    """Return the number of a session, and its version in force."""
+    row = connection.execute(
+        select(sessions.c.sid, sessions.c.version).where(
+            sessions.c.agent_id == key.agent_id, sessions.c.session_id == key.session_id
+        )
+    ).one_or_none()
+    if row is None:
+        raise UnknownSession("nothing was published in this session yet")
+    return row.sid, row.version
+
+
+def _compactions(connection: Connection, chosen: Select[*tuple[Any, ...]]) -> list[CompactionRow]:
+    return [CompactionRow(*row) for row in connection.execute(chosen)]
+
+
+def _totals(connection: Connection, agent_ids: Collection[str] | None) -> InstallationTotals:
+    of_agents = _of_agents(agent_ids)
+
+    def number(chosen: Select[*tuple[Any, ...]]) -> int:
+        return int(connection.execute(chosen).scalar() or 0)
+
+    sums = connection.execute(
+        select(
+            func.count(sessions.c.agent_id.distinct()),
+            func.count(),
+            *(
+                func.coalesce(func.sum(sessions.c[name]), 0)
+                for name in (
+                    "messages_total", "tokens_total", "live_messages", "live_tokens", "versions",
+                )
+            ),
+        ).where(of_agents)
+    ).one()  # fmt: skip
+    in_force = (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version)
+    jobs = select(func.count()).select_from(compactions)
+    if agent_ids is not None:
+        jobs = jobs.join(sessions, sessions.c.sid == compactions.c.sid).where(of_agents)
+    dead = (
+        select(func.count())
+        .select_from(dead_letters)
+        .where(dead_letters.c.replayed_at_ms.is_(None))
+    )
+    if agent_ids is not None:
+        dead = dead.where(dead_letters.c.agent_id.in_(agent_ids))
+    agents, count, total, tokens, live, live_tokens, versions = (int(value) for value in sums)
+    return InstallationTotals(
+        agents=agents,
+        sessions=count,
+        messages=total,
+        tokens=tokens,
+        live_messages=live,
+        live_tokens=live_tokens,
+        summaries=versions,
+        summary_tokens=number(
+            select(func.sum(summaries.c.tokens)).join(sessions, in_force).where(of_agents)
+        ),
+        sessions_cooling_down=number(
+            select(func.count()).select_from(sessions).where(sessions.c.failures > 0, of_agents)
+        ),
+        compactions_open=number(jobs.where(is_open)),
+        compactions_failed=number(jobs.where(_HAS_FAILED)),
+        dead_letters=number(dead),
+    )
+
+
+def _strip(connection: Connection, key: SessionKey) -> SessionStrip:
+    sid, in_force = _session(connection, key)
+    of_session = _COMPACTIONS.where(compactions.c.sid == sid).order_by(compactions.c.ordinal)
+    # From the index of live messages alone: the table holds the texts.
+    live = select(messages.c.position).where(messages.c.sid == sid, is_live)
+    retracted = select(retracted_messages.c.position).where(retracted_messages.c.sid == sid)
+    versions = _VERSIONS.where(summaries.c.sid == sid).order_by(summaries.c.version)
+    return SessionStrip(
+        live=connection.execute(live.order_by(messages.c.position)).scalars().all(),
+        retracted=connection.execute(
+            retracted.order_by(retracted_messages.c.position)
+        ).scalars().all(),
+        compactions=_compactions(connection, of_session),
+        versions=[VersionMark(*row) for row in connection.execute(versions)],
+        in_force=in_force,
+    )  # fmt: skip

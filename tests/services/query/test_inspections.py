@@ -1,0 +1,106 @@
+"""What shows an installation and whole sessions: totals, compactions, timelines, erasures, and the audit's verification."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.running_system import Parts, eventually, running_parts
+from turnfold.client import connect
+
+Json = dict[str, Any]
+SESSION = "/v1/agents/support/sessions/user-42"
+
+
+async def settled(http: httpx.AsyncClient) -> Json:
+    """The session's counts, once a summary covers what left the window."""
+
+    async def look() -> Json | None:
+        counts: Json = (await http.get(SESSION)).json()
+        return counts if counts["summary_version"] and not counts["messages_pending"] else None
+
+    return await eventually(look)
+
+
+def change_audit_row(database: Path) -> None:
+    """Change a row of the audit as somebody with the file would."""
+    with closing(sqlite3.connect(database)) as connection:
+        for (name,) in connection.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'audit'"
+        ).fetchall():
+            connection.execute(f"DROP TRIGGER {name}")
+        connection.execute("UPDATE audit SET reason = 'forged' WHERE ordinal = 2")
+        connection.commit()
+
+
+async def published(parts: Parts) -> None:
+    async with connect(parts.server.url, environ={}) as client:
+        session = client.session("support", "user-42")
+        for number in range(30):
+            await session.turn_completed(
+                [
+                    {"role": "user", "content": f"Where is order 73{number:02}?"},
+                    {"role": "assistant", "content": "Under way."},
+                ]
+            )
+        await client.session("support", "gone").turn_completed([{"role": "user", "content": "?"}])
+        await session.context(wait_ms=5_000)
+
+
+@pytest.mark.proves("V3")
+async def test_totals_timelines_compactions_and_erasures_are_told_and_the_audit_is_verified(
+    tmp_path: Path,
+) -> None:
+    small = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
+    async with (
+        running_parts(tmp_path, environ=small) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=20) as http,
+    ):
+        await published(parts)
+        counts = await settled(http)
+
+        stats = (await http.get("/v1/stats")).json()
+        assert (stats["agents"], stats["sessions"], stats["messages"]) == (1, 2, 61)
+        assert stats["summaries"] == counts["summary_versions"]
+        assert (stats["dead_letters"], stats["compactions_failed"]) == (0, 0)
+
+        timeline = (await http.get(f"{SESSION}/timeline", params={"parts": 10})).json()
+        held = {
+            state: sum(part["messages"] for part in timeline["parts"] if part["state"] == state)
+            for state in ("live", "pending", "covered")
+        }
+        assert held == {state: counts[f"messages_{state}"] for state in held}
+        assert timeline["messages"] == 60
+        assert timeline["in_force"] == counts["summary_version"]
+        assert len(timeline["versions"]) == counts["summary_versions"]
+
+        page = (await http.get(f"{SESSION}/compactions", params={"limit": 1})).json()
+        rest = (
+            await http.get(f"{SESSION}/compactions", params={"before": page["next_before"]})
+        ).json()
+        listed = page["compactions"] + rest["compactions"]
+        assert [row["ordinal"] for row in listed] == list(range(counts["compactions"], 0, -1))
+        for status in ("open", "failed"):
+            shown = await http.get("/v1/compactions", params={"status": status})
+            assert shown.json() == {"compactions": [], "next_before": None}
+
+        verified = (await http.get(f"{SESSION}/audit/verification")).json()
+        assert verified == {"rows": counts["audit"]["rows"], "is_intact": True, "fault": None}
+        change_audit_row(parts.database)
+        assert (await http.get(f"{SESSION}/audit/verification")).json()["fault"] == (
+            "row 2 was changed"
+        )
+
+        assert (await http.delete("/v1/agents/support/sessions/gone")).status_code == 200
+        (erasure,) = (await http.get("/v1/erasures")).json()["erasures"]
+        assert (erasure["agent_id"], erasure["session_id"]) == ("support", "gone")
+        unknown = [
+            (await http.get(f"/v1/agents/support/sessions/never/{name}")).status_code
+            for name in ("timeline", "compactions", "audit/verification")
+        ]
+        assert unknown == [404, 404, 404]
