@@ -4,6 +4,7 @@ Every module of this package adds its commands with a function `register`.
 """
 
 import importlib
+import os
 import pkgutil
 from collections.abc import Sequence
 from typing import Annotated
@@ -11,16 +12,22 @@ from typing import Annotated
 import typer
 
 import turnfold.cli
+from turnfold.cli.command_groups import SortedCommands
+from turnfold.cli.command_names import COMPLETE_VARIABLE, PANELS
 from turnfold.cli.services import SERVICES
+
+OTHER_COMMANDS = "Other commands"
 
 
 def application(arguments: Sequence[str] = ()) -> typer.Typer:
     """Build the application with all commands that these arguments may need."""
     app = typer.Typer(
         name="turnfold",
-        help="Background compaction for LLM agents.",
+        cls=SortedCommands,
         no_args_is_help=True,
-        add_completion=False,
+        # Its options would stand first in every help; `turnfold completion` prints the script.
+        add_completion=COMPLETE_VARIABLE in os.environ,
+        context_settings={"help_option_names": ["-h", "--help"]},
         # A traceback with values of variables would show what users wrote.
         pretty_exceptions_enable=False,
     )
@@ -31,6 +38,12 @@ def application(arguments: Sequence[str] = ()) -> typer.Typer:
             register = getattr(importlib.import_module(f"turnfold.cli.{name}"), "register", None)
             if register is not None:
                 register(app)
+    for command_info in app.registered_commands:
+        # Commands that were added without a name have that of their function.
+        name = command_info.name or str(getattr(command_info.callback, "__name__", ""))
+        command_info.rich_help_panel = PANELS.get(name, OTHER_COMMANDS)
+    for group_info in app.registered_groups:
+        group_info.rich_help_panel = PANELS.get(str(group_info.name), OTHER_COMMANDS)
     return app
 
 
@@ -60,4 +73,8 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Background compaction for LLM agents."""
+    """Keep long conversations of LLM agents within the model's context window.
+
+    Commands use the system that TURNFOLD_NATS_URL or TURNFOLD_DATA_DIR names,
+    otherwise the one in .turnfold. `turnfold COMMAND -h` describes a command.
+    """

@@ -1,14 +1,17 @@
 """`turnfold audit` shows the audit log, and `turnfold audit verify` verifies its hash chain."""
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
 
+from turnfold.cli.audit_tables import show_trails, with_fields
 from turnfold.cli.connection import connected_client
-from turnfold.cli.output import print_rows
+from turnfold.cli.names import existing_session
+from turnfold.cli.output import console, print_rows, show_json
 from turnfold.cli.sessions import newest_sessions
 from turnfold.client import Client
 from turnfold.core.history.audit_chain import row_hash
@@ -58,6 +61,9 @@ def audit(
             min=0, metavar="COUNT", help="Show at most this many rows, the newest; 0 shows all."
         ),
     ] = 50,
+    details: Annotated[
+        bool, typer.Option("--details", help="Show every field of each row, ids included.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,
@@ -73,36 +79,41 @@ def audit(
     if len(session) not in (0, 2):
         raise typer.BadParameter("specify AGENT SESSION, or neither")
     if is_verify:
-        checks = asyncio.run(_verdicts(session))
-        print_rows(
-            "audit",
-            VERDICT_COLUMNS,
-            (asdict(check) for check in checks),
-            as_json=as_json,
-            empty="No sessions to verify.",
-        )
-        broken = [check for check in checks if check.verdict != INTACT]
-        if broken:
-            names = ", ".join(f"{check.agent_id} {check.session_id}" for check in broken[:3])
-            typer.echo(
-                f"turnfold: the audit of {names} was changed;"
-                " compare it with a backup and with the notices",
-                err=True,
-            )
-            raise typer.Exit(1)
+        _verify(session, as_json=as_json)
+        return
+    rows = asyncio.run(_rows(session))
+    rows.sort(key=lambda row: (row["at_ms"], row["agent_id"], row["session_id"], row["ordinal"]))
+    rows = rows[-limit:] if limit else rows
+    if as_json:
+        for row in rows:
+            show_json(with_fields(row))
+    elif rows and sys.stdout.isatty():
+        show_trails(console(), rows, details=details)
     else:
-        rows = asyncio.run(_rows(session))
-        rows.sort(
-            key=lambda row: (row["at_ms"], row["agent_id"], row["session_id"], row["ordinal"])
-        )
         columns = COLUMNS if session else ("agent_id", "session_id", *COLUMNS)
-        print_rows(
-            "audit",
-            columns,
-            rows[-limit:] if limit else rows,
-            as_json=as_json,
-            empty="No audit rows yet.",
+        print_rows("audit", columns, rows, as_json=False, empty="No audit rows yet.")
+
+
+def _verify(session: Sequence[str], *, as_json: bool) -> None:
+    checks = asyncio.run(_verdicts(session))
+    print_rows(
+        "audit",
+        VERDICT_COLUMNS,
+        (asdict(check) for check in checks),
+        as_json=as_json,
+        empty="No sessions to verify.",
+        texts=("verdict",),
+        headings=2,
+    )
+    broken = [check for check in checks if check.verdict != INTACT]
+    if broken:
+        names = ", ".join(f"{check.agent_id} {check.session_id}" for check in broken[:3])
+        typer.echo(
+            f"turnfold: the audit of {names} was changed; compare it with a backup and with the"
+            " notices",
+            err=True,
         )
+        raise typer.Exit(1)
 
 
 async def _rows(session: Sequence[str]) -> list[Row]:
@@ -187,4 +198,5 @@ async def _keys(session: Sequence[str]) -> list[tuple[str, str]]:
 
 
 async def _trail(client: Client, key: tuple[str, str]) -> list[Row]:
-    return [row async for row in client.session(*key).audit_trail()]
+    async with existing_session(client, *key) as session:
+        return [row async for row in session.audit_trail()]

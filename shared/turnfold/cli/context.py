@@ -2,23 +2,36 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group, RenderableType
-from rich.panel import Panel
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from turnfold.cli.connection import connected_client
-from turnfold.cli.output import clipped, console, show_json
-from turnfold.client import Summary, Window
+from turnfold.cli.explain import explanations, show_explanations
+from turnfold.cli.names import existing_session
+from turnfold.cli.output import clipped, console, printable, show_json
+from turnfold.cli.tables import show_text
+from turnfold.client import StoredMessage, Summary, Window
 from turnfold.core.text.calls import called_tool, is_custom
 from turnfold.core.window.framing import Placement
 
 CLIP = 600
+UNLIMITED = 1 << 30
+FULL = {"lines": UNLIMITED, "entries": UNLIMITED, "characters": UNLIMITED}
+BODY_INDENT = 10
+EMPTY_ARGUMENTS = ("", "{}", "null")
+GENERATED = {
+    "stand_in": "stands for a missing result",
+    "summary": "the summary",
+    "digest": "digest of messages that are not shown",
+    "recall": "recalled from messages that are not shown",
+}
+"""Messages of a window that are not stored, by their form."""
+SHORTENED = {"cut": "shortened", "line": "shortened to a line"}
 ROLE_COLORS = {
     "system": "magenta",
     "developer": "magenta",
@@ -41,7 +54,7 @@ def register(app: typer.Typer) -> None:
     app.command("context")(context)
 
 
-def context(
+def context(  # noqa: PLR0917  # a parameter for each option
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.")],
     session: Annotated[str, typer.Argument(metavar="SESSION", help="The session's id.")],
     max_tokens: Annotated[
@@ -70,6 +83,13 @@ def context(
     placement: Annotated[
         Placement, typer.Option(help="Position of the summary.")
     ] = Placement.SEPARATE,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain", help="Say of each message of the session how it is shown, or why not."
+        ),
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="Do not shorten long texts.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the answer as one JSON object.")
     ] = False,
@@ -82,57 +102,104 @@ def context(
         "format": str(shape),
         "placement": str(placement),
     }
-    window = asyncio.run(_window(agent, session, **fields))
+    if explain:
+        if as_of is not None:
+            raise typer.BadParameter("--explain shows the present; leave out --as-of")
+        window, messages = asyncio.run(_explained(agent, session, **fields))
+        show_explanations(explanations(window, messages), window, as_json=as_json)
+        return
+    window = asyncio.run(_window(agent, session, **fields, entries=None if as_json else True))
     if as_json:
         show_json(window.raw)
     else:
-        show_window(console(), window)
+        show_window(console(), window, is_full=full)
 
 
 async def _window(agent: str, session: str, **fields: Any) -> Window:
-    async with connected_client() as client:
-        return await client.session(agent, session).context(**fields)
+    async with (
+        connected_client() as client,
+        existing_session(client, agent, session) as chosen,
+    ):
+        window = await chosen.context(**fields)
+        if not window.account.total:
+            # A window of nothing is no error, but a wrong name is.
+            await chosen.status()
+        return window
+
+
+async def _explained(agent: str, session: str, **fields: Any) -> tuple[Window, list[StoredMessage]]:
+    async with (
+        connected_client() as client,
+        existing_session(client, agent, session) as chosen,
+    ):
+        window = await chosen.context(**fields, entries=True)
+        return window, [stored async for stored in chosen.originals(include_retracted=True)]
 
 
 def show_window(
-    out: Console, window: Window, *, with_summary: bool = True, last: int | None = None
+    out: Console,
+    window: Window,
+    *,
+    with_summary: bool = True,
+    last: int | None = None,
+    is_full: bool = False,
 ) -> None:
-    """Print the summary, the messages (or the `last` ones) with their roles, and the account."""
+    """Print the summary, the messages (or the `last` ones) with their roles, and the account.
+
+    With `is_full`, long texts are not shortened.
+    """
+    limit = UNLIMITED if is_full else CLIP
     if window.summary is not None and with_summary:
-        out.print(summary_panel(window.summary))
+        show_summary(out, window.summary, **(FULL if is_full else {}))
     if not window.messages:
         out.print("No messages yet. Publish a turn to this session.")
     if window.system:
-        out.print(_rendered({"role": "system", "content": window.system}, "apart"))
-    shown = list(zip(window.messages, window.message_ids, strict=False))
-    for message, message_id in shown if last is None else shown[-last:]:
-        out.print(_rendered(message, message_id))
-    out.print(Text(account_line(window), style="dim"))
+        show_message(out, {"role": "system", "content": window.system}, "apart", limit=limit)
+    entries = window.entries or [{}] * len(window.messages)
+    shown = list(zip(window.messages, window.message_ids, entries, strict=False))
+    for message, message_id, entry in shown if last is None else shown[-last:]:
+        show_message(
+            out, message, _heading(message_id, entry), without=entry.get("without"), limit=limit
+        )
+    show_text(out, Text(account_line(window), style="dim"))
 
 
-def summary_panel(summary: Summary, *, lines: int = 40, entries: int = 12) -> Panel:
-    """Build a panel for a version, with limits for the lines of text and the ledger entries."""
-    text = [clipped(_printable(line), CLIP) for line in summary.text.strip().splitlines()]
-    parts: list[RenderableType] = [Text("\n".join(text[:lines]) + _more(text, lines, "lines"))]
-    if summary.ledger:
-        values = "\n".join(
-            f"· {clipped(_printable(entry), 160)}" for entry in summary.ledger[:entries]
+def _heading(message_id: Any, entry: Mapping[str, Any]) -> str:
+    """Return the id of a message of a window, and what is left out of it."""
+    if isinstance(message_id, str):
+        text = message_id
+    else:
+        text = (
+            ", ".join(map(str, message_id))
+            if message_id
+            else GENERATED.get(str(entry.get("form")), "generated for the window")
         )
-        parts.append(
-            Text(f"\nledger\n{values}{_more(summary.ledger, entries, 'entries')}", style="dim")
-        )
+    notes = [SHORTENED[entry["form"]]] if entry.get("form") in SHORTENED else []
+    if without := entry.get("without"):
+        notes.append(f"without {', '.join(without)}")
+    return " · ".join([text, *notes])
+
+
+def show_summary(
+    out: Console, summary: Summary, *, lines: int = 40, entries: int = 12, characters: int = CLIP
+) -> None:
+    """Print a version, with limits for the lines of text and the ledger entries."""
     covered = summary.covers.get("messages")
     about = [
+        f"summary, version {summary.version}",
         summary.kind,
         f"{summary.tokens:,} tokens",
         f"covers {covered:,} messages" if covered else "",
     ]
-    return Panel(
-        Group(*parts),
-        title=f"summary, version {summary.version}",
-        subtitle=" · ".join(filter(None, about)),
-        border_style="blue",
-    )
+    show_text(out, Text(" · ".join(filter(None, about)), style="bold blue"))
+    text = [clipped(printable(line), characters) for line in summary.text.strip().splitlines()]
+    show_text(out, Text("\n".join(text[:lines]) + _more(text, lines, "lines")), indent=2)
+    if summary.ledger:
+        values = [f"· {clipped(printable(entry), characters)}" for entry in summary.ledger]
+        more = _more(values, entries, "entries")
+        show_text(out, Text("ledger", style="dim"), indent=2)
+        show_text(out, Text("\n".join(values[:entries]) + more, style="dim"), indent=2)
+    out.print()
 
 
 def _more(entries: Sequence[str], shown: int, what: str) -> str:
@@ -160,34 +227,43 @@ def account_line(window: Window) -> str:
     return f"{tokens} · {account.total:,} messages: {counts or 'none'}{freshness}"
 
 
-def _rendered(message: dict[str, Any], message_id: Any) -> Table:
+def show_message(
+    out: Console,
+    message: Mapping[str, Any],
+    heading: str,
+    *,
+    without: Collection[str] | None = None,
+    limit: int = CLIP,
+) -> None:
+    """Print the role and a heading, then text and tool calls, each up to a number of characters.
+
+    Arguments and reasoning that a window left out (`without`) are marked instead of shown.
+    """
     role = str(message.get("role"))
-    if isinstance(message_id, str):
-        id_text = message_id
-    elif message_id:
-        id_text = ", ".join(map(str, message_id))
-    else:
-        id_text = "generated for the window"
-    grid = Table.grid(padding=(0, 1))
-    grid.add_column(justify="right", width=9, no_wrap=True)
-    grid.add_column(overflow="fold")
-    grid.add_row(
-        Text(role, style=f"bold {ROLE_COLORS.get(role, 'white')}"), Text(id_text, style="dim")
-    )
-    for text, style in _parts(message):
-        if shown := clipped(_printable(text.strip()), CLIP):
-            grid.add_row("", Text(shown, style=style))
-    return grid
+    color = ROLE_COLORS.get(role, "white")
+    first = Text.assemble((f"{role:>9}", f"bold {color}"), " ", (printable(heading), "dim"))
+    out.print(first, soft_wrap=True)
+    for text, style in _parts(message, without or ()):
+        if shown := clipped(printable(text.strip()), limit):
+            show_text(out, Text(shown, style=style), indent=BODY_INDENT)
 
 
-def _parts(message: dict[str, Any]) -> list[tuple[str, str]]:
+def plain_text(message: Mapping[str, Any]) -> str:
+    """Return the text, reasoning and calls of a message on one line."""
+    return " ".join(" ".join(text for text, _ in _parts(message, ())).split())
+
+
+def _parts(message: Mapping[str, Any], without: Collection[str]) -> list[tuple[str, str]]:
     parts = [(_content(message.get("content")), "")]
     if reasoning := message.get("reasoning_content"):
         parts.insert(0, (str(reasoning), "dim italic"))
     for call in message.get("tool_calls") or ():
         tool = called_tool(call) or {}
         text = tool.get("input") if is_custom(call) else tool.get("arguments")
-        parts.append((f"→ {tool.get('name')}({text})", "yellow"))
+        # A call needs arguments, so a window without them has empty ones.
+        if "arguments" in without and str(text or "").strip() in EMPTY_ARGUMENTS:
+            text = "… left out …"
+        parts.append((f"→ {tool.get('name')}({text or ''})", "yellow"))
     return parts
 
 
@@ -212,11 +288,3 @@ def _part(part: Any) -> str:
             return str(part.get("thinking"))
         case kind:
             return f"[{kind}]"
-
-
-def _printable(text: str) -> str:
-    """Replace characters that could control the terminal."""
-    return "".join(
-        character if character in "\n\t" or character.isprintable() else "\N{REPLACEMENT CHARACTER}"
-        for character in text
-    )

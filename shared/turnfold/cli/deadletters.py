@@ -82,7 +82,14 @@ def replay(
     if [bool(ids), reason is not None, is_all].count(True) != 1:
         raise typer.BadParameter("specify ID..., --reason or --all")
     rows = asyncio.run(_replayed(system_to_change(), ids or (), reason))
-    print_rows("replayed", REPLAYED, rows, as_json=as_json, empty="Nothing to replay.")
+    print_rows(
+        "replayed",
+        REPLAYED,
+        rows,
+        as_json=as_json,
+        empty="Nothing to replay.",
+        texts=("reason",),
+    )
     if failed := [row for row in rows if row["outcome"] not in SUCCESSFUL]:
         raise Conflict(
             f"{len(failed)} of {len(rows)} were not stored"

@@ -16,11 +16,13 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
+from turnfold.cli.audit_tables import show_trail
 from turnfold.cli.connection import connected_client
-from turnfold.cli.context import show_window, summary_panel
-from turnfold.cli.output import build_table, console
+from turnfold.cli.context import show_summary, show_window
+from turnfold.cli.output import console
 from turnfold.cli.recordings import Recording, load_recordings
 from turnfold.cli.replay import ReplaySummary, progress, replayed
+from turnfold.cli.tables import show_table, show_text
 from turnfold.client import Client, Session, Summary, Window
 from turnfold.core.text.lines import clip
 from turnfold.errors import StartError
@@ -97,7 +99,7 @@ async def _show(out: Console, settings: Settings, recordings: Sequence[Recording
             summaries = await replayed(client, recordings, bar, speed=EVENTS_PER_SECOND)
         windows = [await client.session(*recording.key).context() for recording in recordings]
         out.print()
-        out.print(build_table("conversations", OVERVIEW, map(_overview, summaries, windows)))
+        show_table(out, "conversations", OVERVIEW, map(_overview, summaries, windows))
         for recording, summary, window in zip(recordings, summaries, windows, strict=True):
             await _show_session(out, client, recording, summary, window)
 
@@ -135,7 +137,7 @@ async def _show_session(
     out.print()
     out.print(Rule(f"{summary.agent_id} / {summary.session_id}", align="left", style="bold"))
     if window.summary is not None:
-        out.print(summary_panel(window.summary, lines=SUMMARY_LINES, entries=LEDGER_ENTRIES))
+        show_summary(out, window.summary, lines=SUMMARY_LINES, entries=LEDGER_ENTRIES)
     left_out = max(len(window.messages) - LAST_MESSAGES, 0)
     out.print(
         Text(
@@ -148,12 +150,12 @@ async def _show_session(
     show_window(out, window, with_summary=False, last=LAST_MESSAGES)
     versions = await session.summaries()
     if versions:
-        out.print(build_table("versions of the summary", VERSIONS, map(_version, versions)))
+        show_table(out, "versions of the summary", VERSIONS, map(_version, versions))
     if recording.conversation.question is not None:
         await _show_recalled(out, session, recording.conversation.question)
     trail = [row async for row in session.audit_trail()]
     more = f" (the last {AUDIT_ROWS} of {len(trail)} rows)" if len(trail) > AUDIT_ROWS else ""
-    out.print(build_table(f"audit trail{more}", AUDIT, map(_audited, trail[-AUDIT_ROWS:])))
+    show_trail(out, f"audit trail{more}", trail[-AUDIT_ROWS:])
 
 
 async def _show_recalled(out: Console, session: Session, question: str) -> None:
@@ -174,11 +176,10 @@ async def _show_recalled(out: Console, session: Session, question: str) -> None:
     told = recalled.partition(f"<{RECALL_TAG}>")[2].partition(f"</{RECALL_TAG}>")[0].strip()
     out.print(Text("recalled from messages that left the window:", style="dim"))
     for line in told.split("\n"):
-        out.print(Text(f"  {clip(line, LINE_CHARACTERS)}"))
+        show_text(out, Text(clip(line, LINE_CHARACTERS)), indent=2)
 
 
 VERSIONS = ("version", "kind", "tokens", "covers_messages", "created_at")
-AUDIT = ("time", "phase", "what", "tokens_before", "tokens_after", "seal")
 
 
 def _version(summary: Summary) -> dict[str, Any]:
@@ -189,21 +190,6 @@ def _version(summary: Summary) -> dict[str, Any]:
         "covers_messages": summary.covers.get("messages"),
         "created_at": summary.created_at,
     }
-
-
-def _audited(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an audit row for the table: time of day, description, and the start of its hash."""
-    details: dict[str, Any] = json.loads(row["details"])
-    descriptions = {
-        "evicted": (
-            f"{details.get('trigger')}: {details.get('evicted')} left, {details.get('kept')} stay"
-        ),
-        "summary_start": f"attempt {details.get('attempt')}",
-        "summary_done": f"version {details.get('version')}, {details.get('kind')}",
-    }
-    time_of_day = str(row["at"])[11:23]
-    what = descriptions.get(row["phase"], row["reason"] or "")
-    return {**row, "time": time_of_day, "what": what, "seal": row["hash"][:12]}
 
 
 @asynccontextmanager

@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from turnfold.cli.connection import connected_client
+from turnfold.cli.names import existing_session
 from turnfold.cli.output import clipped, console, show_json
 from turnfold.cli.sessions import Agent, AsJson, SessionName
+from turnfold.cli.tables import show_text
 from turnfold.client import Summary
 from turnfold.core.summary.extractive.lines import LISTS
 from turnfold.core.summary.sentences import sentences
@@ -128,8 +130,10 @@ def diff(
 async def _read_versions(
     agent: str, session: str, before: int, after: int | None
 ) -> tuple[Summary, Summary]:
-    async with connected_client() as client:
-        chosen = client.session(agent, session)
+    async with (
+        connected_client() as client,
+        existing_session(client, agent, session) as chosen,
+    ):
         if after is None:
             after = (await chosen.status()).get("summary_version")
         if after is None:
@@ -154,12 +158,8 @@ def _show(
                 + Text("" if everything or not same else f"  ({same} in both)", style="dim")
             )
         for line in changed:
-            out.print(
-                Text(
-                    f"{line.mark} {clipped(_one_line(line.text), MAX_LINE_LENGTH)}",
-                    style=COLORS[line.mark],
-                )
-            )
+            text = f"{line.mark} {clipped(_one_line(line.text), MAX_LINE_LENGTH)}"
+            show_text(out, Text(text, style=COLORS[line.mark]))
     if not shown:
         out.print("\nThe versions do not differ.")
 

@@ -86,6 +86,8 @@ def doctor(
         [asdict(finding) for finding in findings],
         as_json=as_json,
         empty="No checks.",
+        texts=("found", "advice"),
+        headings=2,
     )
     faults = [finding for finding in findings if finding.outcome == "failed"]
     if faults:

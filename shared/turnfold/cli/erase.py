@@ -8,6 +8,7 @@ import typer
 
 from turnfold.cli.connection import System, changing, system_to_change
 from turnfold.cli.output import show_json
+from turnfold.errors import UnknownSession
 
 
 def register(app: typer.Typer) -> None:
@@ -51,6 +52,11 @@ def erase(
             )
         typer.confirm(f"Erase {what} for good from the system {system.name}?", abort=True, err=True)
     counts = asyncio.run(_erased(system, agent, session, prefix))
+    if not counts["sessions"] and not counts["messages"]:
+        raise UnknownSession(
+            f"nothing was stored of {what}, so nothing was erased from the system {system.name};"
+            f" `turnfold sessions --agent {agent}` lists the agent's sessions"
+        )
     if as_json:
         show_json(counts)
         return

@@ -153,6 +153,7 @@ def list_all(
         _known(directory),
         as_json=as_json,
         empty="No keys yet. Run `turnfold keys new ROLE` or `turnfold keys token AGENT`.",
+        headings=2,
     )
 
 

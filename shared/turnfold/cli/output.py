@@ -7,11 +7,10 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+
+from turnfold.cli.tables import cell, show_table
 
 PIPE_WIDTH = 120
-MIN_COLUMN_WIDTH = 14
 
 
 def console() -> Console:
@@ -39,8 +38,13 @@ def print_rows(
     *,
     as_json: bool,
     empty: str,
+    texts: Sequence[str] = (),
+    headings: int = 1,
 ) -> None:
-    """Print rows with these columns; as JSON, print each whole row on one line."""
+    """Print rows with these columns; as JSON, print each whole row on one line.
+
+    For `texts` and `headings`, see `show_table`.
+    """
     if as_json:
         for row in rows:
             show_json(row)
@@ -55,49 +59,15 @@ def print_rows(
     if not row_list:
         typer.echo(empty)
         return
-    console().print(build_table(title, columns, row_list))
+    show_table(console(), title, columns, row_list, texts=texts, headings=headings)
 
 
-def build_table(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Build a table for a terminal, with numbers right-aligned and counts grouped by thousands."""
-    row_list = list(rows)
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for column in columns:
-        is_number = bool(row_list) and all(
-            isinstance(row.get(column), int | float | None) for row in row_list
-        )
-        widest = max((len(cell(row.get(column))) for row in row_list), default=0)
-        table.add_column(
-            column.replace("_", " "),
-            justify="right" if is_number else "left",
-            overflow="fold",
-            min_width=min(widest, MIN_COLUMN_WIDTH),
-        )
-    for row in row_list:
-        table.add_row(*(escape(_counted(column, row.get(column))) for column in columns))
-    return table
-
-
-def _counted(column: str, value: Any) -> str:
-    is_count = (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and not column.endswith(("_id", "_seq"))
+def printable(text: str) -> str:
+    """Replace characters that could control the terminal."""
+    return "".join(
+        character if character in "\n\t" or character.isprintable() else "\N{REPLACEMENT CHARACTER}"
+        for character in text
     )
-    return f"{value:,}" if is_count else cell(value)
-
-
-def cell(value: Any) -> str:
-    """Return the text of one value."""
-    match value:
-        case None:
-            return ""
-        case bool():
-            return "yes" if value else "no"
-        case str():
-            return value
-        case _:
-            return json.dumps(value, ensure_ascii=False)
 
 
 def clipped(text: str, characters: int) -> str:

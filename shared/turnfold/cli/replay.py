@@ -112,6 +112,7 @@ def replay(
         (asdict(summary) for summary in summaries),
         as_json=as_json,
         empty="No conversations in these files.",
+        headings=2,
     )
 
 

@@ -8,12 +8,14 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from turnfold.cli.connection import connected_client
-from turnfold.cli.context import ROLE_COLORS
+from turnfold.cli.context import BODY_INDENT, ROLE_COLORS
+from turnfold.cli.names import existing_session
 from turnfold.cli.output import console, show_json
+from turnfold.cli.tables import show_text
 from turnfold.core.text.search import searched_text
 from turnfold.messages import State
 
@@ -74,17 +76,18 @@ def search(
             snippet, _ = snippet_of(searched_text(hit["message"]), q)
             typer.echo("\t".join(str(value) for value in (*_columns(hit), snippet)))
     elif hits:
-        console().print(_table(hits, q))
+        _show(console(), hits, q)
     else:
         typer.echo("No matches. Try fewer words, or the beginning of one.")
 
 
 async def _hits(agent: str, session: str, q: str, **filters: Any) -> list[Hit]:
     fields = {"q": q} | {name: value for name, value in filters.items() if value is not None}
-    async with connected_client() as client:
-        hits: list[Hit] = (await client.session(agent, session).ask("history.search", fields))[
-            "hits"
-        ]
+    async with (
+        connected_client() as client,
+        existing_session(client, agent, session) as chosen,
+    ):
+        hits: list[Hit] = (await chosen.ask("history.search", fields))["hits"]
         return hits
 
 
@@ -98,25 +101,23 @@ def _columns(hit: Hit) -> tuple[int, str, str, str, float]:
     )
 
 
-def _table(hits: Sequence[Hit], q: str) -> Table:
-    table = Table(title=f"{len(hits)} matches", title_justify="left", header_style="bold")
-    table.add_column("position", justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("role", no_wrap=True)
-    table.add_column("snippet", overflow="fold")
+def _show(out: Console, hits: Sequence[Hit], q: str) -> None:
+    """Print each hit with its id, and below it the excerpt with the matches marked."""
+    out.print(Text(f"{len(hits)} matches", style="bold italic"))
     for hit in hits:
-        position, _, state, role, _ = _columns(hit)
+        position, message_id, state, role, _ = _columns(hit)
+        heading = Text.assemble(
+            (f"{role:>9}", f"bold {ROLE_COLORS.get(role, 'white')}"),
+            (f" {message_id} · ", "dim"),
+            (state, STATE_COLORS.get(state, "")),
+            (f" · position {position}", "dim"),
+        )
+        out.print(heading, soft_wrap=True)
         snippet, places = snippet_of(searched_text(hit["message"]), q)
         shown = Text(snippet)
         for start, end in places:
             shown.stylize(HIT_STYLE, start, end)
-        table.add_row(
-            str(position),
-            Text(state, style=STATE_COLORS.get(state, "")),
-            Text(role, style=ROLE_COLORS.get(role, "white")),
-            shown,
-        )
-    return table
+        show_text(out, shown, indent=BODY_INDENT)
 
 
 def snippet_of(text: str, q: str) -> tuple[str, list[tuple[int, int]]]:

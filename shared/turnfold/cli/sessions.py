@@ -8,7 +8,8 @@ import typer
 
 from turnfold.cli.command_groups import group
 from turnfold.cli.connection import connected_client, http_get
-from turnfold.cli.context import summary_panel
+from turnfold.cli.context import FULL, show_summary
+from turnfold.cli.names import existing_session, unknown_agent
 from turnfold.cli.output import console, print_rows, show_json
 from turnfold.client import Session, Summary
 from turnfold.errors import Conflict
@@ -62,14 +63,22 @@ def sessions(
     as_json: AsJson = False,
 ) -> None:
     """List the sessions with their counters, newest event first."""
-    rows = asyncio.run(newest_sessions(agent_id=agent, limit=limit))
+    rows = asyncio.run(_listed(agent, limit))
     print_rows(
         "sessions",
         SESSION_COLUMNS,
         rows,
         as_json=as_json,
         empty="No sessions yet. Publish a turn, or run `turnfold replay FILE`.",
+        headings=2,
     )
+
+
+async def _listed(agent: str | None, limit: int) -> list[dict[str, Any]]:
+    rows = await newest_sessions(agent_id=agent, limit=limit)
+    if agent is not None and not rows:
+        raise await unknown_agent(agent)
+    return rows
 
 
 async def newest_sessions(
@@ -123,17 +132,22 @@ def summaries_show(
     if as_json:
         show_json(summary)
         return
-    console().print(summary_panel(Summary.of(summary), lines=1 << 20, entries=1 << 20))
+    show_summary(console(), Summary.of(summary), **FULL)
 
 
 async def _ask(agent: str, session: str, name: str, **fields: Any) -> dict[str, Any]:
-    async with connected_client() as client:
-        return await client.session(agent, session).ask(name, fields)
+    async with (
+        connected_client() as client,
+        existing_session(client, agent, session) as chosen,
+    ):
+        return await chosen.ask(name, fields)
 
 
 async def _version(agent: str, session: str, version: int | None) -> dict[str, Any]:
-    async with connected_client() as client:
-        chosen = client.session(agent, session)
+    async with (
+        connected_client() as client,
+        existing_session(client, agent, session) as chosen,
+    ):
         return await chosen.ask(
             "summary.get", {"version": version if version is not None else await _in_force(chosen)}
         )

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.panel import Panel
 
 from turnfold.cli.command_groups import group
 from turnfold.cli.connection import System, changing, connected_client, system_to_change
-from turnfold.cli.context import summary_panel
+from turnfold.cli.context import show_summary
 from turnfold.cli.diff import Version, diff
+from turnfold.cli.names import existing_session
 from turnfold.cli.output import console, print_rows, show_json
 from turnfold.cli.replay import progress
 from turnfold.cli.sessions import Agent, AsJson, SessionName
@@ -110,7 +110,7 @@ def promote(
     if as_json:
         show_json(promoted)
     else:
-        console().print(summary_panel(Summary.of(promoted)))
+        show_summary(console(), Summary.of(promoted))
 
 
 def regenerate(  # noqa: PLR0917  # a parameter for each option
@@ -154,7 +154,7 @@ def regenerate(  # noqa: PLR0917  # a parameter for each option
     if agent is None or session is None:
         options["at_once"] = at_once
         campaign = asyncio.run(_run_campaign(system, agent, options, wait=wait, is_quiet=as_json))
-        print_rows("campaign", CAMPAIGN_COLUMNS, [campaign], as_json=as_json, empty="")
+        print_rows("campaign", CAMPAIGN_COLUMNS, [campaign], as_json=as_json, empty="", headings=2)
         return
     options["from_version"] = from_version
     summary = asyncio.run(
@@ -168,7 +168,7 @@ def regenerate(  # noqa: PLR0917  # a parameter for each option
 
 def _print_regenerated(agent: str, session: str, summary: dict[str, Any]) -> None:
     if "version" in summary:
-        console().print(summary_panel(Summary.of(summary)))
+        show_summary(console(), Summary.of(summary))
         names = f"{shlex.quote(agent)} {shlex.quote(session)} {summary['version']}"
         typer.echo(f"compare:       turnfold summaries diff {names}")
         typer.echo(f"put in force:  turnfold summaries promote {names}")
@@ -210,8 +210,7 @@ async def _run_campaign(
 async def _regenerate_session(
     system: System, agent: str, session: str, options: dict[str, Any], *, wait: bool, is_quiet: bool
 ) -> dict[str, Any]:
-    async with changing(system) as client:
-        chosen = client.session(agent, session)
+    async with changing(system) as client, existing_session(client, agent, session) as chosen:
         request = await chosen.ask("summary.regenerate", options)
         if not wait:
             return request
@@ -297,20 +296,16 @@ def restore(
         if restored["version"] is not None
         else "no summary is in force"
     )
-    console().print(
-        Panel(
-            f"Its messages are live again; {version_text}.",
-            title=f"compaction {chosen}",
-            border_style="blue",
-            expand=False,
-        )
-    )
+    typer.echo(f"Undid compaction {chosen}: its messages are live again; {version_text}.")
 
 
 async def _newest_compaction(system: System, agent: str, session: str) -> str:
     """Return the newest compaction that evicted messages and was not undone."""
-    async with connected_client(system.settings) as client:
-        rows = [row async for row in client.session(agent, session).audit_trail()]
+    async with (
+        connected_client(system.settings) as client,
+        existing_session(client, agent, session) as chosen,
+    ):
+        rows = [row async for row in chosen.audit_trail()]
     undone = {row["compaction_id"] for row in rows if row["phase"] == "restored"}
     for row in reversed(rows):
         if row["phase"] == "evicted" and row["compaction_id"] not in undone:
@@ -321,5 +316,5 @@ async def _newest_compaction(system: System, agent: str, session: str) -> str:
 async def _ask(
     system: System, agent: str, session: str, name: str, fields: dict[str, Any]
 ) -> dict[str, Any]:
-    async with changing(system) as client:
-        return await client.session(agent, session).ask(name, fields)
+    async with changing(system) as client, existing_session(client, agent, session) as chosen:
+        return await chosen.ask(name, fields)

@@ -110,7 +110,7 @@ class SessionHistory:
             return []
         return list(page.messages)
 
-    async def originals(self) -> AsyncIterator[StoredMessage]:
+    async def originals(self, *, include_retracted: bool = False) -> AsyncIterator[StoredMessage]:
         """Iterate over all messages of the session, oldest first.
 
         Messages are fetched in pages. A page that is too large is requested again with a smaller
@@ -120,7 +120,9 @@ class SessionHistory:
         limit = PAGE_MESSAGES
         while True:
             try:
-                page = await self.history(after_position=position, limit=limit)
+                page = await self.history(
+                    after_position=position, limit=limit, include_retracted=include_retracted
+                )
             except TooLarge:
                 if limit == 1:
                     raise

@@ -18,6 +18,7 @@ from turnfold.process.directory import running_system as ready_line
 
 READING: set[tuple[str, ...]] = {
     ("audit",), ("context",), ("deadletters", "list"), ("deadletters", "show"), ("doctor",), ("mcp",), ("search",),
+    ("history",), ("policy", "show"),
     ("sessions",),
     ("summaries", "diff"), ("summaries", "list"), ("summaries", "show"),
 }  # fmt: skip
@@ -25,6 +26,7 @@ READING: set[tuple[str, ...]] = {
 OF_THEIR_OWN: set[tuple[str, ...]] = {
     ("up",),
     ("demo",),
+    ("completion",),
     ("keys", "list"),
     ("keys", "nats"),
     ("keys", "new"),
@@ -37,6 +39,7 @@ SERVICES: set[tuple[str, ...]] = {("worker",), ("query",)}
 ARGUMENTS: dict[tuple[str, ...], list[str]] = {
     ("erase",): ["ada", "s-1", "--yes"],
     ("restore",): ["ada", "s-1", "--yes"],
+    ("policy", "set"): ["ada", "s-1", "--mode", "manual"],
     ("summaries", "promote"): ["ada", "s-1", "1"],
     ("summaries", "regenerate"): ["ada", "s-1", "--no-wait"],
     ("deadletters", "replay"): ["--all"],

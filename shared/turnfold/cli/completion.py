@@ -1,0 +1,38 @@
+"""`turnfold completion`: the script with which a shell completes commands and options."""
+
+import os
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from turnfold.cli.command_names import COMPLETE_VARIABLE
+
+
+class Shell(StrEnum):
+    """A shell."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("completion")(completion)
+
+
+def completion(
+    shell: Annotated[Shell, typer.Argument(metavar="bash | zsh | fish", help="Your shell.")],
+) -> None:
+    """Print a script that completes commands and options in your shell.
+
+    bash: eval "$(turnfold completion bash)" in ~/.bashrc, and likewise for zsh.
+
+    fish: turnfold completion fish > ~/.config/fish/completions/turnfold.fish
+    """
+    from turnfold.cli import main
+
+    # The shell calls the command with this variable, and so does whoever wants the script.
+    os.environ[COMPLETE_VARIABLE] = f"source_{shell}"
+    main([])

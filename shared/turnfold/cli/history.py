@@ -1,0 +1,113 @@
+"""`turnfold history`: the original messages of a session, in order."""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from turnfold.cli.connection import connected_client
+from turnfold.cli.context import CLIP, UNLIMITED, plain_text, show_message
+from turnfold.cli.names import existing_session
+from turnfold.cli.output import console, show_json
+from turnfold.cli.sessions import Agent, AsJson, SessionName
+from turnfold.client import Session, StoredMessage
+
+COLUMNS = ("position", "message_id", "state", "role", "text")
+PAGE = 500
+
+
+class MessageState(StrEnum):
+    """The state of a stored message."""
+
+    LIVE = "live"
+    PENDING = "pending"
+    COVERED = "covered"
+    RETRACTED = "retracted"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("history")(history)
+
+
+def history(
+    agent: Agent,
+    session: SessionName,
+    state: Annotated[MessageState | None, typer.Option(help="Only messages in this state.")] = None,
+    newest: Annotated[
+        int,
+        typer.Option(min=0, metavar="COUNT", help="Show the last COUNT messages; 0 shows all."),
+    ] = 20,
+    full: Annotated[bool, typer.Option("--full", help="Do not shorten long texts.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the original messages of a session: live, pending, covered and retracted ones."""
+    messages = asyncio.run(_read(agent, session, state, newest))
+    if as_json:
+        for stored in messages:
+            show_json(_as_json(stored))
+    elif not sys.stdout.isatty():
+        typer.echo("\t".join(COLUMNS))
+        for stored in messages:
+            text = plain_text(stored.message)
+            row = (stored.position, stored.message_id, stored.state, stored.message.get("role"))
+            typer.echo("\t".join([*map(str, row), text]).encode("utf-8", "replace").decode())
+    else:
+        _show(messages, limit=UNLIMITED if full else CLIP)
+
+
+def _show(messages: Sequence[StoredMessage], *, limit: int) -> None:
+    out = console()
+    if not messages:
+        out.print("No messages in this state.")
+    for stored in messages:
+        heading = f"{stored.message_id} · {stored.state} · position {stored.position}"
+        show_message(out, stored.message, heading, limit=limit)
+
+
+async def _read(
+    agent: str, session: str, state: MessageState | None, newest: int
+) -> list[StoredMessage]:
+    async with (
+        connected_client() as client,
+        existing_session(client, agent, session) as chosen,
+    ):
+        if not newest:
+            stored = [one async for one in chosen.originals(include_retracted=True)]
+            return [one for one in stored if state in (None, one.state)]
+        return await _newest(chosen, state, newest)
+
+
+async def _newest(session: Session, state: MessageState | None, count: int) -> list[StoredMessage]:
+    """Return the last messages in a state, in order; pages are read from the end."""
+    found: list[StoredMessage] = []
+    before: int | None = None
+    while len(found) < count:
+        page = await session.history(
+            newest=min(count, PAGE) if before is None else None,
+            before_position=before,
+            limit=None if before is None else PAGE,
+            include_retracted=True,
+        )
+        found = [one for one in page.messages if state in (None, one.state)] + found
+        before = page.previous_position
+        if before is None:
+            break
+    return found[-count:]
+
+
+def _as_json(stored: StoredMessage) -> dict[str, object]:
+    fields = {
+        "message_id": stored.message_id,
+        "position": stored.position,
+        "state": stored.state,
+        "message": stored.message,
+        "is_meta": stored.is_meta or None,
+        "shape": stored.shape if stored.shape != "chat" else None,
+        "element": stored.element,
+        "carry": stored.carry,
+    }
+    return {name: value for name, value in fields.items() if value is not None}

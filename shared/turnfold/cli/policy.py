@@ -1,0 +1,133 @@
+"""`turnfold policy show|set`: when and how much a session or an agent is compacted."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from turnfold.cli.command_groups import group
+from turnfold.cli.connection import System, changing, connected_client, system_to_change
+from turnfold.cli.names import existing_session, unknown_agent
+from turnfold.cli.output import print_rows, show_json
+from turnfold.cli.sessions import Agent, AsJson
+from turnfold.client import Client
+from turnfold.contracts.subjects import token_of
+
+COLUMNS = ("number", "value", "from")
+
+MaybeSession = Annotated[
+    str | None,
+    typer.Argument(metavar="SESSION", help="The session's id (default: the agent's policy)."),
+]
+
+
+class Mode(StrEnum):
+    """What starts a compaction."""
+
+    OFF = "off"
+    MANUAL = "manual"
+    AUTO = "auto"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    policy = group(app, "policy", "Show and set the compaction policy.")
+    policy.command("show")(show)
+    policy.command("set")(set_)
+
+
+def show(agent: Agent, session: MaybeSession = None, as_json: AsJson = False) -> None:
+    """Show the policy in force: mode, preset, and each number with the place that sets it."""
+    answer = asyncio.run(_read(agent, session))
+    if as_json:
+        show_json(answer)
+        return
+    rows = [
+        {
+            "number": name,
+            "value": "unset" if number["value"] is None else number["value"],
+            "from": number["from"],
+        }
+        for name, number in answer["numbers"].items()
+    ]
+    title = f"mode {answer['mode']}, preset {answer['preset']}"
+    print_rows(title, COLUMNS, rows, as_json=False, empty="No numbers.")
+
+
+def set_(  # a parameter for each option
+    agent: Agent,
+    session: MaybeSession = None,
+    numbers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--number",
+            metavar="NAME=VALUE",
+            help="Set a number of the policy; null removes it. May be repeated.",
+        ),
+    ] = None,
+    mode: Annotated[Mode | None, typer.Option(help="What starts a compaction.")] = None,
+    preset: Annotated[str | None, typer.Option(metavar="PRESET", help="Name of a preset.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set the policy of an agent or of one session; what is not named stays as it is."""
+    fields = {
+        "mode": None if mode is None else str(mode),
+        "preset": preset,
+        "overrides": _overrides(numbers or ()) or None,
+    }
+    if all(value is None for value in fields.values()):
+        raise typer.BadParameter("specify --number, --mode or --preset")
+    answer = asyncio.run(_set(system_to_change(), agent, session, fields))
+    if as_json:
+        show_json(answer)
+        return
+    name = agent if session is None else f"{agent} {session}"
+    typer.echo(
+        f"The policy of {name} has mode {answer['mode'] or 'unset'},"
+        f" preset {answer['preset'] or 'unset'} and {len(answer['overrides'])} numbers of its own."
+    )
+
+
+def _overrides(pairs: Sequence[str]) -> dict[str, Any]:
+    overrides: dict[str, Any] = {}
+    for pair in pairs:
+        name, is_pair, value = pair.partition("=")
+        if not is_pair or not name:
+            raise typer.BadParameter(f"{pair!r} is not NAME=VALUE")
+        try:
+            overrides[name] = json.loads(value)
+        except ValueError:
+            overrides[name] = value
+    return overrides
+
+
+async def _read(agent: str, session: str | None) -> dict[str, Any]:
+    async with connected_client() as client:
+        if session is None:
+            answer = await client.ask(f"agent.policy.{token_of(agent)}", {})
+            is_set = any(number["from"] == "agent" for number in answer["numbers"].values())
+            if not is_set and not await _has_sessions(client, agent):
+                raise await unknown_agent(agent)
+            return answer
+        async with existing_session(client, agent, session) as chosen:
+            # The policy of a session that does not exist yet is no error, but a wrong name is.
+            await chosen.status()
+            return await chosen.ask("session.policy")
+
+
+async def _has_sessions(client: Client, agent: str) -> bool:
+    async for _ in client.sessions(agent):
+        return True
+    return False
+
+
+async def _set(
+    system: System, agent: str, session: str | None, fields: dict[str, Any]
+) -> dict[str, Any]:
+    async with changing(system) as client:
+        if session is not None:
+            return await client.session(agent, session).policy(**fields)
+        return await client.agent_policy(agent, **fields)
