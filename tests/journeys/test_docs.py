@@ -78,6 +78,7 @@ ADDED = {
     "G1",
     "G2",
     "G3",
+    "G4",
     "G7",
     *(f"O{number}" for number in (7, 8, 10)),
     "V3",

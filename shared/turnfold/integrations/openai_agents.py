@@ -9,13 +9,13 @@ A run reads the window: the summary, and the items after it to the letter. Reaso
 there without the item that it belongs to. Each call of the SDK publishes one event.
 """
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from turnfold.client import PortalClient, StoredMessage
 from turnfold.errors import TooLarge, Unavailable, UnknownSession
 from turnfold.integrations import requires
+from turnfold.integrations.clients import shared_client
 from turnfold.shapes import chat_from_responses, responses_from_chat
 
 with requires("openai-agents"):
@@ -25,9 +25,6 @@ WAIT_MS = 5_000
 """How long a read waits at most for what was added before, by this program or another."""
 EVENT_ITEMS = 1_000
 PAGE_ITEMS = 1_000
-
-_clients: dict[str | None, PortalClient] = {}
-_lock = threading.Lock()
 
 
 class TurnfoldSession:
@@ -54,7 +51,7 @@ class TurnfoldSession:
         window: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(client, PortalClient):
-            client = _client_of(client)
+            client = shared_client(client)
         self.session_id = session_id
         self.session_settings = SessionSettings().resolve(session_settings)
         self._session = client.session(agent_id, session_id)
@@ -167,8 +164,3 @@ def _require_fresh(*, is_fresh: bool) -> None:
         raise Unavailable(
             f"the newest items of the session are not stored after {WAIT_MS} ms; try again"
         )
-
-
-def _client_of(url: str | None) -> PortalClient:
-    with _lock:
-        return _clients.setdefault(url, PortalClient(url))

@@ -1,0 +1,174 @@
+"""Middleware for agents of LangChain and LangGraph: their models see windows of Turnfold.
+
+```python
+agent = create_agent(model, tools, middleware=[TurnfoldMiddleware("support", max_tokens=8_000)])
+agent.invoke({"messages": [...]}, {"configurable": {"thread_id": "user-42"}})
+```
+
+The state of the graph keeps all messages. Each call of the model publishes what is new in them,
+and is given the window instead: system messages, the summary, and the newest messages.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from turnfold.client import PortalClient, Session
+from turnfold.errors import BadRequest
+from turnfold.integrations import requires
+from turnfold.integrations.mirrored import Chat, MirroredWindows, Shown
+
+with requires("langchain"):
+    from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
+    from langchain_core.messages import (
+        AIMessage,
+        AnyMessage,
+        SystemMessage,
+        ToolMessage,
+        convert_to_messages,
+        convert_to_openai_messages,
+    )
+    from langgraph.config import get_config
+
+_CALL_BLOCKS = ("function_call", "tool_call", "tool_use")
+
+
+class TurnfoldMiddleware(AgentMiddleware):  # type: ignore[misc]  # without types here
+    """Middleware that keeps an agent's conversation in Turnfold, for sync and async runs.
+
+    `session_id` is a text or a function of the request. By default it is the `thread_id` of the
+    run; an agent inside another one gets a session of its own below it. `client` is a
+    `PortalClient`, or a URL of NATS (default: `TURNFOLD_NATS_URL`). `max_tokens` is the budget of
+    the window, without system message and tools. Without it, the `model` decides: by default that
+    of the request. `window` has further options of `turnfold.Session.context`.
+
+    If Turnfold does not answer, the model gets the messages of the state, and the logger
+    `turnfold.integrations` a warning.
+
+    Raises:
+        BadRequest: an id is empty, longer than 256 bytes or contains control characters.
+    """
+
+    def __init__(
+        self,
+        agent_id: str,
+        *,
+        session_id: str | Callable[[ModelRequest], str] | None = None,
+        client: PortalClient | str | None = None,
+        max_tokens: int | None = None,
+        model: str | None = None,
+        window: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._windows = MirroredWindows(
+            agent_id, client=client, max_tokens=max_tokens, window=window
+        )
+        self._session_id = session_id
+        self._model = model
+
+    def wrap_model_call(
+        self, request: ModelRequest, handler: Callable[[ModelRequest], ModelResponse]
+    ) -> ModelResponse:
+        """Call the model with the window, and record its answer."""
+        call = _Call(request)
+        session = self._session(request)
+        shown = self._windows.run(self._windows.shown(session, call.asked, model=self._name(call)))
+        if shown is None:
+            return handler(request)
+        response = handler(call.with_window(shown))
+        self._windows.run(self._windows.record(session, lambda: call.answered(response)))
+        return response
+
+    async def awrap_model_call(
+        self, request: ModelRequest, handler: Callable[[ModelRequest], Awaitable[ModelResponse]]
+    ) -> ModelResponse:
+        """Call the model with the window, and record its answer."""
+        call = _Call(request)
+        session = self._session(request)
+        shown = await self._windows.shown(session, call.asked, model=self._name(call))
+        if shown is None:
+            return await handler(request)
+        response = await handler(call.with_window(shown))
+        await self._windows.record(session, lambda: call.answered(response))
+        return response
+
+    def _session(self, request: ModelRequest) -> Session:
+        if callable(self._session_id):
+            return self._windows.session(self._session_id(request))
+        if self._session_id is not None:
+            return self._windows.session(self._session_id)
+        configurable = get_config().get("configurable", {})
+        thread_id = configurable.get("thread_id")
+        if thread_id is None:
+            raise BadRequest(
+                "the run has no thread_id; pass one in its config, or session_id to the middleware"
+            )
+        # The last part names the step of this agent, those before it the agents around it.
+        outer = str(configurable.get("checkpoint_ns") or "").rpartition("|")[0]
+        return self._windows.session(str(thread_id), outer)
+
+    def _name(self, call: "_Call") -> str | None:
+        return self._model or call.model
+
+
+class _Call:
+    """One call of a model: the messages that it is about, and those before them."""
+
+    def __init__(self, request: ModelRequest) -> None:
+        messages = request.messages
+        start = 0
+        while start < len(messages) and isinstance(messages[start], SystemMessage):
+            start += 1
+        self._request = request
+        self._systems: Sequence[AnyMessage] = messages[:start]
+        self._messages: Sequence[AnyMessage] = messages[start:]
+        self._chat: list[Chat] = []
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model."""
+        for attribute in ("model_name", "model"):
+            name = getattr(self._request.model, attribute, None)
+            if isinstance(name, str):
+                return name
+        return None
+
+    def asked(self) -> list[Chat]:
+        """Return the messages as chat messages."""
+        self._chat = [_chat(message) for message in self._messages]
+        return self._chat
+
+    def answered(self, response: ModelResponse) -> list[Chat]:
+        """Return these messages, converted before, and the answer as chat messages."""
+        return [*self._chat, *map(_chat, response.result)]
+
+    def with_window(self, shown: Sequence[Shown]) -> ModelRequest:
+        """Return the request with a window in place of the messages."""
+        window = [self._message(one) for one in shown]
+        return self._request.override(messages=[*self._systems, *window])
+
+    def _message(self, shown: Shown) -> AnyMessage:
+        own = None if shown.place is None else self._messages[shown.place]
+        if shown.body is None:
+            return own
+        if own is None or isinstance(own, AIMessage):
+            # Made anew: reasoning and ids of the provider belong to the text as it was.
+            return convert_to_messages(
+                [{**shown.body, "content": shown.body.get("content") or ""}]
+            )[0]
+        return own.model_copy(update={"content": shown.body["content"]})
+
+
+def _chat(message: AnyMessage) -> Chat:
+    body = convert_to_openai_messages(message)
+    if not isinstance(body, dict):
+        raise TypeError("a message of LangChain is several chat messages")
+    if isinstance(message, ToolMessage) and message.status == "error":
+        body["is_error"] = True
+    if isinstance(body.get("content"), list) and body.get("tool_calls"):
+        # The calls stand in `tool_calls` already.
+        body["content"] = [
+            block
+            for block in body["content"]
+            if not (isinstance(block, dict) and block.get("type") in _CALL_BLOCKS)
+        ]
+    return dict(body)

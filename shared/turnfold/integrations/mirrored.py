@@ -1,0 +1,165 @@
+"""Windows for hosts that hold the whole list of messages and pass it to the model each time.
+
+An adapter converts its host's messages to chat messages. Each list is published as far as it is
+new, and the answer says which of the host's messages the model should see. If Turnfold gives no
+valid answer, there is none: the host sends its own list, and a warning says why.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from turnfold.client import PortalClient, Session, Window
+from turnfold.client.mirror import mirror
+from turnfold.errors import CannotFit, NotAllowed, TurnfoldError, Unavailable
+from turnfold.integrations.clients import shared_client
+
+PATIENCE_SECONDS: Final = 5.0
+"""How long one call of a model waits at most for its window."""
+AWAY_SECONDS: Final = 15.0
+"""How long Turnfold is not asked again after it did not answer."""
+WAIT_MS: Final = 4_000
+
+Chat = dict[str, Any]
+Result = TypeVar("Result")
+
+log = logging.getLogger("turnfold.integrations")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A message of a window: that of the host at `place`, unless `body` replaces it.
+
+    `place` is None for a message that Turnfold wrote, such as the summary.
+    """
+
+    place: int | None
+    body: Chat | None
+
+
+class MirroredWindows:
+    """Windows of the lists that a host passes, for any event loop and thread.
+
+    `client` is a `PortalClient`, or a URL of NATS (default: `TURNFOLD_NATS_URL`), for which all
+    integrations of the program share one client. `max_tokens` is the budget. Without it, the model
+    of the call decides. `window` has further options of `turnfold.Session.context`.
+    """
+
+    def __init__(
+        self,
+        agent_id: str,
+        *,
+        client: PortalClient | str | None = None,
+        max_tokens: int | None = None,
+        window: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._client = client if isinstance(client, PortalClient) else shared_client(client)
+        self._agent_id = agent_id
+        self._options: dict[str, Any] = {
+            "placement": "user",
+            "max_tokens": max_tokens,
+            **(window or {}),
+        }
+        self._away_until = 0.0
+
+    def session(self, session_id: str, part: str = "") -> Session:
+        """Return a session; with a `part`, that of a sub-agent of it.
+
+        Raises:
+            BadRequest: an id is empty, longer than 256 bytes or contains control characters.
+        """
+        session = self._client.session(self._agent_id, session_id)
+        return session.subsession(part) if part else session
+
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Run one of the methods below without an event loop, and block this thread."""
+        return self._client.run(coroutine)
+
+    async def shown(
+        self, session: Session, listed: Callable[[], Sequence[Chat]], *, model: str | None = None
+    ) -> list[Shown] | None:
+        """Publish what is new of a list, and return its window; None if the list must be sent.
+
+        `listed` returns the host's messages as chat messages, one for each, without the system
+        messages at the beginning.
+        """
+
+        async def ask() -> list[Shown] | None:
+            messages = listed()
+            if not messages:
+                return None
+            await _record(session, messages)
+            window = await self._window(session, model)
+            if not window.fresh or window.account.total != len(messages):
+                raise Unavailable(f"the window lacks some of {len(messages)} messages")
+            return _shown(window)
+
+        return await self._guarded(ask)
+
+    async def record(self, session: Session, listed: Callable[[], Sequence[Chat]]) -> None:
+        """Publish what is new of a list, so that it is folded before the next call needs it."""
+
+        async def publish() -> None:
+            if messages := listed():
+                await _record(session, messages)
+
+        await self._guarded(publish)
+
+    async def _window(self, session: Session, model: str | None) -> Window:
+        options = {
+            "model": model,
+            "entries": True,
+            "bodies": "changed",
+            "wait_ms": WAIT_MS,
+            **self._options,
+        }
+        try:
+            return await session.context(**options)
+        except CannotFit as error:
+            if error.needed_tokens is None:
+                raise
+            log.warning(
+                "window.enlarged to %d tokens: no valid window has %s",
+                error.needed_tokens,
+                options["max_tokens"],
+            )
+            return await session.context(**options | {"max_tokens": error.needed_tokens})
+
+    async def _guarded(self, work: Callable[[], Awaitable[Result]]) -> Result | None:
+        if time.monotonic() < self._away_until:
+            return None
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                return await work()
+        except TimeoutError:
+            self._away_until = time.monotonic() + AWAY_SECONDS
+            _warn(f"no answer within {PATIENCE_SECONDS:.0f} s")
+        except (Unavailable, NotAllowed) as error:
+            self._away_until = time.monotonic() + AWAY_SECONDS
+            _warn(str(error))
+        except (TurnfoldError, LookupError, TypeError, ValueError) as error:
+            # The text may quote a message.
+            _warn(type(error).__name__)
+        return None
+
+
+async def _record(session: Session, messages: Sequence[Chat]) -> None:
+    await mirror(session, messages, shape=None, carry=range(len(messages)))
+
+
+def _shown(window: Window) -> list[Shown]:
+    shown: list[Shown] = []
+    for body, entry in zip(window.raw["messages"], window.entries or (), strict=True):
+        place = entry.get("carry")
+        place = place if isinstance(place, int) else None
+        if place is None and body is None:
+            raise ValueError("an entry has neither a message nor its place")
+        shown.append(Shown(place, body))
+    return shown
+
+
+def _warn(reason: str) -> None:
+    log.warning("window.unavailable: the model gets the whole list; %s", reason)

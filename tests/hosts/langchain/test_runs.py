@@ -1,0 +1,242 @@
+"""Agents of LangChain whose models see windows: always valid, and the state keeps every message."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from deepagents import create_deep_agent
+from langchain.agents import create_agent
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from langchain_core.messages.utils import count_tokens_approximately
+from langgraph.checkpoint.memory import InMemorySaver
+
+import turnfold
+from tests.hosts.conftest import RunningSystem
+from tests.hosts.langchain.models import ScriptedModel, calls, faults
+from turnfold.integrations.langchain import TurnfoldMiddleware
+
+TURNS = 200
+NOWHERE = "nats://127.0.0.1:9"
+
+
+def look(place: str) -> str:
+    """Look at a place."""
+    return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
+
+
+def agent_of(model: ScriptedModel, url: str, *, tokens: int = 8_000, **options: Any) -> Any:
+    middleware = TurnfoldMiddleware("langchain", client=url, max_tokens=tokens)
+    options = {"tools": [look], "checkpointer": InMemorySaver(), **options}
+    return create_agent(model, system_prompt="Be brief.", middleware=[middleware], **options)
+
+
+def thread(session_id: str) -> Any:
+    return {"configurable": {"thread_id": session_id}}
+
+
+async def turn(
+    agent: Any, text: str, session_id: str, *, is_async: bool, state: Sequence[AnyMessage] = ()
+) -> list[AnyMessage]:
+    """Run one turn, and return the messages of the state."""
+    asked = {"messages": [*state, HumanMessage(text)]}
+    if is_async:
+        output = await agent.ainvoke(asked, thread(session_id))
+    else:
+        output = agent.invoke(asked, thread(session_id))
+    messages: list[AnyMessage] = output["messages"]
+    return messages
+
+
+async def recorded(system: RunningSystem, session_id: str) -> list[dict[str, Any]]:
+    """Return the stored messages of a session."""
+    async with turnfold.connect(system.nats_url) as client:
+        page = await client.session("langchain", session_id).history(after="latest", wait_ms=5_000)
+    return [stored.message for stored in page.messages]
+
+
+@pytest.mark.proves("G4")
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_run_with_parallel_calls_is_recorded_and_shown_as_it_is(
+    system: RunningSystem, session_id: str, is_async: bool
+) -> None:
+    model = ScriptedModel(
+        script=[calls("one", "hall", "yard", thinking="Both."), AIMessage("Nothing is missing.")]
+    )
+    agent = agent_of(model, system.nats_url)
+
+    state = await turn(agent, "What is missing?", session_id, is_async=is_async)
+
+    assert model.calls[-1] == [SystemMessage("Be brief."), *state[:-1]]
+    stored = await recorded(system, session_id)
+    assert [body["role"] for body in stored] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert stored[-1]["content"] == "Nothing is missing."
+    assert stored[2]["content"] == look("hall")
+
+
+@pytest.mark.proves("G4")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("budget", [4_000, 8_000, 16_000])
+async def test_two_hundred_turns_with_parallel_calls_break_no_pair(
+    system: RunningSystem, session_id: str, budget: int
+) -> None:
+    model = ScriptedModel()
+    agent = agent_of(model, system.nats_url, tokens=budget, checkpointer=None)
+    state: list[AnyMessage] = []
+
+    for number in range(TURNS):
+        thinking = "I look at both." if number % 2 else ""
+        model.script += [
+            calls(f"t{number}", "hall", "yard", thinking=thinking),
+            AIMessage(f"Done with {number}."),
+        ]
+        text = f"Look again, {number}."
+        state = await turn(agent, text, session_id, is_async=number % 2 == 1, state=state)
+        [request] = [one for one in model.calls[-1] if one.content == text]
+        assert isinstance(request, HumanMessage)
+
+    assert [fault for call in model.calls for fault in faults(call)] == []
+    assert {str(call[0].content) for call in model.calls} == {"Be brief."}
+    assert len(state) == 5 * TURNS
+    assert faults(state) == []
+    sizes = [count_tokens_approximately(call[1:]) for call in model.calls]
+    assert max(sizes) <= budget * 1.1
+    assert max(sizes) < count_tokens_approximately(state)
+
+
+async def test_what_leaves_the_state_leaves_the_session(
+    system: RunningSystem, session_id: str
+) -> None:
+    model = ScriptedModel(script=[AIMessage("In Bonn."), AIMessage("In Kiel."), AIMessage("Yes.")])
+    agent = agent_of(model, system.nats_url)
+    first = await turn(agent, "Where is it?", session_id, is_async=True)
+    await agent.aupdate_state(
+        thread(session_id), {"messages": [RemoveMessage(str(one.id)) for one in first]}
+    )
+
+    await turn(agent, "Where is the other one?", session_id, is_async=True)
+    await turn(agent, "Sure?", session_id, is_async=True)
+
+    assert [body["content"] for body in await recorded(system, session_id)] == [
+        "Where is the other one?",
+        "In Kiel.",
+        "Sure?",
+        "Yes.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [AIMessage("Welcome."), HumanMessage("Hello.")],
+        [HumanMessage("Look."), calls("open", "hall"), HumanMessage("Never mind.")],
+        [HumanMessage("Look."), ToolMessage("late", tool_call_id="nobody"), HumanMessage("So?")],
+        [HumanMessage("One."), SystemMessage("Be kind."), HumanMessage("Two.")],
+        [SystemMessage("First."), HumanMessage("Same."), HumanMessage("Same.")],
+        [HumanMessage([{"type": "text", "text": "See"}, {"type": "text", "text": "here"}])],
+        [HumanMessage("Look."), calls("a", "hall"), ToolMessage("", tool_call_id="a-hall")],
+        [
+            HumanMessage("Look."),
+            calls("b", "hall", "yard"),
+            ToolMessage("yard", tool_call_id="b-yard", status="error"),
+            ToolMessage("hall", tool_call_id="b-hall"),
+            HumanMessage("Go on."),
+        ],
+        [HumanMessage("word " * 12_000)],
+    ],
+)
+def test_histories_of_all_kinds_become_valid_input(
+    system: RunningSystem, session_id: str, history: list[AnyMessage]
+) -> None:
+    model = ScriptedModel(script=[AIMessage("Fine.")])
+    agent = agent_of(model, system.nats_url)
+
+    agent.invoke({"messages": history}, thread(session_id))
+
+    [asked] = model.calls
+    assert faults(asked) == []
+    texts = [str(one.content) for one in asked]
+    assert all(
+        str(one.content) in texts or len(str(one.content)) > 40_000
+        for one in history
+        if isinstance(one, (HumanMessage, SystemMessage))
+    )
+
+
+def test_an_agent_that_is_a_tool_of_another_has_a_session_of_its_own(
+    system: RunningSystem, session_id: str
+) -> None:
+    inner_model = ScriptedModel(script=[AIMessage("Twelve.")])
+    inner = create_agent(
+        inner_model,
+        [],
+        middleware=[TurnfoldMiddleware("langchain", client=system.nats_url, max_tokens=8_000)],
+    )
+
+    def look(place: str) -> str:
+        """Count the crates of a place."""
+        answer = inner.invoke({"messages": [HumanMessage(f"Count them in {place}.")]})
+        return str(answer["messages"][-1].content)
+
+    model = ScriptedModel(script=[calls("one", "hall"), AIMessage("Twelve in the hall.")])
+
+    state = agent_of(model, system.nats_url, tools=[look]).invoke(
+        {"messages": [HumanMessage("How many?")]}, thread(session_id)
+    )
+
+    assert len(state["messages"]) == 4
+    assert model.calls[-1][1:] == state["messages"][:-1]
+    assert [one.content for one in inner_model.calls[0]] == ["Count them in hall."]
+
+
+async def test_a_deep_agent_works_by_the_same_middleware(
+    system: RunningSystem, session_id: str
+) -> None:
+    model = ScriptedModel()
+    agent = create_deep_agent(
+        model=model,
+        tools=[look],
+        middleware=[TurnfoldMiddleware("langchain", client=system.nats_url, max_tokens=4_000)],
+        checkpointer=InMemorySaver(),
+    )
+    state: list[AnyMessage] = []
+
+    for number in range(12):
+        model.script += [calls(f"t{number}", "hall", "yard"), AIMessage(f"Done with {number}.")]
+        state = await turn(agent, f"Look again, {number}.", session_id, is_async=True)
+
+    assert len(state) == 5 * 12
+    assert [fault for call in model.calls for fault in faults(call)] == []
+    sizes = [count_tokens_approximately(call) for call in model.calls]
+    assert max(sizes) <= 4_400 < count_tokens_approximately(state)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_without_turnfold_the_model_gets_the_messages_of_the_state(
+    session_id: str, caplog: pytest.LogCaptureFixture, is_async: bool
+) -> None:
+    model = ScriptedModel(script=[calls("one", "hall"), AIMessage("Fine.")])
+    agent = agent_of(model, NOWHERE)
+
+    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+        state = await turn(agent, "A secret?", session_id, is_async=is_async)
+
+    assert model.calls[-1] == [SystemMessage("Be brief."), *state[:-1]]
+    [warning] = [one for one in caplog.records if one.name == "turnfold.integrations"]
+    assert "the model gets the whole list" in warning.getMessage()
+    assert "secret" not in warning.getMessage()
+
+
+def test_a_run_without_a_thread_is_an_error_that_says_what_to_pass(system: RunningSystem) -> None:
+    middleware = TurnfoldMiddleware("langchain", client=system.nats_url)
+    agent = create_agent(ScriptedModel(), [], middleware=[middleware])
+
+    with pytest.raises(turnfold.BadRequest, match="thread_id"):
+        agent.invoke({"messages": [HumanMessage("Hello.")]})
