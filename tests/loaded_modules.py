@@ -14,6 +14,7 @@ for name in (
     "alembic.command",
     "tests.chaos.crashing_worker",
     "turnfold_migrations",
+    "turnfold_proxy.app",
     "turnfold_query.app",
     "turnfold_worker.app",
 ):

@@ -34,7 +34,7 @@ def _run(words: list[str]) -> int:
     try:
         from turnfold.cli.application import application
     except ModuleNotFoundError as error:
-        extra = "mcp" if words[:1] == ["mcp"] else "server"
+        extra = words[0] if words[:1] in (["mcp"], ["proxy"]) else "server"
         raise StartError(
             f"the command needs the module {error.name};"
             f" install it with: pip install 'turnfold[{extra}]'"

@@ -19,10 +19,11 @@ NATS_PORT = 4222
 
 
 def register(app: typer.Typer) -> None:
-    """Add `up`, `worker`, `query` and `migrate`."""
+    """Add `up`, `worker`, `query`, `proxy` and `migrate`."""
     app.command()(up)
     app.command()(worker)
     app.command()(query)
+    app.command()(proxy)
     app.command()(migrate)
 
 
@@ -42,6 +43,10 @@ def up(
         int | None,
         typer.Option(min=0, max=65_535, metavar="PORT", help="Port of HTTP; 0 picks a free one."),
     ] = None,
+    proxy_url: Annotated[
+        str | None,
+        typer.Option("--proxy", metavar="URL", help="Also run a proxy in front of this provider."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
     """Run the whole system: NATS, database, worker and query service. Stop it with Ctrl-C."""
@@ -53,6 +58,7 @@ def up(
         "data_dir": data_dir,
         "http_port": http_port,
         "nats_url": f"nats://127.0.0.1:{nats_port}",
+        "proxy_upstream": proxy_url,
     }
     settings = read_settings(os.environ, options)
     check_bind_address(
@@ -60,6 +66,12 @@ def up(
         has_tokens=settings.http_tokens is not None,
         is_checked_elsewhere=settings.http_checked_elsewhere,
     )
+    if settings.proxy_upstream is not None:
+        check_bind_address(
+            settings.proxy_host,
+            has_tokens=False,
+            is_checked_elsewhere=settings.http_checked_elsewhere,
+        )
     plan = SystemConfig(
         data_dir=settings.data_dir or DATA_DIR,
         nats_port=nats_port,
@@ -67,6 +79,9 @@ def up(
         http_port=settings.http_port,
         worker_http_port=settings.worker_http_port or 0,
         is_http_encrypted=settings.http_certificate is not None,
+        proxy_upstream=settings.proxy_upstream,
+        proxy_host=settings.proxy_host,
+        proxy_port=settings.proxy_port,
         database_url=settings.database_url if "database_url" in settings.explicit_names else None,
         nats_server=settings.nats_server,
         environ=os.environ,
@@ -82,6 +97,22 @@ def worker() -> None:
 def query() -> None:
     """Run a query service on NATS and HTTP. Configure it with TURNFOLD_* variables."""
     raise typer.Exit(services.query())
+
+
+def proxy(
+    upstream: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="The provider, such as https://api.openai.com/v1 (required)."
+        ),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65_535, metavar="PORT", help="Port to listen on; 0 picks one."),
+    ] = None,
+) -> None:
+    """Run a proxy for agents that only change their base URL. It prints its address."""
+    raise typer.Exit(services.proxy({"proxy_upstream": upstream, "proxy_port": port}))
 
 
 def migrate() -> None:
@@ -130,6 +161,8 @@ def _print_panel(ready: Mapping[str, Any]) -> None:
     rows = Table.grid(padding=(0, 2))
     rows.add_row("nats", redacted(ready["nats_url"]))
     rows.add_row("http", f"{ready['http_url']}  (docs at {ready['http_url']}/docs)")
+    if "proxy_url" in ready:
+        rows.add_row("proxy", f"{ready['proxy_url']}  (base URL for agents)")
     rows.add_row("metrics", f"{ready['http_url']}/metrics, {ready['worker_url']}/metrics")
     rows.add_row("database", redacted(ready["database_url"]))
     rows.add_row("processes", ", ".join(f"{name} {pid}" for name, pid in ready["pids"].items()))

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from turnfold.errors import StartError
@@ -56,6 +57,14 @@ def lane() -> int:
     return main(settings)
 
 
+def proxy(options: Mapping[str, Any] | None = None) -> int:
+    """Run the proxy until it is stopped; return the exit status."""
+    settings = _settings("proxy", options)
+    from turnfold_proxy.app import main
+
+    return main(settings)
+
+
 def migrate() -> int:
     """Create or update the tables and the streams."""
     settings = _settings("migrate")
@@ -82,12 +91,13 @@ SERVICES: Mapping[str, Callable[[], int]] = {
     "query": query,
     "lane": lane,
     "migrate": migrate,
+    "proxy": proxy,
 }
 
 
-def _settings(role: str) -> Settings:
+def _settings(role: str, options: Mapping[str, Any] | None = None) -> Settings:
     """Read the settings of a service, configure its logs, and bind its life to its parent's."""
-    settings = read_settings(os.environ)
+    settings = read_settings(os.environ, options)
     _check_system_is_named(settings, role)
     _skip_unused_imports(settings)
     from turnfold.observability.logs import configure_logs
@@ -96,7 +106,7 @@ def _settings(role: str) -> Settings:
     follow_parent()
     configure_logs(role=role, level=settings.log_level, format=settings.log_format)
     # Their children pass traces on as texts, and record none.
-    if settings.traces and role in ("worker", "query"):
+    if settings.traces and role in ("worker", "query", "proxy"):
         from turnfold.observability.tracing import begin
 
         begin(f"turnfold-{role}")

@@ -8,7 +8,7 @@ that was there.
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
@@ -88,11 +88,13 @@ async def mirror(
     model: str | None = None,
     usage: dict[str, Any] | None = None,
     carry: Sequence[Any] | None = None,
+    identity: Callable[[Element], Any] | None = None,
 ) -> MirrorReceipt:
     """Make a session equal to a list of messages: publish what is new, retract what is not there.
 
     `messages` are chat messages, or elements of the `shape`. `model`, `usage` and `carry` are those
     of `Session.turn_completed`, of what is new. A session that is mirrored has no other publisher.
+    `identity` returns the JSON by which elements are compared, by default all of the element.
     Several processes may send the same list, or longer ones, at once. If they send different lists
     at once, the session may hold parts of both, until the next call.
 
@@ -105,7 +107,7 @@ async def mirror(
     elements = [message_json(message) for message in messages]
     if carry is not None and len(carry) != len(elements):
         raise BadRequest(f"carry has {len(carry)} values for {len(elements)} messages")
-    listed = _List(session, elements, shape)
+    listed = _List(session, elements, shape, identity)
     common = await _common(session, listed)
     events: list[OutgoingEvent] = []
     if common.has_more:
@@ -136,16 +138,34 @@ async def mirror(
     return MirrorReceipt(common.kept, len(elements) - common.kept, common.has_more, seq)
 
 
+def place_of(message_id: str) -> int | None:
+    """Return the place in a mirrored list of the element to which a message belongs.
+
+    None if no mirror published the message. A message of Anthropic is in an event of its own.
+    """
+    event_id, _, index = message_id.rpartition("#")
+    match = _ID.fullmatch(event_id)
+    if match is None or not index.isdecimal():
+        return None
+    end, elements = int(match[1]), int(match[2])
+    return end - elements + min(int(index), elements - 1)
+
+
 class _List:
     """The elements of a list, with the hash of each beginning of it."""
 
     def __init__(
-        self, session: Session, elements: Sequence[Element], shape: ShapeName | None
+        self,
+        session: Session,
+        elements: Sequence[Element],
+        shape: ShapeName | None,
+        identity: Callable[[Element], Any] | None,
     ) -> None:
         self._shape = shape or "chat"
         self._elements = elements
         seed = _hash(*session.key, self._shape)
-        self._digests = list(accumulate(map(_canonical, elements), _hash, initial=seed))
+        compared = elements if identity is None else map(identity, elements)
+        self._digests = list(accumulate(map(_canonical, compared), _hash, initial=seed))
         counts = self._message_counts()
         self._totals = list(accumulate(counts, initial=0))
 
@@ -259,7 +279,7 @@ def _event_id(stored: StoredMessage) -> str:
     return stored.message_id.rpartition("#")[0]
 
 
-def _canonical(element: Element) -> str:
+def _canonical(element: Any) -> str:
     try:
         return json.dumps(element, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

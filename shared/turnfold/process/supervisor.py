@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     name: (*TURNFOLD, name) for name in ("migrate", "worker", "query")
 }
 """The command lines of the services; `migrate` runs once."""
+PROXY: Sequence[str] = (*TURNFOLD, "proxy")
 DROPPED = tuple(f"{PREFIX}{name.upper()}" for name in NAMES)
 """Credentials for other servers. The embedded server listens on loopback and needs none."""
 
@@ -47,7 +48,8 @@ DROPPED = tuple(f"{PREFIX}{name.upper()}" for name in NAMES)
 class SystemConfig:
     """What to run and where. Port 0 stands for any free port.
 
-    Without `database_url`, the database is a SQLite file in the data directory.
+    Without `database_url`, the database is a SQLite file in the data directory. A proxy runs only
+    with a `proxy_upstream`.
     """
 
     data_dir: Path
@@ -56,6 +58,9 @@ class SystemConfig:
     http_port: int = 8080
     worker_http_port: int = 0
     is_http_encrypted: bool = False
+    proxy_upstream: str | None = None
+    proxy_host: str = HOST
+    proxy_port: int = 8090
     database_url: str | None = None
     nats_server: Path | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -85,7 +90,13 @@ async def run(
             HOST, plan.worker_http_port, option="TURNFOLD_WORKER_HTTP_PORT"
         )
         stack.callback(worker_port.release)
-        ports = _Ports(nats_port.number, http_port.number, worker_port.number)
+        ports = _Ports(nats_port.number, http_port.number, worker_port.number, None)
+        if plan.proxy_upstream is not None:
+            proxy_port = ReservedPort.reserve(
+                plan.proxy_host, plan.proxy_port, option="TURNFOLD_PROXY_PORT"
+            )
+            stack.callback(proxy_port.release)
+            ports = ports._replace(proxy=proxy_port.number)
         system = _System(plan, directory, ports, on_ready=on_ready, log=log)
         await system.run()
 
@@ -110,6 +121,7 @@ class _Ports(NamedTuple):
     nats: int
     http: int
     worker: int
+    proxy: int | None
 
 
 class _System:
@@ -155,6 +167,13 @@ class _System:
             "TURNFOLD_WORKER_HTTP_PORT": str(ports.worker),
             ANNOUNCE: "1",
         }
+        commands = dict(plan.commands)
+        if plan.proxy_upstream is not None and ports.proxy is not None:
+            self._urls["proxy_url"] = http_url(plan.proxy_host, ports.proxy)
+            self._environ["TURNFOLD_PROXY_UPSTREAM"] = plan.proxy_upstream
+            self._environ["TURNFOLD_PROXY_HOST"] = plan.proxy_host
+            self._environ["TURNFOLD_PROXY_PORT"] = str(ports.proxy)
+            commands.setdefault("proxy", PROXY)
         config = write_config(self._nats_directory, port=ports.nats)
         binary = find_server(plan.nats_server)
         # The server holds the lock as well, so that no second one opens the same streams.
@@ -168,7 +187,7 @@ class _System:
         )
         services = [
             ProcessSpec(name, command, runs_once=name == "migrate")
-            for name, command in plan.commands.items()
+            for name, command in commands.items()
         ]
         self._parts = (nats, *services)
 

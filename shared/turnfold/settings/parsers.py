@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from turnfold.contracts.subjects import id_fault
 from turnfold.core.policy.allowance import is_model_pattern
 from turnfold.core.policy.presets import Mode
 from turnfold.core.summary.prompt import checked_task
@@ -20,6 +21,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOG_FORMATS = ("auto", "json", "console")
 DATABASE_SCHEMES = ("sqlite+aiosqlite", "postgresql+asyncpg")
 NATS_SCHEMES = ("nats", "tls", "ws", "wss")
+HTTP_SCHEMES = ("http", "https")
 
 
 def _model_patterns(raw: Any) -> tuple[str, ...]:
@@ -130,6 +132,22 @@ def _url(schemes: tuple[str, ...]) -> Callable[[Any], str]:
     return read
 
 
+def _provider_url(raw: Any) -> str:
+    parts = urlsplit(_non_empty_text(raw))
+    if parts.scheme not in HTTP_SCHEMES or not parts.hostname:
+        raise ValueError("must begin with http:// or https:// and name a host")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError("must have neither credentials nor parameters; callers send their own key")
+    return _non_empty_text(raw)
+
+
+def _agent_id(raw: Any) -> str:
+    agent_id = _non_empty_text(raw)
+    if fault := id_fault(agent_id):
+        raise ValueError(fault)
+    return agent_id
+
+
 PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "nats_url": _url(NATS_SCHEMES),
     "nats_creds": _path,
@@ -151,6 +169,11 @@ PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "http_checked_elsewhere": _switch,
     "http_certificate": _path,
     "http_certificate_key": _path,
+    "proxy_upstream": _provider_url,
+    "proxy_host": _non_empty_text,
+    "proxy_port": whole_number(0, 65_535),
+    "proxy_agent": _agent_id,
+    "proxy_wait_seconds": _seconds,
     "mode": _one_of(tuple(Mode)),
     "preset": _non_empty_text,
     "context_window": whole_number(0),

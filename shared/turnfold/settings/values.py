@@ -14,6 +14,7 @@ SHORT_NAMES_PRESET = "token-budget"
 """The preset to which the names without a prefix apply; see `SHORT_NAMES`."""
 DEFAULT_HTTP_HOST = "127.0.0.1"
 DEFAULT_HTTP_PORT = 8080
+DEFAULT_PROXY_PORT = 8090
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,12 @@ class Settings:
     http_checked_elsewhere: bool = False
     http_certificate: Path | None = None
     http_certificate_key: Path | None = None
+
+    proxy_upstream: str | None = None
+    proxy_host: str = DEFAULT_HTTP_HOST
+    proxy_port: int = DEFAULT_PROXY_PORT
+    proxy_agent: str = "proxy"
+    proxy_wait_seconds: float = 3.0
 
     preset: str = DEFAULT_PRESET
     policy: Policy = Policy()

@@ -25,7 +25,8 @@ def test_help_names_every_command_that_runs_the_system() -> None:
 
     assert helped.returncode == 0
     assert all(
-        f" {name} " in helped.stdout for name in ("up", "worker", "query", "migrate", "doctor")
+        f" {name} " in helped.stdout
+        for name in ("up", "worker", "query", "proxy", "migrate", "doctor")
     )
 
 

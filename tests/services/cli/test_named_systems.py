@@ -34,7 +34,7 @@ OF_THEIR_OWN: set[tuple[str, ...]] = {
     ("keys", "token"),
 }
 """Commands that start a system of their own, or work on files of keys."""
-SERVICES: set[tuple[str, ...]] = {("worker",), ("query",)}
+SERVICES: set[tuple[str, ...]] = {("worker",), ("query",), ("proxy",)}
 """Processes that an operator sets up; they check themselves that bus and database belong together."""
 ARGUMENTS: dict[tuple[str, ...], list[str]] = {
     ("erase",): ["ada", "s-1", "--yes"],

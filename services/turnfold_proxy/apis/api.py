@@ -1,0 +1,159 @@
+"""The interface of an API, and what all of them share."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+Element = dict[str, Any]
+
+INSTRUCTIONS: Final = ("system", "developer")
+MARKER: Final = "cache_control"
+"""The field by which clients of Anthropic mark what a provider caches. It moves from call to call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The conversation of a request.
+
+    `instructions` and `tools` are JSON or text that stands beside it, and `leading` the elements
+    before it that are instructions. `elements` are the rest of the list.
+    """
+
+    instructions: str
+    tools: str
+    leading: Sequence[Element]
+    elements: Sequence[Element]
+    max_output_tokens: int | None
+
+    @property
+    def first_user_text(self) -> str:
+        """The first element of the user, as JSON."""
+        found = next((one for one in self.elements if one.get("role") == "user"), None)
+        return dumped(found.get("content")) if found is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The elements that a model wrote, and the usage that its provider reported."""
+
+    elements: Sequence[Element]
+    usage: dict[str, Any] | None = None
+
+
+class AnswerReader(Protocol):
+    """Reads an answer while it is relayed."""
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Add an event of a stream, or the whole answer if it was not streamed."""
+        ...
+
+    def answer(self) -> Answer:
+        """Return what has arrived so far; calls that are incomplete are left out."""
+        ...
+
+
+class Api(Protocol):
+    """An API of a provider. Methods take JSON of unknown shape and raise `ValueError` for it."""
+
+    @property
+    def shape(self) -> Literal["chat", "responses", "anthropic"]:
+        """The shape of the elements in an event."""
+        ...
+
+    @property
+    def format(self) -> Literal["openai", "responses", "anthropic"]:
+        """The format of a window that has this shape."""
+        ...
+
+    def conversation(self, body: Mapping[str, Any]) -> Conversation | None:
+        """Return the conversation of a request; None if the request does not hold all of it."""
+        ...
+
+    def with_elements(
+        self, body: Mapping[str, Any], leading: Sequence[Element], elements: Sequence[Element]
+    ) -> dict[str, Any]:
+        """Return the request with other elements."""
+        ...
+
+    def stored(self, element: Element) -> Element:
+        """Return an element as it is published."""
+        ...
+
+    def identity(self, element: Element) -> Any:
+        """Return JSON that is equal for two ways in which a client writes one element."""
+        ...
+
+    def reader(self) -> AnswerReader:
+        """Return a reader of one answer."""
+        ...
+
+
+def dumped(value: Any) -> str:
+    """Return a value as JSON text; texts are returned as they are."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def elements_of(value: Any) -> list[Element]:
+    """Return a list of objects.
+
+    Raises:
+        ValueError: the value is something else.
+    """
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise ValueError("the conversation is no list of objects")
+    return value
+
+
+def split_leading(elements: Sequence[Element]) -> tuple[list[Element], list[Element]]:
+    """Split a list into the instructions at its beginning and the rest."""
+    place = next(
+        (place for place, one in enumerate(elements) if one.get("role") not in INSTRUCTIONS),
+        len(elements),
+    )
+    return list(elements[:place]), list(elements[place:])
+
+
+def without_markers(value: Any) -> Any:
+    """Return JSON without the marks of a provider's cache."""
+    if isinstance(value, list):
+        return [without_markers(one) for one in value]
+    if isinstance(value, dict):
+        return {name: without_markers(one) for name, one in value.items() if name != MARKER}
+    return value
+
+
+def content_identity(content: Any) -> Any:
+    """Return the content of an element: a text, stripped, or the parts that are no plain text."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content.strip()
+    if not isinstance(content, list):
+        return content
+    texts = [
+        part["text"]
+        for part in content
+        if isinstance(part, dict)
+        and isinstance(part.get("text"), str)
+        and part.get("type") in ("text", "input_text", "output_text")
+    ]
+    if len(texts) == len(content):
+        return "".join(texts).strip()
+    return without_markers(content)
+
+
+def arguments_identity(arguments: Any) -> Any:
+    """Return the arguments of a call as JSON, because clients write the same ones differently."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def whole_number(value: Any) -> int | None:
+    """Return a positive whole number, or None."""
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return value if is_number else None

@@ -1,0 +1,147 @@
+"""Chat completions: `POST /v1/chat/completions`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from turnfold_proxy.apis.api import (
+    Answer,
+    Conversation,
+    Element,
+    arguments_identity,
+    content_identity,
+    dumped,
+    elements_of,
+    split_leading,
+    whole_number,
+    without_markers,
+)
+
+_APPENDED: Final = ("content", "refusal", "reasoning_content", "reasoning")
+"""The fields of a message that come in pieces, all of them texts."""
+
+
+class ChatApi:
+    """OpenAI's chat completions, as many providers offer them."""
+
+    shape: Literal["chat"] = "chat"
+    format: Literal["openai"] = "openai"
+
+    def conversation(self, body: Mapping[str, Any]) -> Conversation:
+        """Return the messages after the instructions at the beginning."""
+        leading, rest = split_leading(elements_of(body.get("messages")))
+        tools = [body[name] for name in ("tools", "functions") if body.get(name)]
+        output = body.get("max_completion_tokens", body.get("max_tokens"))
+        return Conversation(
+            instructions="\n".join(dumped(one.get("content")) for one in leading),
+            tools=dumped(tools) if tools else "",
+            leading=leading,
+            elements=rest,
+            max_output_tokens=whole_number(output),
+        )
+
+    def with_elements(
+        self, body: Mapping[str, Any], leading: Sequence[Element], elements: Sequence[Element]
+    ) -> dict[str, Any]:
+        """Return the request with other messages."""
+        return {**body, "messages": [*leading, *elements]}
+
+    def stored(self, element: Element) -> Element:
+        """Return a message without marks of a cache and without empty fields."""
+        kept = {name: one for name, one in element.items() if one is not None and one != []}
+        message: Element = without_markers(kept)
+        return message if "content" in message else {**message, "content": None}
+
+    def identity(self, element: Element) -> Any:
+        """Return role, content, and the calls or the call that the message answers."""
+        calls = element.get("tool_calls") or []
+        return [
+            element.get("role"),
+            content_identity(element.get("content")),
+            [_call_identity(call) for call in calls] if isinstance(calls, list) else calls,
+            element.get("function_call"),
+            element.get("tool_call_id"),
+        ]
+
+    def reader(self) -> "ChatReader":
+        """Return a reader of one completion."""
+        return ChatReader()
+
+
+class ChatReader:
+    """Reads a completion: its first choice."""
+
+    def __init__(self) -> None:
+        self._message: Element = {}
+        self._calls: dict[int, Element] = {}
+        self._usage: dict[str, Any] | None = None
+        self._is_whole = False
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Add a chunk, or the whole completion."""
+        if isinstance(usage := event.get("usage"), dict):
+            self._usage = usage
+        for choice in event.get("choices") or ():
+            if choice.get("index", 0) != 0:
+                continue
+            if isinstance(message := choice.get("message"), dict):
+                self._message, self._is_whole = dict(message), True
+            elif isinstance(delta := choice.get("delta"), dict):
+                self._add_delta(delta)
+
+    def answer(self) -> Answer:
+        """Return the message of the assistant; none if it has neither text nor a whole call."""
+        message = dict(self._message)
+        if not self._is_whole:
+            calls = [call for _, call in sorted(self._calls.items()) if _is_complete(call)]
+            if calls:
+                message["tool_calls"] = calls
+        says = any(message.get(name) for name in (*_APPENDED, "tool_calls", "function_call"))
+        message = {"role": "assistant"} | {
+            name: value for name, value in message.items() if value is not None
+        }
+        return Answer([message] if says else [], self._usage)
+
+    def _add_delta(self, delta: Mapping[str, Any]) -> None:
+        for name, value in delta.items():
+            if name == "tool_calls":
+                for piece in value or ():
+                    self._add_call(piece)
+            elif name in _APPENDED and isinstance(value, str):
+                self._message[name] = (self._message.get(name) or "") + value
+            elif value is not None and name not in ("role", "function_call"):
+                self._message[name] = value
+
+    def _add_call(self, piece: Mapping[str, Any]) -> None:
+        place = piece.get("index", len(self._calls))
+        call = self._calls.setdefault(place, {"type": "function"})
+        for name, value in piece.items():
+            if name in ("function", "custom") and isinstance(value, dict):
+                inner = call.setdefault(name, {})
+                for key, text in value.items():
+                    is_appended = key in ("arguments", "input") and isinstance(text, str)
+                    inner[key] = (
+                        inner.get(key, "") + text if is_appended else text or inner.get(key)
+                    )
+            elif name != "index" and value is not None:
+                call[name] = value
+
+
+def _call_identity(call: Any) -> Any:
+    if not isinstance(call, dict):
+        return call
+    inner = call.get("function") or call.get("custom") or {}
+    if not isinstance(inner, dict):
+        return call
+    given = inner.get("arguments", inner.get("input"))
+    return [call.get("id"), inner.get("name"), arguments_identity(given)]
+
+
+def _is_complete(call: Mapping[str, Any]) -> bool:
+    if "function" not in call:
+        return bool(call.get("custom", {}).get("name"))
+    try:
+        json.loads(call["function"].get("arguments") or "{}")
+    except (ValueError, RecursionError):
+        return False
+    return bool(call["function"].get("name"))

@@ -1,0 +1,93 @@
+"""The proxy service: it listens, and ends with a signal."""
+
+import asyncio
+import os
+import signal
+import sys
+
+import structlog
+import uvloop
+
+from turnfold.access.bearers import check_bind_address
+from turnfold.client import BufferOptions, connect
+from turnfold.client.token_counter import load
+from turnfold.errors import StartError
+from turnfold.process.http_server import HttpServer
+from turnfold.process.ready import ANNOUNCE, announce
+from turnfold.process.watchdog import Watchdog
+from turnfold.settings import Settings, http_url
+from turnfold_proxy.conversations import Recorder
+from turnfold_proxy.http import ProxyApp
+from turnfold_proxy.metrics import ProxyMetrics
+from turnfold_proxy.upstream import Upstream
+
+ATTEMPTS = 2
+
+log = structlog.get_logger()
+
+
+def main(settings: Settings) -> int:
+    """Run a proxy until a signal stops it; return the exit status.
+
+    Raises:
+        StartError: no provider is named, or the port is in use.
+    """
+    if settings.proxy_upstream is None:
+        raise StartError(
+            "the proxy needs a provider; pass --upstream URL, or set TURNFOLD_PROXY_UPSTREAM"
+        )
+    check_bind_address(
+        settings.proxy_host, has_tokens=False, is_checked_elsewhere=settings.http_checked_elsewhere
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(settings, settings.proxy_upstream))
+    return 0
+
+
+async def _run(settings: Settings, upstream_url: str) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    watchdog = Watchdog(settings.watchdog_seconds)
+    watchdog.start()
+    upstream, metrics = Upstream(upstream_url), ProxyMetrics()
+    wait_seconds = settings.proxy_wait_seconds
+    try:
+        # Buffering, so that the proxy also starts, and forwards calls, while Turnfold is away.
+        async with connect(
+            settings.nats_url,
+            timeout_seconds=wait_seconds,
+            attempts=ATTEMPTS,
+            buffering=BufferOptions(),
+        ) as client:
+            await load()
+            recorder = Recorder(client.session, wait_seconds=wait_seconds)
+            app = ProxyApp(upstream, recorder, metrics, agent_id=settings.proxy_agent)
+            listener = HttpServer(
+                app,
+                host=settings.proxy_host,
+                port=settings.proxy_port,
+                connections=settings.max_connections,
+            )
+            try:
+                await listener.opened()
+                _tell(http_url(settings.proxy_host, listener.port))
+                stopping = asyncio.create_task(stop.wait())
+                await asyncio.wait([stopping, listener.ended], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await listener.close()
+                await recorder.close()
+                log.info("proxy.stopped")
+    finally:
+        await upstream.close()
+        watchdog.stop()
+
+
+def _tell(url: str) -> None:
+    """Say where the proxy listens: to the supervisor, or on standard output."""
+    log.info("proxy.started", pid=os.getpid(), url=url)
+    announce({"proxy": os.getpid()})
+    if os.environ.get(ANNOUNCE) != "1":
+        sys.stdout.write(f"turnfold proxy: {url}\n")
+        sys.stdout.flush()

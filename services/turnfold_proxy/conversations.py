@@ -1,0 +1,213 @@
+"""Record the conversations of model calls, and take their windows."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, Final
+
+import structlog
+
+from turnfold.client import Session, Window
+from turnfold.client.mirror import mirror, place_of
+from turnfold.client.token_counter import counter
+from turnfold.errors import CannotFit, RequestError, TurnfoldError, Unavailable
+from turnfold_proxy.apis.api import Answer, Api, Conversation, Element
+
+REMEMBERED_SESSIONS: Final = 10_000
+PAUSE_SECONDS: Final = 5.0
+"""How long calls go out as they came after Turnfold did not answer one in time."""
+RECORD_SECONDS: Final = 15.0
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A model call whose conversation the proxy understands."""
+
+    api: Api
+    agent_id: str
+    session_id: str
+    body: Mapping[str, Any]
+    conversation: Conversation
+    budget_tokens: int | None
+
+    @property
+    def model(self) -> str | None:
+        """The model that the caller names."""
+        model = self.body.get("model")
+        return model if isinstance(model, str) and 0 < len(model) <= 256 else None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """What is sent instead of a call: its `body`, or None if it is sent as it came.
+
+    `tokens` counts instructions, tools and window. `version` is the summary in it, or 0.
+    """
+
+    body: Mapping[str, Any] | None
+    tokens: int
+    version: int
+
+
+@dataclass(slots=True)
+class _SessionState:
+    """The newest call of a session, by number, and what keeps its calls in order."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    newest: int = 0
+
+
+class Recorder:
+    """Mirrors the lists of calls into sessions and returns their windows.
+
+    One recorder at a time may serve a session: it knows which call is the newest.
+    """
+
+    def __init__(self, session: Callable[[str, str], Session], *, wait_seconds: float) -> None:
+        self._session = session
+        self._wait_seconds = wait_seconds
+        self._states: OrderedDict[tuple[str, str], _SessionState] = OrderedDict()
+        self._paused_until = 0.0
+        self._writing: set[asyncio.Task[None]] = set()
+
+    async def prepare(self, call: Call) -> tuple[PreparedCall, int]:
+        """Record what a call has that is new, and return what to send, and the call's number.
+
+        Raises:
+            RequestError: Turnfold cannot take part in this call.
+        """
+        if time.monotonic() < self._paused_until:
+            raise Unavailable("Turnfold did not answer a moment ago")
+        state = self._state(call)
+        state.newest += 1
+        number = state.newest
+        try:
+            async with asyncio.timeout(self._wait_seconds), state.lock:
+                return await self._prepared(call), number
+        except (TimeoutError, Unavailable) as error:
+            self._paused_until = time.monotonic() + PAUSE_SECONDS
+            raise Unavailable("Turnfold does not answer in time") from error
+
+    def record(self, call: Call, number: int, answer: Answer) -> bool:
+        """Begin to record the answer to a call; False if there is nothing, or a newer call."""
+        state = self._state(call)
+        if not answer.elements or state.newest != number:
+            return False
+        task = asyncio.create_task(self._recorded(call, number, answer, state))
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+        return True
+
+    async def close(self) -> None:
+        """Wait until all answers are recorded."""
+        if self._writing:
+            await asyncio.wait(self._writing, timeout=RECORD_SECONDS)
+
+    async def _prepared(self, call: Call) -> PreparedCall:
+        api, conversation = call.api, call.conversation
+        session = self._session(call.agent_id, call.session_id)
+        await self._mirror(session, call, conversation.elements)
+        beside = [_tokens(text) for text in (conversation.instructions, conversation.tools)]
+        window = await self._window(session, call, beside)
+        if not window.fresh or window.refused:
+            raise Unavailable("the session does not hold all of the conversation")
+        elements = _own_elements(window, conversation.elements)
+        is_same = len(elements) == len(conversation.elements) and all(
+            one is own for one, own in zip(elements, conversation.elements, strict=True)
+        )
+        body = None if is_same else api.with_elements(call.body, conversation.leading, elements)
+        version = window.summary.version if window.summary is not None else 0
+        return PreparedCall(body, window.tokens + sum(beside), version)
+
+    async def _window(self, session: Session, call: Call, beside: Sequence[int]) -> Window:
+        ask = partial(
+            session.context,
+            model=call.model,
+            format=call.api.format,
+            placement="user",
+            entries=True,
+            bodies="changed",
+            wait_ms=min(int(self._wait_seconds * 1000), 5_000),
+        )
+        if call.budget_tokens is None:
+            return await ask(
+                system_tokens=beside[0],
+                tools_tokens=beside[1],
+                max_output_tokens=call.conversation.max_output_tokens,
+            )
+        try:
+            return await ask(max_tokens=max(call.budget_tokens - sum(beside), 1))
+        except CannotFit as error:
+            if error.needed_tokens is None:
+                raise
+            # The smallest window is nearer to what was asked for than the whole list.
+            return await ask(max_tokens=error.needed_tokens)
+
+    async def _mirror(
+        self,
+        session: Session,
+        call: Call,
+        elements: Sequence[Element],
+        usage: dict[str, Any] | None = None,
+    ) -> None:
+        api = call.api
+        await mirror(
+            session,
+            [api.stored(element) for element in elements],
+            shape=None if api.shape == "chat" else api.shape,
+            model=call.model,
+            usage=usage,
+            identity=api.identity,
+        )
+
+    async def _recorded(
+        self, call: Call, number: int, answer: Answer, state: _SessionState
+    ) -> None:
+        session = self._session(call.agent_id, call.session_id)
+        elements = [*call.conversation.elements, *answer.elements]
+        try:
+            async with asyncio.timeout(RECORD_SECONDS), state.lock:
+                # A newer call holds the answer itself, or the caller has dropped it.
+                if state.newest == number:
+                    await self._mirror(session, call, elements, answer.usage)
+        except (TimeoutError, TurnfoldError) as error:
+            log.warning("proxy.unrecorded", error=type(error).__name__)
+
+    def _state(self, call: Call) -> _SessionState:
+        key = call.agent_id, call.session_id
+        state = self._states.setdefault(key, _SessionState())
+        self._states.move_to_end(key)
+        if len(self._states) > REMEMBERED_SESSIONS:
+            self._states.popitem(last=False)
+        return state
+
+
+def reason_of(error: RequestError) -> str:
+    """Return a word for headers and metrics."""
+    return error.code
+
+
+def _own_elements(window: Window, own: Sequence[Element]) -> list[Element]:
+    """Return a window whose unchanged messages are the caller's own, to the letter."""
+    elements: list[Element] = []
+    messages: Sequence[Element | None] = window.messages
+    for message, message_id in zip(messages, window.message_ids, strict=True):
+        if message is not None:
+            elements.append(message)
+            continue
+        place = place_of(message_id) if isinstance(message_id, str) else None
+        if place is None or place >= len(own):
+            raise Unavailable("another publisher writes to this session")
+        elements.append(own[place])
+    return elements
+
+
+@lru_cache(maxsize=64)
+def _tokens(text: str) -> int:
+    """Count the tokens of a text that stays the same from call to call."""
+    return counter()(text) if text else 0

@@ -1,0 +1,191 @@
+"""The HTTP application: model calls, everything else of the provider, and the proxy's own pages."""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import httpx
+import structlog
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from turnfold.errors import RequestError
+from turnfold_proxy import identity
+from turnfold_proxy.apis import APIS
+from turnfold_proxy.apis.api import Answer, Api
+from turnfold_proxy.conversations import Call, PreparedCall, Recorder
+from turnfold_proxy.metrics import ProxyMetrics
+from turnfold_proxy.relay import AnswerTap, CallerGone, UpstreamBroken, relay, until_gone
+from turnfold_proxy.upstream import Upstream, encoded
+
+BODY_BYTES: Final = 64 * 1024 * 1024
+
+log = structlog.get_logger()
+
+
+class ProxyApp:
+    """An ASGI application that stands in front of one provider."""
+
+    def __init__(
+        self, upstream: Upstream, recorder: Recorder, metrics: ProxyMetrics, *, agent_id: str
+    ) -> None:
+        self._upstream = upstream
+        self._recorder = recorder
+        self._metrics = metrics
+        self._agent_id = agent_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        page = self._page(scope)
+        if page is not None:
+            await page(scope, receive, send)
+            return
+        try:
+            body = await _read(receive)
+            if body is None:
+                await _refuse(413, f"the body is longer than {BODY_BYTES} bytes")(
+                    scope, receive, send
+                )
+                return
+            await self._forward(scope, receive, send, body)
+        except CallerGone:
+            return
+        except httpx.HTTPError as error:
+            log.warning("proxy.upstream", error=type(error).__name__)
+            await _refuse(502, "the provider does not answer; check TURNFOLD_PROXY_UPSTREAM")(
+                scope, receive, send
+            )
+
+    def _page(self, scope: Scope) -> Response | None:
+        """Return a page of the proxy itself."""
+        if scope["method"] != "GET":
+            return None
+        match scope["path"]:
+            case "/healthz" | "/readyz":
+                return JSONResponse({"status": "ok"})
+            case "/metrics":
+                return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+            case _:
+                return None
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
+        headers = Headers(scope=scope)
+        api = APIS.get(scope["path"]) if scope["method"] == "POST" else None
+        is_encoded = headers.get("content-encoding", "identity") != "identity"
+        if api is None or is_encoded:
+            response = await self._sent(scope, receive, body, is_plain=False)
+            await _relayed(relay(response, receive, send, headers={}))
+            return
+        started = time.perf_counter()
+        added: dict[str, str] = {}
+        call: Call | None = None
+        prepared, number, content = None, 0, body
+        try:
+            call = self._call(api, headers, body)
+            added[identity.SESSION] = call.session_id
+            prepared, number = await until_gone(self._recorder.prepare(call), receive)
+        except (RequestError, _Untouched) as error:
+            added[identity.BYPASSED] = reason = getattr(error, "code", "unread")
+            self._metrics.bypassed(reason)
+        else:
+            added |= _told(prepared)
+            if prepared.body is not None:
+                content = encoded(prepared.body)
+        sent = "bypassed" if prepared is None else "whole" if content is body else "trimmed"
+        self._metrics.prepared(sent, time.perf_counter() - started)
+        response = await self._sent(scope, receive, content, is_plain=True)
+        if call is None or prepared is None or not 200 <= response.status_code < 300:
+            await _relayed(relay(response, receive, send, headers=added))
+            return
+        recorded = call
+
+        def ended(answer: Answer, is_whole: bool) -> None:  # noqa: FBT001
+            is_recorded = self._recorder.record(recorded, number, answer)
+            told = ("recorded" if is_whole else "cut") if is_recorded else "unrecorded"
+            self._metrics.answered(told)
+
+        tap = AnswerTap(api.reader(), response.headers.get("content-type", ""))
+        await _relayed(relay(response, receive, send, headers=added, tap=tap, ended=ended))
+
+    def _call(self, api: Api, headers: Headers, body: bytes) -> Call:
+        """Read a model call.
+
+        Raises:
+            _Untouched: the request is none that the proxy understands.
+        """
+        try:
+            parsed = json.loads(body)
+            conversation = api.conversation(parsed) if isinstance(parsed, dict) else None
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise _Untouched from error
+        if conversation is None or not conversation.elements:
+            raise _Untouched
+        return Call(
+            api=api,
+            agent_id=headers.get(identity.AGENT) or self._agent_id,
+            session_id=identity.session_id(headers, parsed, conversation),
+            body=parsed,
+            conversation=conversation,
+            budget_tokens=identity.budget(headers),
+        )
+
+    async def _sent(
+        self, scope: Scope, receive: Receive, content: bytes, *, is_plain: bool
+    ) -> httpx.Response:
+        query = scope["query_string"].decode("latin-1")
+        target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
+        sending = self._upstream.send(
+            scope["method"], target, scope["headers"], content, is_plain=is_plain
+        )
+        response: httpx.Response = await until_gone(sending, receive)
+        return response
+
+
+class _Untouched(Exception):
+    """A request that is forwarded without a session."""
+
+    code = "unread"
+
+
+def _told(prepared: PreparedCall) -> Mapping[str, str]:
+    return {identity.TOKENS: str(prepared.tokens), identity.VERSION: str(prepared.version)}
+
+
+async def _relayed(relaying: Any) -> None:
+    """Wait for the end of an answer, or until the provider has broken it off.
+
+    The server then closes the connection without the end of the body, so that no client takes the
+    answer for whole.
+    """
+    try:
+        await relaying
+    except UpstreamBroken as error:
+        log.warning("proxy.cut", error=type(error.__cause__).__name__)
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """Read a body; None if it is too long.
+
+    Raises:
+        CallerGone: the caller closed the connection before its end.
+    """
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise CallerGone
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > BODY_BYTES:
+            return None
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _refuse(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": "turnfold_proxy"}}, status)

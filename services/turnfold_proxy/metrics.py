@@ -1,0 +1,57 @@
+"""What the proxy counts."""
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class ProxyMetrics:
+    """The metrics of one process, in their own registry."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self._requests = Counter(
+            "turnfold_proxy_requests",
+            "Model calls, by what was sent: as they came, trimmed, or bypassed.",
+            ["sent"],
+            registry=self.registry,
+        )
+        self._bypassed = Counter(
+            "turnfold_proxy_bypassed",
+            "Model calls that went out as they came because Turnfold could not take part.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self._answers = Counter(
+            "turnfold_proxy_answers",
+            "Answers of models, by how they ended and whether they were recorded.",
+            ["ended"],
+            registry=self.registry,
+        )
+        self._seconds = Histogram(
+            "turnfold_proxy_prepare_seconds",
+            "Time that a model call waited for its recording and its window.",
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+
+    def prepared(self, sent: str, seconds: float) -> None:
+        """Count a model call, and how long it waited."""
+        self._requests.labels(sent).inc()
+        self._seconds.observe(seconds)
+
+    def bypassed(self, reason: str) -> None:
+        """Count a model call that went out as it came."""
+        self._bypassed.labels(reason).inc()
+
+    def answered(self, ended: str) -> None:
+        """Count an answer: `recorded`, `cut` (recorded as far as it came) or `unrecorded`."""
+        self._answers.labels(ended).inc()
+
+    def text(self) -> bytes:
+        """Everything in the Prometheus format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,139 @@
+"""Relay an answer to the caller byte for byte, while it is read for the session."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import httpx
+from starlette.types import Receive, Send
+
+from turnfold_proxy.apis.api import Answer, AnswerReader
+from turnfold_proxy.sse import EventStream
+from turnfold_proxy.upstream import response_headers
+
+READ_BYTES: Final = 64 * 1024 * 1024
+"""A longer answer is relayed, but not recorded."""
+
+Ended = Callable[[Answer, bool], None]
+"""Called with the answer as far as it came, and whether that is all of it."""
+
+
+class CallerGone(Exception):
+    """The caller has closed the connection."""
+
+
+class UpstreamBroken(Exception):
+    """The provider has broken off its answer; the caller's connection must break as well."""
+
+
+class AnswerTap:
+    """Reads the bytes of an answer that pass by. What it cannot read is not recorded."""
+
+    def __init__(self, reader: AnswerReader, content_type: str) -> None:
+        self._reader = reader
+        self._events = EventStream() if "event-stream" in content_type else None
+        self._body = bytearray()
+        self._can_read = True
+
+    def feed(self, chunk: bytes) -> None:
+        """Read a chunk."""
+        if not self._can_read:
+            return
+        if self._events is None:
+            self._body += chunk
+            self._can_read = len(self._body) <= READ_BYTES
+            return
+        for data in self._events.feed(chunk):
+            if data != b"[DONE]":
+                self._add(data)
+
+    def answer(self, *, is_whole: bool) -> Answer:
+        """Return the answer so far."""
+        if self._events is None and is_whole and self._can_read:
+            self._add(bytes(self._body))
+        try:
+            return self._reader.answer() if self._can_read else Answer([])
+        except (ValueError, TypeError, AttributeError, LookupError):
+            return Answer([])
+
+    def _add(self, data: bytes) -> None:
+        # Providers differ, and an answer that is not understood must still reach its caller.
+        try:
+            event = json.loads(data)
+            if isinstance(event, dict):
+                self._reader.add(event)
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+            self._can_read = False
+
+
+async def relay(
+    response: httpx.Response,
+    receive: Receive,
+    send: Send,
+    *,
+    headers: Mapping[str, str],
+    tap: AnswerTap | None = None,
+    ended: Ended | None = None,
+) -> None:
+    """Send a response to the caller.
+
+    `ended` is called before the caller sees the end, so that a call that follows comes later.
+
+    Raises:
+        CallerGone: the caller did not wait for the end.
+        UpstreamBroken: the provider broke off.
+    """
+
+    def end(*, is_whole: bool) -> None:
+        if tap is not None and ended is not None:
+            ended(tap.answer(is_whole=is_whole), is_whole)
+
+    async def pass_on() -> None:
+        await send(
+            {
+                "type": "http.response.start",
+                "status": response.status_code,
+                "headers": response_headers(response, headers),
+            }
+        )
+        async for chunk in response.aiter_raw():
+            if tap is not None:
+                tap.feed(chunk)
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    try:
+        await until_gone(pass_on(), receive)
+    except httpx.HTTPError as error:
+        end(is_whole=False)
+        raise UpstreamBroken from error
+    except (CallerGone, asyncio.CancelledError):
+        end(is_whole=False)
+        raise
+    finally:
+        await response.aclose()
+    end(is_whole=True)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def until_gone(work: Any, receive: Receive) -> Any:
+    """Return the result of a coroutine; it is canceled if the caller closes the connection.
+
+    Raises:
+        CallerGone: the caller has closed it.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise CallerGone
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,25 @@
+"""Server-sent events: the data of each event, from chunks of bytes."""
+
+from collections.abc import Iterator
+
+
+class EventStream:
+    """Collects the lines of a stream, however its chunks divide them."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Yield the data of the events that this chunk completes."""
+        if b"\n" not in chunk and b"\r" not in chunk:
+            self._rest += chunk
+            return
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for raw in lines:
+            line = raw.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                yield b"\n".join(self._data)
+                self._data.clear()

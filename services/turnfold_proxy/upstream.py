@@ -1,0 +1,113 @@
+"""Requests to the provider: addresses, headers, and answers as raw bytes."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+
+from turnfold_proxy.identity import PREFIX
+
+CONNECT_SECONDS: Final = 15.0
+ANSWER_SECONDS: Final = 600.0
+"""How long a provider may be silent: models think for minutes before they write."""
+
+_HOP_BY_HOP: Final = frozenset(
+    {
+        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization",
+        "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+_OF_ONE_REQUEST: Final = _HOP_BY_HOP | {"host", "content-length", "expect"}
+_API_ROOT: Final = "/v1"
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Upstream:
+    """One provider, to which all requests go with the credentials of their callers."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._root = f"{parts.scheme}://{parts.netloc}"
+        self._base = parts.path.rstrip("/")
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS, pool=CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+    async def send(
+        self, method: str, target: str, headers: Headers, content: bytes, *, is_plain: bool
+    ) -> httpx.Response:
+        """Send a request and return the response, whose body is not read yet.
+
+        `target` is the path and the query. With `is_plain`, the answer is not compressed.
+
+        Raises:
+            httpx.HTTPError: the provider does not answer.
+        """
+        request = httpx.Request(
+            method,
+            self._address(target),
+            headers=_request_headers(headers, is_plain=is_plain),
+            content=content,
+            extensions={"timeout": self._client.timeout.as_dict()},
+        )
+        return await self._client.send(request, stream=True)
+
+    def _address(self, target: str) -> str:
+        """Return the address of a path: a path of the provider's URL stands in place of `/v1`."""
+        if self._base and (target == _API_ROOT or target.startswith((f"{_API_ROOT}/", "/v1?"))):
+            target = target.removeprefix(_API_ROOT)
+        return f"{self._root}{self._base}{target}"
+
+
+def response_headers(
+    response: httpx.Response, more: Mapping[str, str]
+) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a response for the caller, and those of the proxy."""
+    return [
+        *_without(response.headers.raw, _HOP_BY_HOP),
+        *((name.encode(), value.encode("latin-1", "replace")) for name, value in more.items()),
+    ]
+
+
+def encoded(body: Mapping[str, Any]) -> bytes:
+    """Return a request's body as bytes; equal bodies have equal bytes."""
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _request_headers(headers: Headers, *, is_plain: bool) -> list[tuple[bytes, bytes]]:
+    kept = _without(headers, _OF_ONE_REQUEST)
+    own = PREFIX.encode()
+    kept = [(name, value) for name, value in kept if not name.lower().startswith(own)]
+    if is_plain:
+        kept = [(name, value) for name, value in kept if name.lower() != b"accept-encoding"]
+        kept.append((b"accept-encoding", b"identity"))
+    return kept
+
+
+def _without(
+    headers: Iterable[tuple[bytes, bytes]], names: frozenset[str]
+) -> list[tuple[bytes, bytes]]:
+    pairs = list(headers)
+    named = {
+        word.strip().lower()
+        for name, value in pairs
+        if name.lower() == b"connection"
+        for word in value.decode("latin-1").split(",")
+    }
+    return [
+        (name, value)
+        for name, value in pairs
+        if (lower := name.decode("latin-1").lower()) not in names and lower not in named
+    ]

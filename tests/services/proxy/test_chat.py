@@ -1,0 +1,212 @@
+"""Chat completions through the proxy: real bus, database, services and HTTP on both sides."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.provider import ProviderReply, chunks, completion
+from tests.running_system import eventually, free_port
+from tests.services.proxy.conftest import KEY, ProxyScene
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PATH = "/v1/chat/completions"
+SYSTEM = {"role": "system", "content": "Be brief."}
+STREAM = "text/event-stream"
+Json = dict[str, Any]
+
+
+def user(text: str) -> Json:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Json:
+    return {"role": "assistant", "content": text}
+
+
+async def asked(scene: ProxyScene, messages: list[Json], **headers: str) -> httpx.Response:
+    """Send one call that is not streamed."""
+    named = {f"x-turnfold-{name}": value for name, value in headers.items()}
+    return await scene.http.post(
+        PATH, json={"model": "gpt-4.1", "messages": messages}, headers=named
+    )
+
+
+@pytest.mark.proves("G10", "X1")
+async def test_a_call_reaches_the_provider_as_it_came_and_its_answer_the_caller(
+    scene: ProxyScene,
+) -> None:
+    """The turn is recorded, and the key is in no row and in no log."""
+    reply = completion("It left Ghent this morning.")
+    scene.provider.script.append(reply)
+    content = json.dumps(
+        {"model": "gpt-4.1", "messages": [SYSTEM, user("Where is 7341?")]}, indent=3
+    )
+
+    answer = await scene.http.post(f"{PATH}?a=b%2Fc", content=content)
+    sent = scene.provider.requests[-1]
+    session_id = answer.headers["x-turnfold-session"]
+    texts = await eventually(lambda: _of_length(scene, session_id, 2))
+
+    assert (sent.path, sent.content.decode()) == (f"{PATH}?a=b%2Fc", content)
+    assert sent.headers["authorization"] == f"Bearer {KEY}"
+    assert not [name for name in sent.headers if name.startswith("x-turnfold")]
+    assert answer.content == reply.chunks[0]
+    assert answer.headers["x-request-id"] == "req-1"
+    assert int(answer.headers["x-turnfold-tokens"]) > 0
+    assert answer.headers["x-turnfold-version"] == "0"
+    assert "x-turnfold-bypassed" not in answer.headers
+    assert texts == [("user", "Where is 7341?"), ("assistant", "It left Ghent this morning.")]
+    rows = await scene.parts.rows("SELECT * FROM messages_view")
+    assert KEY not in f"{rows} {scene.parts.words()} {session_id}"
+
+
+@pytest.mark.proves("G10", "C78")
+async def test_a_stream_is_relayed_chunk_by_chunk_and_what_the_client_sends_back_is_known(
+    scene: ProxyScene,
+) -> None:
+    """The client writes the answer in its own way: with other fields, spaces and arguments."""
+    call = {"name": "track", "arguments": ""}
+    deltas: list[Json] = [
+        {"role": "assistant", "content": "I will "},
+        {"content": "look."},
+        {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": call}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"order": '}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "7341}"}}]},
+    ]
+    reply = ProviderReply(chunks(*deltas, usage={"prompt_tokens": 9}), STREAM, gate=asyncio.Event())
+    scene.provider.script.append(reply)
+    messages = [SYSTEM, user("Where is order 7341, please?")]
+    request = {"model": "gpt-4.1", "messages": messages, "stream": True}
+
+    got: list[bytes] = []
+    async with scene.http.stream("POST", PATH, json=request) as answer:
+        session_id = answer.headers["x-turnfold-session"]
+        async for chunk in answer.aiter_raw():
+            # The provider writes no second chunk before the caller has the first.
+            assert reply.gate
+            reply.gate.set()
+            got.append(chunk)
+    back = {
+        "role": "assistant", "content": "I will look. ", "refusal": None, "annotations": [],
+        "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "track", "arguments": '{"order":7341}'}}],
+    }  # fmt: skip
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "Ghent"}
+    again = await asked(scene, [*messages, back, result])
+    texts = await eventually(lambda: _of_length(scene, session_id, 4))
+
+    assert b"".join(got) == b"".join(reply.chunks)
+    assert again.headers["x-turnfold-session"] == session_id
+    assert scene.provider.requests[-1].body["messages"] == [*messages, back, result]
+    assert texts == [
+        ("user", "Where is order 7341, please?"), ("assistant", "I will look."), ("tool", "Ghent"),
+        ("assistant", "It left Ghent."),
+    ]  # fmt: skip
+    rows = await scene.parts.rows(
+        "SELECT 1 FROM messages_view WHERE session_id = ? AND state = 'retracted'", session_id
+    )
+    assert rows == []
+
+
+@pytest.mark.proves("G10", "C78", "L11")
+async def test_a_long_conversation_is_trimmed_with_a_stable_beginning_and_edits_are_recognised(
+    scene: ProxyScene,
+) -> None:
+    messages: list[Json] = [SYSTEM]
+    sent: list[list[Json]] = []
+    for number in range(12):
+        messages.append(user(f"Question {number}: " + f"item {number} " * 60))
+        answer = await asked(scene, messages, session="long", budget="900", agent="ada")
+        assert int(answer.headers["x-turnfold-tokens"]) <= 900
+        sent.append(scene.provider.requests[-1].body["messages"])
+        messages.append(answer.json()["choices"][0]["message"])
+    await eventually(lambda: _of_length(scene, "long", 24, "ada"))
+    retried = await asked(scene, messages[:-1], session="long", budget="900", agent="ada")
+    resent = scene.provider.requests[-1].content
+
+    assert retried.status_code == 200
+    assert [one[0] for one in sent] == [SYSTEM] * 12
+    assert [one[-1]["content"][:11] for one in sent[-3:]] == [
+        f"Question {n}:"[:11] for n in (9, 10, 11)
+    ]
+    assert len(sent[-1]) < len(messages) - 1
+    await asked(scene, messages[:-1], session="long", budget="900", agent="ada")
+    assert scene.provider.requests[-1].content == resent
+
+    edited = [*messages[:5], user("Something else?")]
+    await asked(scene, edited, session="long", agent="ada")
+    texts = await eventually(lambda: _of_length(scene, "long", 6, "ada"))
+    assert scene.provider.requests[-1].body["messages"] == edited
+    assert texts[-2:] == [("user", "Something else?"), ("assistant", "It left Ghent.")]
+
+
+@pytest.mark.proves("G10", "C79")
+async def test_a_stream_that_ends_early_is_recorded_as_far_as_it_came(scene: ProxyScene) -> None:
+    """C79: the caller hangs up, then the provider breaks off."""
+    pieces = chunks({"role": "assistant", "content": "It left"}, {"content": " Ghent."})
+    left = ProviderReply(pieces, STREAM, gate=asyncio.Event())
+    broken = ProviderReply(pieces[:1], STREAM, is_cut=True)
+    scene.provider.script.extend([left, broken])
+
+    def request(text: str) -> Json:
+        return {"model": "gpt-4.1", "messages": [user(text)], "stream": True}
+
+    async with scene.http.stream("POST", PATH, json=request("Hang up?")) as answer:
+        session_id = answer.headers["x-turnfold-session"]
+        assert await anext(answer.aiter_raw()) == pieces[0]
+    await asyncio.wait_for(scene.provider.hung_up.wait(), 60)
+    hung_up = await eventually(lambda: _of_length(scene, session_id, 2))
+    got = b""
+    with pytest.raises(httpx.RemoteProtocolError):  # noqa: PT012 - it fails while it is read
+        async with scene.http.stream("POST", PATH, json=request("Break off?")) as answer:
+            session_id = answer.headers["x-turnfold-session"]
+            async for chunk in answer.aiter_raw():
+                got += chunk
+    broken_off = await eventually(lambda: _of_length(scene, session_id, 2))
+
+    assert hung_up == [("user", "Hang up?"), ("assistant", "It left")]
+    assert got == pieces[0]
+    assert broken_off == [("user", "Break off?"), ("assistant", "It left")]
+
+
+@pytest.mark.proves("G10", "C79")
+async def test_without_turnfold_calls_go_out_as_they_came(scene: ProxyScene) -> None:
+    """C79: the bus is away; and other requests of the provider always pass."""
+    away = f"nats://127.0.0.1:{free_port()}"
+    port = str(free_port())
+    environ = {
+        "TURNFOLD_NATS_URL": away,
+        "TURNFOLD_PROXY_PORT": port,
+        "TURNFOLD_PROXY_WAIT_SECONDS": "0.5",
+    }
+    content = b'{"model": "m",  "messages": [{"role": "user", "content": "Hello?"}]}'
+    base = f"http://127.0.0.1:{port}"
+    async with (
+        scene.parts.running("proxy", environ=environ),
+        httpx.AsyncClient(base_url=base, trust_env=False, timeout=60) as http,
+    ):
+        answers = [await http.post(PATH, content=content) for _ in range(2)]
+        sent = [one.content for one in scene.provider.requests[-2:]]
+        metrics = (await http.get("/metrics")).text
+
+    assert sent == [content, content]
+    assert [one.headers["x-turnfold-bypassed"] for one in answers] == ["unavailable"] * 2
+    assert all(one.json()["choices"] for one in answers)
+    assert 'turnfold_proxy_bypassed_total{reason="unavailable"} 2.0' in metrics
+
+    models = await scene.http.get("/v1/models")
+    unread = await scene.http.post(PATH, content=b"no JSON")
+    assert models.status_code == unread.status_code == 200
+    assert [one.path for one in scene.provider.requests[-2:]] == ["/v1/models", PATH]
+    assert unread.headers["x-turnfold-bypassed"] == "unread"
+
+
+async def _of_length(
+    scene: ProxyScene, session_id: str, length: int, agent_id: str = "proxy"
+) -> list[object] | None:
+    """The texts of a session once it has so many."""
+    texts = await scene.texts(session_id, agent_id)
+    return texts if len(texts) == length else None
