@@ -7,8 +7,10 @@ A host is a lock in `requirements/hosts`, an extra, and a folder here. Each has 
 
 import argparse
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -52,7 +54,9 @@ class Host:
         """The installed version of the framework."""
         packages = next(self.environment.glob("lib/python3*/site-packages"))
         installed = {found.name: found.version for found in distributions(path=[str(packages)])}
-        return installed.get(self.name, "?")
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        [framework, *_] = re.findall(r"^[\w-]+", extras["optional-dependencies"][self.name][0])
+        return installed.get(framework, "?")
 
     def prepare(self) -> None:
         """Make the environment, unless it is what it would become."""

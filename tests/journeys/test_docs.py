@@ -79,6 +79,7 @@ ADDED = {
     "G2",
     "G3",
     "G4",
+    "G9",
     "G7",
     "G10",
     *(f"O{number}" for number in (7, 8, 10)),

@@ -265,14 +265,24 @@ class Client:
 
     async def sessions(self, agent_id: str, *, prefix: str = "") -> AsyncIterator[str]:
         """Iterate over the ids of an agent's sessions that begin with a prefix, in order."""
+        async for row in self.session_rows(agent_id, prefix=prefix):
+            yield row["session_id"]
+
+    async def session_rows(
+        self, agent_id: str, *, prefix: str = ""
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Iterate over an agent's sessions as `session.list` tells them, in order of their ids.
+
+        Each has `session_id`, `messages_total`, `tokens_total` and `last_event_at`.
+        """
         after: str | None = None
         while True:
             page = await self.ask(
                 f"session.list.{token_of(agent_id)}",
                 {"prefix": prefix, "after": after, "limit": LISTED_AT_ONCE},
             )
-            for session in page["sessions"]:
-                yield session["session_id"]
+            for row in page["sessions"]:
+                yield row
             after = page.get("next_after")
             if after is None:
                 return

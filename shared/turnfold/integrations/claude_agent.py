@@ -1,0 +1,263 @@
+"""A session store of the Claude Agent SDK: transcripts in Turnfold, not on a machine's disk.
+
+```python
+store = TurnfoldSessionStore("support")
+options = ClaudeAgentOptions(session_store=store, resume=session_id)
+```
+
+Each entry of a transcript is one event. A message of a person or of the model is published in the
+shape of the Anthropic API, so Turnfold can search, summarize and show it. Every other entry is
+carried by an empty message that is retracted in the same batch: it is in no window, count or
+search. Transcripts of subagents are sessions of their own.
+"""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from hashlib import blake2b
+from typing import Any
+from urllib.parse import quote, unquote
+
+from turnfold.client import (
+    Client,
+    OutgoingEvent,
+    PortalClient,
+    Session,
+    StoredMessage,
+    new_event_id,
+    turn_event,
+)
+from turnfold.client.events import BATCH_EVENTS, batches, retraction_event
+from turnfold.errors import BadRequest, TooLarge, Unavailable, UnknownSession
+from turnfold.integrations import requires
+from turnfold.integrations.clients import shared_client
+from turnfold.shapes import chat_from_anthropic
+
+with requires("claude-agent"):
+    from claude_agent_sdk import (
+        SessionKey,
+        SessionListSubkeysKey,
+        SessionStoreEntry,
+        SessionStoreListEntry,
+    )
+
+WAIT_MS = 5_000
+"""How long a read waits at most for what was appended before, by this program or another."""
+PAGE_MESSAGES = 500
+LISTED_MS = 1_000
+"""How long an `append` waits at most until the services have stored what the stream has."""
+BATCH_ENTRIES = 500
+WHOLE_CHARACTERS = 900_000
+"""An entry of which the JSON is longer is published in parts, within NATS's default limit."""
+PART_CHARACTERS = 450_000
+PROJECT_BYTES = 64
+
+_SPEAKERS = ("user", "assistant")
+_CARRIER = {"role": "user", "content": ""}
+
+
+class TurnfoldSessionStore:
+    """A `SessionStore` of the Claude Agent SDK, for any event loop and thread.
+
+    The transcripts are sessions of the agent `agent_id`. `client` is a `PortalClient`, or a URL of
+    NATS (default: `TURNFOLD_NATS_URL`), for which the whole program shares one client.
+
+    Methods raise the subclasses of `turnfold.RequestError`, among them `Unavailable` if no service
+    answers. The SDK tries an `append` that failed again.
+    """
+
+    def __init__(self, agent_id: str, *, client: PortalClient | str | None = None) -> None:
+        self._agent_id = agent_id
+        self._client = client if isinstance(client, PortalClient) else shared_client(client)
+
+    async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
+        """Publish entries; return when the stream has stored them.
+
+        It waits a moment for the services as well, so that the session can be listed. An entry with a `uuid` that was appended before is the same one, and stored once.
+        """
+        session = self._session(key)
+        for start in range(0, len(entries), BATCH_ENTRIES):
+            events: list[OutgoingEvent] = []
+            carriers: list[str] = []
+            for entry in entries[start : start + BATCH_ENTRIES]:
+                of_entry, is_message = _events(session, entry)
+                events += of_entry
+                if not is_message:
+                    carriers += [f"{event.event_id}#0" for event in of_entry]
+            if carriers:
+                events.append(retraction_event(session.key, carriers))
+            for batch in batches(events, most=BATCH_EVENTS):
+                await session.publish_batch(batch)
+        # Lists do not wait: the next one shall have the session, also in another program.
+        after = self._client.newest_seq(session.key)
+        with suppress(UnknownSession, Unavailable):
+            await session.history(newest=1, after=after, wait_ms=LISTED_MS)
+
+    async def load(self, key: SessionKey) -> list[SessionStoreEntry] | None:
+        """Return all entries of a transcript; None if none was appended.
+
+        Raises:
+            Unavailable: entries that were appended before are not stored yet.
+        """
+        entries: list[Any] = []
+        seen: set[str] = set()
+        parts: dict[str, str] = {}
+        async for stored in _messages(self._session(key)):
+            entry = _entry(stored, parts)
+            if entry is None or entry.get("uuid") in seen:
+                continue
+            entries.append(entry)
+            if entry.get("uuid"):
+                seen.add(entry["uuid"])
+        return entries or None
+
+    async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
+        """Return the ids of a project's sessions, and when each was appended to, in milliseconds."""
+        prefix = f"{_project(project_key)}/"
+        return [
+            {
+                "session_id": unquote(row["session_id"].removeprefix(prefix)),
+                "mtime": int(datetime.fromisoformat(row["last_event_at"]).timestamp() * 1000),
+            }
+            for row in await self._listed(prefix)
+            if "/" not in row["session_id"].removeprefix(prefix)
+        ]
+
+    async def delete(self, key: SessionKey) -> None:
+        """Erase a transcript, and with a main one those of its subagents.
+
+        Entries with a `uuid` that were erased are not stored again.
+        """
+        session = self._session(key)
+        await session.erase()
+        if not key.get("subpath"):
+            prefix = f"{session.key.session_id}/"
+            await self._client.use(lambda client: client.erase_agent(self._agent_id, prefix=prefix))
+
+    async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
+        """Return the subpaths of a session, such as those of its subagents."""
+        prefix = f"{self._session(key).key.session_id}/"
+        return [row["session_id"].removeprefix(prefix) for row in await self._listed(prefix)]
+
+    def _session(self, key: SessionKey | SessionListSubkeysKey) -> Session:
+        names = [_project(key["project_key"]), quote(key["session_id"], safe="")]
+        if subpath := key.get("subpath"):
+            names.append(str(subpath))
+        return self._client.session(self._agent_id, "/".join(names))
+
+    async def _listed(self, prefix: str) -> list[dict[str, Any]]:
+        async def rows(client: Client) -> list[dict[str, Any]]:
+            return [row async for row in client.session_rows(self._agent_id, prefix=prefix)]
+
+        return await self._client.use(rows)
+
+
+def _project(project_key: str) -> str:
+    """Return a project as the first part of a session id; long ones end with their hash."""
+    name = quote(project_key, safe="")
+    if len(name) <= PROJECT_BYTES:
+        return name
+    digest = blake2b(project_key.encode(), digest_size=12).hexdigest()
+    return f"{name[: PROJECT_BYTES - 25]}~{digest}"
+
+
+def _events(session: Session, entry: Mapping[str, Any]) -> tuple[list[OutgoingEvent], bool]:
+    """Return the events of an entry, and whether it is a message of the conversation."""
+    text = json.dumps(entry, sort_keys=True)
+    event_id = new_event_id()
+    if entry.get("uuid"):
+        event_id = blake2b(text.encode(), digest_size=16).hexdigest()
+    if len(text) > WHOLE_CHARACTERS:
+        places = range(0, len(text), PART_CHARACTERS)
+        carried: list[dict[str, Any]] = [
+            {"of": event_id, "part": text[start : start + PART_CHARACTERS], "is_last": False}
+            for start in places
+        ]
+        carried[-1]["is_last"] = True
+        return [
+            turn_event(session.key, [_CARRIER], event_id=f"{event_id}-{number}", carry=[part])
+            for number, part in enumerate(carried)
+        ], False
+    carry: dict[str, Any] = {"entry": dict(entry)}
+    message: Mapping[str, Any] = entry.get("message") or {}
+    views = _views(entry["type"], message)
+    if not views:
+        return [turn_event(session.key, [_CARRIER], event_id=event_id, carry=[carry])], False
+    element = {"role": message["role"], "content": message["content"]}
+    if views == 1:
+        # What the element has is not stored twice. Of several views, each has a part of it.
+        others = {name: value for name, value in message.items() if name not in element}
+        carry = {"entry": {**entry, "message": others}, "in_element": list(element)}
+    is_meta = bool(entry.get("isMeta") or entry.get("isCompactSummary"))
+    event = turn_event(
+        session.key,
+        [element],
+        event_id=event_id,
+        shape="anthropic",
+        is_meta=is_meta,
+        carry=[carry],
+    )
+    return [event], True
+
+
+def _views(kind: str, message: Any) -> int:
+    """Return how many chat messages an entry is; 0 if it is no message of the conversation."""
+    if kind not in _SPEAKERS or not isinstance(message, Mapping):
+        return 0
+    if message.get("role") not in _SPEAKERS or not message.get("content"):
+        return 0
+    try:
+        return len(chat_from_anthropic([message]))
+    except BadRequest:
+        return 0
+
+
+def _entry(stored: StoredMessage, parts: dict[str, str]) -> dict[str, Any] | None:
+    """Return the entry of a message; None if it is none, or not the last part of one."""
+    carried = stored.carry
+    if not isinstance(carried, dict):
+        return None
+    if "part" in carried:
+        text = parts.pop(carried["of"], "") + carried["part"]
+        if not carried["is_last"]:
+            parts[carried["of"]] = text
+            return None
+        whole: dict[str, Any] = json.loads(text)
+        return whole
+    entry: dict[str, Any] = carried["entry"]
+    if "in_element" in carried and stored.element is not None:
+        message = {name: stored.element[name] for name in carried["in_element"]}
+        entry = {**entry, "message": {**entry["message"], **message}}
+    return entry
+
+
+async def _messages(session: Session) -> AsyncIterator[StoredMessage]:
+    """Iterate over all messages of a session, also over the carriers, in the stream's order."""
+    position: int | None = None
+    limit = PAGE_MESSAGES
+    while True:
+        try:
+            page = await session.history(
+                after_position=position,
+                limit=limit,
+                include_retracted=True,
+                after="latest",
+                wait_ms=WAIT_MS,
+            )
+        except UnknownSession:
+            return
+        except TooLarge:
+            if limit == 1:
+                raise
+            limit = max(limit // 4, 1)
+            continue
+        if not page.fresh:
+            raise Unavailable(
+                f"the newest entries of the session are not stored after {WAIT_MS} ms; try again"
+            )
+        for stored in page.messages:
+            yield stored
+        position = page.next_position
+        if position is None:
+            return
