@@ -108,6 +108,11 @@ class MirroredWindows:
 
         await self._guarded(publish)
 
+    @staticmethod
+    def warn(reason: str) -> None:
+        """Log that a call goes out with the whole list; `reason` quotes no message."""
+        log.warning("window.unavailable: the model gets the whole list; %s", reason)
+
     async def _window(self, session: Session, model: str | None) -> Window:
         options = {
             "model": model,
@@ -136,13 +141,13 @@ class MirroredWindows:
                 return await work()
         except TimeoutError:
             self._away_until = time.monotonic() + AWAY_SECONDS
-            _warn(f"no answer within {PATIENCE_SECONDS:.0f} s")
+            self.warn(f"no answer within {PATIENCE_SECONDS:.0f} s")
         except (Unavailable, NotAllowed) as error:
             self._away_until = time.monotonic() + AWAY_SECONDS
-            _warn(str(error))
+            self.warn(str(error))
         except (TurnfoldError, LookupError, TypeError, ValueError) as error:
             # The text may quote a message.
-            _warn(type(error).__name__)
+            self.warn(type(error).__name__)
         return None
 
 
@@ -159,7 +164,3 @@ def _shown(window: Window) -> list[Shown]:
             raise ValueError("an entry has neither a message nor its place")
         shown.append(Shown(place, body))
     return shown
-
-
-def _warn(reason: str) -> None:
-    log.warning("window.unavailable: the model gets the whole list; %s", reason)

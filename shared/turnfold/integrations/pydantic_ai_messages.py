@@ -1,0 +1,133 @@
+"""Messages of Pydantic AI as chat messages, and back."""
+
+import base64
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from turnfold.integrations import requires
+from turnfold.integrations.mirrored import Chat
+
+with requires("pydantic-ai"):
+    from pydantic_ai.messages import (
+        BinaryContent,
+        ImageUrl,
+        ModelResponse,
+        RetryPromptPart,
+        SystemPromptPart,
+        TextPart,
+        ThinkingPart,
+        ToolCallPart,
+        ToolReturnPart,
+        UserPromptPart,
+    )
+
+
+def chat_of(value: Any) -> Chat | None:
+    """Return the chat message of a response or of a part of a request; None for a record.
+
+    Records are about instructions, tools and settings; the framework reads them.
+    """
+    match value:
+        case ModelResponse():
+            return _answer(value)
+        case SystemPromptPart():
+            return {"role": "system", "content": value.content}
+        case UserPromptPart():
+            return {"role": "user", "content": _content(value.content)}
+        case ToolReturnPart():
+            body = {"role": "tool", "tool_call_id": value.tool_call_id, "name": value.tool_name}
+            texts = [value.model_response_str(), *value.files]
+            error = {"is_error": True} if value.outcome in ("failed", "retried") else {}
+            return {**body, "content": _content(texts if value.files else texts[0]), **error}
+        case RetryPromptPart() if value.tool_name is not None:
+            body = {"role": "tool", "tool_call_id": value.tool_call_id, "name": value.tool_name}
+            return {**body, "content": value.model_response(), "is_error": True}
+    if value.part_kind in ("retry-prompt", "retry-feedback"):
+        return {"role": "user", "content": str(value.content), "is_meta": True}
+    return None
+
+
+def _answer(response: ModelResponse) -> Chat:
+    texts: list[str] = []
+    reasoning: list[str] = []
+    calls: list[Chat] = []
+    for part in response.parts:
+        match part:
+            case TextPart():
+                texts.append(part.content)
+            case ThinkingPart():
+                reasoning.append(part.content + (part.signature or ""))
+            case ToolCallPart():
+                function = {"name": part.tool_name, "arguments": part.args_as_json_str()}
+                calls.append({"id": part.tool_call_id, "type": "function", "function": function})
+            case _:
+                # What the provider ran itself, or made: only its size matters.
+                texts.append(repr(part))
+    body: Chat = {"role": "assistant", "content": "\n\n".join(texts)}
+    if any(reasoning):
+        body["reasoning_content"] = "\n\n".join(reasoning)
+    return body | ({"tool_calls": calls} if calls else {})
+
+
+def _content(content: Any) -> Any:
+    """Return text, or blocks of texts and images; other files are named."""
+    if isinstance(content, str):
+        return content
+    blocks: list[Chat] = []
+    for item in content:
+        url = None
+        if isinstance(item, ImageUrl):
+            url = item.url
+        elif isinstance(item, BinaryContent) and item.is_image:
+            url = f"data:{item.media_type};base64,{base64.b64encode(item.data).decode()}"
+        if url is not None:
+            blocks.append({"type": "image_url", "image_url": {"url": url}})
+        elif isinstance(text := getattr(item, "content", item), str):
+            blocks.append({"type": "text", "text": text})
+        elif getattr(item, "kind", "") != "cache-point":
+            blocks.append({"type": "text", "text": f"[file: {getattr(item, 'media_type', '?')}]"})
+    return blocks
+
+
+def rebuilt(own: Any, body: Chat) -> Any:
+    """Return what a chat message is for Pydantic AI: a response, or a part of a request.
+
+    `own` is what the message was made from, None for a message of Turnfold. Reasoning and ids of
+    the provider are left out: they belong to the text as it was.
+    """
+    content = body.get("content") or ""
+    texts = [content] if isinstance(content, str) else list(_items(content))
+    if isinstance(own, (SystemPromptPart, ToolReturnPart)):
+        return replace(own, content="\n".join(filter(None, map(_text, texts))))
+    match body.get("role"):
+        case "assistant":
+            parts: list[Any] = [TextPart(text) for text in texts if isinstance(text, str) and text]
+            for call in body.get("tool_calls") or ():
+                function = call["function"]
+                parts.append(ToolCallPart(function["name"], function["arguments"], call["id"]))
+            return ModelResponse(parts=parts)
+        case "tool":
+            name = str(body.get("name") or "")
+            return ToolReturnPart(name, "\n".join(map(_text, texts)), body["tool_call_id"])
+        case "system":
+            return SystemPromptPart("\n".join(map(_text, texts)))
+        case _:
+            return UserPromptPart(
+                texts if len(texts) > 1 or not isinstance(texts[0], str) else texts[0]
+            )
+
+
+def _items(blocks: Iterable[Chat]) -> Iterable[Any]:
+    for block in blocks:
+        url = block.get("image_url", {}).get("url", "")
+        if url.startswith("data:"):
+            yield BinaryContent.from_data_uri(url)
+        elif url:
+            yield ImageUrl(url)
+        else:
+            yield str(block.get("text", ""))
+
+
+def _text(item: Any) -> str:
+    return item if isinstance(item, str) else ""

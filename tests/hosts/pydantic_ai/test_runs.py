@@ -1,0 +1,266 @@
+"""Agents of Pydantic AI whose models see windows: always valid, and the history keeps everything."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent, BinaryContent, ModelRetry
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelRequest,
+    ModelResponse,
+    SystemPromptPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+
+import turnfold
+from tests.hosts.conftest import RunningSystem
+from tests.hosts.pydantic_ai.models import Script, contents, faults, looks, says, size, texts
+from turnfold.integrations.pydantic_ai import TurnfoldCapability
+
+TURNS = 200
+NOWHERE = "nats://127.0.0.1:9"
+METHODS = ("run", "run_sync", "run_stream", "iter")
+
+
+def look(place: str) -> str:
+    """Look at a place."""
+    return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
+
+
+def agent_of(script: Script, url: str, *, tokens: int = 8_000, **options: Any) -> Any:
+    capability = TurnfoldCapability("pydantic", client=url, max_tokens=tokens)
+    tools = options.pop("tools", [look])
+    return Agent(
+        script.model,
+        instructions="Be brief.",
+        system_prompt="You count crates.",
+        tools=tools,
+        capabilities=[capability],
+        **options,
+    )
+
+
+async def turn(
+    agent: Any, method: str, text: str, session_id: str, history: list[ModelMessage]
+) -> list[ModelMessage]:
+    """Run one turn in one of the four ways, and return the history after it."""
+    options: dict[str, Any] = {"message_history": history, "conversation_id": session_id}
+    messages: list[ModelMessage]
+    if method == "run_sync":
+        result = await asyncio.to_thread(_run_in_thread, agent, text, options)
+        messages = result.all_messages()
+    elif method == "run_stream":
+        async with agent.run_stream(text, **options) as streamed:
+            await streamed.get_output()
+            messages = streamed.all_messages()
+    elif method == "iter":
+        async with agent.iter(text, **options) as run:
+            async for _ in run:
+                pass
+            messages = run.result.all_messages()
+    else:
+        messages = (await agent.run(text, **options)).all_messages()
+    return messages
+
+
+def _run_in_thread(agent: Any, text: str, options: dict[str, Any]) -> Any:
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        return agent.run_sync(text, **options)
+    finally:
+        loop.close()
+
+
+async def recorded(system: RunningSystem, session_id: str) -> list[dict[str, Any]]:
+    """Return the stored messages of a session."""
+    async with turnfold.connect(system.nats_url) as client:
+        page = await client.session("pydantic", session_id).history(after="latest", wait_ms=5_000)
+    return [stored.message for stored in page.messages]
+
+
+@pytest.mark.proves("G5")
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_run_with_parallel_calls_is_recorded_and_shown_as_it_is(
+    system: RunningSystem, session_id: str, method: str
+) -> None:
+    script = Script([looks("one", "hall", "yard"), says("Nothing."), says("In two places.")])
+    agent = agent_of(script, system.nats_url)
+
+    first = await turn(agent, method, "What is missing?", session_id, [])
+    history = await turn(agent, method, "Where did you look?", session_id, first)
+
+    assert script.calls[-1] == history[:-1]
+    assert len(history) == 6
+    stored = await recorded(system, session_id)
+    roles = ["user", "assistant", "tool", "tool", "assistant", "user", "assistant"]
+    assert [body["role"] for body in stored] == roles
+    assert stored[2]["content"] == look("hall")
+    assert stored[-1]["content"] == "In two places."
+
+
+@pytest.mark.proves("G5")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("budget", [4_000, 8_000, 16_000])
+async def test_two_hundred_turns_with_parallel_calls_break_no_pair(
+    system: RunningSystem, session_id: str, budget: int
+) -> None:
+    script = Script()
+    agent = agent_of(script, system.nats_url, tokens=budget)
+    history: list[ModelMessage] = []
+
+    for number in range(TURNS):
+        script.answers += [looks(f"t{number}", "hall", "yard"), says(f"Done with {number}.")]
+        text = f"Look again, {number}."
+        history = await turn(agent, METHODS[number % 4], text, session_id, history)
+        assert texts(script.calls[-1])[0] == "You count crates."
+        assert texts(script.calls[-1]).count(text) == 1
+
+    assert [fault for call in script.calls for fault in faults(call)] == []
+    assert len(history) == 4 * TURNS
+    assert faults(history) == []
+    sizes = [size(call) for call in script.calls]
+    assert max(sizes) <= budget * 1.1 < size(history)
+
+
+async def test_only_the_request_changes_and_never_the_history(
+    system: RunningSystem, session_id: str
+) -> None:
+    script = Script([says("Fine.")])
+    old: list[ModelMessage] = []
+    for number in range(60):
+        old.append(ModelRequest(parts=[UserPromptPart(f"Question {number}: " + "word " * 100)]))
+        old.append(ModelResponse(parts=[TextPart(f"Answer {number}. " + "word " * 100)]))
+    before = ModelMessagesTypeAdapter.dump_json(old)
+
+    result = await agent_of(script, system.nats_url, tokens=4_000).run(
+        "So?", message_history=old, conversation_id=session_id
+    )
+
+    assert ModelMessagesTypeAdapter.dump_json(old) == before
+    assert result.all_messages()[:120] == old
+    assert len(result.new_messages()) == 2
+    assert len(script.calls[0]) < 60
+    assert texts(script.calls[0])[-1] == "So?"
+
+
+async def test_a_call_that_is_made_again_stays_with_its_refusal(
+    system: RunningSystem, session_id: str
+) -> None:
+    def look(place: str) -> str:
+        """Look at a place."""
+        if place == "nowhere":
+            raise ModelRetry("There is no such place.")
+        return "nothing"
+
+    script = Script([looks("one", "nowhere", "hall"), looks("two", "hall"), says("Nothing.")])
+    agent = agent_of(script, system.nats_url, tools=[look])
+
+    result = await agent.run("What is there?", conversation_id=session_id)
+
+    assert [faults(call) for call in script.calls] == [[], [], []]
+    assert script.calls[-1] == result.all_messages()[:-1]
+
+
+async def test_a_final_result_by_a_tool_is_recorded_with_the_call(
+    system: RunningSystem, session_id: str
+) -> None:
+    script = Script([looks("one", "hall"), _final(12), _final(9)])
+    agent = agent_of(script, system.nats_url, output_type=int)
+
+    first = await agent.run("How many?", conversation_id=session_id)
+    second = await agent.run(
+        "And now?", message_history=first.all_messages(), conversation_id=session_id
+    )
+
+    assert (first.output, second.output) == (12, 9)
+    sent = [content for message in contents(script.calls[-1]) for content in message]
+    kept = [content for message in contents(second.all_messages()) for content in message]
+    assert sent == kept[: len(sent)]
+    assert len(sent) == len(kept) - 2
+    assert faults(script.calls[-1]) == []
+    assert (await recorded(system, session_id))[-1]["role"] == "tool"
+
+
+def _final(number: int) -> list[Any]:
+    return [ToolCallPart("final_result", {"response": number})]
+
+
+PIXEL = BinaryContent(b"\x89PNG" + b"\x00" * 40, media_type="image/png")
+LONG = "word " * 9_000
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [ModelResponse(parts=[TextPart("Welcome.")])],
+        [ModelRequest(parts=[SystemPromptPart("Other."), UserPromptPart("Look.")])],
+        [
+            ModelRequest(parts=[UserPromptPart("Look.")]),
+            ModelResponse(parts=[TextPart("So.")]),
+            ModelRequest(parts=[SystemPromptPart("Be kind."), UserPromptPart("Again.")]),
+            ModelResponse(parts=[TextPart("So.")]),
+        ],
+        [ModelRequest(parts=[UserPromptPart(["See", PIXEL])]), ModelResponse(parts=says("A dot."))],
+        [
+            ModelRequest(parts=[UserPromptPart(["See", PIXEL, LONG])]),
+            ModelResponse(parts=says("A dot.")),
+        ],
+        [
+            ModelRequest(parts=[UserPromptPart("Look.")]),
+            ModelResponse(parts=looks("a", "hall", "yard")),
+            ModelRequest(
+                parts=[
+                    ToolReturnPart("look", {"crates": [1, 2]}, "a-yard"),
+                    ToolReturnPart("look", LONG, "a-hall"),
+                    UserPromptPart("This is from the tool."),
+                ]
+            ),
+            ModelResponse(parts=[ThinkingPart("Hm."), TextPart("So.")]),
+        ],
+        [ModelRequest(parts=[UserPromptPart(LONG)]), ModelResponse(parts=[TextPart(LONG)])],
+        [ModelRequest(parts=[UserPromptPart("One")]), ModelRequest(parts=[UserPromptPart("Two")])],
+    ],
+)
+async def test_histories_of_all_kinds_become_valid_input(
+    system: RunningSystem, session_id: str, history: list[ModelMessage]
+) -> None:
+    script = Script([says("Fine.")])
+
+    result = await agent_of(script, system.nats_url, tokens=4_000).run(
+        "And so?", message_history=history, conversation_id=session_id
+    )
+
+    [asked] = script.calls
+    assert faults(asked) == []
+    assert texts(asked)[-1] == "And so?"
+    assert size(asked) <= 4_400
+    assert result.output == "Fine."
+    if size(history) < 3_000:
+        plain = Script([says("Fine.")])
+        await Agent(plain.model, instructions="Be brief.", system_prompt="You count crates.").run(
+            "And so?", message_history=history
+        )
+        assert contents(asked) == contents(plain.calls[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_without_turnfold_the_model_gets_the_history(
+    session_id: str, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    script = Script([looks("one", "hall"), says("Fine.")])
+
+    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+        history = await turn(agent_of(script, NOWHERE), method, "A secret?", session_id, [])
+
+    assert script.calls[-1] == history[:-1]
+    [warning] = [one for one in caplog.records if one.name == "turnfold.integrations"]
+    assert "the model gets the whole list" in warning.getMessage()
+    assert "secret" not in warning.getMessage()
