@@ -116,7 +116,7 @@ class Recorder:
         window = await self._window(session, call, beside)
         if not window.fresh or window.refused:
             raise Unavailable("the session does not hold all of the conversation")
-        elements = _own_elements(window, conversation.elements)
+        elements = _own_elements(api, window, conversation.elements)
         is_same = len(elements) == len(conversation.elements) and all(
             one is own for one, own in zip(elements, conversation.elements, strict=True)
         )
@@ -192,18 +192,22 @@ def reason_of(error: RequestError) -> str:
     return error.code
 
 
-def _own_elements(window: Window, own: Sequence[Element]) -> list[Element]:
+def _own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Element]:
     """Return a window whose unchanged messages are the caller's own, to the letter."""
     elements: list[Element] = []
     messages: Sequence[Element | None] = window.messages
-    for message, message_id in zip(messages, window.message_ids, strict=True):
-        if message is not None:
+    for message, message_ids in zip(messages, window.message_ids, strict=True):
+        ids = message_ids if isinstance(message_ids, list) else [message_ids]
+        places = {place_of(one) for one in ids if one is not None}
+        place = places.pop() if len(places) == 1 else None
+        element = own[place] if place is not None and place < len(own) else None
+        # The results of one message are several messages of a session: their window is one again.
+        if element is not None and message in (None, api.stored(element)):
+            elements.append(element)
+        elif message is not None:
             elements.append(message)
-            continue
-        place = place_of(message_id) if isinstance(message_id, str) else None
-        if place is None or place >= len(own):
+        else:
             raise Unavailable("another publisher writes to this session")
-        elements.append(own[place])
     return elements
 
 

@@ -28,9 +28,9 @@ class Conversation:
 
     @property
     def first_user_text(self) -> str:
-        """The first element of the user, as JSON."""
+        """The first element of the user, as text."""
         found = next((one for one in self.elements if one.get("role") == "user"), None)
-        return dumped(found.get("content")) if found is not None else ""
+        return content_text(found.get("content")) if found is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,11 @@ def content_identity(content: Any) -> Any:
     if len(texts) == len(content):
         return "".join(texts).strip()
     return without_markers(content)
+
+
+def content_text(content: Any) -> str:
+    """Return a content as text, with what is no text as JSON, and without marks of a cache."""
+    return dumped(content_identity(content))
 
 
 def arguments_identity(arguments: Any) -> Any:

@@ -10,6 +10,7 @@ from turnfold_proxy.apis.api import (
     Element,
     arguments_identity,
     content_identity,
+    content_text,
     dumped,
     elements_of,
     split_leading,
@@ -33,7 +34,7 @@ class ChatApi:
         tools = [body[name] for name in ("tools", "functions") if body.get(name)]
         output = body.get("max_completion_tokens", body.get("max_tokens"))
         return Conversation(
-            instructions="\n".join(dumped(one.get("content")) for one in leading),
+            instructions="\n".join(content_text(one.get("content")) for one in leading),
             tools=dumped(tools) if tools else "",
             leading=leading,
             elements=rest,

@@ -24,7 +24,7 @@ class ProxyScene:
     url: str
     http: httpx.AsyncClient
 
-    async def texts(self, session_id: str, agent_id: str = "proxy") -> list[object]:
+    async def texts(self, session_id: str, agent_id: str = "proxy") -> list[tuple[str, object]]:
         """The roles and contents of a session, when all of it is stored."""
         session = self.client.session(agent_id, session_id)
         await session.history(newest=1, after="latest", wait_ms=5_000)

@@ -1,4 +1,4 @@
-"""Chat completions through the proxy: real bus, database, services and HTTP on both sides."""
+"""Model calls through the proxy: real bus, database, services and HTTP on both sides."""
 
 import asyncio
 import json
@@ -204,9 +204,137 @@ async def test_without_turnfold_calls_go_out_as_they_came(scene: ProxyScene) -> 
     assert unread.headers["x-turnfold-bypassed"] == "unread"
 
 
+@pytest.mark.proves("G10", "C78", "C79")
+async def test_messages_of_anthropic_come_and_go_in_their_own_shape(scene: ProxyScene) -> None:
+    """Marks of the provider's cache move from call to call, and are never stored."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    system = [{"type": "text", "text": "Be brief.", **mark}]
+    question: Json = {
+        "role": "user",
+        "content": [{"type": "text", "text": "Where are both?", **mark}],
+    }
+    uses: list[Json] = [
+        {"type": "tool_use", "id": f"toolu_{n}", "name": "track", "input": {"order": n}}
+        for n in (1, 2)
+    ]
+    events: list[Json] = [
+        {"type": "message_start", "message": {"role": "assistant", "content": [], "usage": {"input_tokens": 9}}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "I look."}},
+        {"type": "content_block_stop", "index": 0},
+    ]  # fmt: skip
+    for index, use in enumerate(uses, 1):
+        text = json.dumps(use["input"])
+        events += [
+            {"type": "content_block_start", "index": index, "content_block": {**use, "input": {}}},
+            {"type": "content_block_delta", "index": index, "delta": {"type": "input_json_delta", "partial_json": text[:3]}},
+            {"type": "content_block_delta", "index": index, "delta": {"type": "input_json_delta", "partial_json": text[3:]}},
+            {"type": "content_block_stop", "index": index},
+        ]  # fmt: skip
+    last: Json = {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 3}}
+    pieces = [_event(event) for event in (*events, last, {"type": "message_stop"})]
+    spoken = {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "text", "text": "Ghent."}],
+    }
+    scene.provider.script += [
+        ProviderReply(pieces, STREAM), ProviderReply([json.dumps(spoken).encode()]),
+        ProviderReply(pieces[:3], STREAM, is_cut=True),
+    ]  # fmt: skip
+    request: Json = {"model": "claude-sonnet-4-5", "max_tokens": 1_000, "system": system}
+
+    first = await scene.http.post(
+        "/v1/messages", json=request | {"messages": [question], "stream": True}
+    )
+    del question["content"][0]["cache_control"]
+    results: list[Json] = [
+        {"type": "tool_result", "tool_use_id": use["id"], "content": "Ghent"} for use in uses
+    ]
+    results[-1] |= mark
+    messages: list[Json] = [
+        question,
+        {"role": "assistant", "content": [{"type": "text", "text": "I look."}, *uses]},
+        {"role": "user", "content": results},
+    ]
+    second = await scene.http.post("/v1/messages", json=request | {"messages": messages})
+    sent = scene.provider.requests[-1].body
+    messages += [{"role": "assistant", "content": "Ghent."}, {"role": "user", "content": "Sure?"}]
+    with pytest.raises(httpx.RemoteProtocolError):
+        await scene.http.post("/v1/messages", json=request | {"messages": messages, "stream": True})
+    session_id = first.headers["x-turnfold-session"]
+    texts = await eventually(lambda: _of_length(scene, session_id, 7))
+
+    assert first.content == b"".join(pieces)
+    assert sent == request | {"messages": messages[:3]}
+    assert second.headers["x-turnfold-session"] == session_id
+    assert [role for role, _ in texts] == [
+        "user", "assistant", "tool", "tool", "assistant", "user", "assistant",
+    ]  # fmt: skip
+    rows = await scene.parts.rows(
+        "SELECT text, body FROM messages_view WHERE session_id = ?", session_id
+    )
+    assert len(rows) == 7
+    assert "cache_control" not in str(rows)
+    assert rows[-1]["text"] == "I look."
+
+
+@pytest.mark.proves("G10", "C76")
+async def test_items_of_responses_come_and_go_to_the_letter(scene: ProxyScene) -> None:
+    """Reasoning stays with its item; what the provider keeps itself is not touched."""
+    reasoning = {"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "gAAA" * 50}
+    call = {"id": "fc_1", "type": "function_call", "call_id": "call_1", "name": "track",
+            "arguments": '{"order": 7341}', "status": "completed"}  # fmt: skip
+    text = {"type": "output_text", "text": "Ghent.", "annotations": []}
+    spoken = {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": [text],
+    }
+    done: list[Json] = [
+        {"type": "response.created", "response": {"id": "r", "status": "in_progress", "output": []}},
+        {"type": "response.output_item.done", "output_index": 0, "item": reasoning},
+        {"type": "response.output_item.done", "output_index": 1, "item": call},
+        {"type": "response.completed", "response": {"id": "r", "status": "completed", "output": [reasoning, call]}},
+    ]  # fmt: skip
+    whole = {"id": "r", "object": "response", "status": "completed", "output": [spoken]}
+    scene.provider.script += [
+        ProviderReply([_event(event) for event in done], STREAM),
+        ProviderReply([json.dumps(whole).encode()]),
+    ]
+    request: Json = {"model": "gpt-5", "instructions": "Be brief.", "store": False}
+    asked_first = {"role": "user", "content": "Where is 7341?"}
+
+    first = await scene.http.post(
+        "/v1/responses", json=request | {"input": "Where is 7341?", "stream": True}
+    )
+    back = [asked_first, reasoning, {name: one for name, one in call.items() if name != "status"}]
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "Ghent"}
+    second = await scene.http.post("/v1/responses", json=request | {"input": [*back, output]})
+    sent = scene.provider.requests[-1].body["input"]
+    session_id = first.headers["x-turnfold-session"]
+    await eventually(lambda: _of_length(scene, session_id, 5))
+    scene.provider.script.append(ProviderReply([json.dumps(whole).encode()]))
+    kept = await scene.http.post(
+        "/v1/responses", json=request | {"input": "And?", "previous_response_id": "r"}
+    )
+    items = [one.element async for one in scene.client.session("proxy", session_id).originals()]
+
+    assert sent == [*back, output]
+    assert second.headers["x-turnfold-session"] == session_id
+    assert items == [asked_first, reasoning, call, output, spoken]
+    assert kept.headers["x-turnfold-bypassed"] == "unread"
+
+
+def _event(event: Json) -> bytes:
+    return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+
+
 async def _of_length(
     scene: ProxyScene, session_id: str, length: int, agent_id: str = "proxy"
-) -> list[object] | None:
+) -> list[tuple[str, object]] | None:
     """The texts of a session once it has so many."""
     texts = await scene.texts(session_id, agent_id)
     return texts if len(texts) == length else None

@@ -1,0 +1,153 @@
+"""Anthropic's messages: `POST /v1/messages`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from turnfold_proxy.apis.api import (
+    MARKER,
+    Answer,
+    Conversation,
+    Element,
+    content_identity,
+    content_text,
+    dumped,
+    elements_of,
+    whole_number,
+    without_markers,
+)
+
+_THOUGHTS: Final = ("thinking", "redacted_thinking")
+_PIECES: Final = {
+    "text_delta": "text",
+    "thinking_delta": "thinking",
+    "signature_delta": "signature",
+    "input_json_delta": "partial_json",
+}
+"""The field of each kind of delta; the first three are fields of the block as well."""
+
+
+class MessagesApi:
+    """The messages API of Anthropic."""
+
+    shape: Literal["anthropic"] = "anthropic"
+    format: Literal["anthropic"] = "anthropic"
+
+    def conversation(self, body: Mapping[str, Any]) -> Conversation:
+        """Return the messages; the system text stands beside them."""
+        tools = without_markers(body.get("tools"))
+        return Conversation(
+            instructions=content_text(body.get("system")),
+            tools=dumped(tools) if tools else "",
+            leading=(),
+            elements=elements_of(body.get("messages")),
+            max_output_tokens=whole_number(body.get("max_tokens")),
+        )
+
+    def with_elements(
+        self, body: Mapping[str, Any], leading: Sequence[Element], elements: Sequence[Element]
+    ) -> dict[str, Any]:
+        """Return the request with other messages, the last one marked if it was."""
+        own, shown = body["messages"], [*leading, *elements]
+        if shown and shown[-1] is not own[-1]:
+            shown[-1] = _marked_like(own[-1], shown[-1])
+        return {**body, "messages": shown}
+
+    def stored(self, element: Element) -> Element:
+        """Return a message without marks of a cache."""
+        message: Element = without_markers(element)
+        return message
+
+    def identity(self, element: Element) -> Any:
+        """Return role and blocks; thoughts do not count, because clients may leave them out."""
+        content = element.get("content")
+        if not isinstance(content, list):
+            return [element.get("role"), content_identity(content)]
+        blocks = [_block_identity(block) for block in content if _kind(block) not in _THOUGHTS]
+        if all(isinstance(block, str) for block in blocks):
+            return [element.get("role"), "".join(blocks).strip()]
+        return [element.get("role"), blocks]
+
+    def reader(self) -> "MessagesReader":
+        """Return a reader of one message."""
+        return MessagesReader()
+
+
+class MessagesReader:
+    """Reads a message of the assistant, block by block."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, Element] = {}
+        self._inputs: dict[int, str] = {}
+        self._ended: set[int] = set()
+        self._usage: dict[str, Any] = {}
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Add an event, or the whole message."""
+        kind, place = event.get("type"), event.get("index", 0)
+        message = event.get("message") if kind == "message_start" else event
+        if isinstance(message, dict) and isinstance(usage := message.get("usage"), dict):
+            self._usage |= {name: value for name, value in usage.items() if value is not None}
+        if kind == "message":
+            self._blocks = dict(enumerate(elements_of(event.get("content"))))
+            self._ended = set(self._blocks)
+        elif kind == "content_block_start":
+            self._blocks[place] = dict(event["content_block"])
+        elif kind == "content_block_delta":
+            self._add_delta(place, event["delta"])
+        elif kind == "content_block_stop":
+            self._end(place)
+
+    def answer(self) -> Answer:
+        """Return the message; none if it has no block."""
+        blocks = [
+            block
+            for place, block in sorted(self._blocks.items())
+            if place in self._ended or (_kind(block) == "text" and block.get("text"))
+        ]
+        usage = self._usage or None
+        return Answer([{"role": "assistant", "content": blocks}] if blocks else [], usage)
+
+    def _add_delta(self, place: int, delta: Mapping[str, Any]) -> None:
+        block, name = self._blocks[place], _PIECES.get(delta.get("type", ""))
+        if name == "partial_json":
+            self._inputs[place] = self._inputs.get(place, "") + delta[name]
+        elif name is not None:
+            block[name] = (block.get(name) or "") + delta[name]
+        elif delta.get("type") == "citations_delta":
+            block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
+
+    def _end(self, place: int) -> None:
+        if text := self._inputs.pop(place, ""):
+            self._blocks[place]["input"] = json.loads(text)
+        self._ended.add(place)
+
+
+def _kind(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else None
+
+
+def _block_identity(block: Any) -> Any:
+    match _kind(block):
+        case "text":
+            return block.get("text")
+        case "tool_use":
+            return [block.get("id"), block.get("name"), block.get("input")]
+        case "tool_result":
+            is_error = bool(block.get("is_error"))
+            return [block.get("tool_use_id"), content_identity(block.get("content")), is_error]
+        case _:
+            return without_markers(block)
+
+
+def _marked_like(own: Element, shown: Element) -> Element:
+    """Return a message whose last block has the mark of the caller's last block."""
+    blocks, shown_blocks = own.get("content"), shown.get("content")
+    if not (
+        isinstance(blocks, list) and blocks and isinstance(shown_blocks, list) and shown_blocks
+    ):
+        return shown
+    mark = blocks[-1].get(MARKER) if isinstance(blocks[-1], dict) else None
+    if mark is None or not isinstance(shown_blocks[-1], dict):
+        return shown
+    return {**shown, "content": [*shown_blocks[:-1], {**shown_blocks[-1], MARKER: mark}]}

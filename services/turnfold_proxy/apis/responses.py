@@ -1,0 +1,116 @@
+"""OpenAI's responses: `POST /v1/responses`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from turnfold_proxy.apis.api import (
+    Answer,
+    Conversation,
+    Element,
+    arguments_identity,
+    content_identity,
+    content_text,
+    dumped,
+    elements_of,
+    split_leading,
+    whole_number,
+    without_markers,
+)
+
+_ELSEWHERE: Final = ("previous_response_id", "conversation")
+_OF_PROVIDER: Final = frozenset({"id", "status"})
+
+
+class ResponsesApi:
+    """The responses API of OpenAI, for clients that keep the conversation themselves."""
+
+    shape: Literal["responses"] = "responses"
+    format: Literal["responses"] = "responses"
+
+    def conversation(self, body: Mapping[str, Any]) -> Conversation | None:
+        """Return the items after the instructions; None if the provider keeps a part of them."""
+        given = body.get("input")
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        leading, rest = split_leading(elements_of(items))
+        if any(body.get(name) for name in _ELSEWHERE) or any(
+            item.get("type") == "item_reference" for item in rest
+        ):
+            return None
+        texts = [dumped(body.get("instructions") or "")]
+        texts += [content_text(item.get("content")) for item in leading]
+        return Conversation(
+            instructions="\n".join(filter(None, texts)),
+            tools=dumped(body["tools"]) if body.get("tools") else "",
+            leading=leading,
+            elements=rest,
+            max_output_tokens=whole_number(body.get("max_output_tokens")),
+        )
+
+    def with_elements(
+        self, body: Mapping[str, Any], leading: Sequence[Element], elements: Sequence[Element]
+    ) -> dict[str, Any]:
+        """Return the request with other items."""
+        return {**body, "input": [*leading, *elements]}
+
+    def stored(self, element: Element) -> Element:
+        """Return an item without empty fields."""
+        return {name: value for name, value in element.items() if value is not None}
+
+    def identity(self, element: Element) -> Any:
+        """Return what an item says or calls, without the ids that the provider gave it."""
+        kind = element.get("type") or "message"
+        if kind == "message":
+            return [element.get("role"), content_identity(element.get("content"))]
+        if kind in ("function_call", "custom_tool_call"):
+            given = element.get("arguments", element.get("input"))
+            return [kind, element.get("call_id"), element.get("name"), arguments_identity(given)]
+        if kind in ("function_call_output", "custom_tool_call_output"):
+            return [kind, element.get("call_id"), content_identity(element.get("output"))]
+        if kind == "reasoning":
+            return [kind, element.get("encrypted_content") or element.get("summary")]
+        fields = {
+            name: value
+            for name, value in element.items()
+            if name not in _OF_PROVIDER and value is not None
+        }
+        return without_markers(fields)
+
+    def reader(self) -> "ResponsesReader":
+        """Return a reader of one response."""
+        return ResponsesReader()
+
+
+class ResponsesReader:
+    """Reads a response, item by item."""
+
+    def __init__(self) -> None:
+        self._items: dict[int, Element] = {}
+        self._texts: dict[int, str] = {}
+        self._usage: dict[str, Any] | None = None
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Add an event, or the whole response."""
+        kind, place = str(event.get("type", "")), event.get("output_index", 0)
+        response = event.get("response") if kind.startswith("response.") else event
+        if isinstance(response, dict):
+            if isinstance(usage := response.get("usage"), dict):
+                self._usage = usage
+            if response.get("status") != "in_progress" and response.get("output"):
+                self._items = dict(enumerate(elements_of(response["output"])))
+                self._texts.clear()
+        if kind == "response.output_item.done":
+            self._items[place] = event["item"]
+            self._texts.pop(place, None)
+        elif kind == "response.output_text.delta":
+            self._texts[place] = self._texts.get(place, "") + event["delta"]
+
+    def answer(self) -> Answer:
+        """Return the whole items, and the message that was being written."""
+        cut = {place: _message(text) for place, text in self._texts.items() if text}
+        items = [item for _, item in sorted((self._items | cut).items())]
+        return Answer(items, self._usage)
+
+
+def _message(text: str) -> Element:
+    part = {"type": "output_text", "text": text, "annotations": []}
+    return {"type": "message", "role": "assistant", "content": [part]}
