@@ -260,6 +260,7 @@ def _http_app(
         memory_bytes=settings.max_body_memory,
         request_seconds=settings.request_seconds,
         bearers=bearers,
+        is_local=not settings.http_checked_elsewhere,
         read_secret=partial(read_secret, database, SIGNED_ACTORS),
     )
 

@@ -29,6 +29,7 @@ from turnfold.ports.query import (
 )
 from turnfold_query.admission import BODY_SHARE, BodyMemory, ConcurrencyMiddleware, refusal
 from turnfold_query.auth import AuthMiddleware
+from turnfold_query.console.app import ConsoleRouter, make_console
 from turnfold_query.handlers import QueryDispatcher
 from turnfold_query.http.commands import Forwarder, add_commands
 from turnfold_query.http.description import DescribedApp
@@ -62,8 +63,12 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     request_seconds: float,
     read_secret: Callable[[], Awaitable[str]],
     bearers: TokenRegistry | None = None,
+    is_local: bool = True,
 ) -> ASGIApp:
-    """Build the HTTP application. With `bearers`, callers must present a token."""
+    """Build the HTTP application and the console.
+
+    With `bearers`, callers must present a token. `is_local`: nobody but this machine reaches it.
+    """
     app = DescribedApp(
         title="Turnfold",
         version=version("turnfold"),
@@ -111,7 +116,9 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
         guarded = AuthMiddleware(
             limited, bearers, on_refusal=lambda: metrics.refused("http", NotAllowed.code)
         )
-    return EncodedPaths(TracingMiddleware(guarded) if is_enabled() else guarded)
+    console = make_console(guarded, read_secret, is_open=bearers is None and is_local)
+    served: ASGIApp = ConsoleRouter(guarded, console)
+    return EncodedPaths(TracingMiddleware(served) if is_enabled() else served)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

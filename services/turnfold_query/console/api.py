@@ -1,0 +1,115 @@
+"""Calls of the HTTP API within this process, with the token of the person who looks at a page."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.types import ASGIApp, Message, Scope
+
+Json = dict[str, Any]
+_SERVER = ("console", 0)
+
+
+class ApiError(Exception):
+    """An error that the API answered.
+
+    `status` is that of HTTP, `code` and `message` are those of the error.
+    """
+
+    def __init__(self, status: int, error: Json) -> None:
+        self.status = status
+        self.code = str(error.get("code", "unavailable"))
+        self.message = str(error.get("message", "the request failed"))
+        self.details = error
+        super().__init__(self.message)
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The API as one caller reaches it; without a token, as anybody does."""
+
+    app: ASGIApp
+    token: str | None = None
+
+    async def get(self, path: str, **query: object) -> Json:
+        """Return what the API answers; parameters that are None are left out.
+
+        `path` is percent-encoded.
+
+        Raises:
+            ApiError: the answer is an error.
+        """
+        chosen = {name: value for name, value in query.items() if value is not None}
+        return await self._call("GET", path, urlencode(chosen), b"")
+
+    async def post(self, path: str, body: Mapping[str, Any] | None = None) -> Json:
+        """Send a request that writes, and return what the API answers.
+
+        Raises:
+            ApiError: the answer is an error.
+        """
+        return await self._call("POST", path, "", json.dumps(dict(body or {})).encode())
+
+    async def _call(self, method: str, path: str, query: str, body: bytes) -> Json:
+        status, parts = 500, []
+        is_read = False
+
+        async def receive() -> Message:
+            nonlocal is_read
+            if is_read:
+                # Nobody hangs up here; the API's own time limit ends what takes too long.
+                await _forever()
+            is_read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                parts.append(message.get("body", b""))
+
+        await self.app(self._scope(method, path, query, body), receive, send)
+        return _answer(status, b"".join(parts))
+
+    def _scope(self, method: str, path: str, query: str, body: bytes) -> Scope:
+        headers = [
+            (b"host", b"console"),
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        if self.token is not None:
+            headers.append((b"authorization", b"Bearer " + self.token.encode("latin-1", "replace")))
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            # Undecoded, as the routes of the API expect it.
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": query.encode(),
+            "headers": headers,
+            "client": _SERVER,
+            "server": _SERVER,
+        }
+
+
+async def _forever() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+def _answer(status: int, body: bytes) -> Json:
+    try:
+        answer = json.loads(body or b"{}")
+    except ValueError:
+        raise ApiError(502, {"message": "the answer is no JSON"}) from None
+    if status >= 400 or not isinstance(answer, dict):
+        error = answer.get("error", {}) if isinstance(answer, dict) else {}
+        raise ApiError(status if status >= 400 else 502, error)
+    return answer

@@ -1,0 +1,113 @@
+"""Filters of the templates: numbers, times, texts of messages, and links."""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+TEXT_CHARACTERS = 20_000
+PREVIEW_CHARACTERS = 160
+
+
+def number(value: float | None) -> str:
+    """Return a number with separators."""
+    return "–" if value is None else f"{value:,}"
+
+
+def short(value: int) -> str:
+    """Return a large number in few characters, such as 1.6 M."""
+    for size, unit in ((1_000_000_000, "B"), (1_000_000, "M"), (10_000, "k")):
+        if value >= size:
+            scale = 1_000 if unit == "k" else size
+            return f"{value / scale:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{value:,}"
+
+
+def clock(value: str | None) -> str:
+    """Return an RFC 3339 time as date and time of day in UTC."""
+    return "–" if value is None else f"{value[:10]} {value[11:19]}"
+
+
+def ago(value: str | None) -> str:
+    """Return how long ago an RFC 3339 time was, in words."""
+    if value is None:
+        return "never"
+    seconds = int((datetime.now(UTC) - datetime.fromisoformat(value)).total_seconds())
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit} ago"
+    return "just now" if seconds < 5 else f"{seconds} s ago"
+
+
+def segment(value: str) -> str:
+    """Return an id as one segment of a path."""
+    # Dots too: a browser would resolve `..` before it sends the path.
+    return quote(value, safe="").replace(".", "%2E") if value in {".", ".."} else quote(value, "")
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return what a message says and calls, as plain text."""
+    parts = [_content(message.get("content"))]
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {} if isinstance(call, Mapping) else {}
+        parts.append(f"→ {function.get('name', '?')}({function.get('arguments', '')})")
+    if not any(parts) and message.get("refusal"):
+        parts.append(str(message["refusal"]))
+    return "\n".join(part for part in parts if part)
+
+
+def _content(content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(
+            str(part["text"])
+            if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+            else json.dumps(part, ensure_ascii=False)
+            for part in content
+        )
+    return json.dumps(content, ensure_ascii=False)
+
+
+def clipped(text: str, most: int = TEXT_CHARACTERS) -> str:
+    """Return a text, or its beginning and how much is missing."""
+    if len(text) <= most:
+        return text
+    return f"{text[:most]}\n… {len(text) - most:,} more characters"
+
+
+def preview(text: str) -> str:
+    """Return the beginning of a text in one line."""
+    line = " ".join(text[: 2 * PREVIEW_CHARACTERS].split())
+    return line if len(line) <= PREVIEW_CHARACTERS else f"{line[:PREVIEW_CHARACTERS]}…"
+
+
+def details(text: str) -> str:
+    """Return the JSON details of an audit row as `name: value` pairs."""
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        return text
+    if not isinstance(fields, dict):
+        return text
+    return " · ".join(
+        f"{name} {value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in fields.items()
+    )
+
+
+FILTERS = {
+    "ago": ago,
+    "clipped": clipped,
+    "clock": clock,
+    "details": details,
+    "number": number,
+    "preview": preview,
+    "segment": segment,
+    "short": short,
+    "text_of": text_of,
+}
+"""The filters by the names that templates use."""

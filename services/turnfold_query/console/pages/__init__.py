@@ -1,0 +1,1 @@
+"""Pages of the console, by what they are about."""

@@ -1,0 +1,78 @@
+"""Pages about the whole installation: overview, sessions, jobs, dead letters and erasures."""
+
+from starlette.responses import Response
+
+from turnfold_query.console.formats import segment
+from turnfold_query.console.views import View
+
+NEWEST = 8
+PAGE = 50
+JOBS = 100
+
+
+async def overview(view: View) -> Response:
+    """Show totals, and the sessions that received an event last."""
+    api = view.visitor.api
+    return view.page(
+        "overview.html",
+        stats=await api.get("/v1/stats"),
+        sessions=(await api.get("/v1/sessions", limit=NEWEST))["sessions"],
+    )
+
+
+async def sessions(view: View) -> Response:
+    """Show sessions, newest event first; those of one agent, or whose ids begin with a text."""
+    agent, prefix = view.text("agent"), view.text("prefix")
+    after = view.text("after")
+    if agent and prefix:
+        listed = await view.visitor.api.get(
+            f"/v1/agents/{segment(agent)}/sessions", prefix=prefix, after=after, limit=PAGE
+        )
+        listed["sessions"] = [{"agent_id": agent} | named for named in listed["sessions"]]
+    else:
+        listed = await view.visitor.api.get("/v1/sessions", agent_id=agent, after=after, limit=PAGE)
+    return view.page(
+        "sessions.html",
+        sessions=listed["sessions"],
+        next_after=listed["next_after"],
+        agent=agent,
+        prefix=prefix,
+        needs_agent=bool(prefix and not agent),
+        is_first=after is None,
+    )
+
+
+async def jobs(view: View) -> Response:
+    """Show the summaries that are being written, and those that failed."""
+    api = view.visitor.api
+    return view.page(
+        "jobs.html",
+        waiting=(await api.get("/v1/compactions", status="open", limit=JOBS))["compactions"],
+        failed=(await api.get("/v1/compactions", status="failed", limit=JOBS))["compactions"],
+    )
+
+
+async def dead_letters(view: View) -> Response:
+    """Show the events that could not be stored."""
+    after = view.whole("after", most=2**63 - 1) or 0
+    letters = (await view.visitor.api.get("/v1/deadletters", after=after, limit=PAGE))[
+        "dead_letters"
+    ]
+    return view.page(
+        "dead_letters.html",
+        letters=letters,
+        next_after=letters[-1]["dead_letter_id"] if len(letters) == PAGE else None,
+    )
+
+
+async def dead_letter(view: View) -> Response:
+    """Show one of them with its bytes."""
+    number = int(view.part("letter"))
+    letter = await view.visitor.api.get(f"/v1/deadletters/{number}")
+    return view.page("dead_letter.html", letter=letter, did=view.text("did"))
+
+
+async def erasures(view: View) -> Response:
+    """Show what was erased."""
+    listed = await view.visitor.api.get("/v1/erasures", limit=200)
+    return view.page("erasures.html", erasures=listed["erasures"])

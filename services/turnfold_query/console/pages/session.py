@@ -1,0 +1,214 @@
+"""Pages about one session: its timeline, its window, its audit and its compactions."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from starlette.responses import Response
+
+from turnfold_query.console.api import ApiError, Json
+from turnfold_query.console.strips import strip_of
+from turnfold_query.console.views import View
+
+MESSAGES = 30
+LISTED = 150
+AUDIT_ROWS = 100
+COMPACTIONS = 100
+DEFAULT_BUDGET = 8_000
+LEAST_BUDGET = 200
+
+FORMS = {
+    "whole": "As published: it fits.",
+    "cut": "Shortened, so that more messages fit the budget.",
+    "line": "One line stands for this result, because newer messages need the room.",
+    "mended": "Written anew, so that providers accept it; nothing is missing.",
+    "stand_in": "Stands for the result of a call that has none, because providers require one.",
+    "summary": "The summary in force, which stands for what it covers.",
+    "digest": "A short text about messages that are neither shown nor summarized yet.",
+    "recall": "Quotes earlier messages that share words with the newest request.",
+}
+"""What each form of a message in a window means."""
+
+
+async def timeline(view: View) -> Response:
+    """Show the strip of a session, its counts, and the messages at a place of it."""
+    position = view.whole("position", most=2**63 - 1)
+    counts = await view.get_session()
+    history = (
+        await view.get_session("/history", newest=MESSAGES, include_retracted="true")
+        if position is None
+        else await view.get_session(
+            "/history", after_position=position, limit=MESSAGES, include_retracted="true"
+        )
+    )
+    before = history["messages"][0]["position"] if history["messages"] else None
+    return view.page(
+        "timeline.html",
+        counts=counts,
+        tab="timeline",
+        session_path=view.session_path,
+        strip=strip_of(await view.get_session("/timeline")),
+        messages=history["messages"],
+        position=position,
+        next_position=history["next_position"],
+        previous_position=await _page_before(view, before),
+    )
+
+
+async def _page_before(view: View, before: int | None) -> int | None:
+    """Return the `position` of the page before a message; None if it is the first one."""
+    if before is None:
+        return None
+    earlier = await view.get_session(
+        "/history", before_position=before, newest=MESSAGES, include_retracted="true"
+    )
+    messages = earlier["messages"]
+    return messages[0]["position"] - 1 if messages else None
+
+
+class ShownMessage(NamedTuple):
+    """A message of the window: its ids, its form, why it has it, and the message itself."""
+
+    ids: Sequence[str]
+    form: str
+    why: str
+    without: Sequence[str]
+    message: Mapping[str, Any]
+
+
+class ListedMessage(NamedTuple):
+    """A message of the session and what a window does with it."""
+
+    message_id: str
+    position: int
+    state: str
+    form: str
+    why: str
+    message: Mapping[str, Any]
+
+
+async def window(view: View) -> Response:
+    """Show what the model would read with a budget, and what happens to every message."""
+    counts = await view.get_session()
+    most = budget_limit(counts["tokens_total"])
+    budget = min(view.whole("max_tokens") or DEFAULT_BUDGET, 10_000_000)
+    as_of = view.text("as_of")
+    shown: list[ShownMessage] = []
+    listed: list[ListedMessage] = []
+    answer, fault = None, None
+    try:
+        answer = await view.get_session(
+            "/context", max_tokens=budget, entries="true", placement="user", as_of=as_of
+        )
+    except ApiError as error:
+        fault = error.message
+    if answer is not None:
+        shown = list(_shown(answer))
+        # The states of messages are those of now, so a past window is shown alone.
+        if as_of is None:
+            history = await view.get_session("/history", newest=LISTED)
+            listed = list(_listed(history["messages"], answer, shown))
+    return view.page(
+        "window.html",
+        counts=counts,
+        tab="window",
+        session_path=view.session_path,
+        budget=budget,
+        most=max(most, budget),
+        least=LEAST_BUDGET,
+        step=max(50, most // 400 // 50 * 50),
+        as_of=as_of,
+        answer=answer,
+        fault=fault,
+        shown=shown,
+        listed=listed,
+        forms=FORMS,
+    )
+
+
+def budget_limit(tokens: int) -> int:
+    """Return the end of the slider: the smallest round number that shows everything."""
+    wanted = max(int(tokens * 1.1), 4_000)
+    return -(-wanted // 1_000) * 1_000
+
+
+def _shown(answer: Json) -> Iterator[ShownMessage]:
+    for message, entry in zip(answer["messages"], answer["entries"], strict=True):
+        ids = entry["id"]
+        yield ShownMessage(
+            [name for name in (ids if isinstance(ids, list) else [ids]) if name],
+            entry["form"],
+            FORMS[entry["form"]],
+            entry["without"],
+            message,
+        )
+
+
+def _listed(
+    messages: Sequence[Json], answer: Json, shown: Sequence[ShownMessage]
+) -> Iterator[ListedMessage]:
+    forms = {name: part for part in shown for name in part.ids}
+    recalled = set((answer["recall"] or {}).get("message_ids", ()))
+    for entry in reversed(messages):
+        form, why = _form_of(entry, forms, recalled)
+        yield ListedMessage(
+            entry["message_id"], entry["position"], entry["state"], form, why, entry["message"]
+        )
+
+
+def _form_of(entry: Json, forms: Mapping[str, ShownMessage], recalled: set[str]) -> tuple[str, str]:
+    """Return the form of a message in a window, and why it has it."""
+    part = forms.get(entry["message_id"])
+    if part is not None:
+        if entry["state"] == "pending" and part.form == "whole":
+            return part.form, "Evicted and not summarized yet; it still fits."
+        return part.form, part.why
+    if entry["message_id"] in recalled:
+        return "recall", FORMS["recall"]
+    if entry["state"] == "covered":
+        return "covered", "The summary in force covers it."
+    if entry["state"] == "pending":
+        return "digest", "Evicted; a digest tells of it until a summary covers it."
+    return "folded", "Left out: newer messages take the budget. A larger budget shows it."
+
+
+async def audit(view: View) -> Response:
+    """Show the audit trail of a session; verify its chain if asked."""
+    after = view.whole("after") or 0
+    rows = (await view.get_session("/audit", after=after, limit=AUDIT_ROWS))["audit"]
+    check = await view.get_session("/audit/verification") if view.text("verify") else None
+    return view.page(
+        "audit.html",
+        counts=await _counts_if_kept(view),
+        tab="audit",
+        session_path=view.session_path,
+        rows=rows,
+        check=check,
+        after=after,
+        next_after=rows[-1]["ordinal"] if len(rows) == AUDIT_ROWS else None,
+    )
+
+
+async def _counts_if_kept(view: View) -> Json | None:
+    """Return the counts of a session; None if it was erased, whose audit is kept."""
+    try:
+        return await view.get_session()
+    except ApiError as error:
+        if error.status == 404:
+            return None
+        raise
+
+
+async def compactions(view: View) -> Response:
+    """Show the compactions of a session."""
+    listed = await view.get_session(
+        "/compactions", before=view.whole("before", most=2**31 - 1) or None, limit=COMPACTIONS
+    )
+    return view.page(
+        "compactions.html",
+        counts=await view.get_session(),
+        tab="compactions",
+        session_path=view.session_path,
+        rows=listed["compactions"],
+        next_before=listed["next_before"],
+        did=view.text("did"),
+    )
