@@ -96,6 +96,7 @@ def details(text: str) -> str:
     return " · ".join(
         f"{name} {value if isinstance(value, str) else json.dumps(value)}"
         for name, value in fields.items()
+        if value is not None
     )
 
 

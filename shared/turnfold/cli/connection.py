@@ -86,11 +86,10 @@ async def connected_client(settings: Settings | None = None) -> AsyncGenerator[C
         yield client
 
 
-async def http_get(path: str) -> dict[str, Any]:
-    """Return the query service's answer to an HTTP request.
+def http_settings() -> Settings:
+    """Return the settings of the system that the environment names, to ask it over HTTP.
 
     Raises:
-        RequestError: the answer is an error, or no server answers.
         StartError: the environment names NATS but not HTTP, and the default port may belong to
             another system.
     """
@@ -102,4 +101,15 @@ async def http_get(path: str) -> dict[str, Any]:
             "this command reads over HTTP, and TURNFOLD_NATS_URL does not name the HTTP server;"
             " set TURNFOLD_HTTP_HOST and _PORT as well"
         )
+    return chosen
+
+
+async def http_get(path: str) -> dict[str, Any]:
+    """Return the query service's answer to an HTTP request.
+
+    Raises:
+        RequestError: the answer is an error, or no server answers.
+        StartError: see `http_settings`.
+    """
+    chosen = http_settings()
     return await asyncio.to_thread(ask_http, chosen.http_url, path, token=chosen.http_token)

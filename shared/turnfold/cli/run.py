@@ -160,6 +160,7 @@ def _print_panel(ready: Mapping[str, Any]) -> None:
 
     rows = Table.grid(padding=(0, 2))
     rows.add_row("nats", redacted(ready["nats_url"]))
+    rows.add_row("console", f"{ready['http_url']}/console")
     rows.add_row("http", f"{ready['http_url']}  (docs at {ready['http_url']}/docs)")
     if "proxy_url" in ready:
         rows.add_row("proxy", f"{ready['proxy_url']}  (base URL for agents)")

@@ -17,7 +17,7 @@ from turnfold.process.directory import DataDirectory
 from turnfold.process.directory import running_system as ready_line
 
 READING: set[tuple[str, ...]] = {
-    ("audit",), ("context",), ("deadletters", "list"), ("deadletters", "show"), ("doctor",), ("mcp",), ("search",),
+    ("audit",), ("console",), ("context",), ("deadletters", "list"), ("deadletters", "show"), ("doctor",), ("mcp",), ("search",),
     ("history",), ("policy", "show"),
     ("sessions",),
     ("summaries", "diff"), ("summaries", "list"), ("summaries", "show"),
@@ -47,7 +47,7 @@ ARGUMENTS: dict[tuple[str, ...], list[str]] = {
     ("migrate",): [],
 }  # fmt: skip
 READS: dict[tuple[str, ...], list[str]] = {
-    ("context",): ["ada", "s-1"], ("sessions",): [], ("audit",): [], ("deadletters", "list"): [], ("doctor",): [],
+    ("console",): [], ("context",): ["ada", "s-1"], ("sessions",): [], ("audit",): [], ("deadletters", "list"): [], ("doctor",): [],
 }  # fmt: skip
 
 

@@ -1,0 +1,294 @@
+"""The console in a real browser: what each page is for, and who sees what."""
+
+import re
+from collections.abc import AsyncGenerator
+from typing import Any, NamedTuple
+
+import httpx
+import nats
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser
+
+from tests.console.chromium import CHROMIUM, MISSING, chromium, visiting
+from tests.running_system import Parts, eventually, free_port, running_parts
+from turnfold.access.bearers import EVERY_AGENT, new_token
+from turnfold.client import Client, connect
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason=MISSING),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
+
+Json = dict[str, Any]
+SECRET_WORDS = "Only the other agent may read this."
+OWN = "/console/agents/support/sessions/user%2042%2F%E8%AA%9E"
+OTHER = "/console/agents/other/sessions/s"
+PAGES = (
+    "/console",
+    "/console/sessions",
+    OWN,
+    f"{OWN}/window?max_tokens=900",
+    f"{OWN}/window?as_of=1",
+    f"{OWN}/versions",
+    f"{OWN}/versions/1?entry=0",
+    f"{OWN}/versions/compare?before=1&after=2",
+    f"{OWN}/compactions",
+    f"{OWN}/audit?verify=1",
+    "/console/jobs",
+    "/console/dead-letters",
+    "/console/dead-letters/1",
+    "/console/erasures",
+    f"{OWN}/versions/2/promote",
+    f"{OWN}/regenerate",
+    "/console/dead-letters/1/replay",
+)
+
+
+class Site(NamedTuple):
+    """A system with two agents, served with tokens and, at another port, without."""
+
+    parts: Parts
+    url: str
+    open_url: str
+    operator: str
+    agent: str
+
+
+async def published(client: Client, parts: Parts) -> None:
+    """A session with two versions, one of another agent, and a dead letter."""
+    session = client.session("support", "user 42/語")
+    for number in range(30):
+        await session.turn_completed(
+            [
+                {"role": "user", "content": f"Where is order KC-73{number:04}? <b>Now</b>"},
+                {"role": "assistant", "content": "It left Ghent this morning. " * 20},
+            ]
+        )
+    other = client.session("other", "s")
+    await other.turn_completed([{"role": "user", "content": SECRET_WORDS}])
+    bus = await nats.connect(parts.server.url)
+    await bus.jetstream().publish("turn.completed.support.broken", b'{"event_id": "e"')
+    await bus.close()
+    await session.context(wait_ms=5_000)
+
+    async def settled() -> bool:
+        counts = await session.status()
+        return bool(counts["summary_version"]) and not counts["messages_pending"]
+
+    await eventually(settled, seconds=60)
+    await session.regenerate(style="narrative")
+
+    async def has_two() -> bool:
+        return len(await session.summaries()) == 2
+
+    await eventually(has_two, seconds=60)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site]:
+    folder = tmp_path_factory.mktemp("console")
+    tokens = folder / "tokens.json"
+    tokens.write_text("{}")
+    operator = new_token(tokens, [EVERY_AGENT], name="operations")
+    agent = new_token(tokens, ["support"], name="support-team")
+    port = free_port()
+    async with (
+        running_parts(folder, environ={"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}) as parts,
+        parts.running("worker"),
+        parts.running("query", environ={"TURNFOLD_HTTP_TOKENS": str(tokens)}),
+        parts.running("query", environ={"TURNFOLD_HTTP_PORT": str(port)}),
+        connect(parts.server.url, environ={}) as client,
+    ):
+        await published(client, parts)
+        yield Site(parts, parts.http_url, f"http://127.0.0.1:{port}", operator, agent)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncGenerator[Browser]:
+    async with chromium() as started:
+        yield started
+
+
+def http(url: str, token: str | None = None) -> httpx.AsyncClient:
+    """A visitor without a browser; with the cookie of a token."""
+    cookies = {} if token is None else {"turnfold_token": token}
+    return httpx.AsyncClient(base_url=url, cookies=cookies, trust_env=False, timeout=60)
+
+
+@pytest.mark.proves("V1", "V2")
+async def test_a_stranger_is_asked_for_a_token_and_sees_nothing(
+    site: Site, browser: Browser
+) -> None:
+    for token in (None, "tf_guessed"):
+        async with http(site.url, token) as stranger:
+            for path in ("/", *PAGES):
+                answer = await stranger.get(path)
+                assert (answer.status_code, answer.text) == (303, ""), path
+                assert answer.headers["location"].startswith("/console")
+            for cookie in (b"turnfold_token=\xff\xfe", b'turnfold_token="', b"=;;turnfold_token"):
+                odd = await stranger.get("/console", headers=[(b"cookie", cookie)])
+                assert odd.status_code == 303, cookie
+            written = await stranger.post(f"{OWN}/regenerate", data={"proof": "x"})
+            assert written.headers["location"].startswith("/console/sign-in")
+    async with visiting(browser, site.url) as watched:
+        await watched.open("/")
+        await watched.page.fill("input[name=token]", "tf_guessed")
+        async with watched.page.expect_response("**/sign-in") as refused:
+            await watched.page.click("button:has-text('Sign in')")
+        assert (await refused.value).status == 403
+        assert "no token of this installation" in await watched.text()
+        watched.faults.clear()  # the browser tells of the status
+
+
+@pytest.mark.proves("V1")
+async def test_an_agents_token_sees_its_own_sessions_and_changes_nothing(
+    site: Site, browser: Browser
+) -> None:
+    async with visiting(browser, site.url, token=site.agent) as watched:
+        overview = await watched.text()
+        assert "support-team · read-only" in overview
+        assert "user 42/語" in overview
+        assert await watched.open(f"{OWN}/versions/2") == 200
+        assert await watched.page.locator("a:has-text('Put in force')").count() == 0
+    async with http(site.url, site.agent) as client:
+        seen = [await client.get(path) for path in PAGES]
+        assert {answer.status_code for answer in seen} == {200, 403}
+        assert not any(SECRET_WORDS in answer.text for answer in seen)
+        for path in ("", "/window", "/versions", "/audit", "/compactions"):
+            assert (await client.get(OTHER + path)).status_code == 403
+        for path in ("/console/sessions?agent=other", "/console/dead-letters"):
+            assert (await client.get(path)).status_code == 403
+        for path in (f"{OWN}/versions/2/promote", f"{OWN}/regenerate"):
+            assert (await client.get(path)).status_code == 403
+            assert (await client.post(path, data={"proof": "x"})).status_code == 403
+
+
+@pytest.mark.proves("V1")
+async def test_an_operator_finds_a_session_and_sees_why_each_message_has_its_form(
+    site: Site, browser: Browser
+) -> None:
+    async with visiting(browser, site.url, token=site.operator) as watched:
+        page = watched.page
+        await page.click("nav a:has-text('Sessions')")
+        await page.fill("input[name=agent]", "support")
+        await page.fill("input[name=prefix]", "user")
+        await page.click("button:has-text('Filter')")
+        await page.click("a:has-text('user 42/語')")
+        await page.wait_for_selector("svg.strip")
+        assert SECRET_WORDS not in await watched.text()
+
+        await page.click("svg.strip rect.covered >> nth=0")
+        await page.wait_for_selector("h2:has-text('Messages from here')")
+        await page.click("details.message.covered >> nth=0")
+        assert "KC-730000? <b>Now</b>" in await page.inner_text("details[open] pre")
+
+        await page.click("nav a:has-text('Window')")
+        tokens = page.locator("#window .tile dd >> nth=0")
+        before = await tokens.inner_text()
+        await page.fill("#max_tokens", "700")
+        await page.wait_for_function(
+            "before => document.querySelector('#window .tile dd').innerText !== before", arg=before
+        )
+        assert await page.inner_text("#tokens") == "700"
+        shown = await page.inner_text("#window")
+        assert "The summary in force covers it." in shown
+        assert "newer messages take the budget" in shown
+
+
+@pytest.mark.proves("V1")
+async def test_an_operator_compares_promotes_verifies_and_replays_and_is_named_in_the_audit(
+    site: Site, browser: Browser
+) -> None:
+    async with visiting(browser, site.url, token=site.operator) as watched:
+        page = watched.page
+        await watched.open(f"{OWN}/versions")
+        await page.click("a:has-text('Compare')")
+        assert "Version 2 beside version 1" in await watched.text()
+        await watched.open(f"{OWN}/versions/2")
+        await page.click("ul.ledger a >> nth=0")
+        await page.wait_for_selector("#sources details.message")
+
+        await page.click("a:has-text('Put in force…')")
+        asked = await watched.text()
+        assert site.url.removeprefix("http://") in asked
+        assert "token:operations" in asked
+        await page.click("button:has-text('Put in force')")
+        await page.wait_for_selector("[role=status]:has-text('Version 2 is in force now.')")
+
+        await page.click("nav a:has-text('Audit')")
+        await page.click("a:has-text('Verify')")
+        await page.wait_for_selector("[role=status]:has-text('Intact')")
+        assert "token:operations" in await watched.text()
+
+        await page.click("nav a:has-text('Dead letters')")
+        await page.click("td a >> nth=0")
+        assert '{"event_id": "e"' in await watched.text()
+        await page.click("a:has-text('Replay…')")
+        await page.click("button:has-text('Replay')")
+        await page.wait_for_selector("[role=status]")
+        assert "published again" in await page.inner_text("[role=status]")
+
+
+@pytest.mark.proves("V1")
+async def test_every_page_fits_a_phone_loads_only_its_own_and_has_no_errors(
+    site: Site, browser: Browser
+) -> None:
+    phone = {"width": 390, "height": 844}
+    async with visiting(browser, site.open_url, viewport=phone, color_scheme="dark") as watched:
+        for path in PAGES:
+            assert await watched.open(path) == 200, path
+            assert await watched.overflow() <= 0, path
+            assert await watched.page.locator("h1").count() == 1, path
+            unnamed = await watched.page.evaluate(
+                "[...document.querySelectorAll('input:not([type=hidden])')]"
+                ".filter(input => !input.labels.length).length"
+            )
+            assert unnamed == 0, path
+
+
+@pytest.mark.proves("V1")
+async def test_the_slider_works_without_javascript(site: Site, browser: Browser) -> None:
+    async with visiting(browser, site.open_url, java_script_enabled=False) as watched:
+        await watched.open(f"{OWN}/window?max_tokens=900")
+        await watched.page.focus("#max_tokens")
+        await watched.page.keyboard.press("Home")
+        await watched.page.click("button:has-text('Show')")
+        assert await watched.page.inner_text("#tokens") == "200"
+
+
+@pytest.mark.proves("V1")
+async def test_a_form_works_only_where_it_was_made_and_cookies_stay_with_the_browser(
+    site: Site,
+) -> None:
+    path = f"{OWN}/regenerate"
+    async with http(site.url, site.operator) as operator, http(site.open_url) as local:
+        for visitor in (operator, local):
+            cookie = (await visitor.get(path)).headers["set-cookie"]
+            assert all(word in cookie for word in ("HttpOnly", "SameSite=strict", "Path=/console"))
+        for visitor, foreign in ((operator, local), (local, operator)):
+            shown = await visitor.get(path)
+            proof = (re.search(r'name="proof" value="(\w+)"', shown.text) or ["", ""])[1]
+            policy = shown.headers["content-security-policy"]
+            assert "default-src 'self'" in policy
+            assert "unsafe" not in policy
+            refused = [
+                await visitor.post(path),
+                await visitor.post(path, data={"proof": "0" * 64}),
+                await foreign.post(path, data={"proof": proof}),
+                await visitor.post(
+                    path, data={"proof": proof}, headers={"Sec-Fetch-Site": "cross-site"}
+                ),
+                await visitor.post(path, content=b"proof=" + b"x" * 20_000),
+            ]
+            assert [answer.status_code for answer in refused] == [403, 403, 403, 403, 413]
+        rebound = await local.get("/console", headers={"Host": "example.org"})
+        assert rebound.status_code == 403
+        assert "user 42" not in rebound.text
+        signed = await local.post(
+            "/console/sign-in", data={"token": "x", "next": "//example.org/console/"}
+        )
+        assert signed.headers["location"] == "/console"
+        listed = await local.get(OWN.replace("/console", "/v1") + "/summaries")
+    assert len(listed.json()["summaries"]) == 2
