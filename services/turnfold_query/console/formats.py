@@ -8,6 +8,11 @@ from urllib.parse import quote
 
 TEXT_CHARACTERS = 20_000
 PREVIEW_CHARACTERS = 160
+_SIZES = (
+    (1_000_000_000, 1_000_000_000, "B"),
+    (1_000_000, 1_000_000, "M"),
+    (10_000, 1_000, "k"),
+)
 
 
 def number(value: float | None) -> str:
@@ -17,10 +22,11 @@ def number(value: float | None) -> str:
 
 def short(value: int) -> str:
     """Return a large number in few characters, such as 1.6 M."""
-    for size, unit in ((1_000_000_000, "B"), (1_000_000, "M"), (10_000, "k")):
-        if value >= size:
-            scale = 1_000 if unit == "k" else size
-            return f"{value / scale:.1f}".removesuffix(".0") + f" {unit}"
+    for least, size, unit in _SIZES:
+        if value >= least:
+            scaled = value / size
+            shown = f"{scaled:.0f}" if scaled >= 100 else f"{scaled:.1f}".removesuffix(".0")
+            return f"{shown}\N{NO-BREAK SPACE}{unit}"
     return f"{value:,}"
 
 

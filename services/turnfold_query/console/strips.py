@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 WIDTH = 1_000.0
 """The width of a strip in units of its drawing."""
 LEAST = 1.5
+THIN = 10.0
+"""Parts narrower than this are drawn without lines between them."""
 MARKS_MOST = 80
 
 
@@ -17,6 +19,11 @@ class Part(NamedTuple):
     state: str
     messages: int
     after_position: int
+
+    @property
+    def is_thin(self) -> bool:
+        """Whether lines between parts like this would hide their color."""
+        return self.width < THIN
 
 
 class StripMark(NamedTuple):

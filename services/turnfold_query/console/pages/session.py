@@ -15,6 +15,8 @@ AUDIT_ROWS = 100
 COMPACTIONS = 100
 DEFAULT_BUDGET = 8_000
 LEAST_BUDGET = 200
+MOST_BUDGET = 200_000
+"""The end of the slider at most; the URL takes larger budgets."""
 
 FORMS = {
     "whole": "As published: it fits.",
@@ -126,8 +128,8 @@ async def window(view: View) -> Response:
 
 
 def budget_limit(tokens: int) -> int:
-    """Return the end of the slider: the smallest round number that shows everything."""
-    wanted = max(int(tokens * 1.1), 4_000)
+    """Return the end of the slider: the smallest round number that shows everything, or less."""
+    wanted = min(max(int(tokens * 1.1), 4_000), MOST_BUDGET)
     return -(-wanted // 1_000) * 1_000
 
 
