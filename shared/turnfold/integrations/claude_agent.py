@@ -74,7 +74,8 @@ class TurnfoldSessionStore:
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
         """Publish entries; return when the stream has stored them.
 
-        It waits a moment for the services as well, so that the session can be listed. An entry with a `uuid` that was appended before is the same one, and stored once.
+        It waits a moment for the services as well, so that the session can be listed. An entry
+        with a `uuid` that was appended before is the same one, and stored once.
         """
         session = self._session(key)
         for start in range(0, len(entries), BATCH_ENTRIES):
@@ -113,7 +114,7 @@ class TurnfoldSessionStore:
         return entries or None
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
-        """Return the ids of a project's sessions, and when each was appended to, in milliseconds."""
+        """Return the ids of a project's sessions, and when each was changed, in milliseconds."""
         prefix = f"{_project(project_key)}/"
         return [
             {

@@ -1,0 +1,297 @@
+"""A history provider of the Microsoft Agent Framework that is kept by Turnfold.
+
+```python
+history = TurnfoldHistoryProvider("support", max_tokens=8_000)
+agent = Agent(client=client, context_providers=[history])
+await agent.run("Where is order 7341?", session=agent.create_session(session_id="user-42"))
+```
+
+A run reads the window: the summary, and the messages after it as they were saved. Each save
+publishes one event.
+"""
+
+# pyright takes `agent_framework` for this file.
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportInvalidTypeForm=false
+# pyright: reportPrivateImportUsage=false
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from turnfold.client import PortalClient, Session, StoredMessage, new_event_id
+from turnfold.errors import BadRequest, Unavailable, UnknownSession
+from turnfold.integrations import requires
+from turnfold.integrations.clients import shared_client
+
+with requires("agent-framework"):
+    from agent_framework import Content, HistoryProvider, Message
+
+WAIT_MS = 5_000
+"""How long a read waits at most for what was saved before, by this program or another."""
+EVENT_MESSAGES = 1_000
+TAIL_MESSAGES = 1_000
+
+_IMAGE = "image/"
+
+Chat = dict[str, Any]
+
+
+class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without types here
+    """History of the Microsoft Agent Framework, for any event loop and thread.
+
+    Sessions are those of the agent `agent_id`, under the `session_id` of the `AgentSession`.
+    `client` is a `PortalClient`, or a URL of NATS (default: `TURNFOLD_NATS_URL`), for which the
+    whole program shares one client. `max_tokens` is the budget of the window. Without it, the
+    `model` decides: by default the one that was last reported. `window` has further options of
+    `turnfold.Session.context`. `options` are those of `HistoryProvider`, such as
+    `store_context_messages`.
+
+    Methods raise the subclasses of `turnfold.RequestError`, among them `Unavailable` if no service
+    answers and `CannotFit` if no valid window is that small.
+    """
+
+    DEFAULT_SOURCE_ID = "turnfold"
+
+    def __init__(
+        self,
+        agent_id: str,
+        *,
+        source_id: str = DEFAULT_SOURCE_ID,
+        client: PortalClient | str | None = None,
+        max_tokens: int | None = None,
+        model: str | None = None,
+        window: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(source_id, **options)
+        self._agent_id = agent_id
+        self._client = client if isinstance(client, PortalClient) else shared_client(client)
+        # The framework reads before it saves the new input, so a recall would look for the one
+        # before.
+        self._window: dict[str, Any] = {
+            "placement": "user",
+            "recall": False,
+            "max_tokens": max_tokens,
+            "model": model,
+            **(window or {}),
+        }
+
+    async def get_messages(
+        self,
+        session_id: str | None,
+        *,
+        state: dict[str, Any] | None = None,  # noqa: ARG002  # of the framework
+        **kwargs: Any,  # noqa: ARG002
+    ) -> list[Message]:
+        """Return the window of a session; nothing without a session or before its first save."""
+        if session_id is None:
+            return []
+        try:
+            window = await self._session(session_id).context(
+                entries=True, bodies="changed", after="latest", wait_ms=WAIT_MS, **self._window
+            )
+        except UnknownSession:
+            return []
+        _require_fresh(is_fresh=window.fresh)
+        shown = zip(window.raw["messages"], window.entries or (), strict=True)
+        return _joined((body, entry.get("carry")) for body, entry in shown)
+
+    async def save_messages(
+        self,
+        session_id: str | None,
+        messages: Sequence[Message],
+        *,
+        state: dict[str, Any] | None = None,  # noqa: ARG002  # of the framework
+        **kwargs: Any,  # noqa: ARG002
+    ) -> None:
+        """Publish messages; return when the stream has stored them.
+
+        What the end of the session has already is left out, for hosts that save a whole transcript
+        again.
+
+        Raises:
+            BadRequest: there is no session, or a message is not JSON.
+        """
+        if session_id is None:
+            raise BadRequest("the run has no session; pass one to agent.run")
+        session = self._session(session_id)
+        listed = [_pieces(message) for message in messages]
+        known = await self._known(session, listed)
+        pieces = [piece for parts in listed[known:] for piece in parts]
+        for start in range(0, len(pieces), EVENT_MESSAGES):
+            part = pieces[start : start + EVENT_MESSAGES]
+            bodies, carry = [body for body, _ in part], [carried for _, carried in part]
+            await session.turn_completed(bodies, carry=carry)
+
+    def _session(self, session_id: str) -> Session:
+        return self._client.session(self._agent_id, session_id)
+
+    async def _known(self, session: Session, listed: Sequence[list["_Piece"]]) -> int:
+        """Return how many messages at the beginning are the end of the session."""
+        new = [_identity(parts) for parts in listed]
+        count = min(sum(map(len, listed)), TAIL_MESSAGES)
+        try:
+            page = await session.history(newest=max(count, 1), after="latest", wait_ms=WAIT_MS)
+        except UnknownSession:
+            return 0
+        _require_fresh(is_fresh=page.fresh)
+        old = _identities(page.messages)
+        for size in range(min(len(old), len(new)), 0, -1):
+            # One text again is more likely said again than sent again, unless it has an id.
+            if old[-size:] == new[:size] and (size > 1 or _has_id(new[0])):
+                return size
+        return 0
+
+
+_Piece = tuple[Chat, dict[str, Any]]
+"""A chat message, and what it carries: the message of the framework that it is a part of."""
+
+
+def _pieces(message: Message) -> list[_Piece]:
+    """Return a message as chat messages: each result of a tool is one by itself."""
+    groups: list[list[Content]] = []
+    for content in message.contents:
+        if content.type == "function_result" or not groups or _is_result(groups[-1]):
+            groups.append([])
+        groups[-1].append(content)
+    whole = json.loads(json.dumps(message.to_dict()))
+    of = new_event_id()
+    pieces: list[_Piece] = []
+    for group in groups or [[]]:
+        contents = [json.loads(json.dumps(content.to_dict())) for content in group]
+        carried = {"of": of, "message": {**whole, "contents": contents}}
+        pieces.append((_chat(str(message.role), group), carried))
+    return pieces
+
+
+def _is_result(group: Sequence[Content]) -> bool:
+    return bool(group) and group[0].type == "function_result"
+
+
+def _chat(role: str, contents: Sequence[Content]) -> Chat:
+    if _is_result(contents):
+        [result] = contents
+        body = {"role": "tool", "tool_call_id": result.call_id, "content": result.result or ""}
+        return body | ({"is_error": True} if result.exception else {})
+    parts: list[Chat] = []
+    calls: list[Chat] = []
+    others: list[Chat] = []
+    for content in contents:
+        if content.type == "function_call" and not (content.informational_only or content.hosted):
+            calls.append(_call(content))
+        elif (part := _chat_part(content)) is not None:
+            parts.append(part)
+        elif content.type != "usage":
+            others.append(json.loads(json.dumps(content.to_dict())))
+    body = {"role": role if role in _ROLES else "user", "content": _content(parts)}
+    if calls:
+        body |= {"role": "assistant", "tool_calls": calls}
+    # Reasoning, approvals and files count as text; the window gives them back as they were.
+    return body | ({"contents": others} if others else {})
+
+
+def _call(content: Content) -> Chat:
+    arguments = content.arguments
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    function = {"name": content.name, "arguments": text}
+    return {"id": content.call_id, "type": "function", "function": function}
+
+
+def _chat_part(content: Content) -> Chat | None:
+    if content.type == "text":
+        return {"type": "text", "text": content.text or ""}
+    if content.type in ("data", "uri") and str(content.media_type).startswith(_IMAGE):
+        return {"type": "image_url", "image_url": {"url": content.uri}}
+    return None
+
+
+_ROLES = ("system", "user", "assistant")
+
+
+def _content(parts: Sequence[Chat]) -> Any:
+    if len(parts) == 1 and parts[0]["type"] == "text":
+        return parts[0]["text"]
+    return list(parts) or ""
+
+
+def _joined(shown: Iterator[tuple[Chat | None, Any]]) -> list[Message]:
+    """Return the messages of a window; neighbors that were one message are one again."""
+    messages: list[Message] = []
+    joined: str | None = None
+    for body, carried in shown:
+        if body is not None:
+            messages.append(_shortened(body, carried))
+            joined = None
+            continue
+        if not isinstance(carried, dict):
+            raise Unavailable("another program publishes to this session; give it one of its own")
+        message = Message.from_dict(carried["message"])
+        if joined == carried["of"]:
+            messages[-1].contents += message.contents
+        else:
+            messages.append(message)
+        joined = carried["of"]
+    return messages
+
+
+def _shortened(body: Chat, carried: Any) -> Message:
+    """Return a message that Turnfold wrote or shortened."""
+    contents: list[Content] = []
+    content = body.get("content")
+    if body["role"] == "tool":
+        contents.append(Content.from_function_result(body["tool_call_id"], result=_text(content)))
+    elif isinstance(content, str) and content:
+        contents.append(Content.from_text(content))
+    elif isinstance(content, list):
+        contents += map(_part, content)
+    for call in body.get("tool_calls") or ():
+        function = call["function"]
+        arguments = {"arguments": function["arguments"]}
+        contents.append(Content.from_function_call(call["id"], function["name"], **arguments))
+    author = carried["message"].get("author_name") if isinstance(carried, dict) else None
+    return Message(body["role"], contents, author_name=author)
+
+
+def _part(part: Chat) -> Content:
+    if part["type"] == "image_url":
+        return Content.from_uri(part["image_url"]["url"], media_type="image/*")
+    return Content.from_text(part.get("text") or json.dumps(part))
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.get("text") or json.dumps(part) for part in content or ())
+
+
+_Identity = tuple[str | None, str]
+
+
+def _identities(stored: Sequence[StoredMessage]) -> list[_Identity]:
+    """Return the identities of stored messages of the framework, of which the first may be cut."""
+    groups: dict[Any, list[_Piece]] = {}
+    for one in stored:
+        of = one.carry["of"] if isinstance(one.carry, dict) else one.message_id
+        groups.setdefault(of, []).append((one.message, one.carry or {"message": {}}))
+    return [_identity(parts) for parts in groups.values()]
+
+
+def _identity(parts: Sequence[_Piece]) -> _Identity:
+    message = parts[0][1]["message"]
+    contents = [
+        content for _, carried in parts for content in carried["message"].get("contents", ())
+    ]
+    if message.get("message_id"):
+        return str(message["message_id"]), ""
+    return None, json.dumps([message.get("role"), contents], sort_keys=True)
+
+
+def _has_id(identity: _Identity) -> bool:
+    return identity[0] is not None
+
+
+def _require_fresh(*, is_fresh: bool) -> None:
+    if not is_fresh:
+        raise Unavailable(
+            f"the newest messages of the session are not stored after {WAIT_MS} ms; try again"
+        )

@@ -1,0 +1,184 @@
+"""Agents of the framework remember what was said, and their models see valid windows (G8)."""
+
+# pyright: reportAttributeAccessIssue=false
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from agent_framework import Agent, AgentSession, Content, Message, tool
+
+from tests.hosts.agent_framework.models import ScriptedClient, calls, faults
+from tests.hosts.conftest import RunningSystem
+from turnfold.errors import BadRequest, CannotFit
+from turnfold.integrations.agent_framework import TurnfoldHistoryProvider
+
+TURNS = 200
+
+
+@tool(approval_mode="never_require")  # type: ignore[untyped-decorator]
+def look(place: str) -> str:
+    """Look at a place."""
+    return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
+
+
+@pytest.fixture
+def history(system: RunningSystem, session_id: str) -> TurnfoldHistoryProvider:
+    """The history of an agent that nobody else uses."""
+    return TurnfoldHistoryProvider(session_id, client=system.nats_url, max_tokens=8_000)
+
+
+def agent_of(client: ScriptedClient, history: TurnfoldHistoryProvider) -> Agent:
+    return Agent(client=client, instructions="Be brief.", tools=[look], context_providers=[history])
+
+
+async def asked(agent: Agent, text: str, session: AgentSession, *, is_streamed: bool) -> str:
+    """Run one turn in one of the framework's two ways."""
+    if not is_streamed:
+        return str((await agent.run(text, session=session)).text)
+    stream = agent.run(text, session=session, stream=True)
+    return "".join([update.text async for update in stream])
+
+
+def as_dicts(messages: list[Message]) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = json.loads(json.dumps([one.to_dict() for one in messages]))
+    return told
+
+
+@pytest.mark.proves("G8")
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_run_with_parallel_calls_is_remembered_by_the_next_program(
+    system: RunningSystem, history: TurnfoldHistoryProvider, session_id: str, is_streamed: bool
+) -> None:
+    """Proves G8."""
+    client = ScriptedClient(calls("one", "hall", "yard"), ["Nothing is missing."])
+    first = await asked(
+        agent_of(client, history), "What is missing?", AgentSession(session_id="s"),
+        is_streamed=is_streamed,
+    )  # fmt: skip
+    later = ScriptedClient(["I looked at two places."])
+    other = TurnfoldHistoryProvider(session_id, client=system.nats_url, max_tokens=8_000)
+    second = await asked(
+        agent_of(later, other), "Where did you look?", AgentSession(session_id="s"),
+        is_streamed=is_streamed,
+    )  # fmt: skip
+
+    assert first == "Nothing is missing."
+    assert second == "I looked at two places."
+    [call] = later.calls
+    assert [one.role for one in call] == [
+        *("user", "assistant", *["tool"] * (len(call) - 4), "assistant", "user")
+    ]
+    assert faults(call) == []
+    kinds = [content.type for one in call for content in one.contents]
+    assert kinds.count("function_call") == kinds.count("function_result") == 2
+    assert kinds.count("text_reasoning") == 1
+    said = [one["contents"] for one in as_dicts(call)]
+    assert said[:-2] == [one["contents"] for one in as_dicts(client.calls[-1])]
+
+
+@pytest.mark.proves("G8")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("budget", [4_000, 8_000, 16_000])
+async def test_two_hundred_turns_with_parallel_calls_break_no_pair(
+    system: RunningSystem, session_id: str, budget: int
+) -> None:
+    """Proves G8."""
+    client = ScriptedClient()
+    history = TurnfoldHistoryProvider(session_id, client=system.nats_url, max_tokens=budget)
+    agent = agent_of(client, history)
+    session = AgentSession(session_id="stress")
+
+    for turn in range(TURNS):
+        client.script += [calls(f"t{turn}", "hall", "yard"), [f"Done with {turn}."]]
+        await asked(agent, f"Look again, {turn}.", session, is_streamed=turn % 2 == 1)
+
+    assert [fault for call in client.calls for fault in faults(call)] == []
+    assert max(len(call) for call in client.calls) < 4 * TURNS
+    assert [call[-1].text for call in client.calls[::2]] == [
+        f"Look again, {turn}." for turn in range(TURNS)
+    ]
+
+
+@pytest.mark.proves("G8")
+async def test_messages_come_back_to_the_letter(history: TurnfoldHistoryProvider) -> None:
+    """Proves G8."""
+    image = Content.from_data(b"\x89PNG", "image/png")
+    call = Content.from_function_call("c1", "look", arguments='{"place": "hall"}', id="one")
+    messages = [
+        Message("system", ["Be kind."]),
+        Message("user", ["Look at ", image, "this: \ud83d"], author_name="Ada", message_id="m1"),
+        Message("assistant", [Content.from_text_reasoning(text="So."), call, call_of("c2")]),
+        Message("tool", [result_of("c1"), result_of("c2")], additional_properties={"a": [1, None]}),
+        Message("assistant", ["Done.", Content.from_usage({"input_token_count": 7})]),
+        Message("user", [Content.from_function_approval_response(True, "a1", call_of("c3"))]),
+        Message("assistant", []),
+        Message("user", ["So?"]),
+    ]
+
+    await history.save_messages("s", messages)
+
+    assert as_dicts(await history.get_messages("s")) == as_dicts(messages)
+
+
+def call_of(name: str) -> Content:
+    return Content.from_function_call(name, "look", arguments={"place": name})
+
+
+def result_of(name: str) -> Content:
+    return Content.from_function_result(name, result=f"result {name}")
+
+
+async def test_a_transcript_that_is_saved_again_is_stored_once(
+    history: TurnfoldHistoryProvider,
+) -> None:
+    turn = [
+        Message("user", ["Look."]),
+        Message("assistant", [call_of("c1"), call_of("c2")]),
+        Message("tool", [result_of("c1"), result_of("c2")]),
+    ]
+    more = [Message("assistant", ["Done."]), Message("user", ["Again."])]
+
+    await history.save_messages("s", turn)
+    await history.save_messages("s", [*turn, *more])
+    await history.save_messages("s", [Message("user", ["Again."])])
+
+    texts = as_dicts([*turn, *more, more[-1]])
+    assert as_dicts(await history.get_messages("s")) == texts
+
+
+async def test_without_a_session_there_is_nothing_to_read_and_nowhere_to_save(
+    history: TurnfoldHistoryProvider,
+) -> None:
+    assert await history.get_messages(None) == []
+    assert await history.get_messages("unknown") == []
+    with pytest.raises(BadRequest, match="has no session"):
+        await history.save_messages(None, [Message("user", ["Hello."])])
+    await history.save_messages("s", [])
+    assert await history.get_messages("s") == []
+
+
+async def test_a_window_that_no_budget_allows_says_what_it_needs(
+    system: RunningSystem, session_id: str
+) -> None:
+    small = TurnfoldHistoryProvider(session_id, client=system.nats_url, max_tokens=10)
+    await small.save_messages("s", [Message("user", ["word " * 500])])
+
+    with pytest.raises(CannotFit) as caught:
+        await small.get_messages("s")
+
+    assert caught.value.needed_tokens
+
+
+async def test_sessions_that_run_at_once_stay_apart(history: TurnfoldHistoryProvider) -> None:
+    names = [f"s{number}" for number in range(10)]
+
+    await asyncio.gather(
+        *(history.save_messages(one, [Message("user", [f"I am {one}."])]) for one in names)
+    )
+    read = await asyncio.gather(*(history.get_messages(one) for one in names))
+
+    assert [[message.text for message in messages] for messages in read] == [
+        [f"I am {one}."] for one in names
+    ]
