@@ -13,6 +13,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY shared/ shared/
 COPY services/ services/
 COPY migrations/ migrations/
+COPY examples/ examples/
 RUN python -m hatchling build -t wheel -d wheel \
     && uv pip install --python /opt/turnfold/bin/python --no-deps --compile-bytecode wheel/*.whl
 RUN mkdir /data

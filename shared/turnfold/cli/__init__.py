@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from turnfold.errors import StartError, TurnfoldError
+from turnfold.errors import TurnfoldError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -17,6 +17,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.umask(0o077)
     try:
         sys.exit(_run(words))
+    except ModuleNotFoundError as error:
+        if (error.name or "turnfold").partition(".")[0].startswith("turnfold"):
+            raise
+        sys.stderr.write(f"turnfold: {_missing(words, str(error.name))}\n")
+        sys.exit(1)
     except TurnfoldError as error:
         sys.stderr.write(f"turnfold: {' '.join(str(error).split())}\n")
         sys.exit(1)
@@ -31,14 +36,17 @@ def _run(words: list[str]) -> int:
     # takes a third of a second to load.
     if len(words) == 1 and words[0] in SERVICES:
         return SERVICES[words[0]]()
-    try:
-        from turnfold.cli.application import application
-    except ModuleNotFoundError as error:
-        extra = words[0] if words[:1] in (["mcp"], ["proxy"]) else "server"
-        raise StartError(
-            f"the command needs the module {error.name};"
-            f" install it with: pip install 'turnfold[{extra}]'"
-        ) from error
+    from turnfold.cli.application import application
 
     application(words)(args=words, prog_name="turnfold")
     return 0
+
+
+def _missing(words: list[str], module: str) -> str:
+    """Return what to install, for an installation that lacks a module of the command."""
+    command = " ".join(["turnfold", *words[:1]])
+    extra = words[0] if words[:1] in (["mcp"], ["proxy"]) else "server"
+    return (
+        f"`{command}` needs the module {module}, and `pip install turnfold` brings the client"
+        f" alone; install the commands with: pip install 'turnfold[{extra}]'"
+    )

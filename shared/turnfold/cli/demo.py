@@ -28,7 +28,8 @@ from turnfold.core.text.lines import clip
 from turnfold.errors import StartError
 from turnfold.settings import Settings, read_settings
 
-EXAMPLES = Path("examples")
+SHIPPED = Path(__file__).parent / "conversations"
+IN_CHECKOUT = Path(__file__).parents[3] / "examples"
 READY_SECONDS = 60.0
 STOP_SECONDS = 20.0
 EVENTS_PER_SECOND = 25.0
@@ -52,7 +53,9 @@ def register(app: typer.Typer) -> None:
 def demo(
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILE", help="Conversations (default: those in ./examples)."),
+        typer.Argument(
+            metavar="FILE", help="Conversations (default: three that come with Turnfold)."
+        ),
     ] = None,
     data_dir: Annotated[
         Path | None,
@@ -62,10 +65,7 @@ def demo(
     ] = None,
 ) -> None:
     """Start the whole system, replay conversations, show the results, and stop it."""
-    chosen = files or sorted(str(path) for path in EXAMPLES.glob("*.jsonl"))
-    if not chosen:
-        raise typer.BadParameter("no conversations in ./examples; specify FILE")
-    recordings = load_recordings(chosen)
+    recordings = load_recordings(files or examples())
     with contextlib.ExitStack() as stack:
         if data_dir is None:
             directory = Path(
@@ -81,6 +81,18 @@ def demo(
         typer.echo(
             f"All data is kept in {data_dir}. Restart with `turnfold up --data-dir {data_dir}`."
         )
+
+
+def examples() -> list[str]:
+    """Return the files of the conversations that come with the package, or with the checkout.
+
+    Raises:
+        StartError: neither has them.
+    """
+    for folder in (SHIPPED, IN_CHECKOUT):
+        if files := sorted(str(path) for path in folder.glob("*.jsonl")):
+            return files
+    raise StartError("this installation has no conversations; name files: turnfold demo FILE...")
 
 
 async def _demo(recordings: Sequence[Recording], data_dir: Path) -> None:

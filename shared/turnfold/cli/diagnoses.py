@@ -58,6 +58,15 @@ def of_disk_writes(is_always: bool | None, monitoring_url: str) -> Finding:
     )
 
 
+def of_belonging(owner: str, created: str) -> Finding:
+    """Check that the database belongs to the stream of this bus, by the creation time of both."""
+    if owner == created:
+        return Finding("one system", "ok", "the database belongs to this bus")
+    found = f"the database belongs to the stream made at {owner}, the bus has that of {created}"
+    advice = "correct TURNFOLD_NATS_URL or TURNFOLD_DATABASE_URL: they name two systems"
+    return Finding("one system", "failed", found, advice)
+
+
 def of_clock(name: str, clock_ms: int, *, own_ms: int) -> Finding:
     """Check that another clock agrees with this one, because leases and ages compare the two."""
     skew_ms = clock_ms - own_ms

@@ -19,6 +19,7 @@ from turnfold.cli.diagnoses import (
     MAX_ATTEMPTS,
     STUCK_MS,
     Finding,
+    of_belonging,
     of_clock,
     of_disk,
     of_disk_writes,
@@ -43,6 +44,7 @@ MONITORING_PORT = 8222
 OUTBOX_SECONDS = 3.0
 WORKER_SECONDS = 3.0
 QUERY_SECONDS = 5.0
+HTTP_NAMES = ("http_host", "http_port", "http_url")
 SAFE_SQLITE = (3, 51, 3)
 """The first SQLite release in which concurrent writers cannot corrupt a file.
 
@@ -99,23 +101,42 @@ def doctor(
 async def examine(
     settings: Settings, *, asks_model: bool = False, monitoring_url: str | None = None
 ) -> list[Finding]:
-    """Run every check once, independent ones concurrently."""
+    """Run every check once, independent ones concurrently.
+
+    A named bus does not name the database and the HTTP server: their defaults may belong to another
+    system, so without names of their own they are not checked.
+    """
+    is_bus_named = "nats_url" in settings.explicit_names
+    has_database = not is_bus_named or "database_url" in settings.explicit_names
+    has_http = not is_bus_named or not settings.explicit_names.isdisjoint(HTTP_NAMES)
     groups = await asyncio.gather(
-        _bus(settings, monitoring_url or _default_monitoring_url(settings)),
-        _database(settings),
-        _query(settings),
+        _bus(
+            settings,
+            monitoring_url or _default_monitoring_url(settings),
+            has_database=has_database,
+        ),
+        _database(settings) if has_database else _not_named("database", "_DATABASE_URL"),
+        _query(settings) if has_http else _not_named("query", "_HTTP_HOST and _PORT"),
         request_summary(settings)
         if asks_model and settings.summary_model
         else check_model(settings),
     )
-    return [
-        *(finding for group in groups for finding in group),
-        *_disk(settings),
-        of_exposure(settings.http_host, checks_tokens=settings.http_tokens is not None),
-    ]
+    findings = [finding for group in groups for finding in group]
+    if has_database:
+        findings += _disk(settings)
+    if has_http:
+        checks_tokens = settings.http_tokens is not None
+        findings.append(of_exposure(settings.http_host, checks_tokens=checks_tokens))
+    return findings
 
 
-async def _bus(settings: Settings, monitoring_url: str) -> list[Finding]:
+async def _not_named(check: str, settings: str) -> list[Finding]:
+    """Return the finding of a part that was not named."""
+    found = "not named, and the default may belong to another system"
+    return [Finding(check, "unknown", found, f"set TURNFOLD{settings} to check it")]
+
+
+async def _bus(settings: Settings, monitoring_url: str, *, has_database: bool) -> list[Finding]:
     from turnfold.bus import check_server, config_differences, server_warnings
 
     findings: list[Finding] = []
@@ -150,7 +171,7 @@ async def _bus(settings: Settings, monitoring_url: str) -> list[Finding]:
                 )
             )
             if not differing:
-                findings += await _stream(settings, client)
+                findings += await _stream(settings, client, has_database=has_database)
     except TurnfoldError as error:
         findings.append(Finding("bus", "failed", "not usable", str(error)))
     return findings
@@ -183,7 +204,7 @@ async def _disk_writes(settings: Settings, monitoring_url: str) -> Finding:
     )
 
 
-async def _stream(settings: Settings, client: "Client") -> list[Finding]:
+async def _stream(settings: Settings, client: "Client", *, has_database: bool) -> list[Finding]:
     """Check the stream of events. A running worker always has a pending fetch at the server."""
     from turnfold.bus.health import read_bus_health
     from turnfold.store.database.health import file_of, is_writer_there
@@ -195,12 +216,37 @@ async def _stream(settings: Settings, client: "Client") -> list[Finding]:
         not (health := await read_bus_health(client)).asking and loop.time() < deadline
     ):
         await asyncio.sleep(0.05)
-    has_writer = is_writer_there(settings.database_url) if file_of(settings.database_url) else None
+    is_file = has_database and file_of(settings.database_url)
+    has_writer = is_writer_there(settings.database_url) if is_file else None
+    findings = await _belonging(settings, client) if has_database else []
     return [
+        *findings,
         of_lag(health, has_writer=has_writer),
         of_room(health),
         of_clock("bus", health.clock_ms, own_ms=_now_ms()),
     ]
+
+
+async def _belonging(settings: Settings, client: "Client") -> list[Finding]:
+    """Check that the database is that of this bus. Without an answer, other checks say why."""
+    from turnfold.bus import stream_created
+    from turnfold.store.database.engine import Database
+    from turnfold.store.database.instance_lock import bound_stream
+    from turnfold_migrations import head, revision_of
+
+    try:
+        database = Database(settings.database_url, writes=False)
+        try:
+            async with database.read() as connection:
+                revision = await connection.run_sync(revision_of)
+            # Without the tables, the check of the database says so.
+            owner = await bound_stream(database) if revision == head() else None
+            created = await stream_created(client)
+        finally:
+            await database.close()
+    except TurnfoldError:
+        return []
+    return [of_belonging(owner, created)] if owner is not None else []
 
 
 async def _database(settings: Settings) -> list[Finding]:

@@ -40,10 +40,37 @@ def test_the_version_is_told() -> None:
 @pytest.mark.proves("O3")
 @pytest.mark.parametrize(
     "arguments",
-    [("fly",), ("up", "--nats-port", "many"), ("up", "--nats-port", "70000"), ("worker", "--fast")],
+    [
+        ("summaries", "fly"),
+        ("up", "--nats-port", "many"),
+        ("up", "--nats-port", "70000"),
+        ("worker", "--fast"),
+    ],
 )
 def test_wrong_usage_ends_with_status_2(arguments: tuple[str, ...]) -> None:
     assert turnfold(*arguments).returncode == 2
+
+
+@pytest.mark.proves("O3", "V6")
+def test_a_wrong_command_is_answered_with_the_one_that_is_close_to_it() -> None:
+    ended = turnfold("sesions")
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        "turnfold: `turnfold` has no command 'sesions'; did you mean 'sessions'?"
+        " `turnfold -h` lists all\n"
+    )
+
+
+@pytest.mark.proves("V6")
+def test_a_shell_completes_commands_with_the_script_that_the_command_prints() -> None:
+    script = turnfold("completion", "bash")
+    asked = {"_TURNFOLD_COMPLETE": "complete_bash", "COMP_WORDS": "turnfold h", "COMP_CWORD": "1"}
+    completed = turnfold(**asked)
+
+    assert (script.returncode, completed.returncode) == (0, 0)
+    assert "_TURNFOLD_COMPLETE=complete_bash" in script.stdout
+    assert completed.stdout.split() == ["history"]
 
 
 @pytest.mark.proves("O3", "O5")
@@ -85,15 +112,23 @@ def test_a_command_whose_package_is_missing_names_the_extra() -> None:
 
 
 @pytest.mark.proves("O3")
-@pytest.mark.parametrize(("command", "extra"), [("mcp", "mcp"), ("sessions", "server")])
-def test_without_the_command_line_packages_a_command_names_the_extra(
-    command: str, extra: str
+@pytest.mark.parametrize(
+    ("words", "module", "extra"),
+    [
+        (["mcp"], "typer", "mcp"),
+        (["sessions"], "typer", "server"),
+        ([], "typer", "server"),
+        (["worker"], "structlog", "server"),
+    ],
+)
+def test_a_client_without_the_packages_of_a_command_is_told_what_to_install(
+    words: list[str], module: str, extra: str
 ) -> None:
     ended = subprocess.run(
         [
             *(sys.executable, "-P", "-c"),
-            "import sys; sys.modules['typer'] = None; import turnfold.cli; turnfold.cli.main()",
-            command,
+            f"import sys; sys.modules['{module}'] = None; import turnfold.cli; turnfold.cli.main()",
+            *words,
         ],
         capture_output=True,
         text=True,
@@ -103,6 +138,7 @@ def test_without_the_command_line_packages_a_command_names_the_extra(
 
     assert ended.returncode == 1
     assert ended.stderr == (
-        "turnfold: the command needs the module typer;"
-        f" install it with: pip install 'turnfold[{extra}]'\n"
+        f"turnfold: `{' '.join(['turnfold', *words])}` needs the module {module}, and"
+        " `pip install turnfold` brings the client alone;"
+        f" install the commands with: pip install 'turnfold[{extra}]'\n"
     )
