@@ -85,9 +85,9 @@ ADDED = {
     "G7",
     "G10",
     *(f"O{number}" for number in (7, 8, 10)),
-    *(f"V{number}" for number in range(1, 5)),
+    *(f"V{number}" for number in (*range(1, 5), 6)),
     *(f"X{number}" for number in range(5, 10)),
-} | {f"C{number}" for number in (*range(64, 75), 78, 79, 81, 82)}
+} | {f"C{number}" for number in (*range(64, 75), *range(78, 83))}
 """Those of the later parts that are dealt with already."""
 IDS = (
     ADDED

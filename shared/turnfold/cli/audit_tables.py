@@ -78,7 +78,7 @@ def _description(phase: str, reason: str | None, details: Row) -> str:
             words = [
                 f"{name.replace('_', ' ')} {cell(value)}"
                 for name, value in details.items()
-                if isinstance(value, str | int | float) and name != "session_model"
+                if value not in (None, "") and name != "session_model"
             ][:3]
     return ", ".join([*words, *([reason] if reason else [])])
 

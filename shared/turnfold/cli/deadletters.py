@@ -10,6 +10,7 @@ import typer
 from turnfold.cli.command_groups import group
 from turnfold.cli.connection import System, changing, http_get, system_to_change
 from turnfold.cli.output import print_rows, show_json
+from turnfold.cli.tables import cell
 from turnfold.errors import Conflict
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
@@ -57,7 +58,8 @@ def show(
         else base64.b64decode(dead_letter.pop("payload_base64")).decode("latin-1")
     )
     for name, value in dead_letter.items():
-        typer.echo(f"{name}: {printable(str(value))}")
+        if value is not None:
+            typer.echo(f"{name}: {printable(cell(value))}")
     typer.echo("")
     typer.echo(printable(kept))
 

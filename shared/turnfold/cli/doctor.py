@@ -6,7 +6,7 @@ import http.client
 import shutil
 import sqlite3
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -82,20 +82,25 @@ def doctor(
     configure_logs(role="doctor", level="critical", format=settings.log_format)
     findings = asyncio.run(examine(settings, asks_model=asks_model, monitoring_url=monitoring))
     findings.insert(0, Finding("system", "ok", system.name))
-    print_rows(
-        "turnfold doctor",
-        ("check", "outcome", "found", "advice"),
-        [asdict(finding) for finding in findings],
-        as_json=as_json,
-        empty="No checks.",
-        texts=("found", "advice"),
-        headings=2,
-    )
+    show_findings(findings, as_json=as_json)
     faults = [finding for finding in findings if finding.outcome == "failed"]
     if faults:
         raise TurnfoldError(
             f"{len(faults)} of {len(findings)} checks failed; first: {faults[0].advice}"
         )
+
+
+def show_findings(findings: Sequence[Finding], *, as_json: bool = False) -> None:
+    """Print a row for each finding."""
+    print_rows(
+        "turnfold doctor",
+        ("check", "outcome", "found", "advice"),
+        map(asdict, findings),
+        as_json=as_json,
+        empty="No checks.",
+        texts=("found", "advice"),
+        headings=2,
+    )
 
 
 async def examine(

@@ -24,7 +24,7 @@ MaybeSession = Annotated[
 ]
 
 
-class Mode(StrEnum):
+class CompactionMode(StrEnum):
     """What starts a compaction."""
 
     OFF = "off"
@@ -68,7 +68,7 @@ def set_(  # a parameter for each option
             help="Set a number of the policy; null removes it. May be repeated.",
         ),
     ] = None,
-    mode: Annotated[Mode | None, typer.Option(help="What starts a compaction.")] = None,
+    mode: Annotated[CompactionMode | None, typer.Option(help="What starts a compaction.")] = None,
     preset: Annotated[str | None, typer.Option(metavar="PRESET", help="Name of a preset.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -31,6 +31,9 @@ LABELS = {
     "last_event_at": "last event",
     "created_at": "created",
     "covers_messages": "covers",
+    "dead_letter_id": "id",
+    "stream_seq": "seq",
+    "size_bytes": "bytes",
 }
 """Headings that are shorter than the names of their columns."""
 TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d(?:\.\d+)?)Z")

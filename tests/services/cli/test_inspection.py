@@ -173,6 +173,7 @@ async def test_a_replay_can_be_looked_at_and_repeated(tmp_path: Path) -> None:
         assert len(versions) == rows[0]["summary_versions"]
         assert "summary, version 1" in shown[1]
         assert "evicted" in {json.loads(line)["phase"] for line in trail}
+        assert all(isinstance(json.loads(line)["details"], dict) for line in trail)
         assert verified[0] == 0, verified
         assert verified[1].count("intact") == 2
         assert (dead[0], dead[1]) == (0, "")
