@@ -38,7 +38,7 @@ SMALL = {
 LONG_AGENT = "support-eu-west-1.production.example"
 LONG_SESSION = "tenants/0042/conversations/7f9c2ba4-e88f-11ee-a951-0242ac120002"
 LONG = f"{LONG_AGENT} {LONG_SESSION}"
-TALK = [
+TALK: list[dict[str, Any]] = [
     {"role": "user", "content": "Where is order 7341?"},
     {"role": "assistant", "content": "It left Ghent this morning."},
     {"role": "user", "content": "订单什么时候到？" * 12},
@@ -82,8 +82,8 @@ READS = (
 CHANGES = (
     "replay talk.json --agent replayed",
     "policy set ada policy --number max_live_messages=40",
-    "summaries promote ada long 1",
     "summaries regenerate ada long",
+    "summaries promote ada long 1",
     "restore ada tall",
     "erase ada nothing --yes",
     "erase replayed --yes",
