@@ -15,7 +15,7 @@ from typing import Any
 from turnfold.client import PortalClient, Session
 from turnfold.errors import BadRequest
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import Chat, MirroredWindows, Shown
+from turnfold.integrations.mirrored import PATIENCE_SECONDS, Chat, MirroredWindows, Shown
 
 with requires("langchain"):
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
@@ -41,8 +41,8 @@ class TurnfoldMiddleware(AgentMiddleware):  # type: ignore[misc]  # without type
     the window, without system message and tools. Without it, the `model` decides: by default that
     of the request. `window` has further options of `turnfold.Session.context`.
 
-    If Turnfold does not answer, the model gets the messages of the state, and the logger
-    `turnfold.integrations` a warning.
+    If Turnfold does not answer within `patience_seconds`, the model gets the messages of the state, and the
+    logger `turnfold.integrations` a warning.
 
     Raises:
         BadRequest: an id is empty, longer than 256 bytes or contains control characters.
@@ -57,10 +57,15 @@ class TurnfoldMiddleware(AgentMiddleware):  # type: ignore[misc]  # without type
         max_tokens: int | None = None,
         model: str | None = None,
         window: Mapping[str, Any] | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         super().__init__()
         self._windows = MirroredWindows(
-            agent_id, client=client, max_tokens=max_tokens, window=window
+            agent_id,
+            client=client,
+            max_tokens=max_tokens,
+            window=window,
+            patience_seconds=patience_seconds,
         )
         self._session_id = session_id
         self._model = model

@@ -18,7 +18,8 @@ from turnfold.errors import CannotFit, NotAllowed, TurnfoldError, Unavailable
 from turnfold.integrations.clients import shared_client
 
 PATIENCE_SECONDS: Final = 5.0
-"""How long one call of a model waits at most for its window."""
+"""How long one call of a model waits at most for its window, by default."""
+PAUSE_SECONDS: Final = 0.1
 AWAY_SECONDS: Final = 15.0
 """How long Turnfold is not asked again after it did not answer."""
 WAIT_MS: Final = 4_000
@@ -46,6 +47,7 @@ class MirroredWindows:
     `client` is a `PortalClient`, or a URL of NATS (default: `TURNFOLD_NATS_URL`), for which all
     integrations of the program share one client. `max_tokens` is the budget. Without it, the model
     of the call decides. `window` has further options of `turnfold.Session.context`.
+    `patience_seconds` is how long one call waits at most.
     """
 
     def __init__(
@@ -55,7 +57,9 @@ class MirroredWindows:
         client: PortalClient | str | None = None,
         max_tokens: int | None = None,
         window: Mapping[str, Any] | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
+        self._patience_seconds = patience_seconds
         self._client = client if isinstance(client, PortalClient) else shared_client(client)
         self._agent_id = agent_id
         self._options: dict[str, Any] = {
@@ -87,31 +91,30 @@ class MirroredWindows:
         messages at the beginning.
         """
 
-        async def ask() -> list[Shown] | None:
-            messages = listed()
-            if not messages:
-                return None
+        async def ask(messages: Sequence[Chat]) -> list[Shown] | None:
             await _record(session, messages)
             window = await self._window(session, model)
-            if not window.fresh or window.account.total != len(messages):
-                raise Unavailable(f"the window lacks some of {len(messages)} messages")
+            if not window.fresh:
+                raise Unavailable("the newest messages are not stored yet")
+            if window.account.total != len(messages):
+                self.warn(f"the session has {window.account.total} of {len(messages)} messages")
+                return None
             return _shown(window)
 
-        return await self._guarded(ask)
+        return await self._guarded(listed, ask)
 
     async def record(self, session: Session, listed: Callable[[], Sequence[Chat]]) -> None:
         """Publish what is new of a list, so that it is folded before the next call needs it."""
 
-        async def publish() -> None:
-            if messages := listed():
-                await _record(session, messages)
+        async def publish(messages: Sequence[Chat]) -> None:
+            await _record(session, messages)
 
-        await self._guarded(publish)
+        await self._guarded(listed, publish)
 
     @staticmethod
     def warn(reason: str) -> None:
-        """Log that a call goes out with the whole list; `reason` quotes no message."""
-        log.warning("window.unavailable: the model gets the whole list; %s", reason)
+        """Log that the host goes on without Turnfold; `reason` quotes no message."""
+        log.warning("turnfold.unavailable: the model gets the whole list; %s", reason)
 
     async def _window(self, session: Session, model: str | None) -> Window:
         options = {
@@ -133,18 +136,28 @@ class MirroredWindows:
             )
             return await session.context(**options | {"max_tokens": error.needed_tokens})
 
-    async def _guarded(self, work: Callable[[], Awaitable[Result]]) -> Result | None:
+    async def _guarded(
+        self,
+        listed: Callable[[], Sequence[Chat]],
+        work: Callable[[Sequence[Chat]], Awaitable[Result]],
+    ) -> Result | None:
         if time.monotonic() < self._away_until:
             return None
+        reason = f"no answer within {self._patience_seconds:.0f} s"
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                return await work()
-        except TimeoutError:
+            messages = listed()
+            if not messages:
+                return None
+            async with asyncio.timeout(self._patience_seconds):
+                while True:
+                    try:
+                        return await work(messages)
+                    except Unavailable as error:
+                        reason = str(error)
+                    await asyncio.sleep(PAUSE_SECONDS)
+        except (TimeoutError, NotAllowed) as error:
             self._away_until = time.monotonic() + AWAY_SECONDS
-            self.warn(f"no answer within {PATIENCE_SECONDS:.0f} s")
-        except (Unavailable, NotAllowed) as error:
-            self._away_until = time.monotonic() + AWAY_SECONDS
-            self.warn(str(error))
+            self.warn(str(error) or reason)
         except (TurnfoldError, LookupError, TypeError, ValueError) as error:
             # The text may quote a message.
             self.warn(type(error).__name__)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from turnfold.client import PortalClient, Session
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import Chat, MirroredWindows, Shown
+from turnfold.integrations.mirrored import PATIENCE_SECONDS, Chat, MirroredWindows, Shown
 
 with requires("pydantic-ai"):
     from pydantic_ai import RunContext
@@ -38,8 +38,8 @@ class TurnfoldCapability(AbstractCapability[Any]):  # type: ignore[misc]  # with
     prompts and tools. Without it, the `model` decides: by default that of the run. `window` has
     further options of `turnfold.Session.context`.
 
-    If Turnfold does not answer, the model gets the history of the run, and the logger
-    `turnfold.integrations` a warning.
+    If Turnfold does not answer within `patience_seconds`, the model gets the history of the run, and the
+    logger `turnfold.integrations` a warning.
     """
 
     def __init__(
@@ -51,9 +51,14 @@ class TurnfoldCapability(AbstractCapability[Any]):  # type: ignore[misc]  # with
         max_tokens: int | None = None,
         model: str | None = None,
         window: Mapping[str, Any] | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self._windows = MirroredWindows(
-            agent_id, client=client, max_tokens=max_tokens, window=window
+            agent_id,
+            client=client,
+            max_tokens=max_tokens,
+            window=window,
+            patience_seconds=patience_seconds,
         )
         self._session_id = session_id
         self._model = model

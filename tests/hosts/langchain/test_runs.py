@@ -25,6 +25,7 @@ from turnfold.integrations.langchain import TurnfoldMiddleware
 
 TURNS = 200
 NOWHERE = "nats://127.0.0.1:9"
+PATIENCE_SECONDS = 60
 
 
 def look(place: str) -> str:
@@ -32,8 +33,13 @@ def look(place: str) -> str:
     return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
 
 
+def middleware_of(url: str, *, tokens: int = 8_000) -> TurnfoldMiddleware:
+    patience = 1 if url == NOWHERE else PATIENCE_SECONDS
+    return TurnfoldMiddleware("langchain", client=url, max_tokens=tokens, patience_seconds=patience)
+
+
 def agent_of(model: ScriptedModel, url: str, *, tokens: int = 8_000, **options: Any) -> Any:
-    middleware = TurnfoldMiddleware("langchain", client=url, max_tokens=tokens)
+    middleware = middleware_of(url, tokens=tokens)
     options = {"tools": [look], "checkpointer": InMemorySaver(), **options}
     return create_agent(model, system_prompt="Be brief.", middleware=[middleware], **options)
 
@@ -177,7 +183,7 @@ def test_an_agent_that_is_a_tool_of_another_has_a_session_of_its_own(
     inner = create_agent(
         inner_model,
         [],
-        middleware=[TurnfoldMiddleware("langchain", client=system.nats_url, max_tokens=8_000)],
+        middleware=[middleware_of(system.nats_url)],
     )
 
     def look(place: str) -> str:
@@ -203,7 +209,7 @@ async def test_a_deep_agent_works_by_the_same_middleware(
     agent = create_deep_agent(
         model=model,
         tools=[look],
-        middleware=[TurnfoldMiddleware("langchain", client=system.nats_url, max_tokens=4_000)],
+        middleware=[middleware_of(system.nats_url, tokens=4_000)],
         checkpointer=InMemorySaver(),
     )
     state: list[AnyMessage] = []

@@ -26,6 +26,7 @@ from turnfold.integrations.pydantic_ai import TurnfoldCapability
 
 TURNS = 200
 NOWHERE = "nats://127.0.0.1:9"
+PATIENCE_SECONDS = 60
 METHODS = ("run", "run_sync", "run_stream", "iter")
 
 
@@ -35,7 +36,10 @@ def look(place: str) -> str:
 
 
 def agent_of(script: Script, url: str, *, tokens: int = 8_000, **options: Any) -> Any:
-    capability = TurnfoldCapability("pydantic", client=url, max_tokens=tokens)
+    patience = 1 if url == NOWHERE else PATIENCE_SECONDS
+    capability = TurnfoldCapability(
+        "pydantic", client=url, max_tokens=tokens, patience_seconds=patience
+    )
     tools = options.pop("tools", [look])
     return Agent(
         script.model,

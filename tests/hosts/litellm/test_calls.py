@@ -1,0 +1,187 @@
+"""Calls of LiteLLM and its router whose provider is sent windows: always valid."""
+
+import logging
+from typing import Any
+
+import litellm
+import pytest
+from litellm.proxy._types import UserAPIKeyAuth
+from litellm.router import Router
+
+import turnfold
+from tests.hosts.conftest import RunningSystem
+from tests.hosts.litellm.provider import Message, Provider, calls, faults, says, size
+from turnfold.integrations.litellm import TurnfoldCallback
+
+TURNS = 200
+NOWHERE = "nats://127.0.0.1:9"
+PATIENCE_SECONDS = 60
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def look(place: str) -> str:
+    return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
+
+
+def use(url: str, *, tokens: int = 8_000) -> None:
+    patience = 1 if url == NOWHERE else PATIENCE_SECONDS
+    litellm.callbacks = [
+        TurnfoldCallback("litellm", client=url, max_tokens=tokens, patience_seconds=patience)
+    ]
+
+
+async def asked(method: str, provider: Provider, messages: list[Any], session_id: str) -> Any:
+    """Send the messages in one of three ways, and return the answer."""
+    options: dict[str, Any] = {"model": "openai/scripted", "api_base": provider.url}
+    options |= {"api_key": "none"}
+    completion: Any = litellm.acompletion
+    if method == "router":
+        router = Router([{"model_name": "scripted", "litellm_params": options}])
+        options = {"model": "scripted"}
+        completion = router.acompletion
+    response: Any = await completion(
+        messages=messages,
+        litellm_session_id=session_id,
+        stream=method == "stream",
+        **options,
+    )
+    if method == "stream":
+        response = litellm.stream_chunk_builder([chunk async for chunk in response])
+    return response.choices[0].message
+
+
+async def turn(
+    method: str, provider: Provider, messages: list[Any], text: str, session_id: str
+) -> None:
+    """Run one turn of a loop that calls tools; the list grows by its messages."""
+    messages.append({"role": "user", "content": text})
+    while True:
+        answer = await asked(method, provider, messages, session_id)
+        messages.append(answer)
+        if not answer.tool_calls:
+            return
+        for call in answer.tool_calls:
+            place = call.id.rpartition("-")[2]
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": look(place)})
+
+
+async def recorded(system: RunningSystem, session_id: str) -> list[Message]:
+    """Return the stored messages of a session."""
+    async with turnfold.connect(system.nats_url) as client:
+        page = await client.session("litellm", session_id).history(after="latest", wait_ms=5_000)
+    return [stored.message for stored in page.messages]
+
+
+@pytest.mark.proves("G6")
+@pytest.mark.parametrize("method", ["sdk", "stream", "router"])
+async def test_a_loop_with_parallel_calls_is_recorded_and_sent_as_it_is(
+    system: RunningSystem, provider: Provider, session_id: str, method: str
+) -> None:
+    use(system.nats_url)
+    provider.script = [calls("one", "hall", "yard"), says("Nothing."), says("In two places.")]
+    messages: list[Any] = [SYSTEM]
+
+    await turn(method, provider, messages, "What is missing?", session_id)
+    await turn(method, provider, messages, "Where did you look?", session_id)
+
+    sent = provider.asked[-1]
+    roles = ["system", "user", "assistant", "tool", "tool", "assistant", "user"]
+    assert [message["role"] for message in sent] == roles
+    assert sent[0] == SYSTEM
+    assert sent[3]["content"] == look("hall")
+    stored = await recorded(system, session_id)
+    assert [body["role"] for body in stored] == roles[1:]
+    assert len(messages) == 8
+
+
+@pytest.mark.proves("G6")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("budget", [4_000, 8_000, 16_000])
+async def test_two_hundred_turns_with_parallel_calls_break_no_pair(
+    system: RunningSystem, provider: Provider, session_id: str, budget: int
+) -> None:
+    use(system.nats_url, tokens=budget)
+    messages: list[Any] = [SYSTEM]
+
+    for number in range(TURNS):
+        provider.script = [calls(f"t{number}", "hall", "yard"), says(f"Done with {number}.")]
+        text = f"Look again, {number}."
+        method = "stream" if number % 2 else "sdk"
+        await turn(method, provider, messages, text, session_id)
+        assert [one.get("content") for one in provider.asked[-1]].count(text) == 1
+
+    assert [fault for sent in provider.asked for fault in faults(sent)] == []
+    assert all(sent[0] == SYSTEM for sent in provider.asked)
+    assert len(provider.asked) == 2 * TURNS
+    assert len(messages) == 5 * TURNS + 1
+    assert max(map(size, provider.asked)) <= budget * 1.1
+
+
+async def test_marks_of_caches_may_move_without_a_change_of_the_session(
+    system: RunningSystem, provider: Provider, session_id: str
+) -> None:
+    use(system.nats_url)
+    texts = ("Where is it?", "Sure?", "Really?")
+    messages: list[Any] = []
+    for count in range(1, 4):
+        messages = [
+            {"role": "user", "content": [{"type": "text", "text": text}]} for text in texts[:count]
+        ]
+        messages[-1]["content"][0]["cache_control"] = {"type": "ephemeral"}
+        await asked("sdk", provider, messages, session_id)
+
+    async with turnfold.connect(system.nats_url) as client:
+        page = await client.session("litellm", session_id).history(
+            include_retracted=True, after="latest", wait_ms=5_000
+        )
+    assert [stored.state for stored in page.messages] == ["live"] * 3
+    assert provider.asked[-1] == messages
+
+
+@pytest.mark.proves("G6")
+async def test_two_keys_of_a_proxy_have_two_sessions_of_one_id(
+    system: RunningSystem, session_id: str
+) -> None:
+    callback = TurnfoldCallback(
+        "keys", client=system.nats_url, max_tokens=8_000, patience_seconds=PATIENCE_SECONDS
+    )
+    sent: list[Any] = []
+    for key, text in (("sk-one", "A secret."), ("sk-two", "What did they say?")):
+        body = {"messages": [{"role": "user", "content": text}], "litellm_session_id": session_id}
+        user = UserAPIKeyAuth(api_key=key)
+        sent.append(await callback.async_pre_call_hook(user, None, body, "acompletion"))
+
+    assert [one["messages"][0]["content"] for one in sent] == ["A secret.", "What did they say?"]
+    async with turnfold.connect(system.nats_url) as client:
+        sessions = [one async for one in client.sessions("keys")]
+    assert len(sessions) == 2
+    assert all("sk-" not in one and one.endswith(f"/{session_id}") for one in sessions)
+
+
+async def test_a_call_without_a_session_is_sent_as_it_came(
+    system: RunningSystem, provider: Provider
+) -> None:
+    use(system.nats_url)
+    messages = [SYSTEM, {"role": "user", "content": "Give this a title."}]
+
+    await litellm.acompletion(
+        model="openai/scripted", messages=messages, api_base=provider.url, api_key="none"
+    )
+
+    assert provider.asked == [messages]
+
+
+@pytest.mark.parametrize("session_id", ["user-42", "x" * 300])
+async def test_without_turnfold_the_provider_gets_all_messages(
+    provider: Provider, caplog: pytest.LogCaptureFixture, session_id: str
+) -> None:
+    use(NOWHERE)
+    messages: list[Any] = [SYSTEM, {"role": "user", "content": "A secret?"}]
+
+    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+        await asked("sdk", provider, messages, session_id)
+
+    assert provider.asked == [messages]
+    [warning] = [one for one in caplog.records if one.name == "turnfold.integrations"]
+    assert "the model gets the whole list" in warning.getMessage()
+    assert "secret" not in warning.getMessage()
