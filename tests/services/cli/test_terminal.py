@@ -119,7 +119,7 @@ def normalized(text: str) -> str:
     text = re.sub(r"\b\d{4}-\d\d-\d\d \d\d:\d\d(?!:)", "2026-01-02 03:04", text)
     text = re.sub(r"^\d{4}-\d\d-\d\d +\n", "2026-01-02\n", text, flags=re.MULTILINE)
     text = re.sub(r"\b[0-9a-f]{64}\b", "5e" * 32, text)
-    text = re.sub(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8}\b(?=\s*$)", "5e5e5e5e", text, flags=re.MULTILINE)
+    text = re.sub(r"(?<=  )[0-9a-f]{8}(?=\s*$)", "5e5e5e5e", text, flags=re.MULTILINE)
     text = re.sub(r"\S+ \(nats://127.0.0.1:\d+\)", "DATA (nats://127.0.0.1:4222)", text)
     text = re.sub(r"agent-ada-\w+", "agent-ada-AAAAAAAA", text)
     text = re.sub(r"\bU[A-Z2-7]{55}\b", "U" + "A" * 55, text)
