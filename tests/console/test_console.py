@@ -179,6 +179,10 @@ async def test_an_operator_finds_a_session_and_sees_why_each_message_has_its_for
         await page.wait_for_selector("svg.strip")
         assert SECRET_WORDS not in await watched.text()
 
+        await page.click("a:has-text('Earlier')")
+        await page.wait_for_selector("h2:has-text('Messages from here')")
+        await page.click("a:has-text('Newest')")
+        await page.wait_for_selector("h2:has-text('Newest messages')")
         await page.click("svg.strip rect.covered >> nth=0")
         await page.wait_for_selector("h2:has-text('Messages from here')")
         await page.click("details.message.covered >> nth=0")

@@ -31,6 +31,7 @@ from turnfold.ports.query import (
 )
 from turnfold.store.database.engine import Database
 from turnfold.store.database.statistics import SqlStatistics
+from turnfold.store.query.inspection import SqlInspectionStore
 
 GROWING = (
     "messages",
@@ -294,6 +295,21 @@ async def test_histories_versions_and_the_audit_are_read_by_key(watched: Watched
     await history.counts(KEY)
 
     assert watched.scans() == []
+
+
+@pytest.mark.proves("V1", "L8")
+async def test_a_timeline_reads_one_session_by_index_and_no_text_of_it(watched: Watched) -> None:
+    database = Database(watched.url, writes=False)
+    try:
+        inspections = SqlInspectionStore(database)
+        await inspections.strip(KEY)
+        await inspections.compactions_of(KEY, before=None, limit=5)
+    finally:
+        await database.close()
+
+    assert watched.scans() == []
+    assert re.search(r"messages USING (COVERING )?INDEX ix_messages_live", watched.steps())
+    assert not any("body" in sql for _, sql in watched.plans())
 
 
 @pytest.mark.proves("F1", "L8", "C58")

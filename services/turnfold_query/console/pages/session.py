@@ -1,5 +1,6 @@
 """Pages about one session: its timeline, its window, its audit and its compactions."""
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,37 +35,34 @@ FORMS = {
 async def timeline(view: View) -> Response:
     """Show the strip of a session, its counts, and the messages at a place of it."""
     position = view.whole("position", most=2**63 - 1)
-    counts = await view.get_session()
-    history = (
-        await view.get_session("/history", newest=MESSAGES, include_retracted="true")
-        if position is None
-        else await view.get_session(
-            "/history", after_position=position, limit=MESSAGES, include_retracted="true"
-        )
+    before = view.whole("before", most=2**63 - 1) if position is None else None
+    counts, drawn, history = await asyncio.gather(
+        view.get_session(), view.get_session("/timeline"), _messages_at(view, position, before)
     )
-    before = history["messages"][0]["position"] if history["messages"] else None
+    messages = history["messages"]
+    # A page that begins at a position does not know whether there is an earlier message.
+    has_earlier = bool(position) if position is not None else history["previous_position"]
     return view.page(
         "timeline.html",
         counts=counts,
         tab="timeline",
         session_path=view.session_path,
-        strip=strip_of(await view.get_session("/timeline")),
-        messages=history["messages"],
-        position=position,
-        next_position=history["next_position"],
-        previous_position=await _page_before(view, before),
+        strip=strip_of(drawn),
+        messages=messages,
+        is_newest=position is None and before is None,
+        earlier=messages[0]["position"] if messages and has_earlier else None,
+        later=history["next_position"] if position is not None else (before and before - 1),
     )
 
 
-async def _page_before(view: View, before: int | None) -> int | None:
-    """Return the `position` of the page before a message; None if it is the first one."""
-    if before is None:
-        return None
-    earlier = await view.get_session(
-        "/history", before_position=before, newest=MESSAGES, include_retracted="true"
+async def _messages_at(view: View, position: int | None, before: int | None) -> Json:
+    """Return the messages after or before a position, or the newest."""
+    place: dict[str, object] = (
+        {"after_position": position, "limit": MESSAGES}
+        if position is not None
+        else {"before_position": before or None, "newest": MESSAGES}
     )
-    messages = earlier["messages"]
-    return messages[0]["position"] - 1 if messages else None
+    return await view.get_session("/history", include_retracted="true", **place)
 
 
 class ShownMessage(NamedTuple):

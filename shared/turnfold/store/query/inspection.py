@@ -193,7 +193,7 @@ def _totals(connection: Connection, agent_ids: Collection[str] | None) -> Instal
 def _strip(connection: Connection, key: SessionKey) -> SessionStrip:
     sid, in_force = _session(connection, key)
     of_session = _COMPACTIONS.where(compactions.c.sid == sid).order_by(compactions.c.ordinal)
-    # From the index of live messages alone: the table holds the texts.
+    # By the index of live messages, and no other column: the texts stay unread.
     live = select(messages.c.position).where(messages.c.sid == sid, is_live)
     retracted = select(retracted_messages.c.position).where(retracted_messages.c.sid == sid)
     versions = _VERSIONS.where(summaries.c.sid == sid).order_by(summaries.c.version)
