@@ -40,6 +40,7 @@ def job_as_json(job: SummaryJob) -> dict[str, Any]:
         if previous is None
         else {"text": previous.text, "sections": previous.sections, "ledger": previous.ledger},
         "newest_request": job.newest_request,
+        "following": job.following,
         "style": job.style,
         "max_tokens": job.max_tokens,
         "max_words": job.max_words,
@@ -77,11 +78,12 @@ def job_from_json(value: Mapping[str, Any]) -> SummaryJob:
         previous=None
         if previous is None
         else PreviousSummary(previous["text"], previous["sections"], tuple(previous["ledger"])),
+        following=tuple(value["following"]),
         redactions=tuple(value["redactions"]),
         **{
             name: field
             for name, field in value.items()
-            if name not in ("sources", "previous", "redactions")
+            if name not in ("sources", "previous", "following", "redactions")
         },
     )
 

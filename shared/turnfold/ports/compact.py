@@ -78,6 +78,7 @@ class EvictedMessage(NamedTuple):
 class JobInput:
     """The input of a job; `newest_request` is the JSON text of the newest live user message.
 
+    `following` are the JSON texts of the newest messages that stay live, oldest first.
     `leaving` is the eviction of a planned compaction, whose messages are still live. `depth` is the
     number of versions between the new one and the original messages: 1 if all of them are in
     `evicted`.
@@ -88,6 +89,7 @@ class JobInput:
     newest_request: str | None
     leaving: Eviction | None = None
     depth: int = 1
+    following: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

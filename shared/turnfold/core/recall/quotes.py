@@ -72,7 +72,7 @@ def mark_lines(body: Mapping[str, Any], count: Count) -> bytes | None:
     """
     numbers: list[int] = []
     for line in islice(named_lines(quotable_text(body)), MOST_LINES):
-        names = _numbers(line.names)
+        names = name_numbers(line.names)
         numbers += (line.start, len(line.text) << 16 | count(line.text), len(names), *names)
     return struct.pack(f"<{len(numbers)}I", *numbers) if numbers else None
 
@@ -91,11 +91,17 @@ def read_marks(stored: bytes) -> list[MarkedLine]:
 
 def numbers_of_names(text: str) -> frozenset[NameNumber]:
     """Return the numbers of the names in a text."""
-    return frozenset(_numbers(names_in(text)))
+    return frozenset(name_numbers(names_in(text)))
 
 
-def _numbers(names: Collection[str]) -> list[NameNumber]:
-    return sorted({crc32(name.encode()) for name in names})
+def number_of_name(name: str) -> NameNumber:
+    """Return the number that stands for a name."""
+    return crc32(name.encode("utf-8", "surrogatepass"))
+
+
+def name_numbers(names: Collection[str]) -> list[NameNumber]:
+    """Return the numbers of names, each once, in order."""
+    return sorted({number_of_name(name) for name in names})
 
 
 def best_lines(
@@ -115,30 +121,45 @@ def best_lines(
         weight = exp((ordinal - newest) / DECAY_MESSAGES)
         for name in {name for line in lines for name in line.names}:
             worth[name] += weight
-    for name in known:
-        worth.pop(name, None)
-    ranked = [
-        (-gain, -ordinal, line)
-        for ordinal, lines in marked.items()
+    quotable = [
+        (ordinal, line)
+        for ordinal, lines in sorted(marked.items(), reverse=True)
         if ordinal not in shown
         for line in lines
-        if (gain := _gain(line, worth))
     ]
+    offered = [(line.tokens + MESSAGE_TOKENS, line.names) for _, line in quotable]
+    for place in best_by_worth(offered, worth, known):
+        yield quotable[place]
+
+
+def best_by_worth(
+    offered: Sequence[tuple[float, Sequence[NameNumber]]],
+    worth: Mapping[NameNumber, float],
+    known: Collection[NameNumber],
+) -> Iterator[int]:
+    """Yield the places of lines, given by their tokens and names, by their worth per token.
+
+    Names that are `known` are worth nothing, nor is a name in a line that was just yielded. Of
+    equals, the first is yielded first. Lines that are worth nothing are not yielded.
+    """
+    left = {name: weight for name, weight in worth.items() if name not in known}
+
+    def gain(place: int) -> float:
+        tokens, names = offered[place]
+        return sum([left.get(name, 0.0) for name in names]) / tokens
+
+    ranked = [(-worth_now, place) for place in range(len(offered)) if (worth_now := gain(place))]
     heapify(ranked)
     while ranked:
-        promised, place, line = ranked[0]
-        gain = _gain(line, worth)
-        if not gain:
+        promised, place = ranked[0]
+        worth_now = gain(place)
+        if not worth_now:
             heappop(ranked)
-        elif -gain > promised:
+        elif -worth_now > promised:
             # Another line has told some of its names meanwhile.
-            heapreplace(ranked, (-gain, place, line))
+            heapreplace(ranked, (-worth_now, place))
         else:
             heappop(ranked)
-            yield -place, line
-            for name in line.names:
-                worth.pop(name, None)
-
-
-def _gain(line: MarkedLine, worth: Mapping[NameNumber, float]) -> float:
-    return sum([worth.get(name, 0.0) for name in line.names]) / (line.tokens + MESSAGE_TOKENS)
+            yield place
+            for name in offered[place][1]:
+                left.pop(name, None)

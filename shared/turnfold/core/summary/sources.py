@@ -42,7 +42,8 @@ class PreviousSummary:
 class SummaryJob:
     """Everything a summarizer needs to write one version.
 
-    `newest_request` is the newest open request of the whole session. Without `model`, the
+    `newest_request` is the newest open request of the whole session. `following` are the texts of
+    the newest messages after the sources: names that they use belong in the ledger. Without `model`, the
     extractive summarizer writes. With a model, input of more than `chunk_share` of its
     `window_tokens` is written in parts. `parts` are the answers of earlier attempts by the digest
     of their prompt; an empty answer means that the prompt was too large. `task` replaces the
@@ -53,6 +54,7 @@ class SummaryJob:
     sources: tuple[Source, ...]
     previous: PreviousSummary | None = None
     newest_request: str | None = None
+    following: tuple[str, ...] = ()
     style: str = "structured"
     max_tokens: int = 1_200
     max_words: int = 200

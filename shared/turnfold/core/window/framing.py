@@ -3,6 +3,7 @@
 The frames make clear to the model that the text contains no instructions.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -79,7 +80,8 @@ class SummarySize:
 
     `tokens` counts prose and ledger together, `text_tokens` the prose alone. Quoting adds tokens
     per line (`ledger_lines` are those of the entries), and escaping per tag. `cuts` holds the token
-    offsets of the prose, in the format of `TokenOffsets.parse`.
+    offsets of the prose, in the format of `TokenOffsets.parse`. `entry_tokens` are those of each
+    ledger entry; empty if an earlier release wrote the version.
     """
 
     version: int
@@ -90,12 +92,26 @@ class SummarySize:
     ledger_lines: int = 0
     tags: int = 0
     cuts: str = ""
+    entry_tokens: tuple[int, ...] = ()
+
+    def ledger_tokens(self, entries: int) -> int:
+        """Return the tokens of so many entries of the ledger, from the first."""
+        if entries < self.entries:
+            return sum(self.entry_tokens[:entries])
+        return max(0, self.tokens - self.text_tokens)
 
 
 def measure_summary(
-    version: int, text: str, ledger: Sequence[str], *, tokens: int, text_tokens: int, cuts: str = ""
+    version: int,
+    text: str,
+    ledger: Sequence[str],
+    *,
+    tokens: int,
+    text_tokens: int,
+    cuts: str = "",
+    entry_tokens: Sequence[int] = (),
 ) -> SummarySize:
-    """Measure a summary. `tokens` and `text_tokens` were counted when it was written."""
+    """Measure a summary. All tokens were counted when it was written."""
     return SummarySize(
         version,
         tokens=tokens,
@@ -105,6 +121,7 @@ def measure_summary(
         ledger_lines=sum(entry.count("\n") + 1 for entry in ledger),
         tags=markers_in(text) + sum(map(markers_in, ledger)),
         cuts=cuts,
+        entry_tokens=tuple(entry_tokens) if len(entry_tokens) == len(ledger) else (),
     )
 
 
@@ -112,45 +129,56 @@ def measure_summary(
 class SummaryForm:
     """The visible part of a summary, and its tokens.
 
-    `characters` is the length of the visible prose; None means all of it.
+    `characters` is the length of the visible prose, and `entries` the number of visible ledger
+    entries, from the first; None means all.
     """
 
     tokens: int
     characters: int | None = None
-    with_ledger: bool = True
+    entries: int | None = None
 
     @property
     def is_whole(self) -> bool:
         """Whether nothing is left out."""
-        return self.characters is None and self.with_ledger
+        return self.characters is None and self.entries is None
 
 
 def summary_within(size: SummarySize, placement: Placement, max_tokens: int) -> SummaryForm | None:
-    """Return the longest form that fits: all, the prose, or its beginning; None if none fits."""
-    for with_ledger in (True, False):
-        tokens = _summary_tokens(size, placement, size.text_tokens, with_ledger=with_ledger)
-        if tokens <= max_tokens:
-            return SummaryForm(tokens, with_ledger=with_ledger)
-    frame = _summary_tokens(size, placement, 0, with_ledger=False)
+    """Return the longest form that fits; None if none does.
+
+    The end of the ledger is left out first, then the end of the prose.
+    """
+    tokens = _summary_tokens(size, placement, size.text_tokens, size.entries)
+    if tokens <= max_tokens:
+        return SummaryForm(tokens)
+    if _summary_tokens(size, placement, size.text_tokens, 0) <= max_tokens:
+        most = max(0, size.entries - 1) if size.entry_tokens else 0
+        entries = bisect_right(
+            range(most + 1),
+            max_tokens,
+            lo=1,
+            key=lambda entries: _summary_tokens(size, placement, size.text_tokens, entries),
+        )
+        tokens = _summary_tokens(size, placement, size.text_tokens, entries - 1)
+        return SummaryForm(tokens, entries=entries - 1)
+    frame = _summary_tokens(size, placement, 0, 0)
     head = TokenOffsets.parse(size.cuts).head(max_tokens - frame)
     return (
-        SummaryForm(frame + head.tokens, head.offset, with_ledger=False)
+        SummaryForm(frame + head.tokens, head.offset, entries=0)
         if head.tokens >= LEAST_SUMMARY_TOKENS
         else None
     )
 
 
-def _summary_tokens(
-    size: SummarySize, placement: Placement, text_tokens: int, *, with_ledger: bool
-) -> int:
-    tokens = text_tokens + (max(0, size.tokens - size.text_tokens) if with_ledger else 0)
+def _summary_tokens(size: SummarySize, placement: Placement, text_tokens: int, entries: int) -> int:
+    tokens = text_tokens + size.ledger_tokens(entries)
     tokens += _TAG_TOKENS * size.tags
     if placement is Placement.SEPARATE:
         return tokens
     tokens += MESSAGE_TOKENS + SUMMARY_FRAME_TOKENS
     lines = size.lines
-    if with_ledger and size.entries:
-        tokens += LEDGER_FRAME_TOKENS + _ENTRY_TOKENS * size.entries
+    if entries:
+        tokens += LEDGER_FRAME_TOKENS + _ENTRY_TOKENS * entries
         lines += size.ledger_lines + 2
     return tokens if placement is Placement.USER else tokens + _LINE_TOKENS * (lines + 1)
 

@@ -1,11 +1,13 @@
 """One attempt at a version: choose the model, prepare its input, and count its tokens."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import structlog
 
 from turnfold.core.policy.allowance import DEFAULT_ALLOWANCE, SESSION_MODEL, Allowance, is_named
+from turnfold.core.recall.quotes import quotable_text
 from turnfold.core.summary.gate import Reason
 from turnfold.core.summary.source_messages import sources_of, text_of_body
 from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob
@@ -81,6 +83,7 @@ def summary_job(
         ),
         previous=job_input.previous,
         newest_request=text_of_body(job_input.newest_request),
+        following=tuple([quotable_text(json.loads(body)) for body in job_input.following]),
         style=wanted.style or str(policy.style),
         max_tokens=policy.summary_max_tokens,
         max_words=policy.summary_max_words,

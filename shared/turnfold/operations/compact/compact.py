@@ -201,12 +201,14 @@ def _saved(job: Job, job_input: JobInput, made: Version) -> int:
 
 def _counted(draft: Draft, style: str, depth: int, count: Count) -> Version:
     grid = TokenOffsets.of(draft.text, count)
-    ledger_tokens = sum(count(entry) + 1 for entry in draft.ledger)
+    entry_tokens = [count(entry) + 1 for entry in draft.ledger]
+    # A small window shows the first entries only.
+    sections = draft.sections | {"entry_tokens": entry_tokens}
     return Version(
-        draft=draft,
+        draft=replace(draft, sections=sections),
         style=style,
         prompt_version=draft.prompt_version,
-        tokens=grid.total + ledger_tokens,
+        tokens=grid.total + sum(entry_tokens),
         text_tokens=grid.total,
         cuts=grid.encode(),
         depth=depth,

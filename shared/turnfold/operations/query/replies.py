@@ -28,6 +28,8 @@ class _PreparedSummary:
 def prepared_summary(summary: StoredSummary) -> _PreparedSummary:
     """Prepare a version for windows. Cached, because a version never changes."""
     ledger = tuple(json.loads(summary.ledger))
+    version_json = summary_json(summary)
+    sections: dict[str, Any] = version_json["sections"]
     size = measure_summary(
         summary.version,
         summary.text,
@@ -35,10 +37,10 @@ def prepared_summary(summary: StoredSummary) -> _PreparedSummary:
         tokens=summary.tokens,
         text_tokens=summary.text_tokens,
         cuts=summary.cuts,
+        entry_tokens=sections.get("entry_tokens", ()),
     )
-    version_json = summary_json(summary)
     version_json["sections"] = {
-        name: value for name, value in version_json["sections"].items() if name not in BOOKKEEPING
+        name: value for name, value in sections.items() if name not in BOOKKEEPING
     }
     return _PreparedSummary(size, ledger, json.dumps(version_json))
 
@@ -61,7 +63,7 @@ def shown_summary_json(summary: StoredSummary | None, rendered: Rendered) -> str
     return json.dumps(summary_json(summary) | shown)
 
 
-BOOKKEEPING = frozenset({"provenance", "left_out", "sources"})
+BOOKKEEPING = frozenset({"provenance", "left_out", "names", "entry_tokens", "sources"})
 """Sections that record the origin of a version; `summary.get` shows them, windows do not."""
 
 

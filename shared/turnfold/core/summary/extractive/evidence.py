@@ -51,6 +51,7 @@ def collect_evidence(
         sources,
         files,
         lines=list(_verbatim_lines(picked, sources)),
+        following=job.following,
         newest_request=redact(job.newest_request) if job.newest_request else None,
         max_tokens=job.ledger_max_tokens,
         count=count,
@@ -65,6 +66,7 @@ def with_evidence(draft: Draft, evidence: Evidence) -> Draft:
         "file_changes": files or draft.sections.get("file_changes", []),
         "provenance": evidence.ledger.provenance,
         "left_out": dict(evidence.ledger.left_out),
+        "names": evidence.ledger.names,
     }
     return replace(draft, sections=sections, ledger=evidence.ledger.entries)
 

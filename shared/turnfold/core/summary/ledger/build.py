@@ -4,19 +4,25 @@ A ledger carries the values of the previous version on, adds those of the new me
 the best that fit. It is the same for every writer of the text, a model or code.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from turnfold.core.summary.ledger.candidates import Origin
+from turnfold.core.recall.quotes import number_of_name, numbers_of_names
+from turnfold.core.summary.ledger.candidates import Candidate, Origin
 from turnfold.core.summary.ledger.collect import add_files, add_messages, carried_candidates
-from turnfold.core.summary.ledger.entries import group_into_entries
+from turnfold.core.summary.ledger.entries import LINE, LedgerEntry, group_into_entries
 from turnfold.core.summary.ledger.left_out import LeftOut, left_out_entry
+from turnfold.core.summary.ledger.lines import best_lines, has_calls, read_lines, without_told
+from turnfold.core.summary.ledger.name_uses import NameUses
 from turnfold.core.summary.ledger.ranking import best_entries, tokens_of
 from turnfold.core.summary.sources import PreviousSummary, Source
 from turnfold.core.summary.tool_calls.actions import FileChange
 from turnfold.core.text.lines import printable
 from turnfold.core.text.values import REQUEST_CHARACTERS, Value
+
+VALUES_SHARE: Final = 0.4
+"""The share of a ledger for values that stand without their line, where lines are worth more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +30,14 @@ class Ledger:
     """Exact values, best first, within the token limit.
 
     `origins` runs parallel to `entries`: the origin of each value of the entry, in order. The
-    entries of the request and of the left-out count have none. `left_out` is the record that the
-    next version needs.
+    entries of the request and of the left-out count have none. `left_out` and `names` are the
+    records that the next version needs.
     """
 
     entries: tuple[str, ...]
     origins: tuple[tuple[Origin, ...], ...]
     left_out: Mapping[str, Any]
+    names: str
 
     @property
     def provenance(self) -> list[Any]:
@@ -53,6 +60,7 @@ def build_ledger(
     files: Sequence[FileChange],
     *,
     lines: Sequence[tuple[Value, str]] = (),
+    following: Sequence[str] = (),
     newest_request: str | None,
     max_tokens: int,
     count: Callable[[str], int],
@@ -61,29 +69,78 @@ def build_ledger(
 
     The newest open request is the first entry, verbatim, and is never left out. The last entry
     counts the values that did not fit. `lines` are decisions, constraints and errors, verbatim,
-    each with its message id. The messages that the previous version ends with change nothing.
+    each with its message id. `following` are the texts of messages after those of this version;
+    names that they use are worth more. The messages that the previous version ends with change
+    nothing.
     """
-    candidates = carried_candidates(previous)
-    left_out = LeftOut.of(previous)
+    candidates, line_candidates = carried_candidates(previous)
+    left_out, uses = LeftOut.of(previous), NameUses.of(previous)
     # The same messages may come twice. Their values have not come back for that reason.
     is_repeated = bool(sources) and left_out.until == sources[-1].message_id
     if not is_repeated:
         left_out.until = sources[-1].message_id if sources else left_out.until
         add_messages(candidates, left_out, sources, lines)
         add_files(candidates, files)
+        if line_candidates or has_calls(sources):
+            line_candidates |= read_lines(sources, uses)
+            uses.add_following(following)
     request_entries = _request_entries(newest_request)
     room_tokens = _room_tokens(request_entries, max_tokens, count)
-    chosen = list(group_into_entries(candidates.values()))
+    lines = line_candidates.values()
+    untold = without_told(candidates.values(), lines)
+    chosen = list(group_into_entries([*untold, *lines]))
     if not (is_repeated and tokens_of(chosen, count) <= room_tokens):
-        chosen = best_entries(candidates.values(), room_tokens, count)
-    left_out.update(candidates.values(), [candidate for _, group in chosen for candidate in group])
+        chosen = _best_of(candidates.values(), lines, uses, room_tokens, count)
+    kept = [candidate for _, group in chosen for candidate in group]
+    kept_lines = [candidate for candidate in kept if candidate.value.kind == LINE]
+    kept_texts = {candidate.value.text for candidate in kept}
+    shown = {candidate.value.text for candidate in without_told(candidates.values(), kept_lines)}
+    told = [
+        candidate
+        for candidate in candidates.values()
+        if candidate.value.text not in shown or candidate.value.text in kept_texts
+    ]
+    left_out.update(candidates.values(), told)
     entries = [*request_entries, *(text for text, _ in chosen)]
     origins: list[tuple[Origin, ...]] = [() for _ in request_entries]
     origins += [tuple([candidate.origin for candidate in group]) for _, group in chosen]
     if left_out.count:
         entries.append(left_out_entry(left_out.count))
         origins.append(())
-    return Ledger(tuple(entries), tuple(origins), left_out.as_json())
+    return Ledger(tuple(entries), tuple(origins), left_out.as_json(), uses.as_json())
+
+
+def _best_of(
+    values: Collection[Candidate],
+    lines: Collection[Candidate],
+    uses: NameUses,
+    room_tokens: int,
+    count: Callable[[str], int],
+) -> list[LedgerEntry]:
+    """Return the entries of the best values and lines that fit.
+
+    Values that no line tells take what the lines leave, and at least their share.
+    """
+    weights = uses.weights()
+    for candidate in values:
+        candidate.use_weight = weights.get(number_of_name(candidate.value.text), 0.0)
+    room_of_values = int(VALUES_SHARE * room_tokens) if lines else room_tokens
+    entries = best_entries(values, room_of_values, count)
+    room_of_lines = room_tokens - tokens_of(entries, count) - 1
+    known = numbers_of_names("\n".join(text for text, group in entries if group[0].is_stated))
+    kept = best_lines(lines, weights, room_of_lines, known) if lines else []
+    while kept:
+        told_by_lines = list(group_into_entries(kept))
+        tokens = tokens_of(told_by_lines, count)
+        if tokens <= room_of_lines:
+            others = without_told(values, kept)
+            entries = best_entries(others, room_tokens - tokens - 1, count)
+            together = [*(candidate for _, group in entries for candidate in group), *kept]
+            chosen = list(group_into_entries(together))
+            if tokens_of(chosen, count) <= room_tokens:
+                return chosen
+        kept = kept[: min(len(kept) - 1, int(len(kept) * room_of_lines / max(tokens, 1)))]
+    return entries if not lines else best_entries(values, room_tokens, count)
 
 
 def _request_entries(newest_request: str | None) -> list[str]:

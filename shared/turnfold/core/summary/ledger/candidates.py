@@ -35,7 +35,8 @@ class Candidate:
     """A value that may enter the ledger. Mutable: every message that names the value updates it.
 
     `order` is the number of the newest message that names the value, from 1; 0 means carried or
-    unknown. `is_new` says that a message of this version names it.
+    unknown. `is_new` says that a message of this version names it. `use_weight` is the decayed
+    number of messages that use it, if it is a name and recurs.
     """
 
     value: Value
@@ -45,6 +46,7 @@ class Candidate:
     order: int
     is_new: bool
     token_estimate: float
+    use_weight: float = 0.0
     cached_parts: tuple[str, ...] | None = None
 
     @property
@@ -74,7 +76,7 @@ class Candidate:
         """The worth of the value per token; it is repeated if it came back after a summary."""
         is_command = self.value.kind == "command"
         worth = worth_of(self.rank, is_repeated=self.times > 1, is_command=is_command)
-        return worth / self.token_estimate
+        return (worth + self.use_weight) / self.token_estimate
 
 
 def new_candidate(

@@ -11,11 +11,12 @@ from turnfold.core.summary.ledger.candidates import (
     MAX_RANK,
     MAX_TIMES,
     Candidate,
+    Origin,
     digit_count,
     estimate_tokens,
     new_candidate,
 )
-from turnfold.core.summary.ledger.entries import BAR, entry_values
+from turnfold.core.summary.ledger.entries import BAR, LINE, entry_values
 from turnfold.core.summary.ledger.left_out import LeftOut, mark_of
 from turnfold.core.summary.sources import PreviousSummary, Source
 from turnfold.core.summary.tool_calls.actions import FileChange, commands_of
@@ -40,28 +41,43 @@ _VAGUE_KINDS = frozenset({"date", "time", "version", "number", "phone"})
 _SOFT_KINDS = _VAGUE_KINDS | {"measure", "price"}
 
 
-def carried_candidates(previous: PreviousSummary | None) -> dict[str, Candidate]:
-    """Return the values of the previous version's ledger, by text."""
+def carried_candidates(
+    previous: PreviousSummary | None,
+) -> tuple[dict[str, Candidate], dict[str, Candidate]]:
+    """Return the values of the previous version's ledger by text, and its lines.
+
+    A value that a line tells is one of the values too: the line may leave the ledger.
+    """
     candidates: dict[str, Candidate] = {}
+    lines: dict[str, Candidate] = {}
     if previous is None:
-        return candidates
+        return candidates, lines
     stored = previous.sections.get("provenance")
     provenance: list[Any] = [None] * len(previous.ledger)
     if isinstance(stored, list) and len(stored) == len(previous.ledger):
         provenance = stored
     for entry, item in zip(previous.ledger, provenance, strict=True):
         for value, origin in entry_values(entry, item):
-            if value.text not in candidates:
-                candidates[value.text] = Candidate(
-                    value,
-                    origin.rank,
-                    origin.message_ids,
-                    origin.times,
-                    0,
-                    is_new=False,
-                    token_estimate=estimate_tokens(value),
-                )
-    return candidates
+            (lines if value.kind == LINE else candidates).setdefault(
+                value.text, _carried(value, origin)
+            )
+    for line in lines.values():
+        for value in values_in(line.value.text):
+            origin = Origin(line.message_ids, RANK_BY_TOOL + KIND_WEIGHTS[value.kind])
+            candidates.setdefault(value.text, _carried(value, origin))
+    return candidates, lines
+
+
+def _carried(value: Value, origin: Origin) -> Candidate:
+    return Candidate(
+        value,
+        origin.rank,
+        origin.message_ids,
+        origin.times,
+        0,
+        is_new=False,
+        token_estimate=estimate_tokens(value),
+    )
 
 
 def add_messages(

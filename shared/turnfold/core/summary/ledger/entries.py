@@ -1,8 +1,8 @@
 """The text of ledger entries: how values are grouped into entries, and read back from them.
 
 An entry is the kind, a space, and the values as they stood in their messages. Modified files,
-commands, errors, decisions and constraints have an entry each, and so has all that the user stated.
-Other values share entries with values of their kind.
+commands, errors, decisions, constraints and lines have an entry each, and so has all that the user
+stated. Other values share entries with values of their kind.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,11 +11,14 @@ from typing import Any
 from turnfold.core.summary.ledger.candidates import MAX_RANK, MAX_TIMES, Candidate, Origin
 from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_ASSISTANT, Value
 
+LINE = "line"
+"""The kind of a whole line that holds names which the conversation keeps using."""
+
 BAR = "|"
 """The separator of values that may contain spaces. No value in the ledger may contain it."""
 
 _VALUES_PER_ENTRY = 24
-_ONE_PER_ENTRY = frozenset({"modified", "command", "error", "decision", "constraint"})
+_ONE_PER_ENTRY = frozenset({"modified", "command", "error", "decision", "constraint", LINE})
 _KINDS_WITH_SPACES = frozenset({"measure", "price", "date", "time", "phone", "read"})
 
 LedgerEntry = tuple[str, list[Candidate]]

@@ -100,7 +100,7 @@ def visible_summary(
     if form is None:
         return "", ()
     text, entries = _defused(summary_text, tuple(ledger))
-    return text[: form.characters], entries if form.with_ledger else ()
+    return text[: form.characters], entries[: form.entries]
 
 
 def chat_texts(part: BlockContent, bodies: Mapping[int, str]) -> RenderedTexts:

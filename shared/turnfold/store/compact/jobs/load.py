@@ -62,6 +62,14 @@ _REQUEST = Prepared(
     ("of_sid",),
 )
 
+_FOLLOWING = Prepared(
+    select(messages.c.position, messages.c.body)
+    .where(_of_messages, is_live)
+    .order_by(messages.c.position.desc())
+    .limit(bindparam("most")),
+    ("of_sid", "most"),
+)
+
 _is_version = (summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number"))
 
 _BASE = Prepared(
@@ -83,6 +91,10 @@ _EVICTING = PreparedIn(
     .order_by(compactions.c.ordinal),
     "chosen",
 )
+
+
+MOST_FOLLOWING = 64
+"""How many live messages are read for the names that they use."""
 
 
 class _Base(NamedTuple):
@@ -107,6 +119,17 @@ def load_input(connection: Connection, job: Job, *, now_ms: int, by_model: bool)
     if not _EXISTS.rows(connection, job.sid):
         raise LostLease(job.compaction_ids[-1])
     request = next((body for (body,) in _REQUEST.rows(connection, job.sid)), None)
+    job_input = _input_of_kind(connection, job, request, now_ms=now_ms, by_model=by_model)
+    leaving = job_input.leaving
+    gone = {message.position for message in leaving.evicted} if leaving else set()
+    rows = _FOLLOWING.rows(connection, job.sid, MOST_FOLLOWING)
+    following = [body for position, body in reversed(rows) if position not in gone]
+    return replace(job_input, following=tuple(following))
+
+
+def _input_of_kind(
+    connection: Connection, job: Job, request: str | None, *, now_ms: int, by_model: bool
+) -> JobInput:
     match job.writes:
         case JobKind.REGENERATED:
             base = _base(connection, job.sid, job.wanted.from_version)

@@ -1,0 +1,97 @@
+"""Choose lines for the ledger that hold names which the conversation keeps using.
+
+An agent needs a function, a field or a path again, and with it the line that says what it is. The
+lines of a version are chosen from those of its messages and of the previous version.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+from turnfold.core.recall.quotes import (
+    MOST_LINES,
+    READ_CHARACTERS,
+    NameNumber,
+    best_by_worth,
+    name_numbers,
+    numbers_of_names,
+)
+from turnfold.core.summary.ledger.candidates import Candidate, new_candidate
+from turnfold.core.summary.ledger.entries import LINE
+from turnfold.core.summary.ledger.name_uses import NameUses
+from turnfold.core.summary.sources import Source
+from turnfold.core.summary.tool_calls.arguments import parsed_arguments
+from turnfold.core.text.names import NamedLine, named_lines, names_in
+from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_TOOL, Value, values_in
+
+ENTRY_TOKENS: Final = 2
+"""About what an entry costs besides its line."""
+
+
+def has_calls(sources: Sequence[Source]) -> bool:
+    """Return whether tools are called: names recur in code and in what tools print."""
+    return any(source.calls for source in sources)
+
+
+def read_lines(sources: Sequence[Source], uses: NameUses) -> dict[str, Candidate]:
+    """Return the lines of messages that hold names, by their text, and count the names' uses."""
+    found: dict[str, Candidate] = {}
+    used: list[Collection[NameNumber]] = []
+    for order, source in enumerate(sources, start=1):
+        names: set[str] = set()
+        for line in islice(_lines_of(source), MOST_LINES):
+            names |= line.names
+            # A name alone says no more than a value.
+            if line.text.isprintable() and line.text not in line.names:
+                value = Value(LINE, line.text)
+                rank = RANK_BY_TOOL + KIND_WEIGHTS[LINE]
+                found[line.text] = new_candidate(value, rank, source.message_id, order=order)
+        used.append(name_numbers(names))
+    uses.add_covered(used)
+    return found
+
+
+def _lines_of(source: Source) -> Iterator[NamedLine]:
+    """Yield the lines with names of a message's text, then of the arguments of its calls."""
+    yield from named_lines(source.text[:READ_CHARACTERS])
+    for _, arguments in source.calls:
+        for value in parsed_arguments(arguments).values():
+            if isinstance(value, str):
+                yield from named_lines(value[:READ_CHARACTERS])
+
+
+def best_lines(
+    lines: Collection[Candidate],
+    weights: Mapping[NameNumber, float],
+    room_tokens: float,
+    known: Collection[NameNumber],
+) -> list[Candidate]:
+    """Return the lines with the greatest worth for their tokens that fit, best first.
+
+    Names that are `known`, or stand in a better line, are worth nothing. Equal lines: the newest.
+    """
+    newest_first = sorted(lines, key=lambda line: -line.order)
+    offered = [
+        (line.token_estimate + ENTRY_TOKENS, tuple(numbers_of_names(line.value.text)))
+        for line in newest_first
+    ]
+    chosen: list[Candidate] = []
+    for place in best_by_worth(offered, weights, known):
+        room_tokens -= offered[place][0]
+        if room_tokens < 0:
+            break
+        chosen.append(newest_first[place])
+    return chosen
+
+
+def without_told(values: Iterable[Candidate], lines: Iterable[Candidate]) -> list[Candidate]:
+    """Return the values that no line tells, modified files, and what the user stated."""
+    told: set[str] = set()
+    for line in lines:
+        text = line.value.text
+        told |= {text, *names_in(text), *(value.text for value in values_in(text))}
+    return [
+        value
+        for value in values
+        if value.is_stated or value.value.kind == "modified" or value.value.text not in told
+    ]

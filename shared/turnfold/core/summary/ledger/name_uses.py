@@ -1,0 +1,120 @@
+"""Remember how often and how lately messages used names, from one version to the next.
+
+A version stores a 32-bit number for each of the names used most. `build` reads the record of the
+previous version, and stores the new one in the section `names`.
+"""
+
+import struct
+from base64 import b64decode, b64encode
+from binascii import Error as InvalidBase64
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import exp
+from typing import Final
+
+from turnfold.core.recall.quotes import NameNumber, numbers_of_names
+from turnfold.core.summary.sources import PreviousSummary
+
+SECTION: Final = "names"
+DECAY_MESSAGES: Final = 60
+"""After so many messages, a use counts for e times less."""
+MOST_NAMES: Final = 500
+MOST_USES: Final = 255
+LEAST_USES: Final = 2
+_ITEM: Final = struct.Struct("<IeB")
+_LEAST_WEIGHT: Final = 0.01
+COMMON: Final = numbers_of_names(
+    "README.md package.json package-lock.json node_modules tsconfig.json index.html index.js "
+    "index.ts main.py app.py setup.py __init__ __init__.py __main__ __name__ __pycache__ mix.exs "
+    "pyproject.toml requirements.txt Cargo.toml go.mod JavaScript TypeScript GitHub GitLab "
+    "PostgreSQL LiveView GenServer has_many belongs_to handle_event handle_info handle_call "
+    "handle_cast start_link /dev/null /usr/bin /usr/bin/env /bin/bash /bin/sh /usr/local "
+    "console.log JSON.stringify toString forEach setTimeout addEventListener isinstance "
+    "is_error file_path old_string new_string tool_use tool_result and/or true/false "
+    "1000 1024 2000 2048 3000 4096 5000 8000 8080 8192 10000 65536 0.0.0.0 127.0.0.1"
+)
+"""Names and numbers that stand in every project. They identify nothing."""
+
+
+@dataclass(slots=True)
+class _Use:
+    """The decayed sum of a name's uses, and the number of messages that used it."""
+
+    weight: float
+    messages: int
+
+
+@dataclass(slots=True)
+class NameUses:
+    """The uses of names in the covered messages, and in those that follow them.
+
+    Mutable: messages are added in order. The uses of following messages are not stored, because
+    the version that covers those messages will count them.
+    """
+
+    _covered: dict[NameNumber, _Use] = field(default_factory=dict)
+    _following: dict[NameNumber, _Use] = field(default_factory=dict)
+    _messages_following: int = 0
+
+    @classmethod
+    def of(cls, previous: PreviousSummary | None) -> "NameUses":
+        """Read the record of the previous version. An unreadable record counts as empty."""
+        stored = previous.sections.get(SECTION) if previous else None
+        try:
+            packed = b64decode(stored, validate=True) if isinstance(stored, str) else b""
+        except (InvalidBase64, ValueError):
+            packed = b""
+        packed = packed[: len(packed) // _ITEM.size * _ITEM.size]
+        return cls(
+            {
+                number: _Use(weight, messages)
+                for number, weight, messages in _ITEM.iter_unpack(packed)
+                if weight > 0
+            }
+        )
+
+    def add_covered(self, names_of_messages: Sequence[Collection[NameNumber]]) -> None:
+        """Add the names of the messages that this version covers in addition."""
+        _add(self._covered, names_of_messages)
+
+    def add_following(self, texts: Iterable[str]) -> None:
+        """Add the names of messages that are not covered yet."""
+        names = [numbers_of_names(text) for text in texts]
+        _add(self._following, names)
+        self._messages_following = len(names)
+
+    def weights(self) -> dict[NameNumber, float]:
+        """Return the worth of each name that recurs: frequency x e^(-age / 60 messages)."""
+        fade = exp(-self._messages_following / DECAY_MESSAGES)
+        found: dict[NameNumber, float] = {}
+        for number, use in self._covered.items():
+            later = self._following.get(number)
+            messages = use.messages + (later.messages if later else 0)
+            if messages >= LEAST_USES and number not in COMMON:
+                found[number] = fade * use.weight + (later.weight if later else 0.0)
+        return found
+
+    def as_json(self) -> str:
+        """Return the record as a version stores it: the names used most, within a limit."""
+        best = sorted(self._covered.items(), key=lambda item: (-item[1].weight, item[0]))
+        return b64encode(
+            b"".join(
+                _ITEM.pack(number, use.weight, use.messages)
+                for number, use in best[:MOST_NAMES]
+                if use.weight >= _LEAST_WEIGHT
+            )
+        ).decode("ascii")
+
+
+def _add(uses: dict[NameNumber, _Use], names_of_messages: Sequence[Collection[NameNumber]]) -> None:
+    """Add messages after those that are counted already, which become older."""
+    added = len(names_of_messages)
+    fade = exp(-added / DECAY_MESSAGES)
+    for use in uses.values():
+        use.weight *= fade
+    for age, names in zip(range(added - 1, -1, -1), names_of_messages, strict=True):
+        weight = exp(-age / DECAY_MESSAGES)
+        for number in names:
+            use = uses.setdefault(number, _Use(0.0, 0))
+            use.weight += weight
+            use.messages = min(MOST_USES, use.messages + 1)
