@@ -44,11 +44,11 @@ from tests.benchmarks.figures import Figure, middle
 from tests.histories import History, Json, counter, data_directory, history
 from tests.store_fixtures import KEY, new_sqlite, sql_stores, turn
 from turnfold.core.eviction.plan import plan_evictions
-from turnfold.core.history.blocks import newest_request
 from turnfold.core.policy.presets import Policy, preset_named
+from turnfold.core.recall.quotes import quotable_text
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.ledger.entries import entry_values
-from turnfold.core.summary.source_messages import sources_of, text_of_body
+from turnfold.core.summary.source_messages import open_request, sources_of
 from turnfold.core.summary.sources import Draft, PreviousSummary, SummaryJob
 from turnfold.core.text.tokens import text_of
 from turnfold.core.text.values import values_in
@@ -347,16 +347,24 @@ def fold(
 ) -> None:
     """Write the next version."""
     before, bodies = done.draft, session.history.bodies
-    request = newest_request(session.history.stored.messages[: index + 1])
-    job = SummaryJob(
-        sources=sources_of((one, bodies[one.position], one.is_error) for one in evicted),
-        # As a store gives it back.
-        previous=PreviousSummary(
-            before.text, json.loads(json.dumps(before.sections)), before.ledger
-        )
+    covered = [(one, bodies[one.position], one.is_error) for one in evicted]
+    # As a store gives it back.
+    previous = (
+        PreviousSummary(before.text, json.loads(json.dumps(before.sections)), before.ledger)
         if before
-        else None,
-        newest_request=text_of_body(bodies[request.position]) if request else None,
+        else None
+    )
+    newest = max(one.position for one in evicted)
+    following = [
+        json.loads(bodies[one.position])
+        for one in session.history.stored.messages[: index + 1]
+        if one.position > newest
+    ]
+    job = SummaryJob(
+        sources=sources_of(covered),
+        previous=previous,
+        newest_request=open_request(previous, covered, following),
+        following=tuple([quotable_text(body) for body in following]),
         style=str(policy.style),
         max_tokens=policy.summary_max_tokens,
         max_words=policy.summary_max_words,

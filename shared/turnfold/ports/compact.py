@@ -76,7 +76,7 @@ class EvictedMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobInput:
-    """The input of a job; `newest_request` is the JSON text of the newest live user message.
+    """The input of a job.
 
     `following` are the JSON texts of the newest messages that stay live, oldest first.
     `leaving` is the eviction of a planned compaction, whose messages are still live. `depth` is the
@@ -86,7 +86,6 @@ class JobInput:
 
     evicted: tuple[EvictedMessage, ...]
     previous: PreviousSummary | None
-    newest_request: str | None
     leaving: Eviction | None = None
     depth: int = 1
     following: tuple[str, ...] = ()

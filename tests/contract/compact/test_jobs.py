@@ -241,7 +241,7 @@ async def test_a_result_whose_call_is_in_no_message_read_is_late_and_has_the_nam
 
 
 @pytest.mark.proves("S2")
-async def test_a_job_is_given_its_evicted_messages_in_order_and_the_newest_request(
+async def test_a_job_is_given_its_evicted_messages_in_order_and_those_that_stay(
     stores: Stores,
 ) -> None:
     await stores.ingest(turn(1, user("look"), assistant(None, "c"), tool("c", "42")), *turns(2, 6))
@@ -254,8 +254,9 @@ async def test_a_job_is_given_its_evicted_messages_in_order_and_the_newest_reque
 
     assert [one.message.message_id for one in given.evicted][:4] == ["e1#0", "e1#1", "e1#2", "e2#0"]
     assert json.loads(given.evicted[2].body)["content"] == "42"
-    assert given.newest_request is not None
-    assert json.loads(given.newest_request)["content"] == "question 7"
+    live = [json.loads(body)["content"] for body in given.following]
+    assert live[-3:] == ["made by a machine", "done", "reflect"]
+    assert not {json.loads(one.body)["content"] for one in given.evicted} & set(live)
     assert given.previous is None
 
 

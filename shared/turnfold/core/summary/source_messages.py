@@ -1,10 +1,10 @@
 """Convert stored messages to the form that summarizers read."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from turnfold.core.summary.sources import Source
+from turnfold.core.summary.sources import REQUEST_PREFIX, PreviousSummary, Source
 from turnfold.core.text.calls import arguments_of
 from turnfold.core.text.tokens import text_of
 from turnfold.messages import JOINED, Message, Role
@@ -29,9 +29,30 @@ def sources_of(stored: Iterable[EvictedSource]) -> tuple[Source, ...]:
     )
 
 
-def text_of_body(body: str | None) -> str | None:
-    """Return the text of a stored message, or None if it has none."""
-    return None if body is None else text_of(json.loads(body)) or None
+def open_request(
+    previous: PreviousSummary | None,
+    covered: Iterable[EvictedSource],
+    following: Iterable[Mapping[str, Any]],
+) -> str | None:
+    """Return the newest request that a version covers and nobody answered; None if there is none.
+
+    `covered` are the messages that the version covers in addition to the previous one, `following`
+    the bodies of later messages. An answer is a text of the assistant beside which no tool is
+    called.
+    """
+    entry = previous.ledger[0] if previous is not None and previous.ledger else ""
+    request = entry.removeprefix(REQUEST_PREFIX) if entry.startswith(REQUEST_PREFIX) else None
+    for message, stored, _ in covered:
+        if message.is_request:
+            request = text_of(json.loads(stored)) or request
+        elif message.role is Role.ASSISTANT and _is_answer(json.loads(stored)):
+            request = None
+    is_answered = any(body.get("role") == "assistant" and _is_answer(body) for body in following)
+    return None if is_answered else request
+
+
+def _is_answer(body: Mapping[str, Any]) -> bool:
+    return not body.get("tool_calls") and bool(text_of(body).strip())
 
 
 def _source(

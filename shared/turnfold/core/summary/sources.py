@@ -3,9 +3,12 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 Kind = Literal["llm", "extractive"]
+
+REQUEST_PREFIX: Final = "request "
+"""Begins the ledger entry of the open request, which is the first."""
 
 
 class Source(NamedTuple):
@@ -42,7 +45,7 @@ class PreviousSummary:
 class SummaryJob:
     """Everything a summarizer needs to write one version.
 
-    `newest_request` is the newest open request of the whole session. `following` are the texts of
+    `newest_request` is the newest unanswered request that the version covers. `following` are the texts of
     the newest messages after the sources: names that they use belong in the ledger. Without `model`, the
     extractive summarizer writes. With a model, input of more than `chunk_share` of its
     `window_tokens` is written in parts. `parts` are the answers of earlier attempts by the digest

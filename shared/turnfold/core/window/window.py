@@ -26,8 +26,9 @@ UNLIMITED: Final = 1 << 52
 EMERGENCY_FIFTHS: Final = 3
 """An emergency window takes at most three fifths of its budget."""
 
-SUMMARY_SHARE: Final = 0.4
-"""The largest share of a budget that the summary takes, its ledger included."""
+SUMMARY_SHARE, SUMMARY_SHARE_WITH_RECALL = 0.4, 0.8
+"""The largest shares of a budget, and of what recall leaves of it, that the summary takes, its
+ledger included."""
 
 MOST_KEPT_WITH_RECALL: Final = 0.75
 """A trim within a turn leaves at least a quarter of the budget, for recall and what follows."""
@@ -308,7 +309,9 @@ def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits
         target_tokens=floor(low_water * tokens),
         arrival_tokens=arrival_tokens,
         arrival_target_tokens=floor(policy.low_water_ratio * arrival_tokens),
-        summary_tokens=UNLIMITED if policy.mode is Mode.OFF else floor(SUMMARY_SHARE * tokens),
+        summary_tokens=UNLIMITED
+        if policy.mode is Mode.OFF
+        else floor(min(SUMMARY_SHARE * tokens, SUMMARY_SHARE_WITH_RECALL * arrival_tokens)),
         messages=messages,
         target_messages=floor(policy.low_water_ratio * messages),
     )

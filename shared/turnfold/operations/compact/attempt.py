@@ -9,7 +9,7 @@ import structlog
 from turnfold.core.policy.allowance import DEFAULT_ALLOWANCE, SESSION_MODEL, Allowance, is_named
 from turnfold.core.recall.quotes import quotable_text
 from turnfold.core.summary.gate import Reason
-from turnfold.core.summary.source_messages import sources_of, text_of_body
+from turnfold.core.summary.source_messages import open_request, sources_of
 from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob
 from turnfold.errors import BudgetSpent, SummarizerError
 from turnfold.ports.compact import Job, JobInput, ModelCallStore, Summarizer
@@ -77,13 +77,13 @@ def summary_job(
     policy, wanted = job.policy, job.wanted
     # An agent may name a model at another provider, which must not receive the operator's key.
     has_key = model is not None and (model == writing.model or is_named(model, writing.key_models))
+    following = [json.loads(body) for body in job_input.following]
+    evicted = [(entry.message, entry.body, entry.is_error) for entry in job_input.evicted]
     return SummaryJob(
-        sources=sources_of(
-            (entry.message, entry.body, entry.is_error) for entry in job_input.evicted
-        ),
+        sources=sources_of(evicted),
         previous=job_input.previous,
-        newest_request=text_of_body(job_input.newest_request),
-        following=tuple([quotable_text(json.loads(body)) for body in job_input.following]),
+        newest_request=open_request(job_input.previous, evicted, following),
+        following=tuple([quotable_text(body) for body in following]),
         style=wanted.style or str(policy.style),
         max_tokens=policy.summary_max_tokens,
         max_words=policy.summary_max_words,

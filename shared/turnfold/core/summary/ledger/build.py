@@ -16,7 +16,7 @@ from turnfold.core.summary.ledger.left_out import LeftOut, left_out_entry
 from turnfold.core.summary.ledger.lines import best_lines, has_calls, read_lines, without_told
 from turnfold.core.summary.ledger.name_uses import NameUses
 from turnfold.core.summary.ledger.ranking import best_entries, tokens_of
-from turnfold.core.summary.sources import PreviousSummary, Source
+from turnfold.core.summary.sources import REQUEST_PREFIX, PreviousSummary, Source
 from turnfold.core.summary.tool_calls.actions import FileChange
 from turnfold.core.text.lines import printable
 from turnfold.core.text.values import REQUEST_CHARACTERS, Value
@@ -86,11 +86,11 @@ def build_ledger(
             uses.add_following(following)
     request_entries = _request_entries(newest_request)
     room_tokens = _room_tokens(request_entries, max_tokens, count)
-    lines = line_candidates.values()
-    untold = without_told(candidates.values(), lines)
-    chosen = list(group_into_entries([*untold, *lines]))
+    all_lines = line_candidates.values()
+    untold = without_told(candidates.values(), all_lines)
+    chosen = list(group_into_entries([*untold, *all_lines]))
     if not (is_repeated and tokens_of(chosen, count) <= room_tokens):
-        chosen = _best_of(candidates.values(), lines, uses, room_tokens, count)
+        chosen = _best_of(candidates.values(), all_lines, uses, room_tokens, count)
     kept = [candidate for _, group in chosen for candidate in group]
     kept_lines = [candidate for candidate in kept if candidate.value.kind == LINE]
     kept_texts = {candidate.value.text for candidate in kept}
@@ -145,7 +145,7 @@ def _best_of(
 
 def _request_entries(newest_request: str | None) -> list[str]:
     request = printable(newest_request or "").strip()[:REQUEST_CHARACTERS]
-    return [f"request {request}"] if request else []
+    return [REQUEST_PREFIX + request] if request else []
 
 
 def _room_tokens(

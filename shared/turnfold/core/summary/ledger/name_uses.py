@@ -23,6 +23,7 @@ MOST_USES: Final = 255
 LEAST_USES: Final = 2
 _ITEM: Final = struct.Struct("<IeB")
 _LEAST_WEIGHT: Final = 0.01
+_MOST_WEIGHT: Final = 1_000.0
 COMMON: Final = numbers_of_names(
     "README.md package.json package-lock.json node_modules tsconfig.json index.html index.js "
     "index.ts main.py app.py setup.py __init__ __init__.py __main__ __name__ __pycache__ mix.exs "
@@ -69,7 +70,7 @@ class NameUses:
             {
                 number: _Use(weight, messages)
                 for number, weight, messages in _ITEM.iter_unpack(packed)
-                if weight > 0
+                if 0 < weight < _MOST_WEIGHT
             }
         )
 

@@ -25,6 +25,7 @@ _PLAIN_PATH = re.compile(
     r"[A-Za-z0-9_.~@+-]*(?:/[A-Za-z0-9_.~@+-]+)+|[A-Za-z0-9_-]+\.[A-Za-z][A-Za-z0-9]{0,5}"
 )
 _UNQUOTED = re.compile(r"(?:[^;&|\n\"']|(?<=>)&)+")
+_QUOTED = re.compile(r"'[^'\n]*+'|\"[^\"\n]*+\"")
 _OPENED_QUOTE = re.compile(r'"(?:[^"\\]|\\.)*+')
 
 
@@ -52,13 +53,18 @@ def touched_by_command(command: str) -> Iterator[tuple[str, str]]:
     for path in _REDIRECT.findall(without_heredocs(command[:4_000])):
         if not path.startswith("/dev/") and ("/" in path or "." in path[1:]):
             yield path, "modified"
-    for words in _steps(command):
+    # Words of a quoted phrase, such as an expression of sed, are no paths.
+    for words in _steps(_QUOTED.sub(_one_word, command)):
         action = _file_action(words)
         if action is not None:
             paths = _plain_paths(words[1:])
             # The other paths of `cp` are only read, but the copy is what matters.
             for path in paths[-1:] if _program(words) == "cp" else paths:
                 yield path, action
+
+
+def _one_word(quoted: re.Match[str]) -> str:
+    return quoted[0] if len(quoted[0].split()) == 1 else "''"
 
 
 def _file_action(words: Sequence[str]) -> str | None:

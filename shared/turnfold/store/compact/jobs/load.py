@@ -49,19 +49,6 @@ _STILL_LIVE = Prepared(
     ("of_sid", "first", "last"),
 )
 
-_REQUEST = Prepared(
-    select(messages.c.body)
-    .where(
-        _of_messages,
-        is_live,
-        messages.c.role == literal_column("'user'"),
-        ~messages.c.is_meta,
-    )
-    .order_by(messages.c.position.desc())
-    .limit(literal_column("1")),
-    ("of_sid",),
-)
-
 _FOLLOWING = Prepared(
     select(messages.c.position, messages.c.body)
     .where(_of_messages, is_live)
@@ -118,8 +105,7 @@ def load_input(connection: Connection, job: Job, *, now_ms: int, by_model: bool)
     """
     if not _EXISTS.rows(connection, job.sid):
         raise LostLease(job.compaction_ids[-1])
-    request = next((body for (body,) in _REQUEST.rows(connection, job.sid)), None)
-    job_input = _input_of_kind(connection, job, request, now_ms=now_ms, by_model=by_model)
+    job_input = _input_of_kind(connection, job, now_ms=now_ms, by_model=by_model)
     leaving = job_input.leaving
     gone = {message.position for message in leaving.evicted} if leaving else set()
     rows = _FOLLOWING.rows(connection, job.sid, MOST_FOLLOWING)
@@ -127,19 +113,17 @@ def load_input(connection: Connection, job: Job, *, now_ms: int, by_model: bool)
     return replace(job_input, following=tuple(following))
 
 
-def _input_of_kind(
-    connection: Connection, job: Job, request: str | None, *, now_ms: int, by_model: bool
-) -> JobInput:
+def _input_of_kind(connection: Connection, job: Job, *, now_ms: int, by_model: bool) -> JobInput:
     match job.writes:
         case JobKind.REGENERATED:
             base = _base(connection, job.sid, job.wanted.from_version)
-            return _input(connection, job, added_evictions(connection, job), base, request)
+            return _input(connection, job, added_evictions(connection, job), base)
         case JobKind.STAND_IN:
             scope = _rewrite_scope(connection, job)
             base = _base(connection, job.sid, scope.base_version)
-            return _input(connection, job, scope.compaction_ids, base, request)
+            return _input(connection, job, scope.compaction_ids, base)
         case JobKind.NEXT:
-            job_input = _next_input(connection, job, request, by_model=by_model)
+            job_input = _next_input(connection, job, by_model=by_model)
             if not job.planned:
                 return job_input
             leaving = planned(connection, job.sid, job.planned, job.policy, now_ms=now_ms)
@@ -164,19 +148,17 @@ def added_evictions(connection: Connection, job: Job) -> list[int]:
             return [*uncovered(connection, job.sid), *own]
 
 
-def _next_input(
-    connection: Connection, job: Job, request: str | None, *, by_model: bool
-) -> JobInput:
+def _next_input(connection: Connection, job: Job, *, by_model: bool) -> JobInput:
     added, base = added_evictions(connection, job), _base(connection, job.sid, job.base_version)
     if base is not None and _must_rebuild(connection, job, base.depth):
         covered = covered_by(connection, job.sid, job.base_version)
-        return _input(connection, job, [*covered, *added], None, request)
+        return _input(connection, job, [*covered, *added], None)
     # Extractive text is cut from messages. A model that summarizes it again loses what was cut.
     if base is not None and base.kind == "extractive" and by_model:
         scope = _rewrite_scope(connection, job)
         added = [*scope.compaction_ids, *added]
         base = _base(connection, job.sid, scope.base_version)
-    return _input(connection, job, added, base, request)
+    return _input(connection, job, added, base)
 
 
 def _base(connection: Connection, sid: int, version: int | None) -> _Base | None:
@@ -191,13 +173,12 @@ def _input(
     job: Job,
     evictions: Sequence[int],
     base: _Base | None,
-    request: str | None,
 ) -> JobInput:
     """Combine the messages of these evictions with the version below."""
     evicted = _evicted_messages(connection, job.sid, evictions)
     if base is None:
-        return JobInput(evicted, None, request, depth=1)
-    return JobInput(evicted, base.previous, request, depth=base.depth + 1)
+        return JobInput(evicted, None, depth=1)
+    return JobInput(evicted, base.previous, depth=base.depth + 1)
 
 
 def _rewrite_scope(connection: Connection, job: Job) -> RewriteScope:
