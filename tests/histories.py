@@ -161,6 +161,7 @@ def history(
             tokens=text_tokens + sum(map(count, ledger)),
             text_tokens=text_tokens,
             cuts=cuts_of(summary),
+            entry_tokens=[*map(count, ledger)],
         )
     stored = WindowInput(
         messages=paired,

@@ -29,6 +29,8 @@ VALUES = st.one_of(
 )  # fmt: skip
 WORDS = st.sampled_from(
     [
+        "def load_rates(order_id):\n",
+        "\nrates = load_rates(order_id)  # of RateTable",
         "Let's go with",
         "please never touch",
         "Error:",
@@ -174,8 +176,8 @@ def test_same_messages_folded_in_twice_change_nothing(
     twice = extract(job(some[-1], once, cap=cap), count=counter())
 
     assert twice.ledger == once.ledger
-    assert {name: twice.sections[name] for name in ("provenance", "left_out")} == {
-        name: once.sections[name] for name in ("provenance", "left_out")
+    assert {name: twice.sections[name] for name in ("provenance", "left_out", "names")} == {
+        name: once.sections[name] for name in ("provenance", "left_out", "names")
     }
 
 
@@ -217,7 +219,8 @@ def test_same_messages_give_the_same_order(some: list[tuple[Source, ...]], cap: 
     st.fixed_dictionaries(
         {},
         optional=dict.fromkeys(
-            ("provenance", "left_out", "sources", "file_changes", "tasks", "context"), JSONS
+            ("provenance", "left_out", "names", "sources", "file_changes", "tasks", "context"),
+            JSONS,
         ),
     ),
 )

@@ -753,6 +753,21 @@ def test_under_a_tiny_budget_the_summary_is_cut_before_the_request() -> None:
     assert shown(none) == ["e1#0"]
 
 
+@pytest.mark.proves("S11", "C75")
+def test_a_budget_too_small_for_the_ledger_shows_its_first_entries() -> None:
+    ledger = [f"line def step_{number}(order_id)" for number in range(40)]
+    session = history([user("what now?")], summary=words(20), ledger=ledger, covered=9)
+    shown_entries = [
+        session.rendered(asked_of(session, budget)).ledger for budget in (100, 200, 400, 2_000)
+    ]
+
+    numbers = [len(entries) for entries in shown_entries]
+    assert numbers == sorted(numbers)
+    assert 0 < numbers[1] < numbers[2] < numbers[3] == 40
+    assert all(list(entries) == ledger[: len(entries)] for entries in shown_entries)
+    assert all(asked_of(session, budget).tokens <= budget for budget in range(60, 400, 7))
+
+
 @pytest.mark.proves("W2", "T1", "C14")
 @pytest.mark.parametrize(
     ("window", "more", "expected"),

@@ -27,8 +27,7 @@ EMERGENCY_FIFTHS: Final = 3
 """An emergency window takes at most three fifths of its budget."""
 
 SUMMARY_SHARE, SUMMARY_SHARE_WITH_RECALL = 0.4, 0.8
-"""The largest shares of a budget, and of what recall leaves of it, that the summary takes, its
-ledger included."""
+"""The largest shares of a budget, and of what recall leaves of it, for summary and ledger."""
 
 MOST_KEPT_WITH_RECALL: Final = 0.75
 """A trim within a turn leaves at least a quarter of the budget, for recall and what follows."""

@@ -6,14 +6,14 @@ the best that fit. It is the same for every writer of the text, a model or code.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from turnfold.core.recall.quotes import number_of_name, numbers_of_names
 from turnfold.core.summary.ledger.candidates import Candidate, Origin
 from turnfold.core.summary.ledger.collect import add_files, add_messages, carried_candidates
 from turnfold.core.summary.ledger.entries import LINE, LedgerEntry, group_into_entries
 from turnfold.core.summary.ledger.left_out import LeftOut, left_out_entry
-from turnfold.core.summary.ledger.lines import best_lines, has_calls, read_lines, without_told
+from turnfold.core.summary.ledger.lines import best_lines, read_lines, without_told
 from turnfold.core.summary.ledger.name_uses import NameUses
 from turnfold.core.summary.ledger.ranking import best_entries, tokens_of
 from turnfold.core.summary.sources import REQUEST_PREFIX, PreviousSummary, Source
@@ -73,41 +73,66 @@ def build_ledger(
     names that they use are worth more. The messages that the previous version ends with change
     nothing.
     """
-    candidates, line_candidates = carried_candidates(previous)
-    left_out, uses = LeftOut.of(previous), NameUses.of(previous)
-    # The same messages may come twice. Their values have not come back for that reason.
-    is_repeated = bool(sources) and left_out.until == sources[-1].message_id
-    if not is_repeated:
-        left_out.until = sources[-1].message_id if sources else left_out.until
-        add_messages(candidates, left_out, sources, lines)
-        add_files(candidates, files)
-        if line_candidates or has_calls(sources):
-            line_candidates |= read_lines(sources, uses)
-            uses.add_following(following)
+    found = _collected(previous, sources, files, lines, following)
     request_entries = _request_entries(newest_request)
     room_tokens = _room_tokens(request_entries, max_tokens, count)
-    all_lines = line_candidates.values()
-    untold = without_told(candidates.values(), all_lines)
-    chosen = list(group_into_entries([*untold, *all_lines]))
-    if not (is_repeated and tokens_of(chosen, count) <= room_tokens):
-        chosen = _best_of(candidates.values(), all_lines, uses, room_tokens, count)
-    kept = [candidate for _, group in chosen for candidate in group]
-    kept_lines = [candidate for candidate in kept if candidate.value.kind == LINE]
-    kept_texts = {candidate.value.text for candidate in kept}
-    shown = {candidate.value.text for candidate in without_told(candidates.values(), kept_lines)}
-    told = [
-        candidate
-        for candidate in candidates.values()
-        if candidate.value.text not in shown or candidate.value.text in kept_texts
-    ]
-    left_out.update(candidates.values(), told)
+    values, all_lines = found.values.values(), found.lines.values()
+    chosen = list(group_into_entries([*without_told(values, all_lines), *all_lines]))
+    if not (found.is_repeated and tokens_of(chosen, count) <= room_tokens):
+        chosen = _best_of(values, all_lines, found.uses, room_tokens, count)
+    left_out = found.left_out
+    left_out.update(values, _told(values, chosen))
     entries = [*request_entries, *(text for text, _ in chosen)]
     origins: list[tuple[Origin, ...]] = [() for _ in request_entries]
     origins += [tuple([candidate.origin for candidate in group]) for _, group in chosen]
     if left_out.count:
         entries.append(left_out_entry(left_out.count))
         origins.append(())
-    return Ledger(tuple(entries), tuple(origins), left_out.as_json(), uses.as_json())
+    return Ledger(tuple(entries), tuple(origins), left_out.as_json(), found.uses.as_json())
+
+
+class _Collected(NamedTuple):
+    """The values and lines that may enter a ledger, by their text, and the records of versions.
+
+    `is_repeated` says that the same messages came again: their values have not come back.
+    """
+
+    values: dict[str, Candidate]
+    lines: dict[str, Candidate]
+    left_out: LeftOut
+    uses: NameUses
+    is_repeated: bool
+
+
+def _collected(
+    previous: PreviousSummary | None,
+    sources: Sequence[Source],
+    files: Sequence[FileChange],
+    verbatim: Sequence[tuple[Value, str]],
+    following: Sequence[str],
+) -> _Collected:
+    """Collect what the previous version carries and the messages name."""
+    values, lines = carried_candidates(previous)
+    left_out, uses = LeftOut.of(previous), NameUses.of(previous)
+    if sources and left_out.until == sources[-1].message_id:
+        return _Collected(values, lines, left_out, uses, is_repeated=True)
+    if sources:
+        left_out.until = sources[-1].message_id
+    add_messages(values, left_out, sources, verbatim)
+    add_files(values, files)
+    if lines or any(source.calls for source in sources):
+        lines |= read_lines(sources, uses)
+        uses.add_following(following)
+    return _Collected(values, lines, left_out, uses, is_repeated=False)
+
+
+def _told(values: Collection[Candidate], chosen: Sequence[LedgerEntry]) -> list[Candidate]:
+    """Return the values that an entry, or a line among the entries, tells."""
+    kept = [candidate for _, group in chosen for candidate in group]
+    texts = {candidate.value.text for candidate in kept}
+    lines = [candidate for candidate in kept if candidate.value.kind == LINE]
+    untold = {candidate.value.text for candidate in without_told(values, lines)} - texts
+    return [candidate for candidate in values if candidate.value.text not in untold]
 
 
 def _best_of(

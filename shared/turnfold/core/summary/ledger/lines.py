@@ -4,6 +4,7 @@ An agent needs a function, a field or a path again, and with it the line that sa
 lines of a version are chosen from those of its messages and of the previous version.
 """
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final
@@ -26,11 +27,14 @@ from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_TOOL, Value, values_
 
 ENTRY_TOKENS: Final = 2
 """About what an entry costs besides its line."""
-
-
-def has_calls(sources: Sequence[Source]) -> bool:
-    """Return whether tools are called: names recur in code and in what tools print."""
-    return any(source.calls for source in sources)
+DEFINITION_BONUS: Final = 2.0
+"""How much more a line is worth that defines a name than one that uses it."""
+_DEFINITION: Final = re.compile(
+    r"(?:\d+[:\s|→]+)?"
+    r"(?:(?:export|default|pub|async|static|public|private|protected|final|abstract) )*"
+    r"(?:def|defp|defmodule|class|function|fn|func|const|let|var|type|interface|struct|enum|trait"
+    r"|record|impl|schema|field|create|CREATE|#define|@type|@spec|message|service)\b"
+)
 
 
 def read_lines(sources: Sequence[Source], uses: NameUses) -> dict[str, Candidate]:
@@ -71,17 +75,22 @@ def best_lines(
     Names that are `known`, or stand in a better line, are worth nothing. Equal lines: the newest.
     """
     newest_first = sorted(lines, key=lambda line: -line.order)
+    tokens = [line.token_estimate + ENTRY_TOKENS for line in newest_first]
     offered = [
-        (line.token_estimate + ENTRY_TOKENS, tuple(numbers_of_names(line.value.text)))
-        for line in newest_first
+        (size / _bonus(line.value.text), tuple(numbers_of_names(line.value.text)))
+        for size, line in zip(tokens, newest_first, strict=True)
     ]
     chosen: list[Candidate] = []
     for place in best_by_worth(offered, weights, known):
-        room_tokens -= offered[place][0]
+        room_tokens -= tokens[place]
         if room_tokens < 0:
             break
         chosen.append(newest_first[place])
     return chosen
+
+
+def _bonus(line: str) -> float:
+    return DEFINITION_BONUS if _DEFINITION.match(line) else 1.0
 
 
 def without_told(values: Iterable[Candidate], lines: Iterable[Candidate]) -> list[Candidate]:
