@@ -12,7 +12,7 @@ from tests.histories import counter
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.ledger.entries import entry_values
 from turnfold.core.summary.redaction import readable_sources
-from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob
+from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob, word_count
 from turnfold.core.summary.tool_calls.arguments import argument_texts
 
 VALUES = st.one_of(
@@ -164,6 +164,21 @@ def test_ledger_keeps_to_its_cap(
         entry for entry in draft.ledger if entry.startswith(("request ", "left_out "))
     ]
     assert counter()("\n".join(draft.ledger)) <= max(cap, counter()("\n".join(never_left_out)))
+
+
+@pytest.mark.proves("S11")
+@given(batches(), st.integers(20, 300), TEXTS)
+def test_text_and_ledger_of_a_narrative_summary_share_its_words(
+    some: list[tuple[Source, ...]], words: int, request: str
+) -> None:
+    asked = SummaryJob(sources=some[-1], newest_request=request, style="narrative", max_words=words)
+
+    draft = extract(asked, count=counter())
+
+    entries = [entry for entry in draft.ledger if not entry.startswith("request ")]
+    if entries[:-1]:
+        assert word_count("\n".join(entries)) <= words - asked.text_words
+    assert word_count(draft.text) <= max(asked.text_words, 8)
 
 
 @pytest.mark.proves("S6")

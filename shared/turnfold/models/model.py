@@ -142,7 +142,7 @@ class _VersionWriter:
         content = answer.content or ""
         whole, _ = parse_answer(content, part.style)
         _refuse(check(answer, input_tokens=input_tokens, output_tokens=count(whole)))
-        text, sections = parse_answer(content, part.style, max_words=part.max_words)
+        text, sections = parse_answer(content, part.style, max_words=part.text_words)
         if part.style != "narrative" and part.previous is not None:
             sections = carry_over(
                 part.previous.sections, sections, max_tokens=part.max_tokens, count=count

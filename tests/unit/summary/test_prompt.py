@@ -128,7 +128,7 @@ def test_lone_surrogates_and_control_characters_are_left_out() -> None:
 def test_narrative_asks_for_prose_in_three_parts() -> None:
     system, _ = asked(message("Hello"), style="narrative")
 
-    assert "at most 200 words" in system
+    assert "at most 150 words" in system
     assert "JSON object" not in system
 
 

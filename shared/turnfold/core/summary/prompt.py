@@ -101,9 +101,9 @@ def build_prompt(
     """
     answer_format = _NARRATIVE if job.style == "narrative" else _STRUCTURED
     system = [
-        (job.task or _TASK).format(words=job.max_words, style=job.style),
+        (job.task or _TASK).format(words=job.text_words, style=job.style),
         _DATA.format(boundary=boundary),
-        answer_format.format(words=job.max_words),
+        answer_format.format(words=job.text_words),
     ]
     if correction := _CORRECTIONS.get(job.last_reason or ""):
         system.append(correction.format(boundary=boundary))

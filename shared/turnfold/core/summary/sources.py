@@ -7,6 +7,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 Kind = Literal["llm", "extractive"]
 
+NARRATIVE_LEDGER_PART: Final = 4
+"""The ledger of a narrative summary takes at most the fourth part of its words."""
+
 REQUEST_PREFIX: Final = "request "
 """Begins the ledger entry of the open request, which is the first."""
 
@@ -73,6 +76,16 @@ class SummaryJob:
     last_reason: str | None = None
     parts: Mapping[str, str] = field(default_factory=dict)
     redactions: tuple[str, ...] = ()
+
+    @property
+    def ledger_words(self) -> int:
+        """The most words of the ledger: a share of a narrative summary's; 0 if it has no limit."""
+        return self.max_words // NARRATIVE_LEDGER_PART if self.style == "narrative" else 0
+
+    @property
+    def text_words(self) -> int:
+        """The most words of prose; 0 if it has no limit."""
+        return self.max_words - self.ledger_words
 
     def __repr__(self) -> str:
         """Sizes only: a key or a user's text must not reach a log by way of a traceback."""

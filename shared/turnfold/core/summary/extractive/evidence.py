@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from turnfold.core.summary.extractive.lines import SummaryLine
 from turnfold.core.summary.extractive.picking import picked_lines
-from turnfold.core.summary.ledger.build import Ledger, build_ledger
+from turnfold.core.summary.ledger.build import Ledger, LedgerLimits, build_ledger
 from turnfold.core.summary.redaction import redact
 from turnfold.core.summary.sources import Draft, Source, SummaryJob
 from turnfold.core.summary.tool_calls.actions import FileChange, file_changes
@@ -53,7 +53,7 @@ def collect_evidence(
         lines=list(_verbatim_lines(picked, sources)),
         following=job.following,
         newest_request=redact(job.newest_request) if job.newest_request else None,
-        max_tokens=job.ledger_max_tokens,
+        limits=LedgerLimits(job.ledger_max_tokens, job.ledger_words),
         count=count,
     )
     return Evidence(files, ledger)

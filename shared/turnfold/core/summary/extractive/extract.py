@@ -97,7 +97,7 @@ def _within_limits(
         text = render(sections | {"file_changes": changes}, language_code)
         excess = max(count(text) / max(job.max_tokens, 1), len(text) / max_characters)
         if job.style == "narrative":
-            excess = max(excess, word_count(text) / max(job.max_words, 1))
+            excess = max(excess, word_count(text) / max(job.text_words, 1))
         if excess <= 1:
             return sections, text
         if len(heaviest) <= 1 and not shown_files:

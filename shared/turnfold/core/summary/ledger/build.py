@@ -6,6 +6,7 @@ the best that fit. It is the same for every writer of the text, a model or code.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.recall.quotes import number_of_name, numbers_of_names
@@ -16,13 +17,20 @@ from turnfold.core.summary.ledger.left_out import LeftOut, left_out_entry
 from turnfold.core.summary.ledger.lines import best_lines, read_lines, without_told
 from turnfold.core.summary.ledger.name_uses import NameUses
 from turnfold.core.summary.ledger.ranking import best_entries, tokens_of
-from turnfold.core.summary.sources import REQUEST_PREFIX, PreviousSummary, Source
+from turnfold.core.summary.sources import REQUEST_PREFIX, PreviousSummary, Source, word_count
 from turnfold.core.summary.tool_calls.actions import FileChange
 from turnfold.core.text.lines import printable
 from turnfold.core.text.values import REQUEST_CHARACTERS, Value
 
 VALUES_SHARE: Final = 0.4
 """The share of a ledger for values that stand without their line, where lines are worth more."""
+
+
+class LedgerLimits(NamedTuple):
+    """The most tokens of a ledger, and the most words apart from the request; 0 sets no limit."""
+
+    tokens: int
+    words: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,7 @@ def build_ledger(
     lines: Sequence[tuple[Value, str]] = (),
     following: Sequence[str] = (),
     newest_request: str | None,
-    max_tokens: int,
+    limits: LedgerLimits,
     count: Callable[[str], int],
 ) -> Ledger:
     """Merge the previous ledger with the values of these messages, and keep what fits.
@@ -75,7 +83,10 @@ def build_ledger(
     """
     found = _collected(previous, sources, files, lines, following)
     request_entries = _request_entries(newest_request)
-    room_tokens = _room_tokens(request_entries, max_tokens, count)
+    if limits.words:
+        count = _with_words(count, limits.tokens / limits.words)
+    reserved = () if limits.words else request_entries
+    room_tokens = _room_tokens(reserved, limits.tokens, count)
     values, all_lines = found.values.values(), found.lines.values()
     chosen = list(group_into_entries([*without_told(values, all_lines), *all_lines]))
     if not (found.is_repeated and tokens_of(chosen, count) <= room_tokens):
@@ -166,6 +177,11 @@ def _best_of(
                 return chosen
         kept = kept[: min(len(kept) - 1, int(len(kept) * room_of_lines / max(tokens, 1)))]
     return entries if not lines else best_entries(values, room_tokens, count)
+
+
+def _with_words(count: Callable[[str], int], tokens_per_word: float) -> Callable[[str], int]:
+    """Return a count in which each word takes at least so many tokens."""
+    return lambda text: max(count(text), ceil(tokens_per_word * word_count(text)))
 
 
 def _request_entries(newest_request: str | None) -> list[str]:
