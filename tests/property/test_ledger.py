@@ -167,7 +167,7 @@ def test_ledger_keeps_to_its_cap(
 
 
 @pytest.mark.proves("S11")
-@given(batches(), st.integers(20, 300), TEXTS)
+@given(batches(), st.integers(200, 400), TEXTS)
 def test_text_and_ledger_of_a_narrative_summary_share_its_words(
     some: list[tuple[Source, ...]], words: int, request: str
 ) -> None:
@@ -178,7 +178,7 @@ def test_text_and_ledger_of_a_narrative_summary_share_its_words(
     entries = [entry for entry in draft.ledger if not entry.startswith("request ")]
     if entries[:-1]:
         assert word_count("\n".join(entries)) <= words - asked.text_words
-    assert word_count(draft.text) <= max(asked.text_words, 8)
+    assert word_count(draft.text) <= asked.text_words
 
 
 @pytest.mark.proves("S6")

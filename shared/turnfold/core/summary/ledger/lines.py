@@ -27,13 +27,13 @@ from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_TOOL, Value, values_
 
 ENTRY_TOKENS: Final = 2
 """About what an entry costs besides its line."""
-DEFINITION_BONUS: Final = 2.0
+DEFINITION_BONUS: Final = 1.5
 """How much more a line is worth that defines a name than one that uses it."""
 _DEFINITION: Final = re.compile(
     r"(?:\d+[:\s|→]+)?"
     r"(?:(?:export|default|pub|async|static|public|private|protected|final|abstract) )*"
     r"(?:def|defp|defmodule|class|function|fn|func|const|let|var|type|interface|struct|enum|trait"
-    r"|record|impl|schema|field|create|CREATE|#define|@type|@spec|message|service)\b"
+    r"|impl|schema|CREATE|#define|@type|@spec)\b"
 )
 
 
