@@ -13,8 +13,8 @@ from turnfold.core.summary.ledger.name_uses import MOST_NAMES, NameUses
 from turnfold.core.summary.source_messages import open_request
 from turnfold.core.summary.sources import Draft, PreviousSummary, Source
 
-DEFINITION = "def load_rates(currency): return rates_of(currency)"
-OTHER = "def old_rates(currency): return table_of(currency)"
+DEFINITION = "def load_rates(currency):"
+OTHER = "def old_rates(currency):"
 
 
 def read(number: int, text: str) -> tuple[Source, Source]:
