@@ -1,0 +1,251 @@
+"""A plugin of the Agent Development Kit (ADK): models see windows of Turnfold.
+
+```python
+plugin = TurnfoldPlugin("support", max_tokens=8_000)
+runner = InMemoryRunner(app=App(name="support", root_agent=agent, plugins=[plugin]))
+```
+
+The session of the ADK keeps all its events. Each call of a model publishes what is new in its
+contents, and is given the window instead: the summary, and the newest contents.
+"""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from turnfold.client import PortalClient, Session
+from turnfold.integrations import requires
+from turnfold.integrations.mirrored import Chat, MirroredWindows, Shown
+
+with requires("google-adk"):
+    from google.adk.agents.callback_context import CallbackContext
+    from google.adk.agents.invocation_context import InvocationContext
+    from google.adk.models.llm_request import LlmRequest
+    from google.adk.models.llm_response import LlmResponse
+    from google.adk.plugins.base_plugin import BasePlugin
+    from google.genai import types
+
+_TEMPORARY_ID = "adk-"
+"""The beginning of ids that the ADK makes, and takes away again before it calls the model."""
+
+
+class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
+    """A plugin that keeps the conversations of a runner's agents in Turnfold.
+
+    Each agent of a session has a conversation of its own, because the ADK shows each of them
+    another one: `<user>/<session>/<agent>`. `client` is a `PortalClient`, or a URL of NATS
+    (default: `TURNFOLD_NATS_URL`). `max_tokens` is the budget of the window, without instructions
+    and tools. Without it, the `model` decides: by default that of the request. `window` has further
+    options of `turnfold.Session.context`.
+
+    If Turnfold does not answer, the model gets the contents of the ADK, and the logger
+    `turnfold.integrations` a warning.
+    """
+
+    def __init__(
+        self,
+        agent_id: str,
+        *,
+        name: str = "turnfold",
+        client: PortalClient | str | None = None,
+        max_tokens: int | None = None,
+        model: str | None = None,
+        window: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(name)
+        self._windows = MirroredWindows(
+            agent_id, client=client, max_tokens=max_tokens, window=window
+        )
+        self._model = model
+        self._asked: dict[tuple[str, str], tuple[Session, _Call]] = {}
+
+    async def before_model_callback(
+        self, *, callback_context: CallbackContext, llm_request: LlmRequest
+    ) -> LlmResponse | None:
+        """Record the contents of a request, and put the window in their place."""
+        place = callback_context.session
+        session_id = f"{quote(place.user_id, safe='@')}/{quote(place.id, safe='@')}"
+        session = self._windows.session(session_id, callback_context.agent_name)
+        call = _Call(llm_request.contents)
+        model = self._model or llm_request.model
+        shown = await self._windows.shown(session, call.asked, model=model)
+        if shown is not None:
+            llm_request.contents = call.window(shown)
+            # A call that failed is replaced by the next one of the run.
+            self._asked[callback_context.invocation_id, callback_context.agent_name] = session, call
+        # None: the ADK goes on to call the model.
+        return None
+
+    async def after_model_callback(
+        self, *, callback_context: CallbackContext, llm_response: LlmResponse
+    ) -> LlmResponse | None:
+        """Record the answer, so that it is stored and folded before the next call needs it."""
+        content = llm_response.content
+        if llm_response.partial or content is None:
+            return None
+        key = callback_context.invocation_id, callback_context.agent_name
+        session, call = self._asked.pop(key, (None, None))
+        if session is not None and call is not None:
+            await self._windows.record(session, lambda: call.answered(content))
+        return None
+
+    async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
+        """Forget calls that were not answered."""
+        for key in [one for one in self._asked if one[0] == invocation_context.invocation_id]:
+            self._asked.pop(key, None)
+
+
+class _Call:
+    """The contents of one request: each part of them is a part of a chat message."""
+
+    def __init__(self, contents: Sequence[types.Content]) -> None:
+        self._contents = contents
+        self._parts: list[list[types.Part]] = []
+        self._chat: list[Chat] = []
+        self._calls: dict[str, types.FunctionCall] = {}
+        self._open: list[tuple[str, types.FunctionCall]] = []
+
+    def asked(self) -> list[Chat]:
+        """Return the contents as chat messages: each response of a function is one."""
+        for place, content in enumerate(self._contents):
+            self._add_content(content, place)
+        return self._chat
+
+    def answered(self, content: types.Content) -> list[Chat]:
+        """Return the contents and the answer of the model as chat messages."""
+        self._add_content(content, len(self._contents))
+        return self._chat
+
+    def window(self, shown: Sequence[Shown]) -> list[types.Content]:
+        """Return the contents of a window; responses to one content's calls are one content."""
+        contents: list[types.Content] = []
+        were_responses = False
+        for one in shown:
+            own = None if one.place is None else self._parts[one.place]
+            body = one.body if one.place is None else one.body or self._chat[one.place]
+            assert body is not None  # `Shown` has a place or a body
+            is_whole = one.body is None and own is not None
+            parts = list(own or ()) if is_whole else self._made(body, own)
+            are_responses = body["role"] == "tool"
+            if are_responses and were_responses:
+                contents[-1].parts += parts
+            else:
+                role = "model" if body["role"] == "assistant" else "user"
+                contents.append(types.Content(role=role, parts=parts))
+            were_responses = are_responses
+        return contents
+
+    def _add_content(self, content: types.Content, place: int) -> None:
+        others: list[types.Part] = []
+        for part in content.parts or ():
+            if part.function_response is None:
+                others.append(part)
+            else:
+                self._add(self._response(part.function_response), [part])
+        if others:
+            self._add(self._message(content, others, place), others)
+
+    def _add(self, body: Chat, parts: list[types.Part]) -> None:
+        self._chat.append(body)
+        self._parts.append(parts)
+
+    def _response(self, response: types.FunctionResponse) -> Chat:
+        """Return a response as a result; where ids are missing, the oldest call of its name."""
+        names = [
+            call_id
+            for call_id, call in self._open
+            if (_id(call.id) == _id(response.id) and call.name == response.name)
+        ]
+        call_id = names[0] if names else f"unknown-{len(self._chat)}"
+        self._open = [one for one in self._open if one[0] != call_id]
+        text = json.dumps(response.model_dump(mode="json")["response"] or {}, ensure_ascii=False)
+        return {"role": "tool", "tool_call_id": call_id, "name": response.name, "content": text}
+
+    def _message(self, content: types.Content, parts: Sequence[types.Part], place: int) -> Chat:
+        """Return what is no response: texts, calls, and the rest as fields that are counted."""
+        texts: list[Chat] = []
+        calls: list[Chat] = []
+        others: list[Any] = []
+        for part in parts:
+            if part.function_call is not None:
+                call_id = _id(part.function_call.id) or f"call-{place}-{len(calls)}"
+                self._calls[call_id] = part.function_call
+                self._open.append((call_id, part.function_call))
+                calls.append(_chat_call(call_id, part.function_call))
+            elif (chat := _chat_part(part)) is not None:
+                texts.append(chat)
+            else:
+                others.append(part.model_dump(mode="json", exclude_none=True))
+        body: Chat = {"role": "assistant" if content.role == "model" else "user"}
+        is_text = len(texts) == 1 and texts[0]["type"] == "text"
+        body["content"] = texts[0]["text"] if is_text else texts or ""
+        if calls:
+            body |= {"role": "assistant", "tool_calls": calls}
+        return body | ({"parts": others} if others else {})
+
+    def _made(self, body: Chat, own: Sequence[types.Part] | None) -> list[types.Part]:
+        """Return the parts of a message that Turnfold wrote or shortened."""
+        if body["role"] == "tool":
+            return [self._made_response(body, own)]
+        text = _text(body.get("content"))
+        parts = [types.Part(text=text)] if text else []
+        # The signatures of thoughts stay with the calls: models refuse calls without.
+        signed = {id(part.function_call): part for part in own or () if part.function_call}
+        for call in body.get("tool_calls") or ():
+            was = self._calls.get(call["id"])
+            args = _arguments(call["function"]["arguments"])
+            made = types.FunctionCall(
+                id=was.id if was else call["id"], name=call["function"]["name"], args=args
+            )
+            part = signed.get(id(was))
+            signature = part.thought_signature if part else None
+            parts.append(types.Part(function_call=made, thought_signature=signature))
+        return parts or [types.Part(text="")]
+
+    def _made_response(self, body: Chat, own: Sequence[types.Part] | None) -> types.Part:
+        was = own[0].function_response if own else self._calls.get(body["tool_call_id"])
+        response = types.FunctionResponse(
+            id=was.id if was else None,
+            name=was.name if was else "unknown",
+            response={"result": _text(body.get("content"))},
+        )
+        return types.Part(function_response=response)
+
+
+def _id(call_id: str | None) -> str | None:
+    return None if call_id is None or call_id.startswith(_TEMPORARY_ID) else call_id
+
+
+def _chat_call(call_id: str, call: types.FunctionCall) -> Chat:
+    arguments = json.dumps(call.model_dump(mode="json")["args"] or {}, ensure_ascii=False)
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }
+
+
+def _chat_part(part: types.Part) -> Chat | None:
+    if part.text is not None and not part.thought:
+        return {"type": "text", "text": part.text}
+    blob = part.inline_data
+    if blob is not None and blob.data and str(blob.mime_type).startswith("image/"):
+        data = base64.b64encode(blob.data).decode()
+        return {"type": "image_url", "image_url": {"url": f"data:{blob.mime_type};base64,{data}"}}
+    return None
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {"arguments": text}
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.get("text") or "[image]" for part in content or ())

@@ -1,0 +1,142 @@
+"""Agents of the ADK whose models see windows: always valid, and the session keeps every event."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+from google.adk.agents import LlmAgent
+from google.adk.apps import App
+from google.adk.runners import InMemoryRunner
+from google.genai import types
+
+from tests.hosts.conftest import RunningSystem
+from tests.hosts.google_adk.models import ScriptedModel, calls, faults, says
+from turnfold.client import connect
+from turnfold.integrations.google_adk import TurnfoldPlugin
+
+TURNS = 200
+NOWHERE = "nats://127.0.0.1:9"
+
+
+def look(place: str) -> str:
+    """Look at a place."""
+    return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
+
+
+def runner_of(
+    model: ScriptedModel, agent_id: str, url: str, *, tokens: int = 8_000, **options: Any
+) -> InMemoryRunner:
+    agent = LlmAgent(name="guide", model=model, instruction="Be brief.", tools=[look], **options)
+    plugin = TurnfoldPlugin(agent_id, client=url, max_tokens=tokens)
+    return InMemoryRunner(app=App(name="tests", root_agent=agent, plugins=[plugin]))
+
+
+async def started(runner: InMemoryRunner) -> None:
+    await runner.session_service.create_session(
+        app_name="tests", user_id="ada@work", session_id="s/1"
+    )
+
+
+async def turn(runner: InMemoryRunner, text: str) -> str:
+    """Run one turn, and return the last text."""
+    said = ""
+    message = types.Content(role="user", parts=[types.Part(text=text)])
+    async for event in runner.run_async(user_id="ada@work", session_id="s/1", new_message=message):
+        parts = event.content.parts if event.content else []
+        said = "".join(part.text or "" for part in parts or ()) or said
+    return said
+
+
+@pytest.mark.parametrize("ids", ["", "given"])
+async def test_a_run_with_parallel_calls_is_recorded_and_shown_as_it_is(
+    system: RunningSystem, session_id: str, ids: str
+) -> None:
+    model = ScriptedModel(
+        script=[calls("hall", "yard", with_ids=ids), says("Nothing is missing."), says("Yes.")]
+    )
+    runner = runner_of(model, session_id, system.nats_url)
+    await started(runner)
+
+    said = await turn(runner, "What is missing?")
+    await turn(runner, "Sure?")
+
+    assert said == "Nothing is missing."
+    assert [faults(call) for call in model.calls] == [[]] * 3
+    asked, called, answered, said_then, again = model.calls[-1]
+    assert asked.parts[0].text == "What is missing?"
+    assert [part.thought_signature for part in called.parts if part.function_call] == [
+        b"signed"
+    ] * 2
+    assert json.dumps(answered.parts[1].function_response.response) == json.dumps(
+        {"result": look("yard")}
+    )
+    assert (said_then.role, again.parts[0].text) == ("model", "Sure?")
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session(session_id, "ada@work/s%2F1/guide")
+        page = await session.history(newest=10, after="latest", wait_ms=5_000)
+    roles = [one.message["role"] for one in page.messages]
+    assert roles == ["user", "assistant", "tool", "tool", "assistant", "user", "assistant"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("budget", [4_000, 8_000, 16_000])
+async def test_two_hundred_turns_with_parallel_calls_break_no_pair(
+    system: RunningSystem, session_id: str, budget: int
+) -> None:
+    model = ScriptedModel()
+    runner = runner_of(model, session_id, system.nats_url, tokens=budget)
+    await started(runner)
+
+    for number in range(TURNS):
+        ids = f"t{number}" if number % 2 else ""
+        model.script += [calls("hall", "yard", with_ids=ids), says(f"Done with {number}.")]
+        await turn(runner, f"Look again, {number}.")
+        assert any(
+            part.text == f"Look again, {number}."
+            for content in model.calls[-1]
+            for part in content.parts
+        )
+
+    assert [fault for call in model.calls for fault in faults(call)] == []
+    assert max(len(call) for call in model.calls) < 2 * TURNS
+    session = await runner.session_service.get_session(
+        app_name="tests", user_id="ada@work", session_id="s/1"
+    )
+    assert len(session.events) == 4 * TURNS
+
+
+async def test_an_agent_that_takes_over_has_a_conversation_of_its_own(
+    system: RunningSystem, session_id: str
+) -> None:
+    transfer = types.FunctionCall(name="transfer_to_agent", args={"agent_name": "porter"})
+    model = ScriptedModel(
+        script=[[types.Part(function_call=transfer, thought_signature=b"signed")], says("I do.")]
+    )
+    porter = LlmAgent(name="porter", model=model, description="Carries.")
+    runner = runner_of(model, session_id, system.nats_url, sub_agents=[porter])
+    await started(runner)
+
+    assert await turn(runner, "Who carries?") == "I do."
+
+    assert [faults(call) for call in model.calls] == [[], []]
+    async with connect(system.nats_url, environ={}) as client:
+        names = [name async for name in client.sessions(session_id)]
+    assert "ada@work/s%2F1/guide" in names
+
+
+async def test_without_turnfold_the_model_gets_the_contents_and_a_warning_tells_no_text(
+    session_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = ScriptedModel(script=[calls("hall"), says("Nothing.")])
+    runner = runner_of(model, session_id, NOWHERE)
+    await started(runner)
+
+    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+        said = await turn(runner, "What is missing?")
+
+    assert said == "Nothing."
+    assert [len(call) for call in model.calls] == [1, 3]
+    warnings = [one.getMessage() for one in caplog.records if one.name == "turnfold.integrations"]
+    assert warnings
+    assert "missing" not in str(warnings)
