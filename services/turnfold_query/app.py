@@ -43,6 +43,7 @@ from turnfold_query.asyncapi import asyncapi_document
 from turnfold_query.handlers import CONTEXT, QueryDispatcher, QueryServer, make_router
 from turnfold_query.hints import HintSender
 from turnfold_query.http.app import make_http
+from turnfold_query.http.inspections import Inspector
 from turnfold_query.ingest_signal import Bounded, NatsIngestSignal
 from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics
@@ -249,8 +250,13 @@ def _http_app(
         dispatcher=dispatcher,
         histories=SqlHistoryStore(database),
         dead_letters=SqlDeadLetterStore(database),
-        inspections=SqlInspectionStore(database),
-        system=redacted(settings.nats_url),
+        inspector=Inspector(
+            SqlInspectionStore(database),
+            SqlHistoryStore(database),
+            request_seconds=settings.request_seconds,
+            windows=lambda: metrics.windows,
+            system=redacted(settings.nats_url),
+        ),
         client=client,
         metrics=metrics,
         limits=settings.event_limits,

@@ -28,7 +28,7 @@ class ApiError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Api:
+class ApiCaller:
     """The API as one caller reaches it; without a token, as anybody does."""
 
     app: ASGIApp

@@ -11,9 +11,9 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from turnfold_query.console.api import Api, ApiError
+from turnfold_query.console.api import ApiCaller, ApiError
 from turnfold_query.console.pages import acts, installation, session, summaries
-from turnfold_query.console.views import View, form_of, page, redirect
+from turnfold_query.console.views import PageView, form_of, page, redirect
 from turnfold_query.console.visitors import (
     PATH,
     TOKEN_COOKIE,
@@ -23,7 +23,7 @@ from turnfold_query.console.visitors import (
     visitor_of,
 )
 
-Page = Callable[[View], Awaitable[Response]]
+Page = Callable[[PageView], Awaitable[Response]]
 _STATIC: Final = {
     "console.css": "text/css; charset=utf-8",
     "htmx.min.js": "text/javascript; charset=utf-8",
@@ -83,7 +83,7 @@ def make_console(
 
     With `is_open`, nobody needs a token, and pages are answered under names of this machine alone.
     """
-    pages = _Pages(Api(api), read_secret, is_open=is_open)
+    pages = _Pages(ApiCaller(api), read_secret, is_open=is_open)
     routes = [Route("/", _to_console, methods=["GET"])]
     for path, answer in READS.items():
         routes.append(Route(PATH + path.rstrip("/"), pages.shown(answer), methods=["GET"]))
@@ -105,7 +105,7 @@ class _Pages:
     """Answers requests for pages, or leads to where a token is asked for."""
 
     def __init__(
-        self, api: Api, read_secret: Callable[[], Awaitable[str]], *, is_open: bool
+        self, api: ApiCaller, read_secret: Callable[[], Awaitable[str]], *, is_open: bool
     ) -> None:
         self._api = api
         self._read_secret = read_secret
@@ -128,7 +128,7 @@ class _Pages:
                 visitor = await visitor_of(request, self._api)
             except ApiError as error:
                 return _to_sign_in(request) if error.status == 401 else _failed(request, error)
-            view = View(request, visitor, self._read_secret)
+            view = PageView(request, visitor, self._read_secret)
             try:
                 return await answer(view)
             except ApiError as error:
@@ -179,7 +179,7 @@ def _to_sign_in(request: Request) -> Response:
     return redirect("/sign-in", next=here) if here != PATH else redirect("/sign-in")
 
 
-def _failed(request: Request, error: ApiError, view: View | None = None) -> Response:
+def _failed(request: Request, error: ApiError, view: PageView | None = None) -> Response:
     titles = {403: "Not allowed", 404: "Nothing here", 409: "In the way", 503: "Not now"}
     return page(
         request,

@@ -39,7 +39,7 @@ templates.filters.update(FILTERS)
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PageView:
     """A request, its visitor, and the secret of the installation with which forms are signed."""
 
     request: Request

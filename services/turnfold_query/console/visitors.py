@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from turnfold.access.bearers import is_loopback
-from turnfold_query.console.api import Api, ApiError
+from turnfold_query.console.api import ApiCaller, ApiError
 
 TOKEN_COOKIE: Final = "turnfold_token"  # noqa: S105  # a name
 FORM_COOKIE: Final = "turnfold_form"
@@ -30,7 +30,7 @@ class Visitor:
     nobody needs a token.
     """
 
-    api: Api
+    api: ApiCaller
     name: str | None
     is_operator: bool
     agents: tuple[str, ...] | None
@@ -39,7 +39,7 @@ class Visitor:
     is_signed_in: bool
 
 
-async def visitor_of(request: Request, api: Api) -> Visitor:
+async def visitor_of(request: Request, api: ApiCaller) -> Visitor:
     """Return who sent a request, as the API knows them.
 
     Raises:
@@ -47,7 +47,7 @@ async def visitor_of(request: Request, api: Api) -> Visitor:
     """
     cookies = cookies_of(request.headers)
     token = cookies.get(TOKEN_COOKIE) or None
-    asking = Api(api.app, token)
+    asking = ApiCaller(api.app, token)
     access: dict[str, Any] = await asking.get("/v1/access")
     agents = access["agents"]
     return Visitor(
@@ -61,7 +61,7 @@ async def visitor_of(request: Request, api: Api) -> Visitor:
     )
 
 
-async def is_token(api: Api, token: str) -> bool:
+async def is_token(api: ApiCaller, token: str) -> bool:
     """Return whether the API knows a token.
 
     Raises:
@@ -70,7 +70,7 @@ async def is_token(api: Api, token: str) -> bool:
     if not token or len(token) > TOKEN_CHARACTERS or not token.isascii():
         return False
     try:
-        await Api(api.app, token).get("/v1/access")
+        await ApiCaller(api.app, token).get("/v1/access")
     except ApiError as error:
         if error.status == 401:
             return False

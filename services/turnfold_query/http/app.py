@@ -23,7 +23,6 @@ from turnfold.nats_client.acknowledgements import Publisher
 from turnfold.nats_client.connection import NatsClient
 from turnfold.observability.tracing import is_enabled
 from turnfold.ports.admin import DeadLetterStore
-from turnfold.ports.inspection import InspectionStore
 from turnfold.ports.query import (
     HistoryStore,
 )
@@ -51,8 +50,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     dispatcher: QueryDispatcher,
     histories: HistoryStore,
     dead_letters: DeadLetterStore,
-    inspections: InspectionStore,
-    system: str,
+    inspector: Inspector,
     client: NatsClient,
     metrics: QueryMetrics,
     limits: EventLimits,
@@ -69,17 +67,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
 
     With `bearers`, callers must present a token. `is_local`: nobody but this machine reaches it.
     """
-    app = DescribedApp(
-        title="Turnfold",
-        version=version("turnfold"),
-        summary="What should my model see next?",
-        description=contracts.__doc__ or "",
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        generate_unique_id_function=lambda route: route.name,
-        responses={"default": {"model": ErrorAnswer, "description": "The error and its remedy."}},
-    )
+    app = _described_app()
     _add_error_handlers(app)
     add_reads(app, dispatcher)
     add_tools(app, dispatcher)
@@ -88,16 +76,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     add_publish(app, Publisher(client, EVENTS_STREAM, on_foreign=metrics.disturbed), limits)
     add_commands(app, Forwarder(client, read_secret).forward)
     add_lists(app, histories, dead_letters)
-    add_inspections(
-        app,
-        Inspector(
-            inspections,
-            histories,
-            request_seconds=request_seconds,
-            windows=lambda: metrics.windows,
-            system=system,
-        ),
-    )
+    add_inspections(app, inspector)
     add_probes(app, histories, metrics, is_ready)
     add_references(app, asyncapi)
     event_bytes = limits.bytes + ENVELOPE_BYTES
@@ -119,6 +98,20 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     console = make_console(guarded, read_secret, is_open=bearers is None and is_local)
     served: ASGIApp = ConsoleRouter(guarded, console)
     return EncodedPaths(TracingMiddleware(served) if is_enabled() else served)
+
+
+def _described_app() -> DescribedApp:
+    return DescribedApp(
+        title="Turnfold",
+        version=version("turnfold"),
+        summary="What should my model see next?",
+        description=contracts.__doc__ or "",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        generate_unique_id_function=lambda route: route.name,
+        responses={"default": {"model": ErrorAnswer, "description": "The error and its remedy."}},
+    )
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -94,6 +94,7 @@ def add_inspections(app: FastAPI, inspector: Inspector) -> None:
     _add_installation(app, inspector)
     _add_lists(app, inspector)
     _add_session(app, inspector)
+    _add_audit(app, inspector)
 
 
 def _agents_among(http: Request, agent_id: str | None) -> frozenset[str] | None:
@@ -217,6 +218,8 @@ def _add_session(app: FastAPI, inspector: Inspector) -> None:
             inspection.compactions_of(key, before=before, limit=limit, store=inspector.inspections),
         )
 
+
+def _add_audit(app: FastAPI, inspector: Inspector) -> None:
     @app.get(
         SESSION + "/audit/verification",
         **described(

@@ -3,17 +3,17 @@
 from starlette.responses import Response
 
 from turnfold_query.console.api import ApiError
-from turnfold_query.console.views import View, redirect
+from turnfold_query.console.views import PageView, redirect
 
 
-def _check_operator(view: View) -> None:
+def _check_operator(view: PageView) -> None:
     if not view.visitor.is_operator:
         raise ApiError(
             403, {"code": "not_allowed", "message": "only an operator's token changes this"}
         )
 
 
-async def ask_promote(view: View) -> Response:
+async def ask_promote(view: PageView) -> Response:
     """Ask whether to put a version in force."""
     _check_operator(view)
     number = int(view.part("version"))
@@ -38,7 +38,7 @@ async def ask_promote(view: View) -> Response:
     )
 
 
-async def promote(view: View) -> Response:
+async def promote(view: PageView) -> Response:
     """Put a version in force, if the one that was shown still is."""
     fields = await view.check_form()
     number = int(view.part("version"))
@@ -50,7 +50,7 @@ async def promote(view: View) -> Response:
     return redirect(f"{view.session_path}/versions/{number}", did="promoted")
 
 
-async def ask_regenerate(view: View) -> Response:
+async def ask_regenerate(view: PageView) -> Response:
     """Ask whether to write a new version."""
     _check_operator(view)
     counts = await view.get_session()
@@ -70,14 +70,14 @@ async def ask_regenerate(view: View) -> Response:
     )
 
 
-async def regenerate(view: View) -> Response:
+async def regenerate(view: PageView) -> Response:
     """Open a job that writes a new version."""
     await view.check_form()
     await view.visitor.api.post(f"/v1{view.session_path}/summaries")
     return redirect(f"{view.session_path}/versions", did="regenerated")
 
 
-async def ask_restore(view: View) -> Response:
+async def ask_restore(view: PageView) -> Response:
     """Ask whether to undo a compaction."""
     _check_operator(view)
     counts = await view.get_session()
@@ -97,7 +97,7 @@ async def ask_restore(view: View) -> Response:
     )
 
 
-async def restore(view: View) -> Response:
+async def restore(view: PageView) -> Response:
     """Undo a compaction."""
     await view.check_form()
     await view.visitor.api.post(
@@ -106,7 +106,7 @@ async def restore(view: View) -> Response:
     return redirect(f"{view.session_path}/compactions", did="restored")
 
 
-async def ask_replay(view: View) -> Response:
+async def ask_replay(view: PageView) -> Response:
     """Ask whether to publish a dead letter again."""
     _check_operator(view)
     number = int(view.part("letter"))
@@ -127,7 +127,7 @@ async def ask_replay(view: View) -> Response:
     )
 
 
-async def replay(view: View) -> Response:
+async def replay(view: PageView) -> Response:
     """Publish a dead letter again."""
     await view.check_form()
     number = int(view.part("letter"))

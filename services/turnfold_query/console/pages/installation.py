@@ -4,14 +4,14 @@ from starlette.responses import Response
 
 from turnfold_query.console.api import ApiError
 from turnfold_query.console.formats import segment
-from turnfold_query.console.views import View
+from turnfold_query.console.views import PageView
 
 NEWEST = 8
 PAGE = 50
 JOBS = 100
 
 
-async def overview(view: View) -> Response:
+async def overview(view: PageView) -> Response:
     """Show totals, and the sessions that received an event last."""
     api = view.visitor.api
     stats, fault = None, None
@@ -28,7 +28,7 @@ async def overview(view: View) -> Response:
     )
 
 
-async def sessions(view: View) -> Response:
+async def sessions(view: PageView) -> Response:
     """Show sessions, newest event first; those of one agent, or whose ids begin with a text."""
     agent, prefix = view.text("agent"), view.text("prefix")
     after = view.text("after")
@@ -50,7 +50,7 @@ async def sessions(view: View) -> Response:
     )
 
 
-async def jobs(view: View) -> Response:
+async def jobs(view: PageView) -> Response:
     """Show the summaries that are being written, and those that failed."""
     api = view.visitor.api
     return view.page(
@@ -60,7 +60,7 @@ async def jobs(view: View) -> Response:
     )
 
 
-async def dead_letters(view: View) -> Response:
+async def dead_letters(view: PageView) -> Response:
     """Show the events that could not be stored."""
     after = view.whole("after", most=2**63 - 1) or 0
     letters = (await view.visitor.api.get("/v1/deadletters", after=after, limit=PAGE))[
@@ -73,14 +73,14 @@ async def dead_letters(view: View) -> Response:
     )
 
 
-async def dead_letter(view: View) -> Response:
+async def dead_letter(view: PageView) -> Response:
     """Show one of them with its bytes."""
     number = int(view.part("letter"))
     letter = await view.visitor.api.get(f"/v1/deadletters/{number}")
     return view.page("dead_letter.html", letter=letter, did=view.text("did"))
 
 
-async def erasures(view: View) -> Response:
+async def erasures(view: PageView) -> Response:
     """Show what was erased."""
     listed = await view.visitor.api.get("/v1/erasures", limit=200)
     return view.page("erasures.html", erasures=listed["erasures"])

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from turnfold_query.console.api import ApiError, Json
 from turnfold_query.console.strips import strip_of
-from turnfold_query.console.views import View
+from turnfold_query.console.views import PageView
 
 MESSAGES = 30
 LISTED = 150
@@ -32,7 +32,7 @@ FORMS = {
 """What each form of a message in a window means."""
 
 
-async def timeline(view: View) -> Response:
+async def timeline(view: PageView) -> Response:
     """Show the strip of a session, its counts, and the messages at a place of it."""
     position = view.whole("position", most=2**63 - 1)
     before = view.whole("before", most=2**63 - 1) if position is None else None
@@ -55,7 +55,7 @@ async def timeline(view: View) -> Response:
     )
 
 
-async def _messages_at(view: View, position: int | None, before: int | None) -> Json:
+async def _messages_at(view: PageView, position: int | None, before: int | None) -> Json:
     """Return the messages after or before a position, or the newest."""
     place: dict[str, object] = (
         {"after_position": position, "limit": MESSAGES}
@@ -65,7 +65,7 @@ async def _messages_at(view: View, position: int | None, before: int | None) -> 
     return await view.get_session("/history", include_retracted="true", **place)
 
 
-class ShownMessage(NamedTuple):
+class WindowMessage(NamedTuple):
     """A message of the window: its ids, its form, why it has it, and the message itself."""
 
     ids: Sequence[str]
@@ -86,13 +86,13 @@ class ListedMessage(NamedTuple):
     message: Mapping[str, Any]
 
 
-async def window(view: View) -> Response:
+async def window(view: PageView) -> Response:
     """Show what the model would read with a budget, and what happens to every message."""
     counts = await view.get_session()
     most = budget_limit(counts["tokens_total"])
     budget = min(view.whole("max_tokens") or DEFAULT_BUDGET, 10_000_000)
     as_of = view.text("as_of")
-    shown: list[ShownMessage] = []
+    shown: list[WindowMessage] = []
     listed: list[ListedMessage] = []
     answer, fault = None, None
     try:
@@ -131,10 +131,10 @@ def budget_limit(tokens: int) -> int:
     return -(-wanted // 1_000) * 1_000
 
 
-def _shown(answer: Json) -> Iterator[ShownMessage]:
+def _shown(answer: Json) -> Iterator[WindowMessage]:
     for message, entry in zip(answer["messages"], answer["entries"], strict=True):
         ids = entry["id"]
-        yield ShownMessage(
+        yield WindowMessage(
             [name for name in (ids if isinstance(ids, list) else [ids]) if name],
             entry["form"],
             FORMS[entry["form"]],
@@ -144,7 +144,7 @@ def _shown(answer: Json) -> Iterator[ShownMessage]:
 
 
 def _listed(
-    messages: Sequence[Json], answer: Json, shown: Sequence[ShownMessage]
+    messages: Sequence[Json], answer: Json, shown: Sequence[WindowMessage]
 ) -> Iterator[ListedMessage]:
     forms = {name: part for part in shown for name in part.ids}
     recalled = set((answer["recall"] or {}).get("message_ids", ()))
@@ -155,7 +155,9 @@ def _listed(
         )
 
 
-def _form_of(entry: Json, forms: Mapping[str, ShownMessage], recalled: set[str]) -> tuple[str, str]:
+def _form_of(
+    entry: Json, forms: Mapping[str, WindowMessage], recalled: set[str]
+) -> tuple[str, str]:
     """Return the form of a message in a window, and why it has it."""
     part = forms.get(entry["message_id"])
     if part is not None:
@@ -171,7 +173,7 @@ def _form_of(entry: Json, forms: Mapping[str, ShownMessage], recalled: set[str])
     return "folded", "Left out: newer messages take the budget. A larger budget shows it."
 
 
-async def audit(view: View) -> Response:
+async def audit(view: PageView) -> Response:
     """Show the audit trail of a session; verify its chain if asked."""
     after = view.whole("after") or 0
     rows = (await view.get_session("/audit", after=after, limit=AUDIT_ROWS))["audit"]
@@ -188,7 +190,7 @@ async def audit(view: View) -> Response:
     )
 
 
-async def _counts_if_kept(view: View) -> Json | None:
+async def _counts_if_kept(view: PageView) -> Json | None:
     """Return the counts of a session; None if it was erased, whose audit is kept."""
     try:
         return await view.get_session()
@@ -198,7 +200,7 @@ async def _counts_if_kept(view: View) -> Json | None:
         raise
 
 
-async def compactions(view: View) -> Response:
+async def compactions(view: PageView) -> Response:
     """Show the compactions of a session."""
     listed = await view.get_session(
         "/compactions", before=view.whole("before", most=2**31 - 1) or None, limit=COMPACTIONS

@@ -5,10 +5,10 @@ import asyncio
 from starlette.responses import Response
 
 from turnfold_query.console.differences import compared
-from turnfold_query.console.views import View, redirect
+from turnfold_query.console.views import PageView, redirect
 
 
-async def versions(view: View) -> Response:
+async def versions(view: PageView) -> Response:
     """Show all versions, newest first."""
     listed = (await view.get_session("/summaries"))["summaries"]
     return view.page(
@@ -22,7 +22,7 @@ async def versions(view: View) -> Response:
     )
 
 
-async def version(view: View) -> Response:
+async def version(view: PageView) -> Response:
     """Show the text and the ledger of a version, and the sources of a line or an entry."""
     number = int(view.part("version"))
     entry, line = view.whole("entry", most=2**31 - 1), view.whole("line", most=2**31 - 1)
@@ -45,7 +45,7 @@ async def version(view: View) -> Response:
     )
 
 
-async def compare(view: View) -> Response:
+async def compare(view: PageView) -> Response:
     """Show two versions side by side."""
     before, after = view.whole("before", most=2**31 - 1), view.whole("after", most=2**31 - 1)
     if not before or not after:
