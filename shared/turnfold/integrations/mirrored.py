@@ -143,7 +143,10 @@ class MirroredWindows:
     ) -> Result | None:
         if time.monotonic() < self._away_until:
             return None
-        reason = f"no answer within {self._patience_seconds:.0f} s"
+        reason = (
+            f"no answer within {self._patience_seconds:g} s; "
+            "start a system with `turnfold up`, or set TURNFOLD_NATS_URL"
+        )
         try:
             messages = listed()
             if not messages:

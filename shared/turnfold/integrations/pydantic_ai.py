@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from turnfold.client import PortalClient, Session
+from turnfold.errors import BadRequest
 from turnfold.integrations import requires
 from turnfold.integrations.mirrored import PATIENCE_SECONDS, Chat, MirroredWindows, Shown
 
@@ -86,7 +87,10 @@ class TurnfoldCapability(AbstractCapability[Any]):  # type: ignore[misc]  # with
     def _session(self, ctx: RunContext[Any]) -> Session:
         if callable(self._session_id):
             return self._windows.session(self._session_id(ctx))
-        return self._windows.session(self._session_id or str(ctx.conversation_id))
+        session_id = self._session_id or ctx.conversation_id
+        if session_id is None:
+            raise BadRequest("the run has no conversation_id; pass one to it, or a session_id here")
+        return self._windows.session(session_id)
 
 
 class _Piece(NamedTuple):

@@ -1,5 +1,6 @@
 """Agents of LangChain whose models see windows: always valid, and the state keeps every message."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from tests.hosts.langchain.models import ScriptedModel, calls, faults
 from turnfold.integrations.langchain import TurnfoldMiddleware
 
 TURNS = 200
+BUDGETS = (4_000, 8_000, 16_000)
 NOWHERE = "nats://127.0.0.1:9"
 PATIENCE_SECONDS = 60
 
@@ -56,7 +58,7 @@ async def turn(
     if is_async:
         output = await agent.ainvoke(asked, thread(session_id))
     else:
-        output = agent.invoke(asked, thread(session_id))
+        output = await asyncio.to_thread(agent.invoke, asked, thread(session_id))
     messages: list[AnyMessage] = output["messages"]
     return messages
 
@@ -88,11 +90,14 @@ async def test_a_run_with_parallel_calls_is_recorded_and_shown_as_it_is(
 
 
 @pytest.mark.proves("G4")
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("budget", [4_000, 8_000, 16_000])
-async def test_two_hundred_turns_with_parallel_calls_break_no_pair(
-    system: RunningSystem, session_id: str, budget: int
+@pytest.mark.timeout(900)
+async def test_two_hundred_turns_with_parallel_calls_break_no_pair_at_any_budget(
+    system: RunningSystem, session_id: str
 ) -> None:
+    await asyncio.gather(*(_two_hundred_turns(system, session_id, one) for one in BUDGETS))
+
+
+async def _two_hundred_turns(system: RunningSystem, session_id: str, budget: int) -> None:
     model = ScriptedModel()
     agent = agent_of(model, system.nats_url, tokens=budget, checkpointer=None)
     state: list[AnyMessage] = []
@@ -104,7 +109,8 @@ async def test_two_hundred_turns_with_parallel_calls_break_no_pair(
             AIMessage(f"Done with {number}."),
         ]
         text = f"Look again, {number}."
-        state = await turn(agent, text, session_id, is_async=number % 2 == 1, state=state)
+        is_async = number % 2 == 1
+        state = await turn(agent, text, f"{session_id}-{budget}", is_async=is_async, state=state)
         [request] = [one for one in model.calls[-1] if one.content == text]
         assert isinstance(request, HumanMessage)
 

@@ -1,6 +1,8 @@
 """Calls of LiteLLM and its router whose provider is sent windows: always valid."""
 
+import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import litellm
@@ -10,10 +12,19 @@ from litellm.router import Router
 
 import turnfold
 from tests.hosts.conftest import RunningSystem
-from tests.hosts.litellm.provider import Message, Provider, calls, faults, says, size
+from tests.hosts.litellm.provider import (
+    Message,
+    Provider,
+    calls,
+    faults,
+    running_provider,
+    says,
+    size,
+)
 from turnfold.integrations.litellm import TurnfoldCallback
 
 TURNS = 200
+BUDGETS = (4_000, 8_000, 16_000)
 NOWHERE = "nats://127.0.0.1:9"
 PATIENCE_SECONDS = 60
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -95,20 +106,40 @@ async def test_a_loop_with_parallel_calls_is_recorded_and_sent_as_it_is(
 
 
 @pytest.mark.proves("G6")
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("budget", [4_000, 8_000, 16_000])
-async def test_two_hundred_turns_with_parallel_calls_break_no_pair(
-    system: RunningSystem, provider: Provider, session_id: str, budget: int
+@pytest.mark.timeout(900)
+async def test_two_hundred_turns_with_parallel_calls_break_no_pair_at_any_budget(
+    system: RunningSystem, session_id: str
 ) -> None:
-    use(system.nats_url, tokens=budget)
-    messages: list[Any] = [SYSTEM]
+    litellm.callbacks = [callback_of(system.nats_url, f"-{budget}", budget) for budget in BUDGETS]
 
-    for number in range(TURNS):
-        provider.script = [calls(f"t{number}", "hall", "yard"), says(f"Done with {number}.")]
-        text = f"Look again, {number}."
-        method = "stream" if number % 2 else "sdk"
-        await turn(method, provider, messages, text, session_id)
-        assert [one.get("content") for one in provider.asked[-1]].count(text) == 1
+    await asyncio.gather(*(_two_hundred_turns(f"{session_id}-{one}", one) for one in BUDGETS))
+
+
+def callback_of(url: str, ending: str, tokens: int) -> TurnfoldCallback:
+    """Return a callback for the sessions that end so."""
+
+    def session_id(call: Mapping[str, Any]) -> str | None:
+        name: str = call["litellm_session_id"]
+        return name if name.endswith(ending) else None
+
+    return TurnfoldCallback(
+        "litellm",
+        session_id=session_id,
+        client=url,
+        max_tokens=tokens,
+        patience_seconds=PATIENCE_SECONDS,
+    )
+
+
+async def _two_hundred_turns(session_id: str, budget: int) -> None:
+    messages: list[Any] = [SYSTEM]
+    with running_provider() as provider:
+        for number in range(TURNS):
+            provider.script = [calls(f"t{number}", "hall", "yard"), says(f"Done with {number}.")]
+            text = f"Look again, {number}."
+            method = "stream" if number % 2 else "sdk"
+            await turn(method, provider, messages, text, session_id)
+            assert [one.get("content") for one in provider.asked[-1]].count(text) == 1
 
     assert [fault for sent in provider.asked for fault in faults(sent)] == []
     assert all(sent[0] == SYSTEM for sent in provider.asked)
