@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 
@@ -195,7 +195,8 @@ def reason_of(error: RequestError) -> str:
 def _own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Element]:
     """Return a window whose unchanged messages are the caller's own, to the letter."""
     elements: list[Element] = []
-    messages: Sequence[Element | None] = window.messages
+    # Unchanged messages come without their body.
+    messages = cast("Sequence[Element | None]", window.messages)
     for message, message_ids in zip(messages, window.message_ids, strict=True):
         ids = message_ids if isinstance(message_ids, list) else [message_ids]
         places = {place_of(one) for one in ids if one is not None}

@@ -65,7 +65,7 @@ async def test_a_client_takes_messages_back(tmp_path: Path) -> None:
             await session.retract()
 
 
-@pytest.mark.proves("G1", "L2")
+@pytest.mark.proves("G1", "L2", "C77")
 async def test_callers_of_two_workers_pop_each_message_once(
     tmp_path: Path, postgres: Postgres
 ) -> None:

@@ -768,6 +768,32 @@ def test_a_budget_too_small_for_the_ledger_shows_its_first_entries() -> None:
     assert all(asked_of(session, budget).tokens <= budget for budget in range(60, 400, 7))
 
 
+@pytest.mark.proves("W1", "C75")
+def test_in_a_small_budget_summary_recall_and_the_newest_messages_each_have_a_share() -> None:
+    session = history(
+        [said for _ in range(12) for said in (user(words(100)), assistant(words(100)))]
+        + [user("what now, and why?")],
+        summary=words(2_000),
+        ledger=[f"path src/module_{number}/handler.py" for number in range(120)],
+        covered=90,
+    )
+
+    roomy, tight, recalling = (
+        plan(session.stored, WindowRequest(budget_tokens=tokens, recall_share=share), BALANCED)
+        for tokens, share in ((8_000, 0.0), (2_000, 0.0), (2_000, 0.4))
+    )
+
+    assert roomy.summary
+    assert roomy.summary.tokens > 3_000
+    for made in (tight, recalling):
+        assert made.summary
+        assert 0.3 * 2_000 < made.summary.tokens <= 0.4 * 2_000
+    assert shown(tight)[-3:] == ["e23#0", "e24#0", "e25#0"]
+    # The rest is left to the block of recalled messages.
+    assert recalling.tokens <= 0.6 * 2_000
+    assert shown(recalling)[-2:] == ["e23#0", "e25#0"]
+
+
 @pytest.mark.proves("W2", "T1", "C14")
 @pytest.mark.parametrize(
     ("window", "more", "expected"),
