@@ -11,7 +11,7 @@ from tests.costs.readers import KNOWN_SEARCHES, KNOWN_TEXTS
 from tests.costs.sessions import KNOWN
 
 SEED = 20_261_122
-CASES = {"text": 60, "window": 12, "list": 6, "eviction": 3, "event": 6}
+CASES = {"text": 20, "window": 4, "list": 3, "eviction": 1, "event": 3}
 LEAST_SECONDS = 0.004
 
 
