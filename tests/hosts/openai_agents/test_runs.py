@@ -91,7 +91,7 @@ async def test_a_run_with_parallel_calls_and_a_hand_off_is_remembered(
     assert kinds.count("reasoning") == 5
 
 
-@pytest.mark.proves("G3")
+@pytest.mark.proves("G3", "C76")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("budget", [4_000, 8_000, 16_000])
 async def test_two_hundred_turns_with_parallel_calls_break_no_pair_and_strand_no_reasoning(
