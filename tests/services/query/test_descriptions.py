@@ -55,7 +55,7 @@ def example_faults(document: Json, schema: Json, example: Any) -> list[str]:
 
 
 async def descriptions(http_url: str) -> dict[str, httpx.Response]:
-    async with httpx.AsyncClient(base_url=http_url, trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=http_url, trust_env=False, timeout=60) as http:
         return {path: (await http.get(path)).raise_for_status() for path in DESCRIPTIONS}
 
 

@@ -22,7 +22,7 @@ async def settled(http: httpx.AsyncClient) -> Json:
         counts: Json = (await http.get(SESSION)).json()
         return counts if counts["summary_version"] and not counts["messages_pending"] else None
 
-    return await eventually(look)
+    return await eventually(look, seconds=90)
 
 
 def change_audit_row(database: Path) -> None:
@@ -59,7 +59,7 @@ async def test_totals_timelines_compactions_and_erasures_are_told_and_the_audit_
         running_parts(tmp_path, environ=small) as parts,
         parts.running("worker"),
         parts.running("query"),
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=20) as http,
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=60) as http,
     ):
         await published(parts)
         counts = await settled(http)
