@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.histories import history
 from tests.unit.summary.test_extractive import assistant, drafted, tool, user
 from turnfold.core.recall.quotes import number_of_name
 from turnfold.core.summary.ledger.name_uses import MOST_NAMES, NameUses
@@ -139,3 +140,21 @@ def test_the_open_request_goes_when_it_is_answered() -> None:
     assert open_request(carried, (), [calling]) == "Book it."
     assert open_request(carried, (), [calling, answer]) is None
     assert open_request(None, (), []) is None
+
+
+@pytest.mark.proves("S11")
+def test_the_open_request_is_the_newest_that_the_version_covers() -> None:
+    said = [
+        {"role": "user", "content": "Book it."},
+        {"role": "assistant", "content": "Booked."},
+        {"role": "user", "content": "Now cancel it."},
+    ]
+    told = history(said)
+    covered = [
+        (message, json.dumps(body), False)
+        for message, body in zip(told.stored.messages, said, strict=True)
+    ]
+
+    assert open_request(None, covered[:1], ()) == "Book it."
+    assert open_request(None, covered[:2], ()) is None
+    assert open_request(None, covered, [{"role": "user", "content": "Wait."}]) == "Now cancel it."
