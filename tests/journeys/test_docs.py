@@ -89,7 +89,7 @@ ADDED = {
     *(f"O{number}" for number in (7, 8, 10)),
     *(f"V{number}" for number in (*range(1, 5), 6)),
     *(f"X{number}" for number in range(5, 10)),
-} | {f"C{number}" for number in (*range(64, 77), *range(78, 83))}
+} | {f"C{number}" for number in range(64, 83)}
 """Those of the later parts that are dealt with already."""
 IDS = (
     ADDED
