@@ -226,8 +226,8 @@ def _entry(stored: StoredMessage, parts: dict[str, str]) -> dict[str, Any] | Non
             return None
         whole: dict[str, Any] = json.loads(text)
         return whole
-    entry: dict[str, Any] = carried["entry"]
-    if "in_element" in carried and stored.element is not None:
+    entry: dict[str, Any] | None = carried.get("entry")
+    if entry is not None and "in_element" in carried and stored.element is not None:
         message = {name: stored.element[name] for name in carried["in_element"]}
         entry = {**entry, "message": {**entry["message"], **message}}
     return entry

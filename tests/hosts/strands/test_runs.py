@@ -1,0 +1,117 @@
+"""Agents of Strands whose messages are windows: always valid, and no message is lost."""
+
+import logging
+from typing import Any
+
+import pytest
+from strands import Agent, tool
+from strands.types.exceptions import ContextWindowOverflowException
+
+from tests.hosts.conftest import RunningSystem
+from tests.hosts.strands.models import ScriptedModel, calls, faults, says
+from turnfold.client import connect
+from turnfold.integrations.strands import TurnfoldConversationManager
+
+TURNS = 200
+NOWHERE = "nats://127.0.0.1:9"
+
+
+@tool  # type: ignore[untyped-decorator]
+def look(place: str) -> str:
+    """Look at a place."""
+    return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
+
+
+def agent_of(model: ScriptedModel, session_id: str, url: str, *, tokens: int = 8_000) -> Any:
+    manager = TurnfoldConversationManager("strands", session_id, client=url, max_tokens=tokens)
+    return Agent(model=model, tools=[look], conversation_manager=manager, callback_handler=None)
+
+
+async def recorded(system: RunningSystem, session_id: str) -> list[dict[str, Any]]:
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session("strands", session_id)
+        await session.history(newest=1, after="latest", wait_ms=5_000)
+        return [stored.message async for stored in session.originals()]
+
+
+async def test_a_run_with_parallel_calls_goes_on_in_the_next_program(
+    system: RunningSystem, session_id: str
+) -> None:
+    model = ScriptedModel(calls("one", "hall", "yard"), says("Nothing is missing."), says("Yes."))
+    agent = agent_of(model, session_id, system.nats_url)
+    await agent.invoke_async("What is missing?")
+    state = agent.messages
+    later = ScriptedModel(says("I looked at two places."))
+    await agent_of(later, session_id, system.nats_url).invoke_async("Where did you look?")
+
+    [call] = later.calls
+    assert faults(call) == []
+    assert [one["content"] for one in call[:-1]] == [one["content"] for one in state]
+    assert call[-1]["content"] == [{"text": "Where did you look?"}]
+    roles = [one["role"] for one in await recorded(system, session_id)]
+    assert roles == ["user", "assistant", "tool", "tool", "assistant", "user", "assistant"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("budget", [4_000, 8_000, 16_000])
+async def test_two_hundred_turns_with_parallel_calls_break_no_pair(
+    system: RunningSystem, session_id: str, budget: int
+) -> None:
+    model = ScriptedModel()
+    agent = agent_of(model, session_id, system.nats_url, tokens=budget)
+
+    for number in range(TURNS):
+        model.script += [calls(f"t{number}", "hall", "yard"), says(f"Done with {number}.")]
+        await agent.invoke_async(f"Look again, {number}.")
+
+    assert [fault for call in model.calls for fault in faults(call)] == []
+    assert max(len(call) for call in model.calls) < 2 * TURNS
+    stored = await recorded(system, session_id)
+    assert len(stored) == 5 * TURNS
+    texts = [one["content"] for one in stored if one["role"] == "user"]
+    assert texts == [f"Look again, {number}." for number in range(TURNS)]
+
+
+def test_a_call_that_was_too_long_is_tried_with_a_smaller_window(
+    system: RunningSystem, session_id: str
+) -> None:
+    model = ScriptedModel()
+    agent = agent_of(model, session_id, system.nats_url, tokens=16_000)
+    for number in range(12):
+        model.script += [calls(f"t{number}", "hall", "yard"), says("Done.")]
+        agent(f"Look, {number}.")
+    model.script += [ContextWindowOverflowException("too long"), says("Fine.")]
+
+    agent("Well?")
+
+    long, short = model.calls[-2:]
+    assert len(str(short)) < len(str(long))
+    assert faults(short) == []
+
+
+async def test_a_session_of_another_program_leaves_the_messages_as_they_are(
+    system: RunningSystem, session_id: str
+) -> None:
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session("strands", session_id)
+        await session.turn_completed([{"role": "user", "content": "Of another."}])
+    model = ScriptedModel(says("Hello."))
+
+    await agent_of(model, session_id, system.nats_url).invoke_async("Anybody?")
+
+    assert [message["content"] for message in model.calls[-1]] == [[{"text": "Anybody?"}]]
+
+
+def test_without_turnfold_the_messages_stay_and_a_warning_tells_no_text(
+    session_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = ScriptedModel(calls("one", "hall"), says("Nothing."))
+    agent = agent_of(model, session_id, NOWHERE)
+
+    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+        agent("What is missing?")
+
+    assert [len(call) for call in model.calls] == [1, 3]
+    warnings = [one.getMessage() for one in caplog.records if one.name == "turnfold.integrations"]
+    assert warnings
+    assert "missing" not in str(warnings)
