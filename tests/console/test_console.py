@@ -296,3 +296,28 @@ async def test_a_form_works_only_where_it_was_made_and_cookies_stay_with_the_bro
         assert signed.headers["location"] == "/console"
         listed = await local.get(OWN.replace("/console", "/v1") + "/summaries")
     assert len(listed.json()["summaries"]) == 2
+
+
+@pytest.mark.proves("V1")
+async def test_an_operator_has_a_summary_written_anew_and_undoes_a_compaction(
+    site: Site, browser: Browser
+) -> None:
+    async with visiting(browser, site.open_url) as watched:
+        page = watched.page
+        await watched.open(f"{OWN}/versions")
+        await page.click("a:has-text('Write anew…')")
+        assert "Recorded as\nlocal" in await watched.text()
+        await page.click("button:has-text('Write a new version')")
+        await page.wait_for_selector("[role=status]:has-text('A job was opened')")
+
+        async def is_written() -> bool:
+            await watched.open(f"{OWN}/versions/3")
+            return "Version 3" in await watched.text()
+
+        await eventually(is_written, seconds=60)
+        watched.faults.clear()  # the browser tells of the pages that were not there yet
+        await watched.open(f"{OWN}/compactions")
+        await page.click("a:has-text('Undo…') >> nth=0")
+        await page.click("button:has-text('Undo')")
+        await page.wait_for_selector("[role=status]:has-text('The compaction was undone')")
+        assert await page.locator("td .badge.restored").count() == 1
