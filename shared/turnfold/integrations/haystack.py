@@ -1,0 +1,162 @@
+"""A compactor for agents of Haystack: compacted conversations are windows of Turnfold.
+
+```python
+compactor = TurnfoldCompactor("support", "user-42")
+hook = CompactionHook(compactor=compactor, context_window=128_000)
+agent = Agent(chat_generator=generator, tools=tools, hooks={"before_llm": [hook]})
+```
+
+Haystack decides when. Then what is new in the messages is published, and they are replaced by the
+window: system messages, the summary, and the newest messages.
+"""
+
+# pyright takes `haystack` for this file.
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from turnfold.client import PortalClient, Session, new_event_id, turn_event
+from turnfold.client.events import BATCH_EVENTS, batches
+from turnfold.errors import Unavailable
+from turnfold.integrations import requires
+from turnfold.integrations.mirrored import Chat, MirroredWindows
+
+with requires("haystack"):
+    from haystack.core.serialization import default_to_dict
+    from haystack.dataclasses.chat_message import ChatMessage
+    from haystack.hooks.compaction.types import Compactor
+    from haystack.token_counters.types import TokenCounter
+
+_KEPT = "turnfold"
+"""The mark of messages that were published."""
+_MADE = "context_compaction"
+"""Haystack's mark of messages that a compactor wrote."""
+
+
+class TurnfoldCompactor(Compactor):  # type: ignore[misc]  # without types here
+    """Keeps an agent's conversation in Turnfold, and puts a window of it into the agent.
+
+    `client` is a `PortalClient`, or a URL of NATS (default: `TURNFOLD_NATS_URL`). The budget of the
+    window is the target of the `CompactionHook`. `window` has further options of
+    `turnfold.Session.context`.
+
+    If Turnfold does not answer, the messages stay as they are, and the logger
+    `turnfold.integrations` gets a warning.
+
+    Raises:
+        BadRequest: an id is empty, longer than 256 bytes or contains control characters.
+    """
+
+    def __init__(
+        self,
+        agent_id: str,
+        session_id: str,
+        *,
+        client: PortalClient | str | None = None,
+        window: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._settings: dict[str, Any] = {
+            "agent_id": agent_id,
+            "session_id": session_id,
+            "client": None if isinstance(client, PortalClient) else client,
+            "window": dict(window or {}),
+        }
+        self._client = client
+        self._part = new_event_id()
+        self._compactions = 0
+        self._windows_of(1).session(session_id)
+
+    def compact(
+        self, messages: list[ChatMessage], target_tokens: int, token_counter: TokenCounter
+    ) -> list[ChatMessage] | None:
+        """Return a window of the conversation; None if it is not smaller."""
+        windows = self._windows_of(target_tokens)
+        return windows.run(self.compact_async(messages, target_tokens, token_counter))
+
+    async def compact_async(
+        self, messages: list[ChatMessage], target_tokens: int, token_counter: TokenCounter
+    ) -> list[ChatMessage] | None:
+        """Return a window of the conversation; None if it is not smaller."""
+        start = next(
+            (place for place, one in enumerate(messages) if not one.is_from("system")),
+            len(messages),
+        )
+        system = messages[:start]
+        room = max(target_tokens - token_counter.count(messages=system), 1)
+        windows = self._windows_of(room)
+        session = windows.session(self._settings["session_id"])
+        part = f"{self._part}-{self._compactions}"
+        shown = await windows.replaced(session, messages[start:], part)
+        if shown is None:
+            return None
+        compacted = [*system, *shown]
+        if token_counter.count(messages=compacted) >= token_counter.count(messages=messages):
+            return None
+        self._compactions += 1
+        return compacted
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings; a `PortalClient` is not among them."""
+        settings: dict[str, Any] = default_to_dict(self, **self._settings)
+        return settings
+
+    def _windows_of(self, tokens: int) -> "_Compacted":
+        return _Compacted(
+            self._settings["agent_id"],
+            client=self._client,
+            max_tokens=tokens,
+            window=self._settings["window"],
+        )
+
+
+class _Compacted(MirroredWindows):
+    """Windows of a session to which messages are only added."""
+
+    async def replaced(
+        self, session: Session, messages: Sequence[ChatMessage], part: str
+    ) -> list[ChatMessage] | None:
+        """Publish what is new, and return the window; None if the messages must stay."""
+
+        async def ask(messages: Sequence[ChatMessage]) -> list[ChatMessage] | None:
+            new = [one for one in messages if not {_KEPT, _MADE} & set(one.meta)]
+            # An event that is published again, after an error, is the same one.
+            events = [
+                turn_event(
+                    session.key,
+                    [one.to_openai_dict_format()],
+                    event_id=blake2b(f"{part}-{place}".encode(), digest_size=16).hexdigest(),
+                    carry=[one.to_dict()],
+                )
+                for place, one in enumerate(new)
+            ]
+            for batch in batches(events, most=BATCH_EVENTS):
+                await session.publish_batch(batch)
+            window = await self._window(session, None)
+            if not window.fresh:
+                raise Unavailable("the newest messages are not stored yet")
+            carried = [entry.get("carry") for entry in window.entries or ()]
+            return [
+                _message(body, message)
+                for body, message in zip(window.raw["messages"], carried, strict=True)
+            ]
+
+        return await self._guarded(lambda: messages, ask)
+
+
+def _message(body: Chat | None, carried: Any) -> ChatMessage:
+    if body is None:
+        if not isinstance(carried, dict) or "role" not in carried:
+            raise ValueError("another program publishes to this session")
+        message = ChatMessage.from_dict(carried)
+        message.meta[_KEPT] = True
+        return message
+    if body["role"] != "assistant" and not body.get("content"):
+        body = {**body, "content": "(empty)"}
+    body = {name: value for name, value in body.items() if name in _FIELDS}
+    message = ChatMessage.from_openai_dict_format(body)
+    message.meta[_KEPT if isinstance(carried, dict) else _MADE] = {"strategy": "turnfold"}
+    return message
+
+
+_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")

@@ -1,0 +1,117 @@
+"""Agents of Haystack whose conversations are compacted to windows: always valid, nothing lost."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from haystack.components.agents import Agent
+from haystack.core.component import component
+from haystack.dataclasses import ChatMessage, ToolCall
+from haystack.hooks.compaction import CompactionHook
+from haystack.tools import Tool
+
+from tests.hosts.conftest import RunningSystem
+from turnfold.client import connect
+from turnfold.integrations.haystack import TurnfoldCompactor
+
+TURNS = 200
+NOWHERE = "nats://127.0.0.1:9"
+
+
+def look(place: str) -> str:
+    """Look at a place."""
+    return f"{place} holds " + ", ".join(f"crate {number}" for number in range(100))
+
+
+LOOK = Tool(
+    name="look",
+    description="Look at a place.",
+    parameters={"type": "object", "properties": {"place": {"type": "string"}}},
+    function=look,
+)
+
+
+@component
+class ScriptedGenerator:
+    """Calls for two places so many times, then says that it is done; keeps what it was asked."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.calls: list[list[ChatMessage]] = []
+
+    @component.output_types(replies=list[ChatMessage])  # type: ignore[untyped-decorator]
+    def run(self, messages: list[ChatMessage], tools: Any = None) -> dict[str, Any]:  # noqa: ARG002  # of Haystack
+        self.calls.append(list(messages))
+        number = len(self.calls)
+        if number % (self.steps + 1) == 0:
+            return {"replies": [ChatMessage.from_assistant("Done.")]}
+        calls = [ToolCall("look", {"place": one}, id=f"{number}-{one}") for one in ("hall", "yard")]
+        return {"replies": [ChatMessage.from_assistant(tool_calls=calls)]}
+
+
+def agent_of(model: ScriptedGenerator, session_id: str, url: str, tokens: int) -> Agent:
+    compactor = TurnfoldCompactor("haystack", session_id, client=url)
+    hook = CompactionHook(compactor=compactor, context_window=tokens)
+    return Agent(
+        chat_generator=model,
+        tools=[LOOK],
+        system_prompt="Be brief.",
+        hooks={"before_llm": [hook]},
+        max_agent_steps=2 * TURNS,
+    )
+
+
+def faults(messages: Sequence[ChatMessage]) -> list[str]:
+    """Return calls that are not answered at once, and other results."""
+    found: list[str] = []
+    called: list[str] = []
+    for message in messages:
+        results = [str(one.origin.id) for one in message.tool_call_results]
+        found += [f"result {one}" for one in results if one not in called]
+        called = [one for one in called if one not in results]
+        if not results:
+            found += [f"call {one}" for one in called]
+            called = [str(one.id) for one in message.tool_calls]
+    return found + [f"open {one}" for one in called]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("tokens", [4_000, 8_000, 16_000])
+async def test_two_hundred_steps_with_parallel_calls_break_no_pair(
+    system: RunningSystem, session_id: str, tokens: int
+) -> None:
+    model = ScriptedGenerator(TURNS)
+
+    result = await agent_of(model, session_id, system.nats_url, tokens).run_async(
+        messages=[ChatMessage.from_user("What is missing?")]
+    )
+
+    assert result["last_message"].text == "Done."
+    assert [fault for call in model.calls for fault in faults(call)] == []
+    assert max(len(call) for call in model.calls) < TURNS
+    assert all(call[0].text == "Be brief." for call in model.calls)
+    assert all("What is missing?" in str(call) for call in model.calls)
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session("haystack", session_id)
+        await session.history(newest=1, after="latest", wait_ms=5_000)
+        stored = [one.message async for one in session.originals()]
+    ids = [one["tool_call_id"] for one in stored if one["role"] == "tool"]
+    assert len(ids) == len(set(ids)) > TURNS
+    assert [one["content"] for one in stored if one["role"] == "user"] == ["What is missing?"]
+
+
+def test_without_turnfold_the_messages_stay_and_a_warning_tells_no_text(
+    session_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = ScriptedGenerator(8)
+
+    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+        agent_of(model, session_id, NOWHERE, 1_000).run(
+            messages=[ChatMessage.from_user("What is missing?")]
+        )
+
+    assert len(model.calls[-1]) == 2 + 3 * 8
+    warnings = [one.getMessage() for one in caplog.records if one.name == "turnfold.integrations"]
+    assert warnings
+    assert "missing" not in str(warnings)
