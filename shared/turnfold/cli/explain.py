@@ -39,7 +39,7 @@ def explanations(window: Window, messages: Iterable[StoredMessage]) -> list[Expl
         ids = entry["id"] if isinstance(entry["id"], list) else [entry["id"]]
         without = f", without {', '.join(entry['without'])}" if entry.get("without") else ""
         shown |= {id: FORMS[entry["form"]] + without for id in ids if id and entry["form"] in FORMS}
-    recalled = set((window.raw.get("recall") or {}).get("message_ids") or ())
+    recalled = set[str]((window.raw.get("recall") or {}).get("message_ids") or ())
     return [
         Explanation(
             stored.message_id,
