@@ -129,14 +129,22 @@ def completion(text: str | None, *, calls: Sequence[Json] = ()) -> ProviderReply
 
 def chunks(*deltas: Json, usage: Json | None = None) -> list[bytes]:
     """The events of a streamed chat completion, one chunk each."""
-    events: list[Json] = [
-        {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "gpt-4.1",
-         "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}
-        for delta in deltas
-    ]  # fmt: skip
+    head: Json = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "gpt-4.1"}
+    ended = "tool_calls" if any("tool_calls" in delta for delta in deltas) else "stop"
+    choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in deltas]
+    events = [
+        head | {"choices": [choice]}
+        for choice in (*choices, {"index": 0, "delta": {}, "finish_reason": ended})
+    ]
     if usage is not None:
-        events.append({"id": "c", "object": "chat.completion.chunk", "choices": [], "usage": usage})
+        events.append(head | {"choices": [], "usage": usage})
     return [
         *(f"data: {json.dumps(event)}\n\n".encode() for event in events),
         b"data: [DONE]\n\n",
     ]
+
+
+def sse(*events: Json) -> ProviderReply:
+    """A stream of events that name their type, as those of messages and responses do."""
+    pieces = [f"event: {one['type']}\ndata: {json.dumps(one)}\n\n".encode() for one in events]
+    return ProviderReply(pieces, "text/event-stream")

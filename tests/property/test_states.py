@@ -163,5 +163,5 @@ def of_model(state: SessionState) -> dict[str, Any]:
 def test_a_database_follows_the_state_model() -> None:
     run_state_machine_as_test(
         ModelWalk,
-        settings=settings(max_examples=settings().max_examples * 3 // 10, stateful_step_count=30),
+        settings=settings(max_examples=settings().max_examples * 2 // 10, stateful_step_count=30),
     )

@@ -318,5 +318,5 @@ def test_sqlite_and_postgresql_walk_alike(postgres: Postgres) -> None:
 
     run_state_machine_as_test(
         WalkOnServer,
-        settings=settings(max_examples=settings().max_examples // 6, stateful_step_count=30),
+        settings=settings(max_examples=settings().max_examples // 10, stateful_step_count=30),
     )
