@@ -86,6 +86,7 @@ ADDED = {
     "G9",
     "G7",
     "G10",
+    "G11",
     *(f"O{number}" for number in (7, 8, 10)),
     *(f"V{number}" for number in (*range(1, 5), 6)),
     *(f"X{number}" for number in range(5, 10)),
