@@ -106,7 +106,7 @@ async def test_the_client_of_openai(
                 async with client.chat.completions.stream(
                     model="gpt-4.1", messages=messages, tools=tools
                 ) as stream:
-                    answer = (await stream.get_final_completion()).choices[0].message
+                    answer: Any = (await stream.get_final_completion()).choices[0].message
             else:
                 done = await client.chat.completions.create(
                     model="gpt-4.1", messages=messages, tools=tools
@@ -117,7 +117,7 @@ async def test_the_client_of_openai(
                 call_id = answer.tool_calls[0].id
                 messages.append({"role": "tool", "tool_call_id": call_id, "content": "Ghent"})
         assert [model.id async for model in client.models.list()] == ["gpt-4.1"]
-        asked = {"model": "gpt-4.1", "input": "And now?", "store": False}
+        asked: Json = {"model": "gpt-4.1", "input": "And now?", "store": False}
         named = {"x-turnfold-session": f"{session_id}-r"}
         if is_streamed:
             async with client.responses.stream(**asked, extra_headers=named) as events:

@@ -59,7 +59,7 @@ async def test_forty_turns_on_a_small_model_keep_its_own_session_whole(
     workspace.mkdir()
     for number in range(TURNS):
         (workspace / f"note-{number}.txt").write_text(f"Note {number}: " + "blue heron " * 150)
-    config = {
+    config: dict[str, Any] = {
         "agents": {"defaults": {
             "workspace": str(workspace), "provider": "custom", "model": "gpt-4.1",
             "maxTokens": OUTPUT, "contextWindowTokens": 100_000_000, "idleCompactAfterMinutes": 0,
