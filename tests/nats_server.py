@@ -3,15 +3,15 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from nats.aio.client import Client
 
+from tests.ports import free_port
 from turnfold.process.nats_server import find_server
 
 START_SECONDS = 10.0
@@ -30,7 +30,7 @@ class NatsServer:
         self._more = more if "max_payload" in more else f"{more}\nmax_payload: 8MB"
         if jetstream:
             self._more += f'\njetstream {{ store_dir: "{directory / "store"}" }}'
-        self._port = -1
+        self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
@@ -99,7 +99,7 @@ def nats_server(
 @contextmanager
 def nats_cluster(directory: Path, *, nodes: int = 3) -> Generator[Sequence[NatsServer], None, None]:
     """Servers that keep their streams together, each with a store of its own."""
-    ports = _free_ports(nodes)
+    ports = [free_port() for _ in range(nodes)]
     routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
     servers: list[NatsServer] = []
     try:
@@ -112,14 +112,6 @@ def nats_cluster(directory: Path, *, nodes: int = 3) -> Generator[Sequence[NatsS
     finally:
         for server in servers:
             server.kill()
-
-
-def _free_ports(number: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 async def subscriptions_known(client: Client) -> None:

@@ -5,7 +5,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,6 +17,8 @@ from pathlib import Path
 from uuid import uuid4
 
 import asyncpg
+
+from tests.ports import free_port
 
 START_TIMEOUT_SECONDS = 30
 STOP_TIMEOUT_SECONDS = 20
@@ -190,7 +191,7 @@ def install(home: Path) -> Installed:
     )
     if made.returncode:
         raise RuntimeError(f"initdb failed: {made.stderr}")
-    return Installed(home, programs, user, _free_port())
+    return Installed(home, programs, user, free_port())
 
 
 @contextmanager
@@ -252,12 +253,6 @@ def _programs(copied_to: Path | None) -> Path:
 def environment() -> dict[str, str]:
     """What the server may know of ours: no `PG*` variable, and one language for its messages."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import sqlite3
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from tests import forked_processes as forked
 from tests import invariants
 from tests.nats_server import NatsServer, nats_server
+from tests.ports import free_port
 from tests.postgres import Postgres
 from turnfold.client import Client, connect
 from turnfold.contracts.subjects import EVENTS_STREAM
@@ -500,13 +500,6 @@ async def streamed(url: str) -> list[Streamed]:
         return found
     finally:
         await bus.close()
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def parts_alive(lines: Sequence[Json]) -> list[int]:

@@ -22,13 +22,13 @@ import asyncpg
 
 from tests import postgres
 from tests.chaos.fault_plan import LEASE_SECONDS, Fault, Kind, Topology
+from tests.ports import free_port
 from tests.running_system import (
     TURNFOLD,
     arguments_of,
     children_of,
     command,
     eventually,
-    free_port,
     parts_of,
     state_of,
     wait_until,

@@ -11,7 +11,8 @@ import pytest_asyncio
 from playwright.async_api import Browser
 
 from tests.console.chromium import CHROMIUM, MISSING, chromium, visiting
-from tests.running_system import Parts, eventually, free_port, running_parts
+from tests.ports import free_port
+from tests.running_system import Parts, eventually, running_parts
 from turnfold.access.bearers import EVERY_AGENT, new_token
 from turnfold.client import Client, connect
 

@@ -22,8 +22,9 @@ import pytest
 from ruamel.yaml import YAML
 
 import turnfold
+from tests.ports import free_port
 from tests.postgres import Postgres, _programs
-from tests.running_system import eventually, free_port, wait_until
+from tests.running_system import eventually, wait_until
 from turnfold.access.identity import public_key
 from turnfold.access.keys import read_keys
 from turnfold.access.roles import configuration

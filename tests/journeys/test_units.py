@@ -12,7 +12,8 @@ from typer.main import get_group
 
 import turnfold
 from tests.nats_server import nats_server
-from tests.running_system import Parts, command, free_port, wait_until
+from tests.ports import free_port
+from tests.running_system import Parts, command, wait_until
 from turnfold.cli.application import application
 from turnfold.errors import NotAllowed
 from turnfold.settings.parsers import SETTING_NAMES

@@ -24,11 +24,11 @@ from ruamel.yaml import YAML
 
 from tests.model_server import ModelServer, running_model_server
 from tests.nats_server import nats_server
+from tests.ports import free_port
 from tests.running_system import (
     System,
     client_of,
     eventually,
-    free_port,
     running_parts,
     running_system,
     wait_until,

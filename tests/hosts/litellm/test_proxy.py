@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from socket import socket
 from typing import Any
 
 import httpx
@@ -15,6 +14,7 @@ import pytest
 import turnfold
 from tests.hosts.conftest import RunningSystem
 from tests.hosts.litellm.provider import Provider, calls, faults, running_provider, says, size
+from tests.ports import free_port
 
 START_SECONDS = 180
 CONFIG = """
@@ -48,9 +48,7 @@ def proxy(
     directory = tmp_path_factory.mktemp("proxy")
     (directory / "config.yaml").write_text(CONFIG.format(url=upstream.url))
     (directory / "turnfold_callback.py").write_text(CALLBACK)
-    with socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [str(Path(sys.executable).with_name("litellm")), "--config", "config.yaml"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     environ = os.environ | {"TURNFOLD_NATS_URL": system.nats_url}

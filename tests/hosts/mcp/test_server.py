@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import re
-import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -18,6 +17,7 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters
 
 from tests.hosts.conftest import RunningSystem
+from tests.ports import free_port
 from turnfold.client import Session, connect
 from turnfold.integrations.mcp import build_server
 
@@ -76,12 +76,6 @@ def window_in(text: str) -> dict[str, Any]:
     assert "</turnfold-window>" not in body
     window: dict[str, Any] = json.loads(body)
     return window
-
-
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
@@ -258,7 +252,7 @@ async def test_an_erased_session_is_gone(served: Client, session: Session) -> No
 @pytest.mark.proves("G7")
 @pytest.mark.parametrize("way", ["process", "nats", "http", "directory"])
 async def test_without_a_system_each_call_fails_in_one_sentence(way: str, tmp_path: Path) -> None:
-    port = unused_port()
+    port = free_port()
     match way:
         case "process":
             connecting = Client(build_server(opening(f"nats://127.0.0.1:{port}", "a")))

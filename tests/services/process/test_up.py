@@ -139,12 +139,6 @@ def wait_until(condition: Callable[[], bool], *, seconds: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.proves("O2")
 async def test_the_ready_line_tells_where_everything_is_and_stands_in_the_data_directory(
     tmp_path: Path,

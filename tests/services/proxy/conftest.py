@@ -7,8 +7,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from tests.ports import free_port
 from tests.provider import Provider, completion, running_provider
-from tests.running_system import Parts, free_port, running_parts
+from tests.running_system import Parts, running_parts
 from turnfold.client import Client, connect
 
 KEY = "sk-quokka-7341"

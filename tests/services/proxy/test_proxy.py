@@ -7,8 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.ports import free_port
 from tests.provider import ProviderReply, chunks, completion
-from tests.running_system import eventually, free_port
+from tests.running_system import eventually
 from tests.services.proxy.conftest import KEY, ProxyScene
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
