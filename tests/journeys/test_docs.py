@@ -26,6 +26,7 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 RUNNABLE = ("curl ", "nats request ")
 DEFAULT_HTTP_URL = "http://127.0.0.1:8080"
 EXAMPLE_SECONDS = 60.0
+EXAMPLES_AT_ONCE = 2
 
 NATS_COMMAND = """\
 #!{python}
@@ -188,9 +189,15 @@ async def test_every_example_runs_and_prints_what_the_page_says(tmp_path: Path) 
     pages = [page for page in PAGES if page.parent.name != "integrations"]
     found = [example for page in pages for example in examples(page)]
     tools = tools_in(tmp_path / "tools")
+    # More at once would starve the system that they talk to, on a machine with few cores.
+    places = asyncio.Semaphore(EXAMPLES_AT_ONCE)
+
+    async def printed_by(example: Example) -> str:
+        async with places:
+            return await ran(example, system, tools)
 
     async with running_system(tmp_path / "system") as system:
-        printed = await asyncio.gather(*(ran(example, system, tools) for example in found))
+        printed = await asyncio.gather(*map(printed_by, found))
 
     assert {example.language for example in found} == {"python", "sh"}
     for example, out in zip(found, printed, strict=True):

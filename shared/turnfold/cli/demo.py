@@ -109,7 +109,10 @@ async def _show(out: Console, settings: Settings, recordings: Sequence[Recording
     async with connected_client(settings) as client:
         with progress(Console(stderr=True), disabled=not sys.stderr.isatty()) as bar:
             summaries = await replayed(client, recordings, bar, speed=EVENTS_PER_SECOND)
-        windows = [await client.session(*recording.key).context() for recording in recordings]
+        # These short conversations fit every budget: a recall block would bring back what left.
+        windows = [
+            await client.session(*recording.key).context(recall=False) for recording in recordings
+        ]
         out.print()
         show_table(out, "conversations", OVERVIEW, map(_overview, summaries, windows))
         for recording, summary, window in zip(recordings, summaries, windows, strict=True):
