@@ -44,6 +44,7 @@ from turnfold.ports.ingest import (
     PolicyResolver,
     SearchIndex,
 )
+from turnfold.ports.inspection import InspectionStore
 from turnfold.ports.query import (
     HistoryStore,
     SearchStore,
@@ -69,6 +70,7 @@ from turnfold.store.ingest.search_index import SqlSearchIndex
 from turnfold.store.query.agent_lists import SqlAgentLists
 from turnfold.store.query.dead_letters import SqlDeadLetterStore
 from turnfold.store.query.history import SqlHistoryStore
+from turnfold.store.query.inspection import SqlInspectionStore
 from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.search import SqlSearchStore
 from turnfold.store.query.window import SqlWindowStore
@@ -118,6 +120,7 @@ class Stores:
     recall: RecallStore
     index: SearchIndex
     letters: DeadLetterStore
+    inspections: InspectionStore
     installation: Installation
     policy: PolicyResolver
     seen: Callable[[], Coroutine[Any, Any, StoreSnapshot]]
@@ -185,6 +188,7 @@ async def sql_stores(
             SqlRecallStore(database),
             SqlSearchIndex(database, installation.count),
             SqlDeadLetterStore(database),
+            SqlInspectionStore(database),
             installation,
             policy_of,
             lambda: seen_in_database(database),

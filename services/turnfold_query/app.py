@@ -43,7 +43,7 @@ from turnfold_query.asyncapi import asyncapi_document
 from turnfold_query.handlers import CONTEXT, QueryDispatcher, QueryServer, make_router
 from turnfold_query.hints import HintSender
 from turnfold_query.http.app import make_http
-from turnfold_query.http.inspections import Inspector
+from turnfold_query.http.inspector import Inspector
 from turnfold_query.ingest_signal import Bounded, NatsIngestSignal
 from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics

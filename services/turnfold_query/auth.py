@@ -17,7 +17,12 @@ from turnfold.errors import NotAllowed
 
 OPEN = ("/healthz", "/readyz")
 """Health checks need no token."""
-LISTED = frozenset({"/v1/access", "/v1/compactions", "/v1/erasures", "/v1/sessions", "/v1/stats"})
+LISTED = frozenset(
+    {
+        "/v1/access", "/v1/agents", "/v1/campaigns", "/v1/compactions", "/v1/costs",
+        "/v1/erasures", "/v1/sessions", "/v1/stats",
+    }
+)  # fmt: skip
 """Lists and totals that show each bearer only its own agents."""
 AGENTS = "/v1/agents/"
 _GRANT = "turnfold.grant"

@@ -28,6 +28,7 @@ OWN = "/console/agents/support/sessions/user%2042%2F%E8%AA%9E"
 OTHER = "/console/agents/other/sessions/s"
 PAGES = (
     "/console",
+    "/console/agents",
     "/console/sessions",
     OWN,
     f"{OWN}/window?max_tokens=900",
@@ -38,6 +39,9 @@ PAGES = (
     f"{OWN}/compactions",
     f"{OWN}/audit?verify=1",
     "/console/jobs",
+    "/console/campaigns",
+    "/console/costs",
+    "/console/costs?agent=support",
     "/console/dead-letters",
     "/console/dead-letters/1",
     "/console/erasures",
@@ -85,6 +89,7 @@ async def published(client: Client, parts: Parts) -> None:
         return len(await session.summaries()) == 2
 
     await eventually(has_two, seconds=60)
+    await client.ask("agent.regenerate.other", {"style": "narrative"})
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -159,7 +164,11 @@ async def test_an_agents_token_sees_its_own_sessions_and_changes_nothing(
         assert not any(SECRET_WORDS in answer.text for answer in seen)
         for path in ("", "/window", "/versions", "/audit", "/compactions"):
             assert (await client.get(OTHER + path)).status_code == 403
-        for path in ("/console/sessions?agent=other", "/console/dead-letters"):
+        for path in (
+            "/console/sessions?agent=other",
+            "/console/costs?agent=other",
+            "/console/dead-letters",
+        ):
             assert (await client.get(path)).status_code == 403
         for path in (f"{OWN}/versions/2/promote", f"{OWN}/regenerate"):
             assert (await client.get(path)).status_code == 403
@@ -172,8 +181,10 @@ async def test_an_operator_finds_a_session_and_sees_why_each_message_has_its_for
 ) -> None:
     async with visiting(browser, site.url, token=site.operator) as watched:
         page = watched.page
-        await page.click("nav a:has-text('Sessions')")
-        await page.fill("input[name=agent]", "support")
+        await page.click("nav a:has-text('Agents')")
+        assert await page.locator("tbody tr").count() == 2
+        await page.click("td a:has-text('support')")
+        await page.wait_for_selector("h1:has-text('Sessions')")
         await page.fill("input[name=prefix]", "user")
         await page.click("button:has-text('Filter')")
         await page.click("a:has-text('user 42/語')")

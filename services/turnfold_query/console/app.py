@@ -40,8 +40,11 @@ _HEADERS: Final = {
 _SESSION: Final = "/agents/{agent}/sessions/{session}"
 READS: Final[dict[str, Page]] = {
     "/": installation.overview,
+    "/agents": installation.agents,
     "/sessions": installation.sessions,
     "/jobs": installation.jobs,
+    "/campaigns": installation.campaigns,
+    "/costs": installation.costs,
     "/dead-letters": installation.dead_letters,
     "/dead-letters/{letter:int}": installation.dead_letter,
     "/erasures": installation.erasures,

@@ -30,6 +30,11 @@ def short(value: int) -> str:
     return f"{value:,}"
 
 
+def money(value: float) -> str:
+    """Return US dollars, with more digits for small sums."""
+    return f"${value:,.2f}" if value >= 1 or not value else f"${value:.4f}"
+
+
 def clock(value: str | None) -> str:
     """Return an RFC 3339 time as date and time of day in UTC."""
     return "–" if value is None else f"{value[:10]} {value[11:19]}"
@@ -111,6 +116,7 @@ FILTERS = {
     "clipped": clipped,
     "clock": clock,
     "details": details,
+    "money": money,
     "number": number,
     "preview": preview,
     "segment": segment,

@@ -32,7 +32,8 @@ from turnfold_query.console.app import ConsoleRouter, make_console
 from turnfold_query.handlers import QueryDispatcher
 from turnfold_query.http.commands import Forwarder, add_commands
 from turnfold_query.http.description import DescribedApp
-from turnfold_query.http.inspections import Inspector, add_inspections
+from turnfold_query.http.inspections import add_inspections
+from turnfold_query.http.inspector import Inspector
 from turnfold_query.http.middleware import EncodedPaths, TracingMiddleware
 from turnfold_query.http.pages import add_lists, add_probes, add_references
 from turnfold_query.http.publish import add_publish

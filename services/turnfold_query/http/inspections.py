@@ -1,13 +1,9 @@
 """Routes that look at an installation or a whole session: totals, jobs, erasures, timelines."""
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 
-from turnfold.bus.admission import RETRY_AFTER_MS
 from turnfold.contracts.answers.inspection import (
     AccessAnswer,
     AuditCheckAnswer,
@@ -16,14 +12,13 @@ from turnfold.contracts.answers.inspection import (
     StatsAnswer,
     TimelineAnswer,
 )
-from turnfold.contracts.subjects import id_fault
-from turnfold.errors import BadRequest, Unavailable, UnknownSession
+from turnfold.errors import UnknownSession
 from turnfold.operations.query import inspection
-from turnfold.ports.inspection import CompactionFilter, InspectionStore
-from turnfold.ports.query import HistoryStore
-from turnfold_query.admission import place_of
+from turnfold.ports.inspection import CompactionFilter
 from turnfold_query.auth import request_grant
 from turnfold_query.http.description import EVERYWHERE, described
+from turnfold_query.http.inspector import AgentQuery, Inspector, Limit, agents_among
+from turnfold_query.http.installation import add_installation
 from turnfold_query.http.responses import (
     SESSION,
     AgentPath,
@@ -32,78 +27,19 @@ from turnfold_query.http.responses import (
     session_key,
 )
 
-AgentQuery = Annotated[str | None, Query(description="Only this agent.")]
-Limit = Annotated[int, Query(ge=1, le=1_000)]
-STATS_KEPT = 256
-STATS_SHARE = 20.0
-"""How many times longer totals are kept than they took to read."""
 _OF_SESSION = (*EVERYWHERE, UnknownSession)
-
-
-class Inspector:
-    """Answers inspections, each for a limited time and in a place for work that takes long."""
-
-    def __init__(
-        self,
-        inspections: InspectionStore,
-        histories: HistoryStore,
-        *,
-        request_seconds: float,
-        windows: Callable[[], int],
-        system: str,
-    ) -> None:
-        self.inspections = inspections
-        self.histories = histories
-        self.windows = windows
-        self.system = system
-        self._seconds = request_seconds
-        self._stats: dict[frozenset[str] | None, tuple[float, dict[str, Any]]] = {}
-
-    async def stats(self, agent_ids: frozenset[str] | None) -> dict[str, Any]:
-        """Return the totals, which are kept for twenty times as long as they took to read."""
-        began = time.monotonic()
-        until, answer = self._stats.get(agent_ids, (0.0, {}))
-        if began < until:
-            return answer
-        answer = await inspection.stats(agent_ids, windows=self.windows(), store=self.inspections)
-        if len(self._stats) >= STATS_KEPT:
-            self._stats.clear()
-        ended = time.monotonic()
-        self._stats[agent_ids] = ended + STATS_SHARE * (ended - began), answer
-        return answer
-
-    async def reply(self, http: Request, answering: Awaitable[Any]) -> Response:
-        """Return the answer to a request as JSON.
-
-        Raises:
-            Unavailable: it took too long.
-        """
-        place_of(http.scope).search()
-        try:
-            async with asyncio.timeout(self._seconds):
-                return json_response(await answering)
-        except TimeoutError:
-            raise Unavailable(
-                f"the request took longer than {self._seconds:g} s and was ended",
-                retry_after_ms=RETRY_AFTER_MS,
-            ) from None
 
 
 def add_inspections(app: FastAPI, inspector: Inspector) -> None:
     """Add the routes."""
-    _add_installation(app, inspector)
+    _add_totals(app, inspector)
+    add_installation(app, inspector)
     _add_lists(app, inspector)
     _add_session(app, inspector)
     _add_audit(app, inspector)
 
 
-def _agents_among(http: Request, agent_id: str | None) -> frozenset[str] | None:
-    if agent_id is not None and (fault := id_fault(agent_id)):
-        raise BadRequest(f"agent_id {fault}")
-    return request_grant(http.scope).agents_among(agent_id)
-
-
-def _add_installation(app: FastAPI, inspector: Inspector) -> None:
+def _add_totals(app: FastAPI, inspector: Inspector) -> None:
     @app.get(
         "/v1/access",
         **described("service", "What the caller may reach", AccessAnswer, errors=EVERYWHERE),
@@ -124,7 +60,7 @@ def _add_installation(app: FastAPI, inspector: Inspector) -> None:
         **described("service", "Totals over sessions", StatsAnswer, errors=EVERYWHERE),
     )
     async def get_stats(http: Request, agent_id: AgentQuery = None) -> Response:
-        return await inspector.reply(http, inspector.stats(_agents_among(http, agent_id)))
+        return await inspector.reply(http, inspector.stats(agents_among(http, agent_id)))
 
 
 def _add_lists(app: FastAPI, inspector: Inspector) -> None:
@@ -149,7 +85,7 @@ def _add_lists(app: FastAPI, inspector: Inspector) -> None:
         agent_id: AgentQuery = None,
         limit: Limit = 100,
     ) -> Response:
-        agent_ids = _agents_among(http, agent_id)
+        agent_ids = agents_among(http, agent_id)
         return await inspector.reply(
             http,
             inspection.compactions(
@@ -164,7 +100,7 @@ def _add_lists(app: FastAPI, inspector: Inspector) -> None:
     async def get_erasures(
         http: Request, agent_id: AgentQuery = None, limit: Limit = 100
     ) -> Response:
-        agent_ids = _agents_among(http, agent_id)
+        agent_ids = agents_among(http, agent_id)
         return await inspector.reply(
             http,
             inspection.erasures(agent_ids=agent_ids, limit=limit, store=inspector.inspections),

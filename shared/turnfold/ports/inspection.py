@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from turnfold.messages import SessionKey
+from turnfold.ports.admin import CampaignProgress
 
 CompactionFilter = Literal["open", "failed"]
 """`open`: waits for its summary. `failed`: ended without one, or goes on after a failed attempt."""
@@ -78,6 +79,65 @@ class ErasureRow(NamedTuple):
     audit_rows: int
 
 
+class AgentTotals(NamedTuple):
+    """Sums over the sessions of an agent."""
+
+    agent_id: str
+    sessions: int
+    messages: int
+    tokens: int
+    live_messages: int
+    live_tokens: int
+    summaries: int
+    sessions_cooling_down: int
+    last_event_at_ms: int | None
+
+
+class ModelUsage(NamedTuple):
+    """What the versions of one model took; `model` is None for those written without a model.
+
+    `cost` is in US dollars and sums what providers and price lists told. `unpriced` counts the
+    versions for which nobody told a cost.
+    """
+
+    model: str | None
+    versions: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float
+    unpriced: int
+
+
+class DayUsage(NamedTuple):
+    """The tokens that summaries took on a day (since 1970, UTC), failed attempts included."""
+
+    day: int
+    tokens: int
+
+
+class AgentUsage(NamedTuple):
+    """The tokens that an agent's summaries took, failed attempts included."""
+
+    agent_id: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryCosts:
+    """What summaries took: by model since the beginning, by day and agent since a day."""
+
+    models: Sequence[ModelUsage]
+    days: Sequence[DayUsage]
+    agents: Sequence[AgentUsage]
+
+
+class CampaignRow(NamedTuple):
+    """A campaign and who began it."""
+
+    progress: CampaignProgress
+    actor: str
+
+
 @dataclass(frozen=True, slots=True)
 class SessionStrip:
     """The messages of a session by state, in one snapshot.
@@ -116,3 +176,15 @@ class InspectionStore(Protocol):
     async def erasures(
         self, *, agent_ids: Collection[str] | None, limit: int
     ) -> Sequence[ErasureRow]: ...
+
+    async def agents(
+        self, agent_ids: Collection[str] | None, *, after: str | None, limit: int
+    ) -> Sequence[AgentTotals]: ...
+
+    async def costs(
+        self, agent_ids: Collection[str] | None, *, since_day: int, agents: int
+    ) -> SummaryCosts: ...
+
+    async def campaigns(
+        self, agent_ids: Collection[str] | None, *, limit: int
+    ) -> Sequence[CampaignRow]: ...

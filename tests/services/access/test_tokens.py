@@ -117,6 +117,8 @@ async def test_a_token_reaches_its_own_agents_and_learns_nothing_of_others(tmp_p
                 ("GET", "/v1/sessions?agent_id=other"),
                 ("GET", "/v1/compactions?agent_id=other"),
                 ("GET", "/v1/erasures?agent_id=other"),
+                ("GET", "/v1/costs?agent_id=other"),
+                ("GET", "/v1/campaigns?agent_id=other"),
                 ("GET", "/v1/stats?agent_id=other"),
                 ("GET", "/metrics"),
                 ("GET", "/docs"),
@@ -158,6 +160,11 @@ async def test_a_token_reaches_its_own_agents_and_learns_nothing_of_others(tmp_p
             assert (access[0]["system"], bool(access[1]["system"])) == (None, True)
             totals = [(await one.get("/v1/stats")).json() for one in (client, operator)]
             assert [one["sessions"] for one in totals] == [1, 2]
+            listed = [(await one.get("/v1/agents")).json()["agents"] for one in (client, operator)]
+            assert [[row["agent_id"] for row in rows] for rows in listed] == [
+                ["support"],
+                ["other", "support"],
+            ]
             assert (await stranger.get("/v1/access")).status_code == 401
             posted = {
                 "type": "turn.completed",

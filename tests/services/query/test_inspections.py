@@ -69,6 +69,12 @@ async def test_totals_timelines_compactions_and_erasures_are_told_and_the_audit_
         assert stats["summaries"] == counts["summary_versions"]
         assert (stats["dead_letters"], stats["compactions_failed"]) == (0, 0)
 
+        (agent,) = (await http.get("/v1/agents")).json()["agents"]
+        assert (agent["agent_id"], agent["sessions"], agent["messages"]) == ("support", 2, 61)
+        costs = (await http.get("/v1/costs", params={"days": 2})).json()
+        assert (costs["versions"], costs["cost"], len(costs["days"])) == (stats["summaries"], 0, 2)
+        assert (await http.get("/v1/campaigns")).json() == {"campaigns": []}
+
         timeline = (await http.get(f"{SESSION}/timeline", params={"parts": 10})).json()
         held = {
             state: sum(part["messages"] for part in timeline["parts"] if part["state"] == state)

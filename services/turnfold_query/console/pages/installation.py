@@ -2,13 +2,17 @@
 
 from starlette.responses import Response
 
+from turnfold.errors import Unavailable
 from turnfold_query.console.api import ApiError
+from turnfold_query.console.bars import bars_of
 from turnfold_query.console.formats import segment
 from turnfold_query.console.views import PageView
 
 NEWEST = 8
 PAGE = 50
 JOBS = 100
+CAMPAIGNS = 100
+DAYS = 30
 
 
 async def overview(view: PageView) -> Response:
@@ -48,6 +52,46 @@ async def sessions(view: PageView) -> Response:
         needs_agent=bool(prefix and not agent),
         is_first=after is None,
     )
+
+
+async def agents(view: PageView) -> Response:
+    """Show the agents with their totals, in the order of their ids."""
+    after = view.text("after")
+    listed = await view.visitor.api.get("/v1/agents", after=after, limit=PAGE)
+    return view.page(
+        "agents.html",
+        agents=listed["agents"],
+        next_after=listed["next_after"],
+        is_first=after is None,
+    )
+
+
+async def costs(view: PageView) -> Response:
+    """Show the tokens and the money that summaries took, and the tokens that they saved."""
+    agent = view.text("agent")
+    api, costs, stats, fault = view.visitor.api, None, None, None
+    try:
+        costs = await api.get("/v1/costs", agent_id=agent, days=DAYS)
+        stats = await api.get("/v1/stats", agent_id=agent)
+    except ApiError as error:
+        if error.status != Unavailable.status:
+            raise
+        fault = error.message
+    return view.page(
+        "costs.html",
+        agent=agent,
+        costs=costs,
+        stats=stats,
+        fault=fault,
+        days=DAYS,
+        bars=bars_of(costs["days"]) if costs else (),
+    )
+
+
+async def campaigns(view: PageView) -> Response:
+    """Show the campaigns that write many summaries anew, and how far they are."""
+    listed = await view.visitor.api.get("/v1/campaigns", limit=CAMPAIGNS)
+    return view.page("campaigns.html", campaigns=listed["campaigns"])
 
 
 async def jobs(view: PageView) -> Response:

@@ -14,8 +14,8 @@ from turnfold.core.policy.presets import is_model_name
 from turnfold.core.summary.prompt import checked_task
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, CompactionId, SessionKey
-from turnfold.operations.query.replies import rfc3339
-from turnfold.ports.admin import CampaignProgress, CampaignStore, VersionStore
+from turnfold.operations.query.installation import campaign_json
+from turnfold.ports.admin import CampaignStore, VersionStore
 from turnfold.ports.compact import RegenerateOptions
 from turnfold.ports.ingest import Installation
 
@@ -107,7 +107,7 @@ async def begin_campaign(
     """
     _check(request.model, request.prompt, installation)
     wanted = RegenerateOptions(model=request.model, style=request.style, prompt=request.prompt)
-    return _progress_json(
+    return campaign_json(
         await store.begin(
             agent_id,
             wanted,
@@ -124,7 +124,7 @@ async def progress(request: ProgressRequest, *, store: CampaignStore) -> dict[st
     campaign = await store.progress(request.campaign_id)
     if campaign is None:
         raise BadRequest("campaign_id: there is no campaign of that id")
-    return _progress_json(campaign)
+    return campaign_json(campaign)
 
 
 def _check(model: str | None, prompt: str | None, installation: Installation) -> None:
@@ -142,12 +142,3 @@ def _check(model: str | None, prompt: str | None, installation: Installation) ->
             checked_task(prompt)
     except ValueError as error:
         raise BadRequest(f"prompt: {error}") from None
-
-
-def _progress_json(campaign: CampaignProgress) -> dict[str, Any]:
-    campaign_json = campaign._asdict()
-    requested, finished = campaign_json.pop("requested_at_ms"), campaign_json.pop("finished_at_ms")
-    return campaign_json | {
-        "requested_at": rfc3339(requested),
-        "finished_at": rfc3339(finished) if finished is not None else None,
-    }

@@ -1,7 +1,7 @@
 """Regenerate the summaries of many sessions. Progress is stored, so that any worker continues."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from turnfold.messages import AgentId
 from turnfold.ports.admin import CampaignProgress
 from turnfold.ports.compact import RegenerateOptions
 from turnfold.ports.ingest import Installation
+from turnfold.ports.inspection import CampaignRow
 from turnfold.store.compact.rewriting import open_regeneration, wanted_of
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import campaigns, compactions, sessions
@@ -190,3 +191,20 @@ def _progress(connection: Connection, campaign_id: int) -> CampaignProgress:
         sum(counts.get(status, 0) for status in OPEN), row["requested_at_ms"],
         row["finished_at_ms"],
     )  # fmt: skip
+
+
+def newest_campaigns(
+    connection: Connection, agent_ids: Collection[str] | None, limit: int
+) -> list[CampaignRow]:
+    """Return the newest campaigns of these agents; those of all agents only for None."""
+    chosen = (
+        select(campaigns.c.campaign_id, campaigns.c.actor)
+        .order_by(campaigns.c.requested_at_ms.desc(), campaigns.c.campaign_id)
+        .limit(limit)
+    )
+    if agent_ids is not None:
+        chosen = chosen.where(campaigns.c.agent_id.in_(agent_ids))
+    return [
+        CampaignRow(_progress(connection, campaign_id), actor)
+        for campaign_id, actor in connection.execute(chosen).all()
+    ]

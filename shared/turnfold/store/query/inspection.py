@@ -8,13 +8,17 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, selec
 from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey
 from turnfold.ports.inspection import (
+    AgentTotals,
+    CampaignRow,
     CompactionFilter,
     CompactionRow,
     ErasureRow,
     InstallationTotals,
     SessionStrip,
+    SummaryCosts,
     VersionMark,
 )
+from turnfold.store.compact.campaigns import newest_campaigns
 from turnfold.store.database.engine import Database
 from turnfold.store.database.predicates import is_live, is_open
 from turnfold.store.database.schema import (
@@ -26,6 +30,7 @@ from turnfold.store.database.schema import (
     sessions,
     summaries,
 )
+from turnfold.store.query.agent_totals import agent_totals, summary_costs
 
 _COMPACTIONS = select(
     compactions.c.compaction_id,
@@ -117,6 +122,32 @@ class SqlInspectionStore:
             chosen = chosen.where(erasures.c.agent_id.in_(agent_ids))
         return await self._database.snapshot(
             lambda connection: [ErasureRow(*row) for row in connection.execute(chosen)]
+        )
+
+    async def agents(
+        self, agent_ids: Collection[str] | None, *, after: str | None, limit: int
+    ) -> Sequence[AgentTotals]:
+        """Return the agents after one, in the order of their ids, with sums over their sessions."""
+        return await self._database.snapshot(
+            lambda connection: agent_totals(connection, agent_ids, after=after, limit=limit)
+        )
+
+    async def costs(
+        self, agent_ids: Collection[str] | None, *, since_day: int, agents: int
+    ) -> SummaryCosts:
+        """Return what the summaries of these agents took; `agents` names those that took most."""
+        return await self._database.snapshot(
+            lambda connection: summary_costs(
+                connection, agent_ids, since_day=since_day, agents=agents
+            )
+        )
+
+    async def campaigns(
+        self, agent_ids: Collection[str] | None, *, limit: int
+    ) -> Sequence[CampaignRow]:
+        """Return the newest campaigns of these agents; those of all agents only for None."""
+        return await self._database.snapshot(
+            lambda connection: newest_campaigns(connection, agent_ids, limit)
         )
 
 

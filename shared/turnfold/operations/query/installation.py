@@ -1,0 +1,71 @@
+"""Answer requests about all agents: their totals, what summaries took, and campaigns."""
+
+import math
+from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from turnfold.core.policy.retention import DAY_MS
+from turnfold.operations.query.replies import rfc3339
+from turnfold.ports.admin import CampaignProgress
+from turnfold.ports.inspection import InspectionStore
+
+Json = dict[str, Any]
+COST_AGENTS = 50
+"""The most agents that an answer about costs names, those that took most."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+async def agents(
+    agent_ids: Collection[str] | None, *, after: str | None, limit: int, store: InspectionStore
+) -> Json:
+    """Return a page of agents with sums over their sessions, in the order of their ids."""
+    rows = await store.agents(agent_ids, after=after, limit=limit)
+    listed = []
+    for row in rows:
+        fields: Json = row._asdict()
+        at_ms = fields.pop("last_event_at_ms")
+        listed.append(fields | {"last_event_at": None if at_ms is None else rfc3339(at_ms)})
+    return {"agents": listed, "next_after": rows[-1].agent_id if len(rows) == limit else None}
+
+
+async def costs(
+    agent_ids: Collection[str] | None, *, days: int, now_ms: int, store: InspectionStore
+) -> Json:
+    """Return what the summaries of these agents or of all took: in total, and on recent days."""
+    today = now_ms // DAY_MS
+    first = today - days + 1
+    taken = await store.costs(agent_ids, since_day=first, agents=COST_AGENTS)
+    by_day = {used.day: used.tokens for used in taken.days}
+    return {
+        "versions": sum(used.versions for used in taken.models),
+        "prompt_tokens": sum(used.prompt_tokens for used in taken.models),
+        "completion_tokens": sum(used.completion_tokens for used in taken.models),
+        "cost": math.fsum(used.cost for used in taken.models),
+        "models": [used._asdict() for used in taken.models],
+        "days": [
+            {"day": f"{_EPOCH + timedelta(days=day):%Y-%m-%d}", "tokens": by_day.get(day, 0)}
+            for day in range(first, today + 1)
+        ],
+        "agents": [used._asdict() for used in taken.agents],
+    }
+
+
+async def campaigns(
+    agent_ids: Collection[str] | None, *, limit: int, store: InspectionStore
+) -> Json:
+    """Return the newest campaigns with their progress."""
+    rows = await store.campaigns(agent_ids, limit=limit)
+    return {
+        "campaigns": [campaign_json(row.progress) | {"actor": row.actor or None} for row in rows]
+    }
+
+
+def campaign_json(campaign: CampaignProgress) -> Json:
+    """Return the progress of a campaign in the form of the contract."""
+    fields: Json = campaign._asdict()
+    requested, finished = fields.pop("requested_at_ms"), fields.pop("finished_at_ms")
+    return fields | {
+        "requested_at": rfc3339(requested),
+        "finished_at": None if finished is None else rfc3339(finished),
+    }
