@@ -1,18 +1,20 @@
 """Recorded conversations as events; one recording always makes the same events."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
+from itertools import groupby
 from typing import Any
 
 from turnfold.client import OutgoingEvent, result_event, session_key, turn_event
 from turnfold.client.events import encoded
 from turnfold.contracts.events import LIMITS
+from turnfold.core.shapes.responses import is_of_model
 from turnfold.errors import TooLarge
-from turnfold.messages import Json, SessionKey
-from turnfold.transcripts import Conversation, Turn, read_conversations, turns
+from turnfold.messages import Json, SessionKey, Shape
+from turnfold.transcripts import Conversation, Format, Turn, read_conversations, turns
 
 DEFAULT_AGENT = "replay"
 ENVELOPE_BYTES = 64 * 1024
@@ -33,10 +35,17 @@ class Recording:
     conversation: Conversation
 
 
-def load_recordings(files: Iterable[str], agent: str | None = None) -> list[Recording]:
+def load_recordings(
+    files: Iterable[str],
+    agent: str | None = None,
+    form: Format | None = None,
+    *,
+    left_out: dict[str, Mapping[str, int]] | None = None,
+) -> list[Recording]:
     """Load the conversations of all files, each with its own session.
 
-    If an id repeats, a number is appended to the later ones.
+    If an id repeats, a number is appended to the later ones. `left_out` receives, for each file,
+    how many of its records no conversation contains, by kind.
 
     Raises:
         UnreadableTranscript: a file cannot be read. The text names the line.
@@ -44,13 +53,16 @@ def load_recordings(files: Iterable[str], agent: str | None = None) -> list[Reco
     taken: Counter[SessionKey] = Counter()
     recordings: list[Recording] = []
     for file in files:
-        for conversation in read_conversations(file):
+        missing: Counter[str] = Counter()
+        for conversation in read_conversations(file, form, left_out=missing):
             agent_id = agent or conversation.agent or DEFAULT_AGENT
             key = session_key(agent_id, conversation.conversation_id)
             taken[key] += 1
             if taken[key] > 1:
                 key = session_key(agent_id, f"{conversation.conversation_id}-{taken[key]}")
             recordings.append(Recording(key, conversation))
+        if left_out is not None and (counts := {name: n for name, n in missing.items() if n}):
+            left_out[file] = counts
     return recordings
 
 
@@ -69,7 +81,8 @@ def events_of(recording: Recording, step: Step = Step.TURN) -> Iterator[tuple[Ou
         event_id = f"{digest}-{number:06d}"
         message = part.messages[0]
         try:
-            if step is Step.MESSAGE and _is_plain_result(message):
+            is_chat = conversation.shape is Shape.CHAT
+            if step is Step.MESSAGE and is_chat and _is_plain_result(message):
                 result: dict[str, Any] = {
                     "name": message.get("name"),
                     "is_error": bool(message.get("is_error")),
@@ -88,6 +101,7 @@ def events_of(recording: Recording, step: Step = Step.TURN) -> Iterator[tuple[Ou
                     event_id=event_id,
                     model=conversation.model,
                     is_meta=part.is_meta,
+                    shape=None if is_chat else conversation.shape.value,
                 )
         except TooLarge as error:
             raise TooLarge(
@@ -100,31 +114,46 @@ def events_of(recording: Recording, step: Step = Step.TURN) -> Iterator[tuple[Ou
 def pieces(
     turn: Turn,
     *,
+    shape: Shape = Shape.CHAT,
     max_messages: int = LIMITS.messages,
     max_bytes: int = LIMITS.bytes - ENVELOPE_BYTES,
 ) -> Iterator[Turn]:
     """Split a turn between messages into as few events as its size allows.
 
-    A message above the limit is alone in its event.
+    The items of one response stay together. Those above the limit are alone in their event.
     """
     piece: list[Json] = []
     size = 0
-    for message in turn.messages:
-        message_bytes = len(encoded(message)) + 1
-        if piece and (len(piece) == max_messages or size + message_bytes > max_bytes):
+    for together in units(turn.messages, shape):
+        unit_bytes = sum(len(encoded(message)) + 1 for message in together)
+        is_full = len(piece) + len(together) > max_messages or size + unit_bytes > max_bytes
+        if piece and is_full:
             yield Turn(tuple(piece), turn.is_meta)
             piece, size = [], 0
-        piece.append(message)
-        size += message_bytes
+        piece += together
+        size += unit_bytes
     yield Turn(tuple(piece), turn.is_meta)
 
 
+def units(messages: Sequence[Json], shape: Shape) -> Iterator[tuple[Json, ...]]:
+    """Split messages into what one event must contain: each chat message, or each response."""
+    if shape is not Shape.RESPONSES:
+        yield from ((message,) for message in messages)
+        return
+    for is_response, items in groupby(messages, is_of_model):
+        if is_response:
+            yield tuple(items)
+        else:
+            yield from ((item,) for item in items)
+
+
 def _parts(conversation: Conversation, step: Step) -> Iterator[Turn]:
+    shape = conversation.shape
     for turn in turns(conversation.messages, conversation.machine_made):
         if step is Step.TURN:
-            yield from pieces(turn)
+            yield from pieces(turn, shape=shape)
         else:
-            yield from (Turn((message,), turn.is_meta) for message in turn.messages)
+            yield from (Turn(unit, turn.is_meta) for unit in units(turn.messages, shape))
 
 
 def _is_plain_result(message: Json) -> bool:

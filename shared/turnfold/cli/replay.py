@@ -3,7 +3,7 @@
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, TypeVar
 
@@ -24,6 +24,8 @@ from turnfold.cli.output import print_rows
 from turnfold.cli.recordings import Recording, Step, events_of, load_recordings
 from turnfold.client import Client, OutgoingEvent, Receipt, Session
 from turnfold.errors import CannotFit, TooLarge, Unavailable
+from turnfold.messages import SessionKey
+from turnfold.transcripts import Format
 
 Result = TypeVar("Result")
 
@@ -50,7 +52,7 @@ class ReplaySummary:
     """A session after a replay: the published events, and the result in the service.
 
     `evicted` counts messages that left the window. `tokens_live` counts the remaining ones, without
-    the summary.
+    the summary. `refused` counts events of the session that are dead letters.
     """
 
     agent_id: str
@@ -63,6 +65,7 @@ class ReplaySummary:
     summary_version: int | None
     tokens_total: int
     tokens_live: int
+    refused: int
 
 
 def register(app: typer.Typer) -> None:
@@ -83,6 +86,10 @@ def replay(
             metavar="AGENT", help="Agent id of all conversations (default: their own, or replay)."
         ),
     ] = None,
+    form: Annotated[
+        Format | None,
+        typer.Option("--format", help="Format of the files (default: that of their first value)."),
+    ] = None,
     step: Annotated[Step, typer.Option(help="What one event contains.")] = Step.TURN,
     speed: Annotated[
         float | None,
@@ -102,10 +109,17 @@ def replay(
 ) -> None:
     """Publish recorded conversations and show the result of each.
 
-    Formats: this project's JSONL, JSON lists of chat messages, Claude Code logs.
+    Formats: this project's JSONL, lists of OpenAI messages or items, and sessions of Claude Code,
+    Codex and nanobot. A line on stderr counts what is not imported.
     A replay can be repeated. Events that were published before are not stored again.
     """
-    summaries = asyncio.run(_replay(system_to_change(), files, agent, step, speed, wait_seconds))
+    system = system_to_change()
+    left_out: dict[str, Mapping[str, int]] = {}
+    recordings = load_recordings(files, agent, form, left_out=left_out)
+    for file, counts in left_out.items():
+        named = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        typer.echo(f"{file}: not imported: {named}", err=True)
+    summaries = asyncio.run(_replay(system, recordings, step, speed, wait_seconds))
     print_rows(
         "replayed",
         COLUMNS,
@@ -114,17 +128,25 @@ def replay(
         empty="No conversations in these files.",
         headings=2,
     )
+    for summary in summaries:
+        if summary.refused:
+            typer.echo(
+                f"{summary.session_id}: {summary.refused} events are dead letters; see"
+                " `turnfold deadletters list`, and erase a session that changed"
+                " before you replay it again",
+                err=True,
+            )
+    if any(summary.refused for summary in summaries):
+        raise typer.Exit(1)
 
 
 async def _replay(
     system: System,
-    files: Sequence[str],
-    agent: str | None,
+    recordings: Sequence[Recording],
     step: Step,
     speed: float | None,
     wait_seconds: float,
 ) -> list[ReplaySummary]:
-    recordings = load_recordings(files, agent)
     async with changing(system) as client:
         with progress(Console(stderr=True), disabled=not sys.stderr.isatty()) as bar:
             return await replayed(
@@ -151,7 +173,7 @@ async def replayed(
             minute.
     """
     counts = await _published(client, recordings, bar, step, speed)
-    await _for_each(
+    refused = await _for_each(
         recordings,
         lambda recording: _ingested(
             client.session(*recording.key), len(recording.conversation.messages)
@@ -159,6 +181,7 @@ async def replayed(
         bar,
         "storing",
     )
+    refusals = dict(zip((recording.key for recording in recordings), refused, strict=True))
     deadline = time.monotonic() + wait_seconds
     await _for_each(
         recordings,
@@ -167,7 +190,10 @@ async def replayed(
         "summarizing",
     )
     return await _for_each(
-        recordings, lambda recording: _outcome(client, recording, counts), bar, "reading results"
+        recordings,
+        lambda recording: _outcome(client, recording, counts, refusals),
+        bar,
+        "reading results",
     )
 
 
@@ -214,22 +240,23 @@ async def _published(
     return counts
 
 
-async def _ingested(session: Session, messages: int) -> None:
-    """Wait until every event of the session is stored.
+async def _ingested(session: Session, messages: int) -> int:
+    """Wait until every event of the session is stored; return how many are dead letters instead.
 
     If no window fits, wait until the session has this number of messages.
     """
     newest, newest_at = -1, time.monotonic()
     while True:
         try:
-            if (await session.context(max_tokens=WHOLE_WINDOW_TOKENS, wait_ms=2_000)).fresh:
-                return
+            window = await session.context(max_tokens=WHOLE_WINDOW_TOKENS, wait_ms=2_000)
+            if window.fresh:
+                return window.refused
             stored = (await session.status()).get("messages_total") or 0
         # No window says how fresh it is, so the count decides.
         except (CannotFit, TooLarge):
             stored = (await session.status()).get("messages_total") or 0
             if stored >= messages:
-                return
+                return 0
             await asyncio.sleep(0.2)
         if stored != newest:
             newest, newest_at = stored, time.monotonic()
@@ -248,7 +275,10 @@ async def _summarized(session: Session, deadline: float) -> None:
 
 
 async def _outcome(
-    client: Client, recording: Recording, counts: dict[tuple[str, str], int]
+    client: Client,
+    recording: Recording,
+    counts: Mapping[tuple[str, str], int],
+    refusals: Mapping[SessionKey, int],
 ) -> ReplaySummary:
     session = client.session(*recording.key)
     status = await session.status()
@@ -264,6 +294,7 @@ async def _outcome(
         summary_version=status.get("summary_version"),
         tokens_total=status.get("tokens_total") or 0,
         tokens_live=status.get("tokens_live") or 0,
+        refused=refusals[recording.key],
     )
 
 

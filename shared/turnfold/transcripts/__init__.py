@@ -1,5 +1,6 @@
 """Readers of conversations that other programs recorded."""
 
+from turnfold.transcripts.formats import Format
 from turnfold.transcripts.reading import (
     STANDARD_INPUT,
     Conversation,
@@ -12,6 +13,7 @@ from turnfold.transcripts.reading import (
 __all__ = [
     "STANDARD_INPUT",
     "Conversation",
+    "Format",
     "Turn",
     "UnreadableTranscript",
     "read_conversations",

@@ -1,35 +1,16 @@
 """Session logs of Claude Code, converted to OpenAI chat messages."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from turnfold.messages import Json
+from turnfold.transcripts.parsed import ParsedConversation, RecordFault
 
 AGENT = "claude-code"
 SUB_AGENT = "claude-code-subagent"
-
-
-@dataclass(slots=True)
-class ParsedConversation:
-    """One conversation of a log, built record by record.
-
-    `answers` and `tools` index its messages by answer id and tool names by call id.
-    """
-
-    name: str
-    agent: str
-    model: str | None = None
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    machine_made_indexes: set[int] = field(default_factory=set)
-    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    tools: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def machine_made(self) -> frozenset[int]:
-        """Indexes of the user messages that a program wrote."""
-        return frozenset(self.machine_made_indexes)
 
 
 @dataclass(slots=True)
@@ -37,28 +18,32 @@ class Transcript:
     """The records of a log, grouped into the main conversation and one per sub-agent.
 
     Repeated records, and records that are not messages (titles, snapshots, progress, hooks, system
-    notes), are ignored.
+    notes), are not in them; `left_out` counts the latter.
     """
 
     by_branch: dict[tuple[str, str], ParsedConversation] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
     roots: dict[str, str] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
 
     def add(self, record: Json) -> None:
         """Add the record of one line."""
         message = record.get("message")
-        if (
-            record["type"] not in ("user", "assistant")
-            or not isinstance(message, Mapping)
-            or record.get("isApiErrorMessage")
-        ):
+        kind = record.get("type")
+        if not isinstance(kind, str):
+            raise RecordFault("a record has no type")
+        if kind not in ("user", "assistant") or not isinstance(message, Mapping):
+            self.left_out[kind] += 1
+            return
+        if record.get("isApiErrorMessage"):
+            self.left_out["errors of the API"] += 1
             return
         identifier = str(record.get("uuid") or "")
         if identifier and identifier in self.seen:
             return
         self.seen.add(identifier)
         conversation = self._conversation_of(record, identifier)
-        if record["type"] == "assistant":
+        if kind == "assistant":
             _add_answer(conversation, message, identifier)
         else:
             _add_request(

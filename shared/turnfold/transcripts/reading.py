@@ -5,17 +5,23 @@ import io
 import json
 import sys
 import zlib
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
+from turnfold.contracts.elements import item_fault
 from turnfold.contracts.subjects import id_fault
 from turnfold.errors import TurnfoldError
-from turnfold.messages import ROLES, Json, Role
+from turnfold.messages import ROLES, Json, Role, Shape
 from turnfold.transcripts.claude_code import Transcript
+from turnfold.transcripts.codex import Rollout
+from turnfold.transcripts.formats import Format, format_of, is_conversation, is_item
+from turnfold.transcripts.nanobot import SessionFile
+from turnfold.transcripts.parsed import Log, RecordFault
 
 STANDARD_INPUT = "-"
 
@@ -31,7 +37,8 @@ class Conversation:
     """One conversation of a file: messages in order, each unchanged.
 
     `machine_made` has the indexes of user messages that a program wrote in the user's name.
-    `question` may be asked about what was said early.
+    `question` may be asked about what was said early. With the shape `responses`, messages are
+    items of the Responses API.
     """
 
     conversation_id: str
@@ -40,6 +47,7 @@ class Conversation:
     model: str | None = None
     machine_made: frozenset[int] = frozenset()
     question: str | None = None
+    shape: Shape = Shape.CHAT
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,7 @@ def turns(messages: Sequence[Json], machine_made: frozenset[int] = frozenset()) 
     >>> [len(turn.messages) for turn in turns([{"role": role} for role in roles])]
     [3, 1]
     """
-    starts = [index for index, message in enumerate(messages) if message["role"] == Role.USER]
+    starts = [index for index, message in enumerate(messages) if message.get("role") == Role.USER]
     edges = [0, *starts[1:], len(messages)] if messages else []
     return [
         Turn(tuple(messages[first:last]), not machine_made.isdisjoint(range(first, last)))
@@ -67,13 +75,17 @@ def turns(messages: Sequence[Json], machine_made: frozenset[int] = frozenset()) 
     ]
 
 
-def read_conversations(path: Path | str) -> Iterator[Conversation]:
+def read_conversations(
+    path: Path | str, form: Format | None = None, *, left_out: Counter[str] | None = None
+) -> Iterator[Conversation]:
     """Read the conversations of a file, gzipped or not; `-` reads stdin.
 
-    Formats: one conversation per line (`{"id", "agent", "messages": [...]}`), a JSON list of OpenAI
-    chat messages or of such conversations, one message per line, and session logs of Claude Code,
-    in which every sub-agent has its own conversation. Conversations without an id are named after
-    the file.
+    Formats: one conversation per line (`{"id", "agent", "messages": [...]}`); a JSON list of OpenAI
+    chat messages, of items of the Responses API or of such conversations; one message or item per
+    line; session logs of Claude Code, in which every sub-agent has its own conversation; rollouts
+    of Codex; session files of nanobot. The first value decides, unless `form` names the format.
+    Conversations without an id are named after the file. `left_out` receives the number of
+    records that no conversation contains, by kind.
 
     Raises:
         UnreadableTranscript: the file cannot be opened, or a line is invalid.
@@ -84,9 +96,10 @@ def read_conversations(path: Path | str) -> Iterator[Conversation]:
         if str(path) == STANDARD_INPUT
         else Path(path).name.removesuffix(".gz").rpartition(".")[0] or Path(path).name
     )
+    reader = _Reader(name, stem, form, Counter() if left_out is None else left_out)
     try:
         with _opened(path) as stream:
-            yield from _Reader(name, stem).read(stream)
+            yield from reader.read(stream)
     except (OSError, EOFError, zlib.error) as error:
         raise UnreadableTranscript(
             f"{name} cannot be read: {getattr(error, 'strerror', None) or error}"
@@ -107,6 +120,14 @@ def _opened(path: Path | str) -> Generator[io.BufferedIOBase, None, None]:
         )
 
 
+_LOGS: Final[Mapping[Format, Callable[[], Log]]] = {
+    Format.CLAUDE_CODE: Transcript,
+    Format.CODEX: Rollout,
+    Format.NANOBOT: SessionFile,
+}
+"""The readers of the formats whose lines form conversations only together."""
+
+
 @dataclass(slots=True)
 class _Reader:
     """One pass over a file.
@@ -116,8 +137,9 @@ class _Reader:
 
     name: str
     stem: str
+    form: Format | None
+    left_out: Counter[str]
     loose: list[Json] = field(default_factory=list)
-    transcript: Transcript = field(default_factory=Transcript)
 
     def read(self, stream: io.BufferedIOBase) -> Iterator[Conversation]:
         lines = enumerate(stream, start=1)
@@ -127,6 +149,7 @@ class _Reader:
         if first is None:
             self.refuse(1, "the file is empty")
         number, line = first
+        document = b""
         try:
             value = self.parsed(number, line)
         except UnreadableTranscript:
@@ -134,25 +157,48 @@ class _Reader:
             document = line + stream.read()
             if document == line:
                 raise
-            yield from self.conversations(number, self.parsed(number, document), self.stem)
+            value = self.parsed(number, document)
+        form = self.form or format_of(value)
+        if form is None:
+            self.refuse_value(number)
+        rest = (
+            (number, self.parsed(number, line))
+            for number, line in (() if document else lines)
+            if line.strip()
+        )
+        if form in _LOGS:
+            yield from self.log(_LOGS[form](), form, chain([(number, value)], rest))
         else:
-            yield from self.entry(number, value, self.stem)
-            for number, line in lines:
-                if line.strip():
-                    yield from self.entry(
-                        number, self.parsed(number, line), f"{self.stem}-{number}"
-                    )
+            yield from self.entries(number, value, rest)
+
+    def log(
+        self, log: Log, form: Format, values: Iterable[tuple[int, Any]]
+    ) -> Iterator[Conversation]:
+        """Yield the conversations of a log."""
+        for number, value in values:
+            if not isinstance(value, Mapping):
+                self.refuse(number, f"not a record of {form}: it is not an object")
+            try:
+                log.add(value)
+            except RecordFault as fault:
+                self.refuse(number, f"not a record of {form}: {fault}", fault)
+        self.left_out.update(log.left_out)
+        for parsed in log.conversations(self.stem):
+            about = {"id": parsed.name, "agent": parsed.agent, "model": parsed.model}
+            yield self.conversation(
+                1, parsed.name, parsed.messages, about, parsed.machine_made, parsed.shape
+            )
+
+    def entries(
+        self, first_number: int, first: Any, rest: Iterable[tuple[int, Any]]
+    ) -> Iterator[Conversation]:
+        """Yield the conversations of lines that are conversations, or one message each."""
+        yield from self.entry(first_number, first, self.stem)
+        for number, value in rest:
+            yield from self.entry(number, value, f"{self.stem}-{number}")
         # Lines of single messages end only with the file.
         if self.loose:
-            yield self.conversation(1, self.stem, self.loose, {})
-        for parsed in self.transcript.conversations(self.stem):
-            yield self.conversation(
-                1,
-                parsed.name,
-                parsed.messages,
-                {"agent": parsed.agent, "model": parsed.model},
-                parsed.machine_made,
-            )
+            yield self.conversation(1, self.stem, self.loose, {}, shape=_shape(self.loose))
 
     def parsed(self, number: int, text: bytes) -> Any:
         try:
@@ -167,13 +213,8 @@ class _Reader:
 
     def entry(self, number: int, value: Any, name: str) -> Iterator[Conversation]:
         """Yield the conversations of one line, or collect the line for the end of the file."""
-        if (
-            isinstance(value, Mapping)
-            and "messages" not in value
-            and isinstance(value.get("type"), str)
-        ):
-            self.transcript.add(value)
-        elif isinstance(value, Mapping) and "messages" not in value and "role" in value:
+        is_message = isinstance(value, Mapping) and (is_item(value) or "role" in value)
+        if is_message and not is_conversation(value) and self.form is not Format.TURNFOLD:
             self.loose.append(self.message(number, len(self.loose), value))
         else:
             yield from self.conversations(number, value, name)
@@ -184,22 +225,21 @@ class _Reader:
         The value is a conversation, a list of messages, or a list of conversations.
         """
         if isinstance(value, Mapping) and isinstance(value.get("messages"), list):
-            yield self.conversation(number, name, value["messages"], value)
-        elif (
-            isinstance(value, list)
-            and value
-            and all(isinstance(entry, Mapping) and "messages" in entry for entry in value)
-        ):
+            yield self.conversation(
+                number, name, value["messages"], value, shape=_shape(value["messages"])
+            )
+        elif isinstance(value, list) and value and all(map(is_conversation, value)):
             for index, entry in enumerate(value, start=1):
                 yield from self.conversations(number, entry, f"{name}-{index}")
+        elif self.form is Format.TURNFOLD:
+            self.refuse_value(number)
         elif isinstance(value, list):
-            yield self.conversation(number, name, value, {})
+            yield self.conversation(number, name, value, {}, shape=_shape(value))
+        elif isinstance(value, Mapping) and isinstance(value.get("input"), list):
+            self.left_out["instructions"] += bool(value.get("instructions"))
+            yield self.conversation(number, name, value["input"], value, shape=Shape.RESPONSES)
         else:
-            self.refuse(
-                number,
-                "neither a conversation ({'messages': [...]}), nor a list of messages,"
-                " nor a line of a Claude Code log",
-            )
+            self.refuse_value(number)
 
     def conversation(
         self,
@@ -208,9 +248,10 @@ class _Reader:
         messages: Iterable[Any],
         about: Json,
         machine_made: frozenset[int] = frozenset(),
+        shape: Shape = Shape.CHAT,
     ) -> Conversation:
         checked = tuple(
-            self.message(number, index, message) for index, message in enumerate(messages)
+            self.message(number, index, message, shape) for index, message in enumerate(messages)
         )
         if not checked:
             self.refuse(number, "the conversation has no messages")
@@ -227,11 +268,17 @@ class _Reader:
         for what, identifier in (("id", conversation_id), ("agent", agent)):
             if identifier is not None and (fault := id_fault(identifier)):
                 self.refuse(number, f"the {what} {fault}")
-        return Conversation(conversation_id, checked, agent, model, machine_made, question)
+        return Conversation(conversation_id, checked, agent, model, machine_made, question, shape)
 
-    def message(self, number: int, index: int, message: Any) -> Json:
+    def message(self, number: int, index: int, message: Any, shape: Shape | None = None) -> Json:
+        """Return a message that is checked; without a shape, by what it is itself."""
         if not isinstance(message, Mapping):
             self.refuse(number, f"message {index} is not an object")
+        is_element = is_item(message) if shape is None else shape is Shape.RESPONSES
+        if is_element:
+            if fault := item_fault(message):
+                self.refuse(number, f"message {index} cannot be read: {fault}")
+            return message
         role = message.get("role")
         if not isinstance(role, str) or role not in ROLES:
             self.refuse(
@@ -241,8 +288,21 @@ class _Reader:
             )
         return message
 
+    def refuse_value(self, number: int) -> NoReturn:
+        self.refuse(
+            number,
+            "neither a conversation ({'messages': [...]}), nor a list of messages,"
+            f" nor a line of another format ({', '.join(Format)})",
+        )
+
     def refuse(self, number: int, cause: str, error: Exception | None = None) -> NoReturn:
         raise UnreadableTranscript(f"{self.name}, line {number}: {cause}") from error
+
+
+def _shape(messages: Sequence[Any]) -> Shape:
+    """Return the shape of a list: one item of the Responses API makes all of them items."""
+    is_responses = any(isinstance(one, Mapping) and is_item(one) for one in messages)
+    return Shape.RESPONSES if is_responses else Shape.CHAT
 
 
 def _refuse_constant(name: str) -> NoReturn:

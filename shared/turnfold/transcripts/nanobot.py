@@ -1,0 +1,62 @@
+"""Session files of nanobot, converted to the messages that it sends."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from turnfold.contracts.elements import chat_fault
+from turnfold.messages import Json
+from turnfold.transcripts.parsed import ParsedConversation, RecordFault
+
+AGENT = "nanobot"
+
+_SENT: Final = (
+    "role",
+    "content",
+    "tool_calls",
+    "tool_call_id",
+    "name",
+    "reasoning_content",
+    "thinking_blocks",
+)
+"""The fields of a stored message that nanobot sends to a model."""
+
+
+class SessionFile:
+    """The lines of a session file, which is one conversation.
+
+    The first line has the key of the session. Messages that answer a command, and fields that no
+    model sees, are left out.
+    """
+
+    def __init__(self) -> None:
+        self.left_out: Counter[str] = Counter()
+        self._conversation = ParsedConversation("", AGENT)
+
+    def add(self, record: Json) -> None:
+        """Add the record of one line."""
+        kind = record.get("_type")
+        if kind == "metadata":
+            if isinstance(record.get("key"), str):
+                self._conversation.name = record["key"]
+        elif kind is not None:
+            self.left_out[str(kind)] += 1
+        elif record.get("_command"):
+            self.left_out["commands"] += 1
+        else:
+            self._add_message(record)
+
+    def conversations(self, fallback_name: str) -> Iterator[ParsedConversation]:
+        """Iterate over the one conversation, if it has messages."""
+        if self._conversation.messages:
+            self._conversation.name = self._conversation.name or fallback_name
+            yield self._conversation
+
+    def _add_message(self, record: Json) -> None:
+        if fault := chat_fault(record):
+            raise RecordFault(fault)
+        if record.get("media"):
+            self.left_out["messages with media files"] += 1
+        if record.get("_hidden_history"):
+            self._conversation.machine_made_indexes.add(len(self._conversation.messages))
+        self._conversation.messages.append({name: record[name] for name in _SENT if name in record})

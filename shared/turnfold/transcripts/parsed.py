@@ -1,0 +1,53 @@
+"""The results of the readers of other programs' logs."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from turnfold.messages import Json, Shape
+
+
+class RecordFault(Exception):
+    """A record that cannot be read; the text is the cause."""
+
+
+@dataclass(slots=True)
+class ParsedConversation:
+    """One conversation of a log, built record by record.
+
+    `answers` and `tools` index its messages by answer id and tool names by call id.
+    """
+
+    name: str
+    agent: str | None = None
+    model: str | None = None
+    shape: Shape = Shape.CHAT
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    machine_made_indexes: set[int] = field(default_factory=set)
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tools: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def machine_made(self) -> frozenset[int]:
+        """Indexes of the user messages that a program wrote."""
+        return frozenset(self.machine_made_indexes)
+
+
+class Log(Protocol):
+    """The records of a log, added one by one in their order.
+
+    `left_out` counts what the conversations do not contain, by a name of its kind.
+    """
+
+    left_out: Counter[str]
+
+    def add(self, record: Json) -> None:
+        """Add the record of one line.
+
+        Raises:
+            RecordFault: the record is none of this log.
+        """
+
+    def conversations(self, fallback_name: str) -> Iterator[ParsedConversation]:
+        """Iterate over the conversations that have messages, in the order of their beginnings."""

@@ -1,0 +1,60 @@
+"""Logs of other programs, replayed into a whole system."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.running_system import command as run
+from tests.running_system import running_system
+from turnfold.client import connect
+from turnfold.core.history.validity import validation_errors
+
+LOGS = Path(__file__).parents[3] / "examples" / "logs"
+QUESTION = '{"role": "user", "content": "And on Sundays?"}\n'
+ANSWER = '{"role": "assistant", "content": "At 21:10."}\n'
+MESSAGES = {
+    ("claude-code", "7c1e44d0-52b9-4d0e-8a7b-90f2d1c3ab55"): 6,
+    ("codex", "0199b1c2-7d10-7c41-9a55-3f2e8c6a1b04"): 13,
+    ("nanobot", "telegram:4711"): 6,
+    ("replay", "openai-chat"): 5,
+    ("replay", "openai-responses"): 4,
+}
+
+
+@pytest.mark.proves("G11", "L2")
+async def test_each_log_becomes_a_session_once_with_its_calls_and_results(tmp_path: Path) -> None:
+    environ = {"TURNFOLD_DATA_DIR": str(tmp_path)}
+    files = [str(path) for path in sorted(LOGS.iterdir())]
+    async with running_system(tmp_path) as system:
+        first = await run("replay", *files, "--json", environ=environ)
+        again = await run("replay", *files, "--json", "--format", "turnfold", environ=environ)
+        second = await run("replay", *files, "--json", environ=environ)
+        dead = await run("deadletters", "list", "--json", environ=environ)
+        async with connect(system.nats_url, environ={}) as client:
+            windows = {
+                key: (await client.session(*key).context(max_tokens=8_000)).messages
+                for key in MESSAGES
+            }
+            codex = client.session("codex", "0199b1c2-7d10-7c41-9a55-3f2e8c6a1b04")
+            items = (await codex.context(max_tokens=8_000, format="responses")).messages
+            originals = [stored async for stored in codex.originals()]
+        grown = tmp_path / "grown.jsonl"
+        grown.write_text((LOGS / "nanobot.jsonl").read_text() + QUESTION)
+        longer = await run("replay", str(grown), "--json", environ=environ)
+        grown.write_text(grown.read_text() + ANSWER)
+        changed = await run("replay", str(grown), "--json", environ=environ)
+
+    for replayed in (first, second):
+        assert replayed.status == 0, replayed.err
+        counted = {(row["agent_id"], row["session_id"]): row["messages"] for row in replayed.rows}
+        assert counted == MESSAGES
+    assert "codex.jsonl: not imported: 1 base instructions, 1 token_count, 2 rolled" in first.err
+    assert (again.status, dead.rows) == (1, [])
+    assert "claude-code.jsonl, line 1: neither a conversation" in again.err
+    for key, messages in windows.items():
+        assert validation_errors(messages) == [], key
+    assert [item["type"] for item in items].count("function_call_output") == 2
+    assert len(originals) == 13
+    assert (longer.status, longer.rows[0]["messages"], longer.rows[0]["refused"]) == (0, 7, 0)
+    assert (changed.status, changed.rows[0]["messages"], changed.rows[0]["refused"]) == (1, 7, 1)
+    assert "telegram:4711: 1 events are dead letters" in changed.err
