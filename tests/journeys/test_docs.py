@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,14 @@ EXAMPLE = re.compile(
     r'<!-- run: prints "(?P<told>[^\n]+)" -->\n```(?P<language>python|sh)\n(?P<code>.*?)```\n',
     re.DOTALL,
 )
+STEP = re.compile(
+    r'<!-- (?:step: prints "(?P<told>[^\n]+)"|file: (?P<file>[\w.]+)) -->\n'
+    r"```(?:python|sh)\n(?P<code>.*?)```\n",
+    re.DOTALL,
+)
+WALKS = ("tutorial.md", "what-was-seen.md")
+"""Pages whose blocks build on each other, the second on the first."""
+TIME_OF_WALK = "2026-11-20T14:17:00Z"
 LINK = re.compile(r"\]\((?!https?://)(?P<path>[^)#\s]*)(?:#(?P<heading>[^)\s]*))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -89,7 +98,7 @@ ADDED = {
     "G10",
     "G11",
     *(f"O{number}" for number in (7, 8, 10)),
-    *(f"V{number}" for number in (*range(1, 5), 6)),
+    *(f"V{number}" for number in range(1, 7)),
     *(f"X{number}" for number in range(5, 10)),
 } | {f"C{number}" for number in range(64, 83)}
 """Those of the later parts that are dealt with already."""
@@ -125,6 +134,14 @@ class Example(NamedTuple):
     told: str
 
 
+class Step(NamedTuple):
+    """A block of a walk: a file to write, or commands and what has to be among what they print."""
+
+    file: str | None
+    code: str
+    told: str
+
+
 class Promise(NamedTuple):
     """A row of the page of guarantees."""
 
@@ -138,12 +155,17 @@ def examples(page: Path) -> list[Example]:
     return [Example(page.name, match["language"], match["code"], match["told"]) for match in found]
 
 
+def steps(name: str) -> list[Step]:
+    found = STEP.finditer((ROOT / "docs" / name).read_text(encoding="utf-8"))
+    return [Step(match["file"], match["code"], match["told"] or "") for match in found]
+
+
 def promises() -> list[Promise]:
     rows = ROW.finditer(GUARANTEES.read_text(encoding="utf-8"))
     return [Promise(match["id"], match["gap"], match["where"].strip()) for match in rows]
 
 
-async def ran(example: Example, system: System, tools: Path) -> str:
+async def ran(example: Example, system: System, tools: Path, *, folder: Path = ROOT) -> str:
     """What the example printed."""
     code = example.code.replace(DEFAULT_HTTP_URL, system.http_url)
     arguments = (
@@ -161,7 +183,7 @@ async def ran(example: Example, system: System, tools: Path) -> str:
         del environ["TURNFOLD_NATS_URL"]
     child = await asyncio.create_subprocess_exec(
         *arguments,
-        cwd=ROOT,
+        cwd=folder,
         env=environ,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -174,16 +196,31 @@ async def ran(example: Example, system: System, tools: Path) -> str:
     return out.decode()
 
 
+async def walk(page: str, system: System, tools: Path, folder: Path) -> None:
+    """Do what a page says, in order."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    for step in steps(page):
+        if step.file is not None:
+            (folder / step.file).write_text(step.code)
+            continue
+        code = step.code.replace(TIME_OF_WALK, now)
+        out = await ran(Example(page, "sh", code, step.told), system, tools, folder=folder)
+        assert step.told in out, f"{page}: {code}\n{out}"
+
+
 def tools_in(directory: Path) -> Path:
-    """A directory with the `nats` command in it."""
+    """A directory with the `nats` command in it, and a `python` whose clients find the system."""
     directory.mkdir()
+    python = directory / "python"
+    python.write_text(f'#!/bin/sh\nTURNFOLD_NATS_URL=$NATS_URL exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
     command = directory / "nats"
     command.write_text(NATS_COMMAND.format(python=sys.executable))
     command.chmod(0o755)
     return directory
 
 
-@pytest.mark.proves("O2", "O3", "W5")
+@pytest.mark.proves("O2", "O3", "W5", "V5")
 async def test_every_example_runs_and_prints_what_the_page_says(tmp_path: Path) -> None:
     # Those of integrations run beside their frameworks, in tests/hosts.
     pages = [page for page in PAGES if page.parent.name != "integrations"]
@@ -198,6 +235,10 @@ async def test_every_example_runs_and_prints_what_the_page_says(tmp_path: Path) 
 
     async with running_system(tmp_path / "system") as system:
         printed = await asyncio.gather(*map(printed_by, found))
+        folder = tmp_path / "walk"
+        folder.mkdir()
+        for page in WALKS:
+            await walk(page, system, tools, folder)
 
     assert {example.language for example in found} == {"python", "sh"}
     for example, out in zip(found, printed, strict=True):
@@ -209,11 +250,15 @@ def test_every_block_that_can_run_here_is_marked_to_be_run() -> None:
 
     left = [
         block
-        for block in FENCE.findall(text)
+        for block in FENCE.findall(STEP.sub("", text))
         if block.startswith("```python") or any(word in block for word in RUNNABLE)
     ]
 
     assert not left
+    for name in WALKS:
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        rest = FENCE.findall(STEP.sub("", page))
+        assert all(".venv/bin/activate" in block for block in rest), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
