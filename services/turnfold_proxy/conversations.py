@@ -3,10 +3,11 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from operator import is_
 from typing import Any, Final, cast
 
 import structlog
@@ -16,12 +17,15 @@ from turnfold.client.mirror import mirror, place_of
 from turnfold.client.token_counter import counter
 from turnfold.errors import CannotFit, RequestError, TurnfoldError, Unavailable
 from turnfold_proxy.apis.api import Answer, Api, Conversation, Element
+from turnfold_proxy.continuing import KnownWindow, KnownWindows, digest_of, grown, parts_of
 
 REMEMBERED_SESSIONS: Final = 10_000
 MOST_COUNTS: Final = 64
 PAUSE_SECONDS: Final = 5.0
 """How long calls go out as they came after Turnfold did not answer one in time."""
 RECORD_SECONDS: Final = 15.0
+SEND_SECONDS: Final = 0.01
+"""How long the recording of a call lets the call itself go first."""
 
 log = structlog.get_logger()
 
@@ -42,6 +46,17 @@ class Call:
         """The model that the caller names."""
         model = self.body.get("model")
         return model if isinstance(model, str) and 0 < len(model) <= 256 else None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The session, by the ids of agent and session."""
+        return self.agent_id, self.session_id
+
+    @property
+    def asked(self) -> Hashable:
+        """What its window depends on beside the list, and the tokens of instructions and tools."""
+        output = self.conversation.max_output_tokens
+        return self.api.shape, self.model, self.budget_tokens, output
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +89,15 @@ class Recorder:
         self._session = session
         self._wait_seconds = wait_seconds
         self._states: OrderedDict[tuple[str, str], _SessionState] = OrderedDict()
+        self._windows = KnownWindows()
         self._counts: dict[bytes, int] = {}
         self._paused_until = 0.0
         self._writing: set[asyncio.Task[None]] = set()
 
     async def prepare(self, call: Call) -> tuple[PreparedCall, int]:
         """Record what a call has that is new, and return what to send, and the call's number.
+
+        If the window of the call before can be continued, nothing is waited for.
 
         Raises:
             RequestError: Turnfold cannot take part in this call.
@@ -89,11 +107,14 @@ class Recorder:
         state = self._state(call)
         state.newest += 1
         number = state.newest
+        if (continued := self._continued(call)) is not None:
+            self._begin(self._refreshed(call, state))
+            return continued, number
         try:
             async with asyncio.timeout(self._wait_seconds), state.lock:
                 return await self._prepared(call), number
         except (TimeoutError, Unavailable) as error:
-            self._paused_until = time.monotonic() + PAUSE_SECONDS
+            self._pause(call)
             raise Unavailable("Turnfold does not answer in time") from error
 
     def record(self, call: Call, number: int, answer: Answer) -> bool:
@@ -101,15 +122,22 @@ class Recorder:
         state = self._state(call)
         if not answer.elements or state.newest != number:
             return False
-        task = asyncio.create_task(self._recorded(call, number, answer, state))
-        self._writing.add(task)
-        task.add_done_callback(self._writing.discard)
+        self._begin(self._recorded(call, number, answer, state))
         return True
 
     async def close(self) -> None:
         """Wait until all answers are recorded."""
         if self._writing:
             await asyncio.wait(self._writing, timeout=RECORD_SECONDS)
+
+    def _begin(self, writing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(writing)
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    def _pause(self, call: Call) -> None:
+        self._windows.forget(call.key)
+        self._paused_until = time.monotonic() + PAUSE_SECONDS
 
     def _tokens(self, text: str) -> int:
         """Count the tokens of a text that stays the same from call to call."""
@@ -121,20 +149,72 @@ class Recorder:
             self._counts[digest] = counter()(text)
         return self._counts[digest]
 
+    def _beside(self, call: Call) -> list[int]:
+        """Count the tokens of instructions and tools."""
+        conversation = call.conversation
+        return [self._tokens(text) for text in (conversation.instructions, conversation.tools)]
+
+    def _continued(self, call: Call) -> PreparedCall | None:
+        """Return the window of the call before with what is new, if nobody need be asked."""
+        known = self._windows.get(call.key)
+        if known is None:
+            return None
+        api, conversation, beside_tokens = call.api, call.conversation, sum(self._beside(call))
+        try:
+            window = grown(
+                known,
+                api,
+                conversation.elements,
+                asked=call.asked,
+                beside_tokens=beside_tokens,
+                count=counter(),
+            )
+        except (ValueError, TypeError, AttributeError):
+            return None
+        if window is None:
+            return None
+        body = None
+        if window.elements is not None:
+            body = api.with_elements(call.body, conversation.leading, window.elements)
+        return PreparedCall(body, window.tokens + beside_tokens, window.version)
+
+    async def _refreshed(self, call: Call, state: _SessionState) -> None:
+        """Record a call that was sent already, and take its window for the next one."""
+        try:
+            async with asyncio.timeout(RECORD_SECONDS), state.lock:
+                await asyncio.sleep(SEND_SECONDS)
+                await self._prepared(call)
+        except (TimeoutError, Unavailable) as error:
+            self._pause(call)
+            log.warning("proxy.unrecorded", error=type(error).__name__)
+        except TurnfoldError as error:
+            self._windows.forget(call.key)
+            log.warning("proxy.unrecorded", error=type(error).__name__)
+
     async def _prepared(self, call: Call) -> PreparedCall:
         api, conversation = call.api, call.conversation
-        session = self._session(call.agent_id, call.session_id)
+        session = self._session(*call.key)
         await self._mirror(session, call, conversation.elements)
-        beside = [self._tokens(text) for text in (conversation.instructions, conversation.tools)]
+        beside = self._beside(call)
         window = await self._window(session, call, beside)
         if not window.fresh or window.refused:
             raise Unavailable("the session does not hold all of the conversation")
-        elements = _own_elements(api, window, conversation.elements)
-        is_same = len(elements) == len(conversation.elements) and all(
-            one is own for one, own in zip(elements, conversation.elements, strict=True)
-        )
-        body = None if is_same else api.with_elements(call.body, conversation.leading, elements)
+        own = conversation.elements
+        elements = _own_elements(api, window, own)
+        is_same = len(elements) == len(own) and all(map(is_, elements, own))
         version = window.summary.version if window.summary is not None else 0
+        known = KnownWindow(
+            length=len(own),
+            digest=digest_of(own),
+            asked=call.asked,
+            beside_tokens=sum(beside),
+            parts=None if is_same else parts_of(elements, own),
+            tokens=window.tokens,
+            budget_tokens=window.budget_tokens,
+            version=version,
+        )
+        self._windows.put(call.key, known)
+        body = None if is_same else api.with_elements(call.body, conversation.leading, elements)
         return PreparedCall(body, window.tokens + sum(beside), version)
 
     async def _window(self, session: Session, call: Call, beside: Sequence[int]) -> Window:
@@ -192,9 +272,8 @@ class Recorder:
             log.warning("proxy.unrecorded", error=type(error).__name__)
 
     def _state(self, call: Call) -> _SessionState:
-        key = call.agent_id, call.session_id
-        state = self._states.setdefault(key, _SessionState())
-        self._states.move_to_end(key)
+        state = self._states.setdefault(call.key, _SessionState())
+        self._states.move_to_end(call.key)
         if len(self._states) > REMEMBERED_SESSIONS:
             self._states.popitem(last=False)
         return state

@@ -41,6 +41,10 @@ class Answer:
     usage: dict[str, Any] | None = None
 
 
+Calls = tuple[set[str], set[str]]
+"""The ids of calls of tools, and the ids of the calls to which results belong."""
+
+
 class AnswerReader(Protocol):
     """Reads an answer while it is relayed."""
 
@@ -82,6 +86,10 @@ class Api(Protocol):
 
     def identity(self, element: Element) -> Any:
         """Return JSON that is equal for two ways in which a client writes one element."""
+        ...
+
+    def calls(self, element: Element) -> "Calls":
+        """Return the ids of the calls in an element, and of the calls that it answers."""
         ...
 
     def reader(self) -> AnswerReader:

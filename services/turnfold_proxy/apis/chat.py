@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 from turnfold_proxy.apis.api import (
     Answer,
+    Calls,
     Conversation,
     Element,
     arguments_identity,
@@ -63,6 +64,16 @@ class ChatApi:
             element.get("function_call"),
             element.get("tool_call_id"),
         ]
+
+    def calls(self, element: Element) -> Calls:
+        """Return the ids of calls and results; the name in place of an id in the older form."""
+        calls = {str(call.get("id")) for call in elements_of(element.get("tool_calls") or [])}
+        if isinstance(older := element.get("function_call"), dict):
+            calls.add(str(older.get("name")))
+        role = element.get("role")
+        if role not in ("tool", "function"):
+            return calls, set()
+        return calls, {str(element.get("tool_call_id" if role == "tool" else "name"))}
 
     def reader(self) -> "ChatReader":
         """Return a reader of one completion."""

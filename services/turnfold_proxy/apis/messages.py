@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 from turnfold_proxy.apis.api import (
     MARKER,
     Answer,
+    Calls,
     Conversation,
     Element,
     content_identity,
@@ -67,6 +68,15 @@ class MessagesApi:
         if all(isinstance(block, str) for block in blocks):
             return [element.get("role"), "".join(blocks).strip()]
         return [element.get("role"), blocks]
+
+    def calls(self, element: Element) -> Calls:
+        """Return the ids of the blocks that call tools, and of those that answer one."""
+        content = element.get("content")
+        blocks = content if isinstance(content, list) else []
+        return (
+            {str(block.get("id")) for block in blocks if _kind(block) == "tool_use"},
+            {str(block.get("tool_use_id")) for block in blocks if _kind(block) == "tool_result"},
+        )
 
     def reader(self) -> "MessagesReader":
         """Return a reader of one message."""

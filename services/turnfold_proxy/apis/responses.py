@@ -5,6 +5,7 @@ from typing import Any, Final, Literal
 
 from turnfold_proxy.apis.api import (
     Answer,
+    Calls,
     Conversation,
     Element,
     arguments_identity,
@@ -74,6 +75,13 @@ class ResponsesApi:
             if name not in _OF_PROVIDER and value is not None
         }
         return without_markers(fields)
+
+    def calls(self, element: Element) -> Calls:
+        """Return the id of the item if it is a call, or if it is the result of one."""
+        call_id, kind = {str(element.get("call_id"))}, str(element.get("type"))
+        if kind.endswith("_call_output"):
+            return set(), call_id
+        return (call_id if kind.endswith("_call") and "call_id" in element else set()), set()
 
     def reader(self) -> "ResponsesReader":
         """Return a reader of one response."""

@@ -1,0 +1,144 @@
+"""Windows that grow by what a call adds, so that the call need not wait until that is stored.
+
+A call that only continues a list is sent with the window of the list before, and its own new
+elements after it, if that fits. The services store and trim meanwhile, and the next call begins
+with what they answered.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final, cast
+
+from cachetools import TTLCache
+
+from turnfold_proxy.apis.api import INSTRUCTIONS, MARKER, Api, Element, dumped, without_markers
+
+KEEP_SECONDS: Final = 60.0
+"""How long texts of a window stay in the proxy: an erasure does not reach them."""
+KEEP_BYTES: Final = 64 * 1024 * 1024
+ENTRY_BYTES: Final = 1_024
+ELEMENT_TOKENS: Final = 8
+"""What an element costs beside its text, and a reserve."""
+
+Part = int | Element
+"""A place in the caller's list, or an element that Turnfold wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownWindow:
+    """The window of a list: `parts`, or None if it is the list as it came.
+
+    `asked` is what else it depends on. `beside_tokens` counts instructions and tools, `tokens` the
+    window without them, which has room for `budget_tokens`.
+    """
+
+    length: int
+    digest: bytes
+    asked: Hashable
+    beside_tokens: int
+    parts: Sequence[Part] | None
+    tokens: int
+    budget_tokens: int | None
+    version: int
+
+    @property
+    def bytes(self) -> int:
+        """About what it takes in memory."""
+        written = [part for part in self.parts or () if not isinstance(part, int)]
+        return ENTRY_BYTES + 8 * len(self.parts or ()) + len(json.dumps(written))
+
+
+@dataclass(frozen=True, slots=True)
+class GrownWindow:
+    """A window with the new elements of a call. `elements` is None if that is the list as it came."""
+
+    elements: Sequence[Element] | None
+    tokens: int
+    version: int
+
+
+class KnownWindows:
+    """The newest window of each session, for a minute."""
+
+    def __init__(self) -> None:
+        self._windows: TTLCache[Hashable, KnownWindow] = TTLCache(
+            KEEP_BYTES, KEEP_SECONDS, getsizeof=lambda known: known.bytes
+        )
+
+    def get(self, session: Hashable) -> KnownWindow | None:
+        """Return the window of a session, if it is known."""
+        return self._windows.get(session)
+
+    def put(self, session: Hashable, known: KnownWindow) -> None:
+        """Remember a window."""
+        self.forget(session)
+        if known.bytes <= KEEP_BYTES:
+            self._windows[session] = known
+            asyncio.get_running_loop().call_later(KEEP_SECONDS, self._windows.expire)
+
+    def forget(self, session: Hashable) -> None:
+        """Ask for the next window of a session again."""
+        self._windows.pop(session, None)
+
+
+def digest_of(elements: Sequence[Element]) -> bytes:
+    """Return the hash of a list, without the marks of a provider's cache."""
+    text = json.dumps(elements)
+    if MARKER in text:
+        text = json.dumps(without_markers(list(elements)))
+    return blake2b(text.encode()).digest()
+
+
+def grown(
+    known: KnownWindow,
+    api: Api,
+    own: Sequence[Element],
+    *,
+    asked: Hashable,
+    beside_tokens: int,
+    count: Callable[[str], int],
+) -> GrownWindow | None:
+    """Return the window of a longer list; None if only the services can tell it."""
+    new = own[known.length :]
+    if known.asked != asked or known.budget_tokens is None or not new:
+        return None
+    if not _is_continuation(api, new, has_recall=known.parts is not None):
+        return None
+    # The cheap checks first: this one reads all of the list.
+    if digest_of(own[: known.length]) != known.digest:
+        return None
+    tokens = known.tokens + sum(count(dumped(one)) + ELEMENT_TOKENS for one in new)
+    if tokens + max(beside_tokens - known.beside_tokens, 0) > known.budget_tokens:
+        return None
+    elements: list[Element] | None = None
+    if known.parts is not None:
+        elements = [own[part] if isinstance(part, int) else part for part in known.parts]
+        elements += new
+    return GrownWindow(elements, tokens, known.version)
+
+
+def parts_of(elements: Sequence[Element], own: Sequence[Element]) -> list[Part]:
+    """Return a window as places in the caller's list, where its elements are those."""
+    places = {id(element): place for place, element in enumerate(own)}
+    return [cast("Part", places.get(id(element), element)) for element in elements]
+
+
+def _is_continuation(api: Api, new: Sequence[Element], *, has_recall: bool) -> bool:
+    """Return whether new elements can stand after any window: each call with its results.
+
+    A new request of the user decides what is recalled, if something has left the window.
+    """
+    open_calls: set[str] = set()
+    for element in new:
+        calls, results = api.calls(element)
+        if element.get("role") in INSTRUCTIONS or not results <= open_calls:
+            return False
+        if has_recall and element.get("role") == "user" and not results:
+            return False
+        if open_calls and not calls and not results:
+            return False
+        open_calls = (open_calls - results) | calls
+    return not open_calls
