@@ -18,7 +18,6 @@ from typing import Any
 
 from turnfold.client import PortalClient, Session, new_event_id, turn_event
 from turnfold.client.events import BATCH_EVENTS, batches
-from turnfold.errors import Unavailable
 from turnfold.integrations import requires
 from turnfold.integrations.mirrored import Chat, MirroredWindows
 
@@ -132,16 +131,14 @@ class _Compacted(MirroredWindows):
             ]
             for batch in batches(events, most=BATCH_EVENTS):
                 await session.publish_batch(batch)
-            window = await self._window(session, None)
-            if not window.fresh:
-                raise Unavailable("the newest messages are not stored yet")
+            window = await self.fresh_window(session)
             carried = [entry.get("carry") for entry in window.entries or ()]
             return [
                 _message(body, message)
                 for body, message in zip(window.raw["messages"], carried, strict=True)
             ]
 
-        return await self._guarded(lambda: messages, ask)
+        return await self.attempt(lambda: messages, ask)
 
 
 def _message(body: Chat | None, carried: Any) -> ChatMessage:

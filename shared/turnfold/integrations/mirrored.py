@@ -25,6 +25,7 @@ AWAY_SECONDS: Final = 15.0
 WAIT_MS: Final = 4_000
 
 Chat = dict[str, Any]
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 log = logging.getLogger("turnfold.integrations")
@@ -93,15 +94,13 @@ class MirroredWindows:
 
         async def ask(messages: Sequence[Chat]) -> list[Shown] | None:
             await _record(session, messages)
-            window = await self._window(session, model)
-            if not window.fresh:
-                raise Unavailable("the newest messages are not stored yet")
+            window = await self.fresh_window(session, model=model)
             if window.account.total != len(messages):
                 self.warn(f"the session has {window.account.total} of {len(messages)} messages")
                 return None
             return _shown(window)
 
-        return await self._guarded(listed, ask)
+        return await self.attempt(listed, ask)
 
     async def record(self, session: Session, listed: Callable[[], Sequence[Chat]]) -> None:
         """Publish what is new of a list, so that it is folded before the next call needs it."""
@@ -109,14 +108,17 @@ class MirroredWindows:
         async def publish(messages: Sequence[Chat]) -> None:
             await _record(session, messages)
 
-        await self._guarded(listed, publish)
+        await self.attempt(listed, publish)
 
-    @staticmethod
-    def warn(reason: str) -> None:
-        """Log that the host goes on without Turnfold; `reason` quotes no message."""
-        log.warning("turnfold.unavailable: the model gets the whole list; %s", reason)
+    async def fresh_window(self, session: Session, *, model: str | None = None) -> Window:
+        """Return the window of a session that holds everything published before by this client.
 
-    async def _window(self, session: Session, model: str | None) -> Window:
+        If no valid window has the budget, it is the smallest that is valid. Messages that it shows
+        as they were published have no body: their entries have the `carry` of their events.
+
+        Raises:
+            Unavailable: not all is stored yet. `attempt` tries again.
+        """
         options = {
             "model": model,
             "entries": True,
@@ -125,7 +127,7 @@ class MirroredWindows:
             **self._options,
         }
         try:
-            return await session.context(**options)
+            window = await session.context(**options)
         except CannotFit as error:
             if error.needed_tokens is None:
                 raise
@@ -134,13 +136,22 @@ class MirroredWindows:
                 error.needed_tokens,
                 options["max_tokens"],
             )
-            return await session.context(**options | {"max_tokens": error.needed_tokens})
+            window = await session.context(**options | {"max_tokens": error.needed_tokens})
+        if not window.fresh:
+            raise Unavailable("the newest messages are not stored yet")
+        return window
 
-    async def _guarded(
+    async def attempt(
         self,
-        listed: Callable[[], Sequence[Chat]],
-        work: Callable[[Sequence[Chat]], Awaitable[Result]],
+        listed: Callable[[], Sequence[Item]],
+        work: Callable[[Sequence[Item]], Awaitable[Result]],
     ) -> Result | None:
+        """Return the result of `work` on the host's messages; None if Turnfold cannot take part.
+
+        While `work` raises `Unavailable` it is done again, for `patience_seconds` in all. After that
+        nothing is attempted for a while. Nothing is done with an empty list. No other error of
+        Turnfold, or of the conversion of messages, reaches the caller: a warning says what failed.
+        """
         if time.monotonic() < self._away_until:
             return None
         reason = (
@@ -165,6 +176,11 @@ class MirroredWindows:
             # The text may quote a message.
             self.warn(type(error).__name__)
         return None
+
+    @staticmethod
+    def warn(reason: str) -> None:
+        """Log that the host goes on without Turnfold; `reason` quotes no message."""
+        log.warning("turnfold.unavailable: the model gets the whole list; %s", reason)
 
 
 async def _record(session: Session, messages: Sequence[Chat]) -> None:

@@ -19,7 +19,6 @@ from uuid import uuid4
 
 from turnfold.client import OutgoingEvent, PortalClient, Session, turn_event
 from turnfold.client.events import BATCH_EVENTS, batches
-from turnfold.errors import Unavailable
 from turnfold.integrations import requires
 from turnfold.integrations.mirrored import Chat, MirroredWindows
 
@@ -124,7 +123,7 @@ class _Windows(MirroredWindows):
 
     async def recorded(self, messages: Sequence[Message], publish: "_Publish") -> None:
         """Publish."""
-        await self._guarded(lambda: messages, publish)
+        await self.attempt(lambda: messages, publish)
 
     async def after(
         self, messages: Sequence[Message], publish: "_Publish", session: Session
@@ -133,9 +132,7 @@ class _Windows(MirroredWindows):
 
         async def ask(messages: Sequence[Message]) -> list[_Entry] | None:
             await publish(messages)
-            window = await self._window(session, None)
-            if not window.fresh:
-                raise Unavailable("the newest messages are not stored yet")
+            window = await self.fresh_window(session)
             carried = [entry.get("carry") for entry in window.entries or ()]
             shown = list(zip(window.raw["messages"], carried, strict=True))
             if not all(body or _is_message(message) for body, message in shown):
@@ -143,7 +140,7 @@ class _Windows(MirroredWindows):
                 return None
             return shown
 
-        return await self._guarded(lambda: messages, ask)
+        return await self.attempt(lambda: messages, ask)
 
 
 _Publish = Callable[[Sequence[Message]], Awaitable[None]]

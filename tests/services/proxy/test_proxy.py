@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -142,6 +143,32 @@ async def test_a_long_conversation_is_trimmed_with_a_stable_beginning_and_edits_
     texts = await eventually(lambda: _of_length(scene, "long", 6, "ada"))
     assert scene.provider.requests[-1].body["messages"] == edited
     assert texts[-2:] == [("user", "Something else?"), ("assistant", "It left Ghent.")]
+
+
+@pytest.mark.proves("G10", "L11")
+async def test_steps_of_tools_continue_the_window_of_the_call_before(scene: ProxyScene) -> None:
+    """Nobody waits until they are stored; all of them are stored, and what is sent stays valid."""
+    messages: list[Json] = []
+    for number in range(12):
+        messages += [user(f"Question {number}: " + "item " * 150), assistant(f"Answer {number}.")]
+    messages.append(user("And where is 7341?"))
+    sent: list[list[Json]] = []
+    for number in range(4):
+        function = {"name": "track", "arguments": "{}"}
+        call = {"id": f"c{number}", "type": "function", "function": function}
+        scene.provider.script.append(completion(None, calls=[call]))
+        answer = await asked(scene, messages, session="steps", budget="1500")
+        assert int(answer.headers["x-turnfold-tokens"]) <= 1_500
+        sent.append(scene.provider.requests[-1].body["messages"])
+        result = {"role": "tool", "tool_call_id": f"c{number}", "content": "Ghent"}
+        messages += [answer.json()["choices"][0]["message"], result]
+    texts = await eventually(lambda: _of_length(scene, "steps", 32))
+
+    assert len(sent[0]) < 25
+    # Steps of one turn begin as the one before, and each ends with its own call and result.
+    assert all(later[: len(one)] == one for one, later in pairwise(sent))
+    assert sent[-1][-2:] == messages[-4:-2]
+    assert [role for role, _ in texts[-7:]] == ["assistant", "tool"] * 3 + ["assistant"]
 
 
 @pytest.mark.proves("G10", "C79")

@@ -1,0 +1,107 @@
+"""Windows that grow by the elements of a call."""
+
+import json
+from typing import Any
+
+import pytest
+
+from turnfold_proxy.apis import APIS
+from turnfold_proxy.continuing import GrownWindow, KnownWindow, digest_of, grown, parts_of
+
+Json = dict[str, Any]
+
+CHAT = APIS["/v1/chat/completions"]
+USER: Json = {"role": "user", "content": "Where is 7341?"}
+SUMMARY: Json = {"role": "user", "content": "A summary."}
+SPOKEN: Json = {"role": "assistant", "content": "In Ghent."}
+FUNCTION = {"name": "track", "arguments": "{}"}
+CALL: Json = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "c1", "type": "function", "function": FUNCTION}],
+}
+RESULT: Json = {"role": "tool", "tool_call_id": "c1", "content": "Ghent"}
+OLD = [USER, SPOKEN, USER]
+
+
+def continued(
+    new: list[Json], *, window: list[Json] | None = None, budget_tokens: int = 1_000
+) -> GrownWindow | None:
+    """The window of `OLD` and what is new; `window` is that of `OLD`, or None if it was whole."""
+    known = KnownWindow(
+        length=len(OLD),
+        digest=digest_of(OLD),
+        asked="m",
+        beside_tokens=10,
+        parts=None if window is None else parts_of(window, OLD),
+        tokens=500,
+        budget_tokens=budget_tokens,
+        version=3,
+    )
+    # As the next request brings them: equal, and other objects.
+    own = json.loads(json.dumps([*OLD, *new]))
+    return grown(known, CHAT, own, asked="m", beside_tokens=10, count=len)
+
+
+def test_the_results_of_calls_stand_after_the_window_of_the_list_before() -> None:
+    window = continued([CALL, RESULT], window=[SUMMARY, OLD[2]])
+
+    assert window is not None
+    assert window.elements == [SUMMARY, USER, CALL, RESULT]
+    assert window.version == 3
+    assert window.tokens > 500
+
+
+def test_a_list_that_was_sent_whole_goes_on_whole() -> None:
+    window = continued([SPOKEN, USER])
+
+    assert window is not None
+    assert window.elements is None
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        pytest.param([SPOKEN, USER], id="a new request decides what is recalled"),
+        pytest.param([CALL], id="a call without its result"),
+        pytest.param([RESULT], id="a result without its call"),
+        pytest.param([CALL, SPOKEN, RESULT], id="something between a call and its result"),
+        pytest.param([CALL, RESULT, {"role": "system", "content": "Be brief."}], id="instructions"),
+        pytest.param([], id="the same list again"),
+    ],
+)
+def test_anything_else_is_left_to_the_services(new: list[Json]) -> None:
+    assert continued(new, window=[SUMMARY, OLD[2]]) is None
+
+
+def test_a_window_never_grows_beyond_its_budget() -> None:
+    result = RESULT | {"content": "Ghent " * 100}
+
+    assert continued([CALL, result], window=[SUMMARY, OLD[2]], budget_tokens=900) is None
+    assert continued([CALL, result], window=[SUMMARY, OLD[2]], budget_tokens=2_000) is not None
+
+
+def test_an_edited_list_is_left_to_the_services() -> None:
+    known = KnownWindow(3, digest_of([USER, SPOKEN, SPOKEN]), "m", 0, None, 1, 1_000, 0)
+
+    assert grown(known, CHAT, [*OLD, USER], asked="m", beside_tokens=0, count=len) is None
+
+
+def test_marks_of_a_cache_are_no_edit_and_results_of_anthropic_are_no_request() -> None:
+    api = APIS["/v1/messages"]
+    mark = {"cache_control": {"type": "ephemeral"}}
+    text = {"type": "text", "text": "Where?"}
+    use = {"type": "tool_use", "id": "t1", "name": "track", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "Ghent", **mark}
+    before = [{"role": "user", "content": [text | mark]}]
+    own: list[Json] = [
+        {"role": "user", "content": [text]},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    known = KnownWindow(1, digest_of(before), "m", 0, [SUMMARY, 0], 1, 1_000, 1)
+
+    window = grown(known, api, own, asked="m", beside_tokens=0, count=len)
+
+    assert window is not None
+    assert window.elements == [SUMMARY, *own]
