@@ -53,7 +53,7 @@ class KnownWindow:
 
 @dataclass(frozen=True, slots=True)
 class GrownWindow:
-    """A window with the new elements of a call. `elements` is None if that is the list as it came."""
+    """A window with the new elements of a call; `elements` is None if that is the whole list."""
 
     elements: Sequence[Element] | None
     tokens: int

@@ -148,8 +148,8 @@ class MirroredWindows:
     ) -> Result | None:
         """Return the result of `work` on the host's messages; None if Turnfold cannot take part.
 
-        While `work` raises `Unavailable` it is done again, for `patience_seconds` in all. After that
-        nothing is attempted for a while. Nothing is done with an empty list. No other error of
+        While `work` raises `Unavailable` it is done again, for `patience_seconds` in all. After
+        that nothing is attempted for a while. Nothing is done with an empty list. No other error of
         Turnfold, or of the conversion of messages, reaches the caller: a warning says what failed.
         """
         if time.monotonic() < self._away_until:
