@@ -23,7 +23,7 @@ MUTANTS ?= 300
 MUTANTS_ENV := build/mutants/env
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove chaos fuzz house costs mutants hosts docs up fmt lint types layers bench lock ci clean
+.PHONY: help setup demo test prove chaos fuzz house costs mutants hosts clients docs up fmt lint types layers bench lock ci clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -61,6 +61,9 @@ house: setup ## print the size and shape of the source beside their targets
 
 costs: setup ## measure processor time over doubled sizes of generated texts, queries, events and sessions (CASES=1000 SEED=1)
 	@$(BIN)/python -m tests.costs --cases $(CASES) --seed $(or $(SEED),1)
+
+clients: setup ## generate a Python and a TypeScript client from OpenAPI, and run the journey of the README with each
+	@scripts/clients
 
 docs: setup ## build the documentation site into build/site, and check its links and that it loads nothing from elsewhere
 	@scripts/site

@@ -168,7 +168,10 @@ def _error(kind: type[RequestError]) -> Json:
 def _body(models: Models) -> Json:
     references = [{"$ref": f"{_SCHEMAS}{model.__name__}"} for model in models]
     schema = references[0] if len(models) == 1 else {"oneOf": references}
-    return {"content": {"application/json": {"schema": schema}}}
+    is_required = all(
+        any(field.is_required() for field in model.model_fields.values()) for model in models
+    )
+    return {"required": is_required, "content": {"application/json": {"schema": schema}}}
 
 
 class DescribedApp(FastAPI):

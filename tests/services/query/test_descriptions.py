@@ -113,6 +113,17 @@ def test_the_descriptions_are_the_same_whenever_and_by_whichever_process_they_ar
 
 
 @pytest.mark.proves("V3")
+def test_a_body_is_required_unless_an_empty_one_is_valid(openapi: Json) -> None:
+    schemas = openapi["components"]["schemas"]
+    for method, path, operation in operations(openapi):
+        if body := operation.get("requestBody"):
+            schema = body["content"]["application/json"]["schema"]
+            names = [one["$ref"].rpartition("/")[2] for one in schema.get("oneOf", [schema])]
+            expected = all(schemas[name].get("required") for name in names)
+            assert body["required"] is expected, (method, path)
+
+
+@pytest.mark.proves("V3")
 def test_both_documents_are_valid_and_all_their_references_exist(
     openapi: Json, asyncapi: Json
 ) -> None:
