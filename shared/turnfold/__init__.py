@@ -57,10 +57,16 @@ from turnfold.errors import (
 
 if TYPE_CHECKING:
     from turnfold.client.mirror import MirrorReceipt, mirror
+    from turnfold.client.notices import Notice
     from turnfold.client.provider import ContextBudget, History, Provider, SessionProvider
     from turnfold.client.recovery import ContextRecovery
     from turnfold.client.subagent import SubagentFailure, SubagentResult, run_subagent
     from turnfold.client.token_counter import counter
+    from turnfold.contracts.notice_models import (
+        CompactionFailed,
+        ContextCompressed,
+        SummaryUpdated,
+    )
     from turnfold.contracts.notices import ReceivedNotice, notice_of
     from turnfold.core.policy.presets import Policy, preset_named
     from turnfold.core.recovery.assembler import Assembler, assemble
@@ -74,10 +80,12 @@ __all__ = [
     "BufferOptions",
     "CannotFit",
     "Client",
+    "CompactionFailed",
     "Compressed",
     "Compressor",
     "Conflict",
     "ContextBudget",
+    "ContextCompressed",
     "ContextOverflow",
     "ContextRecovery",
     "History",
@@ -85,6 +93,7 @@ __all__ = [
     "LadderCompressor",
     "MirrorReceipt",
     "NotAllowed",
+    "Notice",
     "OutgoingEvent",
     "Overflow",
     "Policy",
@@ -100,6 +109,7 @@ __all__ = [
     "SubagentFailure",
     "SubagentResult",
     "Summary",
+    "SummaryUpdated",
     "TooLarge",
     "TurnfoldError",
     "Unavailable",
@@ -130,6 +140,10 @@ _LATER = {
     "SubagentFailure": "turnfold.client.subagent",
     "SubagentResult": "turnfold.client.subagent",
     "run_subagent": "turnfold.client.subagent",
+    "Notice": "turnfold.client.notices",
+    "CompactionFailed": "turnfold.contracts.notice_models",
+    "ContextCompressed": "turnfold.contracts.notice_models",
+    "SummaryUpdated": "turnfold.contracts.notice_models",
     "ReceivedNotice": "turnfold.contracts.notices",
     "notice_of": "turnfold.contracts.notices",
     "Assembler": "turnfold.core.recovery.assembler",

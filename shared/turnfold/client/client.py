@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from turnfold.client.buffer import Buffer, BufferOptions
 from turnfold.client.events import BATCH_EVENTS, OutgoingEvent, Receipt, batches, session_key
@@ -21,6 +22,7 @@ from turnfold.observability.tracing import begin, is_requested
 
 if TYPE_CHECKING:
     from turnfold.client.connection import Connection
+    from turnfold.client.notices import Notices
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
 REMEMBERED_SESSIONS = 10_000
@@ -100,6 +102,7 @@ class Client:
         self._buffer = Buffer(self._publish_now, buffering) if buffering is not None else None
         self._newest: OrderedDict[SessionKey, int] = OrderedDict()
         self._newest_dropped = 0
+        self._notices: WeakSet[Notices] = WeakSet()
 
     def session(self, agent_id: str, session_id: str) -> Session:
         """Return a session of an agent; it does not have to exist yet.
@@ -138,6 +141,8 @@ class Client:
 
     async def close(self) -> None:
         """Wait for buffered events until the time limit; `connect` calls this at its end."""
+        for notices in self._notices:
+            await notices.aclose()
         if self._buffer is not None:
             await self._buffer.close()
 
@@ -286,6 +291,27 @@ class Client:
             after = page.get("next_after")
             if after is None:
                 return
+
+    def notices(
+        self, agent_id: str, session_id: str | None = None, *, after: int | None = None
+    ) -> "Notices":
+        """Iterate over notices of an agent, or of one of its sessions, as they are stored.
+
+        Only messages of the stream whose ids agree with their subject are notices. Without
+        `after`, the iterator begins with the first notice that is stored after the first request
+        for one. `after` is `Notice.seq` of the newest notice known, or 0 for all that the stream
+        has. The iterator goes on after a reconnection, and ends with `Unavailable` when the client
+        is closed.
+
+        Raises:
+            BadRequest: an id is empty, longer than 256 bytes or contains control characters.
+        """
+        from turnfold.client.notices import Notices  # noqa: PLC0415  # loads nats-py
+
+        session_key(agent_id, agent_id if session_id is None else session_id)
+        notices = Notices(self._connection.bus, agent_id, session_id, after=after)
+        self._notices.add(notices)
+        return notices
 
     async def known_events(self, agent_id: str, event_ids: Iterable[str]) -> set[str]:
         """Return the ones of these event ids that are stored."""

@@ -45,7 +45,7 @@ class Connection:
     """A connection that reconnects without limit; operations that time out raise `Unavailable`."""
 
     def __init__(self, bus: Bus, *, timeout_seconds: float, attempts: int) -> None:
-        self._bus = bus
+        self.bus = bus
         self._timeout_seconds = timeout_seconds
         self._attempts = attempts
         self._loop = asyncio.get_running_loop()
@@ -80,7 +80,7 @@ class Connection:
         connection = cls(Bus(), timeout_seconds=timeout_seconds, attempts=attempts)
         servers = [server.strip() for server in url.split(",")]
         shown = ", ".join(without_password(server) for server in servers)
-        bus = connection._bus
+        bus = connection.bus
         opening = asyncio.ensure_future(
             bus.connect(
                 servers,
@@ -120,13 +120,13 @@ class Connection:
     async def close(self) -> None:
         """Flush outgoing data, then close the connection."""
         if self._opening is not None and not self._opening.done():
-            await _stop_connecting(self._opening, self._bus)
+            await _stop_connecting(self._opening, self.bus)
             return
         with contextlib.suppress(nats.errors.Error, OSError):
-            if self._bus.is_connected:
-                await self._bus.flush(timeout=2)
+            if self.bus.is_connected:
+                await self.bus.flush(timeout=2)
         with contextlib.suppress(nats.errors.Error, OSError):
-            await self._bus.close()
+            await self.bus.close()
 
     async def ask(
         self, subject: str, request: Mapping[str, Any], *, patience_seconds: float = 0.0
@@ -255,7 +255,7 @@ class Connection:
             if reply is not None:
                 return reply
             for number, event in enumerate(middle, 2):
-                await self._bus.publish(event.subject, event.payload, headers=headers_of(number))
+                await self.bus.publish(event.subject, event.payload, headers=headers_of(number))
         headers = headers_of(len(events)) | {"Nats-Batch-Commit": "1"}
         batch = AckBatch(batch_id, len(events))
         return await self._publisher.publish(
@@ -311,7 +311,7 @@ class Connection:
         """Return the answer of the JetStream API."""
 
         async def ask() -> bytes:
-            return (await self._bus.request(subject, body, timeout=READ_SECONDS)).data
+            return (await self.bus.request(subject, body, timeout=READ_SECONDS)).data
 
         return await self._raise_if_denied({subject}, ask, timeout_seconds=READ_SECONDS)
 
@@ -327,7 +327,7 @@ class Connection:
         name = request_name(subject)
 
         async def ask() -> dict[str, Any]:
-            return await self._bus.reply(
+            return await self.bus.reply(
                 subject,
                 payload,
                 seconds=timeout_seconds,

@@ -8,13 +8,16 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from turnfold.client.client import Client, connect
 from turnfold.client.events import OutgoingEvent, Receipt, session_key
 from turnfold.client.session import Session
 from turnfold.errors import Unavailable
 from turnfold.messages import Json, SessionKey
+
+if TYPE_CHECKING:
+    from turnfold.client.notices import Notice, Notices
 
 Result = TypeVar("Result")
 
@@ -73,6 +76,12 @@ class PortalClient:
         return await self.use(
             lambda client: client.ask(subject, request, patience_seconds=patience_seconds)
         )
+
+    def notices(
+        self, agent_id: str, session_id: str | None = None, *, after: int | None = None
+    ) -> "PortalNotices":
+        """Iterate over notices in any loop, or in a thread without one; see `Client.notices`."""
+        return PortalNotices(self, lambda client: client.notices(agent_id, session_id, after=after))
 
     async def use(self, work: Callable[[Client], Awaitable[Result]]) -> Result:
         """Run a function of the client in its own loop, and return its result.
@@ -140,3 +149,35 @@ class PortalClient:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
         await self._stack.aclose()
+
+
+class PortalNotices:
+    """An iterator over notices, for `async for` in any loop and `for` in a thread without one."""
+
+    def __init__(self, portal: PortalClient, begin: "Callable[[Client], Notices]") -> None:
+        self._portal = portal
+        self._begin = begin
+        self._notices: Notices | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __iter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> "Notice":
+        """Return the next notice; wait until there is one.
+
+        Raises:
+            Unavailable: no server answers at first, or the client is closed.
+        """
+        return await self._portal.use(self._next)
+
+    def __next__(self) -> "Notice":
+        """Return the next notice; block this thread until there is one."""
+        return self._portal.run(self.__anext__())
+
+    async def _next(self, client: Client) -> "Notice":
+        if self._notices is None:
+            self._notices = self._begin(client)
+        return await anext(self._notices)

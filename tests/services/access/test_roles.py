@@ -168,6 +168,15 @@ def server(guarded: Guarded) -> Iterator[NatsServer]:
 # --- what is allowed
 
 
+async def iterates_over_its_own_notices(client: turnfold.Client) -> None:
+    """The newest of each kind, and none of another agent."""
+    notices = client.notices("support", "user-42", after=0)
+    names = {(await anext(notices)).name for _ in range(2)}
+    assert names == {"context.compressed", "summary.updated"}
+    with pytest.raises(NotAllowed, match="notices of this agent"):
+        await anext(client.notices("other"))
+
+
 @pytest.mark.proves("X1", "O2")
 async def test_everything_works_for_those_who_may(guarded: Guarded, server: NatsServer) -> None:
     worker, query = guarded.parts(server, "worker"), guarded.parts(server, "query")
@@ -237,6 +246,7 @@ async def test_everything_works_for_those_who_may(guarded: Guarded, server: Nats
         assert (notice := turnfold.notice_of(stream, subject, newest.data))
         assert notice[:3] == ("summary.updated", "support", "user-42")
         assert turnfold.notice_of(None, own[0].subject, own[0].data) is None
+        await iterates_over_its_own_notices(client)
         doctor = await command(
             "doctor", "--json", environ=query.environ | guarded.environ("provisioner")
         )

@@ -1,0 +1,139 @@
+"""Notices as a client iterates over them, on a real bus."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+
+import turnfold
+from tests.nats_server import NatsServer, nats_server
+from tests.running_system import eventually
+from turnfold.bus.streams import NOTICES
+from turnfold.errors import Unavailable
+
+AUDIT = {"rows": 3, "hash": "5e7b"}
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    with nats_server(tmp_path) as running:
+        bus = await nats.connect(running.url)
+        await bus.jetstream().add_stream(NOTICES)
+        await bus.close()
+        yield running
+
+
+def summary(version: int, session_id: str = "s", agent_id: str = "a") -> dict[str, Any]:
+    return {
+        "agent_id": agent_id, "session_id": session_id, "audit": AUDIT, "version": version,
+        "kind": "llm", "tokens_before": 90, "tokens_after": 40,
+    }  # fmt: skip
+
+
+async def store(server: NatsServer, subject: str, fields: dict[str, Any]) -> None:
+    """Put a message into the stream, as a worker does."""
+    bus = await nats.connect(server.url)
+    await bus.jetstream().publish(subject, json.dumps(fields).encode())
+    await bus.close()
+
+
+async def collect(notices: AsyncIterator[turnfold.Notice], count: int) -> list[turnfold.Notice]:
+    async with asyncio.timeout(30):
+        return [await anext(notices) for _ in range(count)]
+
+
+def versions(notices: list[turnfold.Notice]) -> list[int | None]:
+    return [
+        notice.content.version
+        for notice in notices
+        if isinstance(notice.content, turnfold.SummaryUpdated)
+    ]
+
+
+@pytest.mark.proves("G2", "X5")
+async def test_notices_are_those_of_the_stream_whose_ids_are_their_subjects(
+    server: NatsServer,
+) -> None:
+    failed = {
+        "agent_id": "a", "session_id": "t", "audit": AUDIT, "compaction_id": "7",
+        "reason": "timeout", "attempts": 2, "next_attempt_at": None,
+    }  # fmt: skip
+    await store(server, "summary.updated.a.s", summary(1))
+    await store(server, "summary.updated.a.s", summary(2, session_id="another"))
+    await store(server, "summary.updated.a.s", {"agent_id": "a", "session_id": "s"})
+    await store(server, "compaction.failed.a.t", failed)
+    await store(server, "summary.updated.other.s", summary(3, agent_id="other"))
+    await store(server, "summary.updated.a.s", summary(4))
+    async with turnfold.connect(server.url, environ={}) as client:
+        bus = await nats.connect(server.url)
+        await bus.publish("summary.updated.a.s", json.dumps(summary(99)).encode(), reply="")
+        await bus.close()
+
+        every = await collect(client.notices("a", after=0), 4)
+        of_session = await collect(client.notices("a", "s", after=every[0].seq), 2)
+
+    assert [(notice.seq, notice.name) for notice in every[:3]] == [
+        (1, "summary.updated"),
+        (4, "compaction.failed"),
+        (6, "summary.updated"),
+    ]
+    assert every[1].content == turnfold.CompactionFailed.model_validate(failed)
+    # Without roles, a message on the subject is in the stream too, whoever sent it.
+    assert versions(every) == [1, 4, 99]
+    assert versions(of_session) == [4, 99]
+
+
+@pytest.mark.proves("G2")
+async def test_notices_go_on_after_the_bus_was_away_and_end_with_the_client(
+    server: NatsServer,
+) -> None:
+    async with turnfold.connect(server.url, environ={}) as client:
+        notices = client.notices("a", "s")
+        await store(server, "summary.updated.a.s", summary(1))
+        first = asyncio.create_task(collect(notices, 1))
+
+        async def is_heard() -> bool:
+            await store(server, "summary.updated.a.s", summary(2))
+            return first.done()
+
+        await eventually(is_heard)
+        server.kill()
+        server.start()
+        await store(server, "summary.updated.a.s", summary(3))
+        rest: list[int | None] = []
+        while 3 not in rest:
+            rest += versions(await collect(notices, 1))
+        waiting = asyncio.create_task(collect(notices, 1))
+        await asyncio.sleep(0)
+
+    with pytest.raises(Unavailable, match="closed"):
+        await waiting
+    assert versions(first.result()) == [2]
+    assert rest[-1] == 3
+
+
+@pytest.mark.proves("G2")
+async def test_a_thread_without_a_loop_iterates_and_ends_with_the_client(
+    server: NatsServer,
+) -> None:
+    client = turnfold.PortalClient(server.url, environ={})
+    await store(server, "summary.updated.a.s", summary(1))
+
+    def first() -> list[turnfold.Notice]:
+        return [next(client.notices("a", after=0))]
+
+    def all_of_them() -> None:
+        for _ in client.notices("a", after=0):
+            pass
+
+    assert versions(await asyncio.to_thread(first)) == [1]
+    assert versions(await collect(client.notices("a", after=0), 1)) == [1]
+    listening = asyncio.create_task(asyncio.to_thread(all_of_them))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(client.close)
+    with pytest.raises(Unavailable, match="closed"):
+        await asyncio.wait_for(listening, 20)
