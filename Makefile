@@ -23,7 +23,7 @@ MUTANTS ?= 300
 MUTANTS_ENV := build/mutants/env
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove chaos fuzz house costs mutants hosts clients docs up fmt lint types layers bench lock ci clean
+.PHONY: help setup demo test prove chaos fuzz house costs mutants hosts clients docs release up fmt lint types layers bench lock ci clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -67,6 +67,9 @@ clients: setup ## generate a Python and a TypeScript client from OpenAPI, and ru
 
 docs: setup ## build the documentation site into build/site, and check its links and that it loads nothing from elsewhere
 	@scripts/site
+
+release: ## write wheel, sdist, hashes, list of dependencies and release notes to dist; upload nothing
+	@scripts/release
 
 up: setup ## run the whole system on this machine: NATS, SQLite, worker and query
 	@$(BIN)/turnfold up
