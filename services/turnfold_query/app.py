@@ -148,7 +148,9 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     admission = ConcurrencyLimiter(shares_of(settings))
     server = QueryServer(dispatcher, metrics, admission)
     broker = _broker(settings, server, [name for name in dispatcher.shapes if name != CONTEXT])
-    app = _http_app(settings, database, client, dispatcher, metrics, admission, bearers)
+    app = _http_app(
+        settings, database, client, dispatcher, metrics, admission, bearers, is_stopping=stop.is_set
+    )
     listener = _http_server(app, settings, http_address)
 
     def clear_caches() -> None:
@@ -229,7 +231,7 @@ async def _subscribe_to_ingest(
     await client.subscribe(INGESTED, cb=on_ingested)
 
 
-def _http_app(
+def _http_app(  # all collaborators of the routes
     settings: Settings,
     database: Database,
     client: NatsClient,
@@ -237,6 +239,8 @@ def _http_app(
     metrics: QueryMetrics,
     admission: ConcurrencyLimiter,
     bearers: TokenRegistry | None,
+    *,
+    is_stopping: Callable[[], bool],
 ) -> ASGIApp:
     async def is_ready() -> list[str]:
         missing = [] if client.is_connected else ["the bus is not connected"]
@@ -256,6 +260,7 @@ def _http_app(
             request_seconds=settings.request_seconds,
             windows=lambda: metrics.windows,
             system=redacted(settings.nats_url),
+            is_stopping=is_stopping,
         ),
         client=client,
         metrics=metrics,

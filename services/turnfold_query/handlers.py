@@ -184,6 +184,8 @@ class QueryDispatcher:
             place.search()
             reply: bytes = await self._lane.ask(key, request)
             return reply
+        if isinstance(request, HistoryRequest) and request.as_of is not None:
+            place.search()
         return (await self._read(name, key, request)).encode()
 
     async def _ingested(self, request: FreshRequest, place: Place) -> bool:

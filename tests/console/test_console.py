@@ -33,6 +33,7 @@ PAGES = (
     OWN,
     f"{OWN}/window?max_tokens=900",
     f"{OWN}/window?as_of=1",
+    f"{OWN}/window/difference?before=1&max_tokens=900",
     f"{OWN}/versions",
     f"{OWN}/versions/1?entry=0",
     f"{OWN}/versions/compare?before=1&after=2",
@@ -199,6 +200,7 @@ async def test_an_operator_finds_a_session_and_sees_why_each_message_has_its_for
         await page.wait_for_selector("h2:has-text('Messages from here')")
         await page.click("details.message.covered >> nth=0")
         assert "KC-730000? <b>Now</b>" in await page.inner_text("details[open] pre")
+        at_first = await page.get_attribute("details[open] a", "href")
 
         await page.click("nav a:has-text('Window')")
         tokens = page.locator("#window .tile dd >> nth=0")
@@ -211,6 +213,15 @@ async def test_an_operator_finds_a_session_and_sees_why_each_message_has_its_for
         shown = await page.inner_text("#window")
         assert "The summary in force covers it." in shown
         assert "newer messages take the budget" in shown
+
+        await watched.open(str(at_first))
+        assert await page.locator("#window details.message").count() == 1
+        await page.click("a:has-text('Compare two moments')")
+        assert await page.input_value("input[name=before]") != ""
+        await page.wait_for_selector("h2:has-text('What changed')")
+        changed = await page.inner_text("table >> nth=1")
+        assert "a summary covers it." in changed
+        assert "Published in between." in changed
 
 
 @pytest.mark.proves("V1")
@@ -262,6 +273,29 @@ async def test_every_page_fits_a_phone_loads_only_its_own_and_has_no_errors(
                 ".filter(input => !input.labels.length).length"
             )
             assert unnamed == 0, path
+
+
+@pytest.mark.proves("V1")
+async def test_an_open_timeline_shows_new_messages_without_a_reload(
+    site: Site, browser: Browser
+) -> None:
+    async with (
+        connect(site.parts.server.url, environ={}) as client,
+        visiting(browser, site.url, token=site.agent) as watched,
+    ):
+        session, page = client.session("support", "live"), watched.page
+        await session.turn_completed([{"role": "user", "content": "Is it open?"}])
+        await session.context(wait_ms=5_000)
+        await watched.open("/console/agents/support/sessions/live")
+        await page.click("details.message >> nth=0")
+        await page.evaluate("window.isSame = true")
+        await session.turn_completed([{"role": "assistant", "content": "Since nine."}])
+        await page.wait_for_selector("details.message:has-text('Since nine.')")
+        assert "2 messages" in await page.inner_text("#facts")
+        assert await page.evaluate("window.isSame")
+        await page.wait_for_selector("details[open]:has-text('Is it open?')")
+    async with http(site.url, site.agent) as stranger:
+        assert (await stranger.get(f"{OTHER}/changes")).status_code == 403
 
 
 @pytest.mark.proves("V1")

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from starlette.types import ASGIApp, Message, Scope
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 Json = dict[str, Any]
 _SERVER = ("console", 0)
@@ -43,7 +45,7 @@ class ApiCaller:
             ApiError: the answer is an error.
         """
         chosen = {name: value for name, value in query.items() if value is not None}
-        return await self._call("GET", path, urlencode(chosen), b"")
+        return await self._call("GET", path, urlencode(chosen, doseq=True), b"")
 
     async def post(self, path: str, body: Mapping[str, Any] | None = None) -> Json:
         """Send a request that writes, and return what the API answers.
@@ -52,6 +54,10 @@ class ApiCaller:
             ApiError: the answer is an error.
         """
         return await self._call("POST", path, "", json.dumps(dict(body or {})).encode())
+
+    def stream(self, path: str) -> "StreamedAnswer":
+        """Return the answer of the API to a GET as a response of the console, part by part."""
+        return StreamedAnswer(self, path)
 
     async def _call(self, method: str, path: str, query: str, body: bytes) -> Json:
         status, parts = 500, []
@@ -72,10 +78,11 @@ class ApiCaller:
             else:
                 parts.append(message.get("body", b""))
 
-        await self.app(self._scope(method, path, query, body), receive, send)
+        await self.app(self.scope(method, path, query, body), receive, send)
         return _answer(status, b"".join(parts))
 
-    def _scope(self, method: str, path: str, query: str, body: bytes) -> Scope:
+    def scope(self, method: str, path: str, query: str, body: bytes) -> Scope:
+        """Return the request as an ASGI server would."""
         headers = [
             (b"host", b"console"),
             (b"content-type", b"application/json"),
@@ -98,6 +105,23 @@ class ApiCaller:
             "client": _SERVER,
             "server": _SERVER,
         }
+
+
+class StreamedAnswer(Response):
+    """An answer of the API that is passed on while it arrives."""
+
+    def __init__(self, api: ApiCaller, path: str) -> None:
+        super().__init__()
+        self._api = api
+        self._path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the API, and send what it sends."""
+        asked = self._api.scope("GET", self._path, "", b"")
+        known = Headers(scope=scope).get("last-event-id")
+        if known is not None:
+            asked["headers"].append((b"last-event-id", known.encode("latin-1")))
+        await self._api.app(asked, receive, send)
 
 
 async def _forever() -> None:

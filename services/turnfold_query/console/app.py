@@ -27,6 +27,7 @@ Page = Callable[[PageView], Awaitable[Response]]
 _STATIC: Final = {
     "console.css": "text/css; charset=utf-8",
     "htmx.min.js": "text/javascript; charset=utf-8",
+    "live.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
 _HEADERS: Final = {
@@ -49,7 +50,9 @@ READS: Final[dict[str, Page]] = {
     "/dead-letters/{letter:int}": installation.dead_letter,
     "/erasures": installation.erasures,
     _SESSION: session.timeline,
+    _SESSION + "/changes": session.changes,
     _SESSION + "/window": session.window,
+    _SESSION + "/window/difference": session.difference,
     _SESSION + "/audit": session.audit,
     _SESSION + "/compactions": session.compactions,
     _SESSION + "/versions": summaries.versions,

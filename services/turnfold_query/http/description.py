@@ -140,12 +140,20 @@ def described_request(
     )
 
 
-def described_text(topic: str, summary: str, media_type: str, example: str) -> Json:
+def described_text(
+    topic: str,
+    summary: str,
+    media_type: str,
+    example: str,
+    *,
+    errors: Sequence[type[RequestError]] = (),
+) -> Json:
     """Return the same for a route that answers with text."""
     content = {media_type: {"schema": {"type": "string"}, "example": example}}
     text = {"description": summary, "content": content}
     # FastAPI would describe the errors with the media type of a more specific class.
-    return described(topic, summary, responses={200: text}) | {"response_class": Response}
+    route = described(topic, summary, errors=errors, responses={200: text})
+    return route | {"response_class": Response}
 
 
 def _answer(models: Sequence[type[Answer]]) -> Json:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 
-from turnfold.contracts.answers.inspection import (
+from turnfold.contracts.answers.installation import (
     AgentListAnswer,
     CampaignListAnswer,
     CostAnswer,

@@ -34,6 +34,7 @@ from turnfold.messages import AgentId, SessionKey
 from turnfold_query.admission import place_of
 from turnfold_query.handlers import QueryDispatcher
 from turnfold_query.http.description import EVERYWHERE, described, described_request
+from turnfold_query.http.differences import add_differences
 from turnfold_query.http.responses import (
     AGENT,
     SESSION,
@@ -63,6 +64,7 @@ def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
     """Add the routes that read one session."""
     reply = _replies_of(dispatcher)
     _add_messages(app, dispatcher, reply)
+    add_differences(app, dispatcher)
     _add_summaries(app, reply)
     _add_records(app, reply)
 

@@ -103,8 +103,6 @@ def context(  # noqa: PLR0917  # a parameter for each option
         "placement": str(placement),
     }
     if explain:
-        if as_of is not None:
-            raise typer.BadParameter("--explain shows the present; leave out --as-of")
         window, messages = asyncio.run(_explained(agent, session, **fields))
         show_explanations(explanations(window, messages), window, as_json=as_json)
         return
@@ -133,7 +131,8 @@ async def _explained(agent: str, session: str, **fields: Any) -> tuple[Window, l
         existing_session(client, agent, session) as chosen,
     ):
         window = await chosen.context(**fields, entries=True)
-        return window, [stored async for stored in chosen.originals(include_retracted=True)]
+        messages = chosen.originals(include_retracted=True, as_of=fields["as_of"])
+        return window, [stored async for stored in messages]
 
 
 def show_window(

@@ -41,11 +41,18 @@ def history(
         int,
         typer.Option(min=0, metavar="COUNT", help="Show the last COUNT messages; 0 shows all."),
     ] = 20,
+    as_of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHEN",
+            help="Show an earlier moment, by message id, RFC 3339 time or summary version.",
+        ),
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="Do not shorten long texts.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the original messages of a session: live, pending, covered and retracted ones."""
-    messages = asyncio.run(_read(agent, session, state, newest))
+    messages = asyncio.run(_read(agent, session, state, newest, as_of))
     if as_json:
         for stored in messages:
             show_json(_as_json(stored))
@@ -69,19 +76,21 @@ def _show(messages: Sequence[StoredMessage], *, limit: int) -> None:
 
 
 async def _read(
-    agent: str, session: str, state: MessageState | None, newest: int
+    agent: str, session: str, state: MessageState | None, newest: int, as_of: str | None
 ) -> list[StoredMessage]:
     async with (
         connected_client() as client,
         existing_session(client, agent, session) as chosen,
     ):
         if not newest:
-            stored = [one async for one in chosen.originals(include_retracted=True)]
+            stored = [one async for one in chosen.originals(include_retracted=True, as_of=as_of)]
             return [one for one in stored if state in (None, one.state)]
-        return await _newest(chosen, state, newest)
+        return await _newest(chosen, state, newest, as_of)
 
 
-async def _newest(session: Session, state: MessageState | None, count: int) -> list[StoredMessage]:
+async def _newest(
+    session: Session, state: MessageState | None, count: int, as_of: str | None
+) -> list[StoredMessage]:
     """Return the last messages in a state, in order; pages are read from the end."""
     found: list[StoredMessage] = []
     before: int | None = None
@@ -91,6 +100,7 @@ async def _newest(session: Session, state: MessageState | None, count: int) -> l
             before_position=before,
             limit=None if before is None else PAGE,
             include_retracted=True,
+            as_of=as_of,
         )
         found = [one for one in page.messages if state in (None, one.state)] + found
         before = page.previous_position

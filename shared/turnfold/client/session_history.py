@@ -66,7 +66,7 @@ class SessionHistory:
             return False
         return True
 
-    async def history(
+    async def history(  # noqa: PLR0913  # a parameter for each field of the request
         self,
         *,
         after_position: int | None = None,
@@ -75,6 +75,7 @@ class SessionHistory:
         newest: int | None = None,
         message_ids: Sequence[str] | None = None,
         include_retracted: bool = False,
+        as_of: str | int | None = None,
         after: int | Literal["latest"] | None = None,
         wait_ms: int | None = None,
     ) -> HistoryPage:
@@ -82,7 +83,8 @@ class SessionHistory:
 
         `newest` reads the last messages, `before_position` alone those before a position. `after`
         is a freshness token or `latest`; the service waits at most `wait_ms` (limit 5,000) for it.
-        `include_retracted` adds retracted messages in their places.
+        `include_retracted` adds retracted messages in their places. `as_of` is a version, message
+        id or RFC 3339 time: the messages of that moment, with the states that they had.
         """
         fields: dict[str, Any] = {
             "after_position": after_position,
@@ -91,6 +93,7 @@ class SessionHistory:
             "newest": newest,
             "message_ids": list(message_ids) if message_ids is not None else None,
             "include_retracted": include_retracted or None,
+            "as_of": None if as_of is None else str(as_of),
             "after": after,
             "wait_ms": wait_ms,
         }
@@ -110,8 +113,10 @@ class SessionHistory:
             return []
         return list(page.messages)
 
-    async def originals(self, *, include_retracted: bool = False) -> AsyncIterator[StoredMessage]:
-        """Iterate over all messages of the session, oldest first.
+    async def originals(
+        self, *, include_retracted: bool = False, as_of: str | int | None = None
+    ) -> AsyncIterator[StoredMessage]:
+        """Iterate over all messages of the session, oldest first; see `history`.
 
         Messages are fetched in pages. A page that is too large is requested again with a smaller
         limit.
@@ -121,7 +126,10 @@ class SessionHistory:
         while True:
             try:
                 page = await self.history(
-                    after_position=position, limit=limit, include_retracted=include_retracted
+                    after_position=position,
+                    limit=limit,
+                    include_retracted=include_retracted,
+                    as_of=as_of,
                 )
             except TooLarge:
                 if limit == 1:

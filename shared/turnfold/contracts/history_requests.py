@@ -6,8 +6,10 @@ from pydantic import ConfigDict, Field
 
 from turnfold.contracts.fields import example
 from turnfold.contracts.requests import (
+    AS_OF,
     Command,
     FreshRequest,
+    Moment,
     Request,
 )
 
@@ -31,6 +33,10 @@ class HistoryRequest(FreshRequest):
     include_retracted: Annotated[
         bool, Field(description="True: retracted messages as well, in their places.")
     ] = False
+    as_of: Annotated[
+        Moment | None,
+        Field(description=f"{AS_OF} The messages and states of that moment."),
+    ] = None
 
 
 class SearchRequest(FreshRequest):

@@ -14,7 +14,7 @@ MAX_WAIT_MS = 5_000
 Tokens = Annotated[int, Field(ge=0, le=2**53)]
 Moment = Annotated[str, Field(max_length=300)] | Annotated[int, Field(ge=0, le=2**53)]
 AS_OF = (
-    "An earlier window: digits are a version of the summary, `<event_id>#<index>` is a message,"
+    "An earlier moment: digits are a version of the summary, `<event_id>#<index>` is a message,"
     " anything else is an RFC 3339 time."
 )
 

@@ -153,6 +153,17 @@ class SessionStrip:
     in_force: int | None
 
 
+class SessionMark(NamedTuple):
+    """Counters of a session, one of which is different after every change."""
+
+    revision: int
+    messages: int
+    compactions: int
+    audit_rows: int
+    version: int | None
+    last_event_at_ms: int | None
+
+
 class InspectionStore(Protocol):
     """Read what the console and other observers show.
 
@@ -188,3 +199,5 @@ class InspectionStore(Protocol):
     async def campaigns(
         self, agent_ids: Collection[str] | None, *, limit: int
     ) -> Sequence[CampaignRow]: ...
+
+    async def mark(self, key: SessionKey) -> SessionMark: ...

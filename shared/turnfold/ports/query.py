@@ -188,6 +188,32 @@ class OriginalMessage(NamedTuple):
     carry: str | None = None
 
 
+class StatesThen(NamedTuple):
+    """The states of a session's messages at an earlier time, with its messages up to `until`.
+
+    `in_window` has the live and the pending ones by position, `retracted_since` those that were
+    retracted after that time.
+    """
+
+    until: int
+    in_window: Mapping[int, State]
+    retracted_since: frozenset[int]
+
+    def state_of(self, message: OriginalMessage) -> State | None:
+        """Return the state that a message had; None if it was published later."""
+        if message.position > self.until:
+            return None
+        then = self.in_window.get(message.position)
+        if then is not None:
+            return then
+        is_gone = message.state is State.RETRACTED
+        return (
+            State.RETRACTED
+            if is_gone and message.position not in self.retracted_since
+            else State.COVERED
+        )
+
+
 class SessionCounts(NamedTuple):
     """Counts of a session; `messages_covered` is what is neither live nor pending."""
 
@@ -288,6 +314,8 @@ class HistoryStore(Protocol):
     async def by_ids(
         self, key: SessionKey, message_ids: Sequence[str], *, with_retracted: bool = False
     ) -> Sequence[OriginalMessage]: ...
+
+    async def states_as_of(self, key: SessionKey, moment: AsOf) -> StatesThen: ...
 
     async def counts(self, key: SessionKey) -> SessionCounts: ...
 

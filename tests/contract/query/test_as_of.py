@@ -12,6 +12,7 @@ from tests.store_fixtures import (
     Stores,
     assistant,
     result,
+    retracted,
     summary,
     system,
     tool,
@@ -19,12 +20,15 @@ from tests.store_fixtures import (
     turns,
     user,
 )
+from turnfold.contracts.history_requests import HistoryRequest
 from turnfold.contracts.requests import (
     PolicyRequest,
 )
 from turnfold.core.history.as_of import AsOf, AtMessage, AtTime, AtVersion
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey
+from turnfold.operations.query.history import history
+from turnfold.operations.query.replies import rfc3339
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.ports.query import (
     WindowSnapshot,
@@ -66,6 +70,13 @@ async def told(stores: Stores, moment: AsOf) -> list[str]:
     return [message.message_id for message in (await then(stores, moment)).messages]
 
 
+async def states(stores: Stores, as_of: str | None = None, **fields: Any) -> dict[str, str]:
+    """The states of all messages of the history, now or at a moment."""
+    request = HistoryRequest(limit=1_000, as_of=as_of, **fields)
+    page = json.loads(await history(KEY, request, store=stores.history))
+    return {stored["message_id"]: stored["state"] for stored in page["messages"]}
+
+
 @pytest.mark.proves("W6", "L7", "L10")
 @pytest.mark.parametrize("commit", ["immediate", "on_summary"])
 async def test_every_moment_of_a_session_can_be_seen_as_it_was(stores: Stores, commit: str) -> None:
@@ -76,8 +87,11 @@ async def test_every_moment_of_a_session_can_be_seen_as_it_was(stores: Stores, c
         now_ms=NOON,
     )
     seen: list[tuple[AsOf, Seen]] = []
+    listed: dict[str, dict[str, str]] = {}
     for seq in range(1, 41):
         await stores.ingest(turn_at(seq))
+        if seq % 5 == 0:
+            listed[f"e{seq}#1"] = listed[rfc3339(at(seq))] = await states(stores)
         now = essence(await stores.facts())
         seen += [(AtMessage(EventId(f"e{seq}"), 1), now), (AtTime(at(seq)), now)]
         if seq % 9 == 0:
@@ -91,6 +105,7 @@ async def test_every_moment_of_a_session_can_be_seen_as_it_was(stores: Stores, c
                     now_ms=at(seq) + 5,
                 )
                 now = essence(await stores.facts())
+                listed[str(number)] = await states(stores)
                 seen += [
                     (AtTime(at(seq) + 5), now),
                     (AtTime(at(seq) + 9), now),
@@ -101,8 +116,27 @@ async def test_every_moment_of_a_session_can_be_seen_as_it_was(stores: Stores, c
     assert sum(isinstance(moment, AtVersion) for moment, _ in seen) >= 3
     for moment, was in seen:
         assert essence(await then(stores, moment)) == was, moment
+    for as_of, were in listed.items():
+        assert await states(stores, as_of) == were, as_of
     # What was looked at has changed nothing of what is.
     assert essence(await stores.facts()) == seen[-1][1]
+
+
+@pytest.mark.proves("W6", "V6")
+async def test_a_history_of_then_has_what_was_retracted_since(stores: Stores) -> None:
+    await stores.ingest(*[turn_at(seq) for seq in range(1, 4)])
+    await stores.ingest(retracted(4, "e1#0", "e1#1", "e3#1", at_ms=at(4)))
+    await stores.ingest(turn_at(5))
+
+    assert set((await states(stores, "e2#1")).values()) == {"live"}
+    assert list(await states(stores, "e5#0")) == ["e2#0", "e2#1", "e3#0", "e5#0"]
+    assert (await states(stores, "e5#0", include_retracted=True))["e1#1"] == "retracted"
+    assert list(await states(stores, "e2#1", newest=3)) == ["e1#1", "e2#0", "e2#1"]
+    assert list(await states(stores, "e2#0", message_ids=["e1#0", "e2#1"])) == ["e1#0"]
+    # A page of messages that were retracted by then leads on to the next.
+    first = HistoryRequest(limit=2, as_of="e5#0")
+    page = json.loads(await history(KEY, first, store=stores.history))
+    assert [stored["message_id"] for stored in page["messages"]] == ["e2#0", "e2#1"]
 
 
 @pytest.mark.proves("W6")

@@ -114,6 +114,8 @@ async def test_a_token_reaches_its_own_agents_and_learns_nothing_of_others(tmp_p
                 ("POST", "/v1/summaries"),
                 ("GET", "/v1/campaigns/1"),
                 ("GET", "/v1/deadletters"),
+                ("GET", "/v1/agents/other/sessions/s/changes"),
+                ("GET", "/v1/agents/other/sessions/s/context/difference?before=1"),
                 ("GET", "/v1/sessions?agent_id=other"),
                 ("GET", "/v1/compactions?agent_id=other"),
                 ("GET", "/v1/erasures?agent_id=other"),

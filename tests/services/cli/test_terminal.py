@@ -52,16 +52,23 @@ TALK: list[dict[str, Any]] = [
 
 READS = (
     "--version",
+    "-h",
+    "history -h",
+    "console",
     "sessions",
     "sessions --agent adda",
     "context ada talk",
     "context ada talk --full",
     "context ada long --max-tokens 4200",
     "context ada long --max-tokens 4200 --explain",
+    "context ada long --max-tokens 4200 --explain --as-of 1",
     "context ada tall",
     "history ada talk",
     "history ada long --newest 3",
     "history ada long --state pending",
+    "history ada long --newest 3 --as-of 1",
+    "history ada long --newest 2 --as-of long-000#1",
+    "history ada long --as-of 99",
     "history ada nothing",
     "search ada talk PX-0001",
     "search ada talk nowhere",
@@ -80,13 +87,13 @@ READS = (
     "fly",
 )
 CHANGES = (
-    "replay talk.json --agent replayed",
+    "replay talk.json --agent replayed-{width}",
     "policy set ada policy --number max_live_messages=40",
     "summaries regenerate ada long",
     "summaries promote ada long 1",
     "restore ada tall",
     "erase ada nothing --yes",
-    "erase replayed --yes",
+    "erase replayed-{width} --yes",
     "deadletters replay 1",
     "keys new agent ada --json",
     "keys list",
@@ -121,6 +128,7 @@ def normalized(text: str) -> str:
     text = re.sub(r"\b[0-9a-f]{64}\b", "5e" * 32, text)
     text = re.sub(r"(?<=  )[0-9a-f]{8}(?=\s*$)", "5e5e5e5e", text, flags=re.MULTILINE)
     text = re.sub(r"\S+ \(nats://127.0.0.1:\d+\)", "DATA (nats://127.0.0.1:4222)", text)
+    text = re.sub(r"http://127\.0\.0\.1:\d+", "http://127.0.0.1:8080", text)
     text = re.sub(r"agent-ada-\w+", "agent-ada-AAAAAAAA", text)
     text = re.sub(r"\bU[A-Z2-7]{55}\b", "U" + "A" * 55, text)
     text = re.sub(r"\b\d{15,19}\b", "1234567890123456789", text)
@@ -220,7 +228,9 @@ def _all(folder: Path) -> dict[int, str]:
             width: findings(width) + "".join(run(words, width) for words in READS)
             for width in WIDTHS
         }
-        printed[WIDTHS[0]] += "".join(run(words, WIDTHS[0]) for words in CHANGES)
+        # One width after the other: each finds what the changes before it have left.
+        for width in WIDTHS:
+            printed[width] += "".join(run(words.format(width=width), width) for words in CHANGES)
     return printed
 
 

@@ -22,7 +22,7 @@ from turnfold.contracts.notice_models import NOTICES
 
 Json = dict[str, Any]
 DESCRIPTIONS = ("/openapi.json", "/asyncapi.json", "/docs")
-TEXT_PAGES = {"/metrics", "/docs"}
+TEXT_PAGES = {"/metrics", "/docs", "/v1/agents/{agent_id}/sessions/{session_id}/changes"}
 OPEN_PAGES = {"/healthz", "/readyz"}
 
 

@@ -1,6 +1,9 @@
 """What shows an installation and whole sessions: totals, compactions, timelines, erasures, and the audit's verification."""
 
+import asyncio
+import json
 import sqlite3
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -50,6 +53,65 @@ async def published(parts: Parts) -> None:
         await session.context(wait_ms=5_000)
 
 
+async def check_difference(http: httpx.AsyncClient, counts: Json) -> None:
+    """From the third turn to now, nearly all of then is folded, and as much as fits is added."""
+    first = (await http.get(f"{SESSION}/history", params={"limit": 6})).json()["messages"]
+    moment = first[-1]["message_id"]
+    path = f"{SESSION}/context/difference"
+    changed = (await http.get(path, params={"before": moment, "max_tokens": 8_000})).json()
+    assert (changed["before"]["messages"], changed["after"]["messages"]) == (6, 60)
+    assert changed["before"]["summary_version"] is None
+    assert changed["after"]["summary_version"] == counts["summary_version"]
+    shown = changed["counts"]["added"] + changed["counts"]["same"]
+    assert (changed["counts"]["folded"], shown) == (6, counts["messages_live"])
+    kinds = {change["message_id"]: change["change"] for change in changed["changes"]}
+    assert kinds[moment] == "folded"
+    same = (await http.get(path, params={"before": moment, "after": moment})).json()
+    assert (same["changes"], same["counts"]["same"]) == ([], 6)
+    assert (await http.get(path, params={"before": "99"})).status_code == 400
+    assert (await http.get(path)).status_code == 400
+
+
+async def check_stream(http: httpx.AsyncClient, parts: Parts) -> None:
+    """A stream tells the state at once, and each change; who knows the state is told of changes alone."""
+    path = f"{SESSION}/changes"
+    async with (
+        http.stream("GET", path, params={"seconds": 60}) as streamed,
+        connect(parts.server.url, environ={}) as client,
+    ):
+        assert streamed.headers["content-type"].startswith("text/event-stream")
+        lines = streamed.aiter_lines()
+        first = await next_event(lines)
+        assert (first["event"], json.loads(first["data"])["messages"]) == ("session", 60)
+        await client.session("support", "user-42").turn_completed(
+            [{"role": "user", "content": "And order 7400?"}]
+        )
+        second = await next_event(lines)
+        assert json.loads(second["data"])["messages"] == 61
+    # A summary may still be written, and each of its steps is a change.
+    await settled(http)
+    async with http.stream("GET", path, params={"seconds": 1}) as streamed:
+        known = (await next_event(streamed.aiter_lines()))["id"]
+    again = await http.get(path, params={"seconds": 1}, headers={"last-event-id": known})
+    assert (again.status_code, again.text) == (200, "retry: 1000\n\n")
+    assert (await http.get("/v1/agents/support/sessions/never/changes")).status_code == 404
+
+
+async def next_event(lines: AsyncIterator[str]) -> dict[str, str]:
+    """The fields of the next event of a stream; comments and the time to retry are none."""
+    fields: dict[str, str] = {}
+    async with asyncio.timeout(60):
+        async for line in lines:
+            name, _, value = line.partition(": ")
+            if line and name:
+                fields[name] = value
+            elif "event" in fields:
+                return fields
+            else:
+                fields = {}
+    raise AssertionError("the stream has ended")
+
+
 @pytest.mark.proves("V3")
 async def test_totals_timelines_compactions_and_erasures_are_told_and_the_audit_is_verified(
     tmp_path: Path,
@@ -95,8 +157,10 @@ async def test_totals_timelines_compactions_and_erasures_are_told_and_the_audit_
             shown = await http.get("/v1/compactions", params={"status": status})
             assert shown.json() == {"compactions": [], "next_before": None}
 
+        await check_difference(http, counts)
         verified = (await http.get(f"{SESSION}/audit/verification")).json()
         assert verified == {"rows": counts["audit"]["rows"], "is_intact": True, "fault": None}
+        await check_stream(http, parts)
         change_audit_row(parts.database)
         assert (await http.get(f"{SESSION}/audit/verification")).json()["fault"] == (
             "row 2 was changed"

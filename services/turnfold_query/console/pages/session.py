@@ -55,6 +55,11 @@ async def timeline(view: PageView) -> Response:
     )
 
 
+async def changes(view: PageView) -> Response:
+    """Stream the changes of a session, for an open timeline."""
+    return view.visitor.api.stream(f"/v1{view.session_path}/changes")
+
+
 async def _messages_at(view: PageView, position: int | None, before: int | None) -> Json:
     """Return the messages after or before a position, or the newest."""
     place: dict[str, object] = (
@@ -103,10 +108,8 @@ async def window(view: PageView) -> Response:
         fault = error.message
     if answer is not None:
         shown = list(_shown(answer))
-        # The states of messages are those of now, so a past window is shown alone.
-        if as_of is None:
-            history = await view.get_session("/history", newest=LISTED)
-            listed = list(_listed(history["messages"], answer, shown))
+        history = await view.get_session("/history", newest=LISTED, as_of=as_of)
+        listed = list(_listed(history["messages"], answer, shown))
     return view.page(
         "window.html",
         counts=counts,
@@ -123,6 +126,68 @@ async def window(view: PageView) -> Response:
         listed=listed,
         forms=FORMS,
     )
+
+
+CHANGES = {
+    "added": "Published in between.",
+    "folded": "No longer shown",
+    "returned": "Shown again.",
+    "gone": "Retracted in between.",
+    "changed": "Shown in another form.",
+}
+"""What each change of a message between two windows means."""
+_FOLDED = {
+    "covered": "a summary covers it.",
+    "pending": "evicted, and a digest tells of it.",
+    "live": "newer messages take the budget.",
+}
+
+
+async def difference(view: PageView) -> Response:
+    """Show what changed between the windows of two moments."""
+    counts = await view.get_session()
+    before, after = view.text("before"), view.text("after")
+    budget = min(view.whole("max_tokens") or DEFAULT_BUDGET, 10_000_000)
+    answer, texts, fault = None, {}, None
+    if before:
+        try:
+            answer = await view.get_session(
+                "/context/difference", before=before, after=after, max_tokens=budget
+            )
+            texts = await _texts(view, [change["message_id"] for change in answer["changes"]])
+        except ApiError as error:
+            fault = error.message
+    return view.page(
+        "difference.html",
+        counts=counts,
+        tab="window",
+        session_path=view.session_path,
+        budget=budget,
+        before=before,
+        after=after,
+        answer=answer,
+        fault=fault,
+        changes=[
+            change | {"why": _why(change), "message": texts.get(change["message_id"], {})}
+            for change in reversed(answer["changes"])
+        ]
+        if answer
+        else [],
+    )
+
+
+async def _texts(view: PageView, ids: Sequence[str]) -> dict[str, Json]:
+    """Return messages by id."""
+    if not ids:
+        return {}
+    page = await view.get_session("/history", message_ids=list(ids), include_retracted="true")
+    return {stored["message_id"]: stored["message"] for stored in page["messages"]}
+
+
+def _why(change: Json) -> str:
+    if change["change"] == "folded":
+        return f"{CHANGES['folded']}: {_FOLDED.get(change['state_after'], 'left out.')}"
+    return CHANGES[change["change"]]
 
 
 def budget_limit(tokens: int) -> int:

@@ -5,7 +5,6 @@ from typing import Literal
 from pydantic import Field
 
 from turnfold.contracts.answers.base import Answer
-from turnfold.contracts.answers.summaries import CampaignAnswer
 from turnfold.contracts.fields import (
     AgentField,
     CompactionField,
@@ -230,138 +229,69 @@ class ErasureListAnswer(Answer):
     erasures: list[ErasureEntry]
 
 
-class AgentEntry(Answer):
-    """An agent, with sums over its sessions."""
+class MomentWindow(Answer):
+    """The window of a moment in figures."""
 
-    agent_id: AgentField
-    sessions: Count
-    messages: Count
-    tokens: Count = Field(description="Tokens of all messages.")
-    live_messages: Count
-    live_tokens: Count
-    summaries: Count = Field(description="Versions of summaries that were written.")
-    sessions_cooling_down: Count = Field(
-        description="Sessions whose newest attempt at a summary failed."
+    as_of: str | None = Field(description="The moment as it was requested; null for now.")
+    tokens: Count
+    messages: Count = Field(description="Messages of the session at that moment.")
+    summary_version: int | None = Field(description="The version in force; null without one.")
+
+
+class ChangeCounts(Answer):
+    """Messages by what happened to them between two windows."""
+
+    added: Count
+    folded: Count
+    returned: Count
+    gone: Count
+    changed: Count
+    same: Count = Field(description="Shown in both windows in the same form.")
+
+
+StoredForm = Literal["whole", "cut", "line", "mended"]
+
+
+class WindowChange(Answer):
+    """A message that two windows show in different forms, or that only one of them shows."""
+
+    message_id: str
+    position: Count
+    role: str
+    change: Literal["added", "folded", "returned", "gone", "changed"] = Field(
+        description="`added`: published in between. `folded`: no longer shown. `returned`: shown"
+        " again. `gone`: retracted. `changed`: shown in another form."
     )
-    last_event_at: Time | None
+    form_before: StoredForm | None = Field(description="Null if the first window lacks it.")
+    form_after: StoredForm | None = Field(description="Null if the second window lacks it.")
+    state_before: MessageState | None = Field(description="Null if it was not published yet.")
+    state_after: MessageState | None
 
 
-class AgentListAnswer(Answer):
-    """A page of agents, in the order of their ids."""
+class DifferenceAnswer(Answer):
+    """The difference between the windows of two moments."""
 
     model_config = example(
-        agents=[
+        before={"as_of": "2", "tokens": 4_780, "messages": 120, "summary_version": 2},
+        after={"as_of": None, "tokens": 5_210, "messages": 160, "summary_version": 3},
+        counts={"added": 36, "folded": 31, "returned": 0, "gone": 0, "changed": 1, "same": 6},
+        changes=[
             {
-                "agent_id": "support",
-                "sessions": 80,
-                "messages": 14_200,
-                "tokens": 1_420_000,
-                "live_messages": 3_100,
-                "live_tokens": 310_000,
-                "summaries": 210,
-                "sessions_cooling_down": 0,
-                "last_event_at": "2026-11-20T10:00:00.000Z",
+                "message_id": "turn-40#0",
+                "position": 40_960,
+                "role": "user",
+                "change": "folded",
+                "form_before": "whole",
+                "form_after": None,
+                "state_before": "live",
+                "state_after": "covered",
             }
         ],
-        next_after=None,
     )
 
-    agents: list[AgentEntry]
-    next_after: str | None = Field(description="The `after` of the next page; null on the last.")
-
-
-class ModelCost(Answer):
-    """What the versions of one model took."""
-
-    model: str | None = Field(description="Null for versions that were written without a model.")
-    versions: Count
-    prompt_tokens: Count
-    completion_tokens: Count
-    cost: float = Field(ge=0, description="In US dollars, of the versions whose cost is known.")
-    unpriced: Count = Field(description="Versions whose cost is unknown.")
-
-
-class DayCost(Answer):
-    """The tokens that summaries took on one day."""
-
-    day: str = Field(description="A day in UTC.", pattern=r"^\d{4}-\d\d-\d\d$")
-    tokens: Count
-
-
-class AgentCost(Answer):
-    """The tokens that the summaries of one agent took."""
-
-    agent_id: AgentField
-    tokens: Count
-
-
-class CostAnswer(Answer):
-    """What summaries took: versions since the beginning, and tokens of recent days."""
-
-    model_config = example(
-        versions=320,
-        prompt_tokens=1_920_000,
-        completion_tokens=128_000,
-        cost=0.97,
-        models=[
-            {
-                "model": "openai/gpt-4.1-mini",
-                "versions": 310,
-                "prompt_tokens": 1_920_000,
-                "completion_tokens": 128_000,
-                "cost": 0.97,
-                "unpriced": 0,
-            },
-            {
-                "model": None,
-                "versions": 10,
-                "prompt_tokens": 0,
-                "completion_tokens": 0,
-                "cost": 0.0,
-                "unpriced": 10,
-            },
-        ],
-        days=[{"day": "2026-11-20", "tokens": 64_200}],
-        agents=[{"agent_id": "support", "tokens": 64_200}],
+    before: MomentWindow
+    after: MomentWindow
+    counts: ChangeCounts
+    changes: list[WindowChange] = Field(
+        description="The newest `limit` messages that changed, in the order of the session."
     )
-
-    versions: Count = Field(description="Versions of summaries that are stored.")
-    prompt_tokens: Count = Field(description="As providers counted them.")
-    completion_tokens: Count
-    cost: float = Field(ge=0, description="In US dollars, of the versions whose cost is known.")
-    models: list[ModelCost] = Field(description="The most expensive first.")
-    days: list[DayCost] = Field(
-        description="Each of the days, oldest first; includes failed attempts."
-    )
-    agents: list[AgentCost] = Field(
-        description="The agents that took most on these days, at most 50; includes failed attempts."
-    )
-
-
-class CampaignEntry(CampaignAnswer):
-    """A campaign, its progress, and who began it."""
-
-    actor: str | None = Field(description="Who began it; null where nobody is known.")
-
-
-class CampaignListAnswer(Answer):
-    """The newest campaigns."""
-
-    model_config = example(
-        campaigns=[
-            {
-                "campaign_id": "4711",
-                "agent_id": "support",
-                "sessions": 120,
-                "opened": 14,
-                "written": 11,
-                "failed": 1,
-                "open": 2,
-                "requested_at": "2026-11-20T10:00:00.000Z",
-                "finished_at": None,
-                "actor": "token:operations",
-            }
-        ]
-    )
-
-    campaigns: list[CampaignEntry]

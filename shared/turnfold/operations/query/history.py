@@ -13,7 +13,8 @@ from turnfold.contracts.requests import (
 )
 from turnfold.core.eviction.usage import usage_state
 from turnfold.errors import BadRequest
-from turnfold.messages import META_MARK, SessionKey
+from turnfold.messages import META_MARK, SessionKey, State
+from turnfold.operations.query.as_of import parse_as_of
 from turnfold.operations.query.replies import rfc3339, summary_json
 from turnfold.ports.query import (
     END_POSITION,
@@ -21,6 +22,7 @@ from turnfold.ports.query import (
     HistoryStore,
     OriginalMessage,
     SessionCounts,
+    StatesThen,
 )
 
 _PLACE = re.compile(r"(\d{1,18})\.(\d{1,18})", re.ASCII)
@@ -28,63 +30,94 @@ _PLACE = re.compile(r"(\d{1,18})\.(\d{1,18})", re.ASCII)
 
 async def history(key: SessionKey, request: HistoryRequest, *, store: HistoryStore) -> str:
     """Return original messages as JSON text; each is inserted as it was stored."""
-    with_retracted = request.include_retracted
-    if request.message_ids is not None:
-        chosen = await store.by_ids(key, request.message_ids, with_retracted=with_retracted)
-        return _page(chosen, {"next_position": None})
     after, before = request.after_position or 0, request.before_position
-    span = _Span(key, after, before or END_POSITION, with_retracted=with_retracted)
-    if request.newest is None and (before is None or request.after_position is not None):
-        return await _forwards(span, request.limit, store)
-    return await _backwards(
-        span, request.limit if request.newest is None else request.newest, store
+    span = _Span(
+        key, after, before or END_POSITION, store, with_retracted=request.include_retracted
     )
+    if request.as_of is not None:
+        span = span.at(await store.states_as_of(key, parse_as_of(request.as_of)))
+    if request.message_ids is not None:
+        chosen = await store.by_ids(key, request.message_ids, with_retracted=span.reads_retracted)
+        return _page(span.seen(chosen), {"next_position": None})
+    if request.newest is None and (before is None or request.after_position is not None):
+        return await _forwards(span, request.limit)
+    return await _backwards(span, request.limit if request.newest is None else request.newest)
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The messages of a session between two positions."""
+    """The messages of a session between two positions, with their states now or `then`."""
 
     key: SessionKey
     after: int
     before: int
+    store: HistoryStore
     with_retracted: bool
+    then: StatesThen | None = None
+
+    def at(self, then: StatesThen) -> "_Span":
+        """Return the part of the span that was there at an earlier time."""
+        return replace(self, then=then, before=min(self.before, then.until + 1))
+
+    @property
+    def reads_retracted(self) -> bool:
+        """Whether retracted messages are read; those of now may have been there then."""
+        return self.with_retracted or self.then is not None
+
+    def seen(self, originals: Sequence[OriginalMessage]) -> list[OriginalMessage]:
+        """Return the messages that belong to the answer, with their states."""
+        if self.then is None:
+            return list(originals)
+        states = [(original, self.then.state_of(original)) for original in originals]
+        return [
+            original._replace(state=state)
+            for original, state in states
+            if state is not None and (self.with_retracted or state is not State.RETRACTED)
+        ]
 
     async def page(
-        self, store: HistoryStore, limit: int, *, newest_first: bool = False
-    ) -> Sequence[OriginalMessage]:
-        return await store.page(
-            self.key,
-            after_position=self.after,
-            before_position=self.before,
-            limit=limit,
-            newest_first=newest_first,
-            with_retracted=self.with_retracted,
-        )
+        self, limit: int, *, newest_first: bool = False
+    ) -> tuple[list[OriginalMessage], int | None]:
+        """Return a page, and the position at which it ends; None if nothing follows it.
 
-    async def has_messages(self, store: HistoryStore) -> bool:
-        return await store.has_messages(
-            self.key,
-            after_position=self.after,
-            before_position=self.before,
-            with_retracted=self.with_retracted,
-        )
+        Only the last page is empty.
+        """
+        span = self
+        while True:
+            read = await self.store.page(
+                self.key,
+                after_position=span.after,
+                before_position=span.before,
+                limit=limit,
+                newest_first=newest_first,
+                with_retracted=self.reads_retracted,
+            )
+            if not read:
+                return [], None
+            end = read[-1].position
+            span = replace(span, before=end) if newest_first else replace(span, after=end)
+            # The page may be short because of long messages, so its length says nothing.
+            has_more = await self.store.has_messages(
+                self.key,
+                after_position=span.after,
+                before_position=span.before,
+                with_retracted=self.reads_retracted,
+            )
+            seen = self.seen(read)
+            if seen or not has_more:
+                return seen, end if has_more else None
 
 
-async def _forwards(span: _Span, limit: int, store: HistoryStore) -> str:
+async def _forwards(span: _Span, limit: int) -> str:
     """Return the first messages of a span."""
-    page = await span.page(store, limit)
-    # The page may be short because of long messages, so its length says nothing.
-    has_more = bool(page) and await replace(span, after=page[-1].position).has_messages(store)
-    return _page(page, {"next_position": page[-1].position if has_more else None})
+    page, end = await span.page(limit)
+    return _page(page, {"next_position": end})
 
 
-async def _backwards(span: _Span, limit: int, store: HistoryStore) -> str:
+async def _backwards(span: _Span, limit: int) -> str:
     """Return the last messages of a span, in order."""
-    page = await span.page(store, limit, newest_first=True)
-    has_more = bool(page) and await replace(span, before=page[-1].position).has_messages(store)
-    previous = page[-1].position if has_more else None
-    return _page(page[::-1], {"next_position": None, "previous_position": previous})
+    page, end = await span.page(limit, newest_first=True)
+    return _page(page[::-1], {"next_position": None, "previous_position": end})
 
 
 def _page(originals: Sequence[OriginalMessage], places: Mapping[str, int | None]) -> str:

@@ -20,9 +20,17 @@ from turnfold.core.history.as_of import (
     state_as_of,
 )
 from turnfold.errors import BadRequest
-from turnfold.messages import MESSAGES_PER_EVENT, CompactionId, Message, SessionKey, position_of
+from turnfold.messages import (
+    MESSAGES_PER_EVENT,
+    CompactionId,
+    Message,
+    SessionKey,
+    State,
+    position_of,
+)
 from turnfold.ports.query import (
     PendingEviction,
+    StatesThen,
 )
 from turnfold.store.database.message_rows import FACTS, facts_of, message_of
 from turnfold.store.database.predicates import is_live
@@ -280,6 +288,18 @@ def messages_as_of(connection: SupportsStatements, sid: int, state: StateAsOf) -
         else m
         for m in messages_then
     ]
+
+
+def states_as_of(connection: SupportsStatements, sid: int, state: StateAsOf) -> StatesThen:
+    """Return the states of the messages at a moment."""
+    return StatesThen(
+        state.until,
+        {
+            message.position: State.LIVE if message.compaction_id is None else State.PENDING
+            for message in messages_as_of(connection, sid, state)
+        },
+        frozenset([message.position for message in state.retracted]),
+    )
 
 
 def pending_as_of(connection: SupportsStatements, state: StateAsOf) -> tuple[PendingEviction, ...]:

@@ -4,9 +4,20 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import BigInteger, Select, func, literal, literal_column, or_, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Select,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from turnfold.core.history.as_of import AsOf
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.errors import UnknownSession
 from turnfold.messages import MESSAGES_PER_EVENT, AgentId, SessionKey, position_of, split_message_id
@@ -15,6 +26,7 @@ from turnfold.ports.query import (
     DeadLetterRow,
     OriginalMessage,
     SessionCounts,
+    StatesThen,
     StoredSummary,
 )
 from turnfold.store.database.engine import Database
@@ -30,6 +42,7 @@ from turnfold.store.database.schema import (
     sessions,
     summaries,
 )
+from turnfold.store.query.as_of import states_as_of, timeline_state
 from turnfold.store.query.carried import with_carry
 from turnfold.store.query.originals import (
     END_POSITION,
@@ -38,6 +51,8 @@ from turnfold.store.query.originals import (
     originals_in,
 )
 from turnfold.store.query.session_head import SUMMARY_COLUMNS, summary_of
+
+_SID = select(sessions.c.sid)
 
 
 class SqlHistoryStore:
@@ -120,6 +135,21 @@ class SqlHistoryStore:
             )
             found = await _originals(connection, chosen)
             return await connection.run_sync(with_carry, sid, found)
+
+    async def states_as_of(self, key: SessionKey, moment: AsOf) -> StatesThen:
+        """Return the states of the messages at a moment.
+
+        Raises:
+            BadRequest: the session has no such version or message.
+        """
+
+        def read(connection: Connection) -> StatesThen:
+            sid = connection.execute(_SID.where(_is_session(key))).scalar()
+            if sid is None:
+                raise UnknownSession("nothing was published in this session yet")
+            return states_as_of(connection, sid, timeline_state(connection, key, sid, moment))
+
+        return await self._database.snapshot(read)
 
     async def counts(self, key: SessionKey) -> SessionCounts:
         """Return the counts of a session."""
@@ -206,13 +236,14 @@ class SqlHistoryStore:
     @asynccontextmanager
     async def _session(self, key: SessionKey) -> AsyncGenerator[tuple[AsyncConnection, int]]:
         async with self._database.read() as connection:
-            is_session = (sessions.c.agent_id == key.agent_id) & (
-                sessions.c.session_id == key.session_id
-            )
-            sid = (await connection.execute(select(sessions.c.sid).where(is_session))).scalar()
+            sid = (await connection.execute(_SID.where(_is_session(key)))).scalar()
             if sid is None:
                 raise UnknownSession("nothing was published in this session yet")
             yield connection, sid
+
+
+def _is_session(key: SessionKey) -> ColumnElement[bool]:
+    return (sessions.c.agent_id == key.agent_id) & (sessions.c.session_id == key.session_id)
 
 
 async def _originals(

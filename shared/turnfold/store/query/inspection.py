@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, func, or_, select
 
 from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey
@@ -14,6 +14,7 @@ from turnfold.ports.inspection import (
     CompactionRow,
     ErasureRow,
     InstallationTotals,
+    SessionMark,
     SessionStrip,
     SummaryCosts,
     VersionMark,
@@ -30,6 +31,7 @@ from turnfold.store.database.schema import (
     sessions,
     summaries,
 )
+from turnfold.store.database.statements import Prepared
 from turnfold.store.query.agent_totals import agent_totals, summary_costs
 
 _COMPACTIONS = select(
@@ -48,6 +50,20 @@ _COMPACTIONS = select(
         )
     ),
 ).join(sessions, sessions.c.sid == compactions.c.sid)  # fmt: skip
+_MARK = Prepared(
+    select(
+        *(
+            sessions.c[name]
+            for name in (
+                "revision", "messages_total", "compactions", "audit_rows", "version",
+                "last_event_at_ms",
+            )
+        )
+    ).where(
+        sessions.c.agent_id == bindparam("agent_id"), sessions.c.session_id == bindparam("named")
+    ),
+    ("agent_id", "named"),
+)  # fmt: skip
 _VERSIONS = select(
     summaries.c.version,
     summaries.c.kind,
@@ -75,6 +91,15 @@ class SqlInspectionStore:
     async def strip(self, key: SessionKey) -> SessionStrip:
         """Return the messages of a session by state."""
         return await self._database.snapshot(lambda connection: _strip(connection, key))
+
+    async def mark(self, key: SessionKey) -> SessionMark:
+        """Return counters of a session, of one row."""
+        rows = await self._database.read_small(
+            lambda connection: _MARK.rows(connection, key.agent_id, key.session_id)
+        )
+        if not rows:
+            raise UnknownSession("nothing was published in this session yet")
+        return SessionMark(*rows[0])
 
     async def compactions_of(
         self, key: SessionKey, *, before: int | None, limit: int

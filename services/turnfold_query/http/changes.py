@@ -1,0 +1,147 @@
+"""The stream of a session's changes, as server-sent events.
+
+A stream lasts at most a minute, and clients of this protocol reconnect by themselves. So a token
+that was revoked ends soon, and a proxy in between sees no endless answer.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Hashable
+from contextlib import suppress
+from typing import Annotated
+
+from fastapi import FastAPI, Header, Query, Request, Response
+from starlette.responses import StreamingResponse
+
+from turnfold.bus.admission import RETRY_AFTER_MS
+from turnfold.errors import Unavailable, UnknownSession
+from turnfold.messages import SessionKey
+from turnfold.operations.query.replies import rfc3339
+from turnfold.ports.inspection import InspectionStore, SessionMark
+from turnfold_query.admission import askers_of
+from turnfold_query.http.description import EVERYWHERE, described_text
+from turnfold_query.http.responses import SESSION, AgentPath, SessionPath, session_key
+
+LOOK_SECONDS = 0.5
+"""How often a stream looks at the session's row."""
+COMMENT_SECONDS = 10.0
+"""How often something is sent, so that proxies keep the connection."""
+RETRY_MS = 1_000
+STREAMS = 200
+STREAMS_EACH = 50
+"""The most streams of a server, and of one caller."""
+_EXAMPLE = 'id: 9-60-2-14\nevent: session\ndata: {"messages": 60, "compactions": 2}\n\n'
+
+
+class ChangeStreams:
+    """Streams that are open in this process; `is_stopping` ends them."""
+
+    def __init__(self, store: InspectionStore, is_stopping: Callable[[], bool]) -> None:
+        self._store = store
+        self._is_stopping = is_stopping
+        self._open: Counter[Hashable] = Counter()
+
+    def check_room(self, caller: Hashable) -> None:
+        """Raise an error if there are too many streams.
+
+        Raises:
+            Unavailable: the server or the caller has too many.
+        """
+        if self._open.total() >= STREAMS or self._open[caller] >= STREAMS_EACH:
+            raise Unavailable(
+                "too many streams of changes are open; read the session at intervals",
+                retry_after_ms=RETRY_AFTER_MS,
+            )
+
+    async def first(self, key: SessionKey) -> SessionMark:
+        """Return the counters with which a stream begins.
+
+        Raises:
+            UnknownSession: there is no such session.
+        """
+        return await self._store.mark(key)
+
+    async def events(
+        self,
+        key: SessionKey,
+        caller: Hashable,
+        mark: SessionMark,
+        known: str | None,
+        seconds: float,
+    ) -> AsyncGenerator[str]:
+        """Yield an event now, unless the caller knows this state, and after each change."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        self._open[caller] += 1
+        try:
+            yield f"retry: {RETRY_MS}\n\n"
+            sent_at = loop.time()
+            while True:
+                if (name := _id_of(mark)) != known:
+                    known, sent_at = name, loop.time()
+                    yield _event(mark)
+                elif loop.time() - sent_at >= COMMENT_SECONDS:
+                    sent_at = loop.time()
+                    yield ":\n\n"
+                if self._is_stopping() or loop.time() >= until:
+                    return
+                await asyncio.sleep(min(LOOK_SECONDS, max(0.0, until - loop.time())))
+                with suppress(Unavailable):
+                    mark = await self._store.mark(key)
+        except UnknownSession:
+            yield "event: erased\ndata: {}\n\n"
+        finally:
+            self._open[caller] -= 1
+            self._open += Counter()  # Drops callers without a stream.
+
+
+def _id_of(mark: SessionMark) -> str:
+    return f"{mark.revision}-{mark.messages}-{mark.compactions}-{mark.audit_rows}"
+
+
+def _event(mark: SessionMark) -> str:
+    at_ms = mark.last_event_at_ms
+    fields = {
+        "messages": mark.messages,
+        "compactions": mark.compactions,
+        "audit_rows": mark.audit_rows,
+        "summary_version": mark.version,
+        "last_event_at": None if at_ms is None else rfc3339(at_ms),
+    }
+    return f"id: {_id_of(mark)}\nevent: session\ndata: {json.dumps(fields)}\n\n"
+
+
+def add_changes(app: FastAPI, streams: ChangeStreams) -> None:
+    """Add the route."""
+
+    @app.get(
+        SESSION + "/changes",
+        **described_text(
+            "sessions",
+            "Changes of a session as server-sent events",
+            "text/event-stream",
+            _EXAMPLE,
+            errors=(*EVERYWHERE, UnknownSession),
+        ),
+    )
+    async def get_changes(
+        agent_id: AgentPath,
+        session_id: SessionPath,
+        http: Request,
+        seconds: Annotated[
+            int, Query(ge=1, le=60, description="After this time the stream ends.")
+        ] = 30,
+        last_event_id: Annotated[
+            str | None,
+            Header(max_length=100, description="The state that the caller knows already."),
+        ] = None,
+    ) -> Response:
+        key, caller = session_key(agent_id, session_id), askers_of(http.scope)[-1]
+        streams.check_room(caller)
+        mark = await streams.first(key)
+        return StreamingResponse(
+            streams.events(key, caller, mark, last_event_id, seconds),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+        )

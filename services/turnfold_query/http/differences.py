@@ -1,0 +1,81 @@
+"""The route that compares the windows of two moments."""
+
+import json
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request, Response
+
+from turnfold.bus.admission import Place
+from turnfold.contracts.answers.inspection import DifferenceAnswer
+from turnfold.contracts.history_requests import HistoryRequest
+from turnfold.contracts.requests import ContextRequest
+from turnfold.errors import CannotFit, UnknownSession
+from turnfold.messages import SessionKey
+from turnfold.operations.query.difference import WindowThen, changed_ids, difference, forms_of
+from turnfold_query.admission import place_of
+from turnfold_query.handlers import QueryDispatcher
+from turnfold_query.http.description import EVERYWHERE, described
+from turnfold_query.http.responses import (
+    SESSION,
+    AgentPath,
+    SessionPath,
+    json_response,
+    session_key,
+)
+
+Json = dict[str, Any]
+IDS = 500
+"""The messages whose states are read at once."""
+
+
+def add_differences(app: FastAPI, dispatcher: QueryDispatcher) -> None:
+    """Add the route."""
+
+    @app.get(
+        SESSION + "/context/difference",
+        **described(
+            "window",
+            "What changed between the windows of two moments",
+            DifferenceAnswer,
+            errors=(*EVERYWHERE, CannotFit, UnknownSession),
+        ),
+    )
+    async def get_difference(
+        agent_id: AgentPath,
+        session_id: SessionPath,
+        http: Request,
+        before: Annotated[
+            str, Query(max_length=300, description="A moment as in `as_of` of `context.get`.")
+        ],
+        after: Annotated[
+            str | None, Query(max_length=300, description="A moment likewise; by default now.")
+        ] = None,
+        max_tokens: Annotated[int | None, Query(ge=0, le=2**53)] = None,
+        model: Annotated[str | None, Query(max_length=300)] = None,
+        limit: Annotated[int, Query(ge=1, le=1_000)] = 200,
+    ) -> Response:
+        key, place = session_key(agent_id, session_id), place_of(http.scope)
+        answers: list[Json] = []
+        for moment in (before, after):
+            asked = ContextRequest(as_of=moment, max_tokens=max_tokens, model=model, entries=True)
+            answers.append(json.loads((await dispatcher.context(key, asked, place)).body))
+        changed = changed_ids(*map(forms_of, answers))
+        old, new = [
+            WindowThen(moment, answer, await _messages(dispatcher, key, changed, moment, place))
+            for moment, answer in zip((before, after), answers, strict=True)
+        ]
+        return json_response(difference(old, new, limit=limit))
+
+
+async def _messages(
+    dispatcher: QueryDispatcher, key: SessionKey, ids: list[str], moment: str | None, place: Place
+) -> dict[str, Json]:
+    """Return messages by id with the states of a moment."""
+    found: dict[str, Json] = {}
+    for first in range(0, len(ids), IDS):
+        asked = HistoryRequest(
+            message_ids=ids[first : first + IDS], include_retracted=True, as_of=moment
+        )
+        page = json.loads(await dispatcher.answer("history.get", key, asked, place))
+        found |= {stored["message_id"]: stored for stored in page["messages"]}
+    return found
