@@ -18,6 +18,7 @@ from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings, http_url
 from turnfold_proxy.conversations import Recorder
 from turnfold_proxy.http import ProxyApp
+from turnfold_proxy.lookups import RecallTools
 from turnfold_proxy.metrics import ProxyMetrics
 from turnfold_proxy.upstream import Upstream
 
@@ -63,7 +64,14 @@ async def _run(settings: Settings, upstream_url: str) -> None:
         ) as client:
             await load()
             recorder = Recorder(client.session, wait_seconds=wait_seconds)
-            app = ProxyApp(upstream, recorder, metrics, agent_id=settings.proxy_agent)
+            app = ProxyApp(
+                upstream,
+                recorder,
+                metrics,
+                RecallTools(client.session, wait_seconds=wait_seconds),
+                agent_id=settings.proxy_agent,
+                has_tools=settings.proxy_tools,
+            )
             listener = HttpServer(
                 app,
                 host=settings.proxy_host,

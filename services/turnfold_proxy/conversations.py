@@ -40,6 +40,10 @@ class Call:
     body: Mapping[str, Any]
     conversation: Conversation
     budget_tokens: int | None
+    tools: frozenset[str] = frozenset()
+    """The names of tools in it that the proxy answers."""
+    own_tools: Any = None
+    """The tools in the body before these were added, or None."""
 
     @property
     def model(self) -> str | None:
@@ -51,6 +55,13 @@ class Call:
     def key(self) -> tuple[str, str]:
         """The session, by the ids of agent and session."""
         return self.agent_id, self.session_id
+
+    def without_added_tools(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a body of this call with no tools but the caller's."""
+        if not self.tools:
+            return body
+        kept = {name: value for name, value in body.items() if name != "tools"}
+        return kept if self.own_tools is None else {**kept, "tools": self.own_tools}
 
     @property
     def asked(self) -> Hashable:
@@ -126,7 +137,7 @@ class Recorder:
         return True
 
     async def close(self) -> None:
-        """Wait until all answers are recorded."""
+        """Wait until all calls and answers are recorded."""
         if self._writing:
             await asyncio.wait(self._writing, timeout=RECORD_SECONDS)
 

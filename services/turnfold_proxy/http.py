@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import httpx
@@ -16,6 +17,7 @@ from turnfold_proxy import identity
 from turnfold_proxy.apis import APIS
 from turnfold_proxy.apis.api import Answer, Api
 from turnfold_proxy.conversations import Call, PreparedCall, Recorder
+from turnfold_proxy.lookups import RecallTools
 from turnfold_proxy.metrics import ProxyMetrics
 from turnfold_proxy.relay import AnswerTap, CallerGone, UpstreamBroken, relay, until_gone
 from turnfold_proxy.upstream import Upstream, encoded
@@ -29,12 +31,21 @@ class ProxyApp:
     """An ASGI application that stands in front of one provider."""
 
     def __init__(
-        self, upstream: Upstream, recorder: Recorder, metrics: ProxyMetrics, *, agent_id: str
+        self,
+        upstream: Upstream,
+        recorder: Recorder,
+        metrics: ProxyMetrics,
+        tools: RecallTools,
+        *,
+        agent_id: str,
+        has_tools: bool,
     ) -> None:
         self._upstream = upstream
         self._recorder = recorder
         self._metrics = metrics
+        self._tools = tools
         self._agent_id = agent_id
+        self._has_tools = has_tools
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -87,6 +98,8 @@ class ProxyApp:
         try:
             call = self._call(api, headers, body)
             added[identity.SESSION] = call.session_id
+            if identity.wants_tools(headers, default=self._has_tools):
+                call = await until_gone(self._tools.offered(call), receive)
             prepared, number = await until_gone(self._recorder.prepare(call), receive)
         except (RequestError, _Untouched) as error:
             added[identity.BYPASSED] = reason = getattr(error, "code", "unread")
@@ -94,22 +107,54 @@ class ProxyApp:
         else:
             added |= _told(prepared)
             if prepared.body is not None:
-                content = encoded(prepared.body)
+                content = encoded(call.without_added_tools(prepared.body))
         sent = "bypassed" if prepared is None else "whole" if content is body else "trimmed"
         self._metrics.prepared(sent, time.perf_counter() - started)
-        response = await self._sent(scope, receive, content, is_plain=True)
-        if call is None or prepared is None or not 200 <= response.status_code < 300:
+        ready = None if call is None or prepared is None else (call, prepared, number)
+        await self._answer(scope, receive, send, ready, content, added)
+
+    async def _answer(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        ready: tuple[Call, PreparedCall, int] | None,
+        content: bytes,
+        added: dict[str, str],
+    ) -> None:
+        """Send a request to the provider and relay its answer; record it if the call is `ready`."""
+        if ready is None:
+            response = await self._sent(scope, receive, content)
             await _relayed(relay(response, receive, send, headers=added))
             return
-        recorded = call
+        call, prepared, number = ready
+        ended = partial(self._ended, call, number)
+        if not call.tools:
+            response = await self._sent(scope, receive, content)
+            is_answer = 200 <= response.status_code < 300
+            kind = response.headers.get("content-type", "")
+            tap = AnswerTap(call.api.reader(), kind) if is_answer else None
+            await _relayed(relay(response, receive, send, headers=added, tap=tap, ended=ended))
+            return
+        lookups = self._tools.lookups(call, prepared.body or call.body, plain=content)
+        held = await lookups.answered(partial(self._sent, scope, receive), receive)
+        self._metrics.looked_up(held.lookups)
+        added[identity.LOOKUPS] = str(held.lookups)
+        if held.answer is not None:
+            ended(held.answer, held.is_whole)
+        await _relayed(held.pass_on(send, added))
 
-        def ended(answer: Answer, is_whole: bool) -> None:  # noqa: FBT001
-            is_recorded = self._recorder.record(recorded, number, answer)
-            told = ("recorded" if is_whole else "cut") if is_recorded else "unrecorded"
-            self._metrics.answered(told)
-
-        tap = AnswerTap(api.reader(), response.headers.get("content-type", ""))
-        await _relayed(relay(response, receive, send, headers=added, tap=tap, ended=ended))
+    def _ended(
+        self,
+        call: Call,
+        number: int,
+        answer: Answer,
+        is_whole: bool,  # noqa: FBT001 - called as `Ended`
+    ) -> None:
+        """Begin to record the answer to a call."""
+        is_recorded = self._recorder.record(call, number, answer)
+        told = ("recorded" if is_whole else "cut") if is_recorded else "unrecorded"
+        self._metrics.answered(told)
 
     def _call(self, api: Api, headers: Headers, body: bytes) -> Call:
         """Read a model call.
@@ -134,7 +179,7 @@ class ProxyApp:
         )
 
     async def _sent(
-        self, scope: Scope, receive: Receive, content: bytes, *, is_plain: bool
+        self, scope: Scope, receive: Receive, content: bytes, *, is_plain: bool = True
     ) -> httpx.Response:
         query = scope["query_string"].decode("latin-1")
         target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")

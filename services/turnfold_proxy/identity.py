@@ -9,9 +9,11 @@ from turnfold_proxy.apis.api import Conversation
 AGENT: Final = "x-turnfold-agent"
 SESSION: Final = "x-turnfold-session"
 BUDGET: Final = "x-turnfold-budget"
+TOOLS: Final = "x-turnfold-tools"
 TOKENS: Final = "x-turnfold-tokens"
 VERSION: Final = "x-turnfold-version"
 BYPASSED: Final = "x-turnfold-bypassed"
+LOOKUPS: Final = "x-turnfold-lookups"
 PREFIX: Final = "x-turnfold-"
 """Headers for the proxy and of it; none of them reaches the provider."""
 
@@ -42,6 +44,17 @@ def session_id(
         digest.update(len(text).to_bytes(8))
         digest.update(text)
     return f"proxy-{digest.hexdigest()}"
+
+
+def wants_tools(headers: Mapping[str, str], *, default: bool) -> bool:
+    """Return whether the model of a call may look things up."""
+    match headers.get(TOOLS, "").strip().lower():
+        case "on" | "1":
+            return True
+        case "off" | "0":
+            return False
+        case _:
+            return default
 
 
 def budget(headers: Mapping[str, str]) -> int | None:

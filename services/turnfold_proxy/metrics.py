@@ -32,6 +32,11 @@ class ProxyMetrics:
             ["ended"],
             registry=self.registry,
         )
+        self._lookups = Counter(
+            "turnfold_proxy_lookups",
+            "Calls of tools that the proxy answered itself.",
+            registry=self.registry,
+        )
         self._seconds = Histogram(
             "turnfold_proxy_prepare_seconds",
             "Time that a model call waited for its recording and its window.",
@@ -51,6 +56,10 @@ class ProxyMetrics:
     def answered(self, ended: str) -> None:
         """Count an answer: `recorded`, `cut` (recorded as far as it came) or `unrecorded`."""
         self._answers.labels(ended).inc()
+
+    def looked_up(self, calls: int) -> None:
+        """Count calls of tools that the proxy answered."""
+        self._lookups.inc(calls)
 
     def text(self) -> bytes:
         """Everything in the Prometheus format."""

@@ -45,6 +45,15 @@ Calls = tuple[set[str], set[str]]
 """The ids of calls of tools, and the ids of the calls to which results belong."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """A call of a tool with JSON arguments; `arguments` is None if they are no JSON."""
+
+    call_id: str
+    name: str
+    arguments: Any
+
+
 class AnswerReader(Protocol):
     """Reads an answer while it is relayed."""
 
@@ -90,6 +99,27 @@ class Api(Protocol):
 
     def calls(self, element: Element) -> "Calls":
         """Return the ids of the calls in an element, and of the calls that it answers."""
+        ...
+
+    def with_tools(self, body: Mapping[str, Any], tools: Sequence[Element]) -> dict[str, Any]:
+        """Return the request with more tools, which have a name, a description and parameters."""
+        ...
+
+    def lookups(self, elements: Sequence[Element]) -> list[Lookup]:
+        """Return the calls of functions in an answer."""
+        ...
+
+    def with_lookups(
+        self,
+        body: Mapping[str, Any],
+        elements: Sequence[Element],
+        names: frozenset[str],
+        results: Sequence[tuple[str, str]],
+    ) -> dict[str, Any]:
+        """Return the request with an answer and the results of its calls of some tools.
+
+        Its calls of other tools are left out: they have no result yet.
+        """
         ...
 
     def reader(self) -> AnswerReader:
@@ -164,6 +194,25 @@ def arguments_identity(arguments: Any) -> Any:
         return json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
+
+
+def with_more_tools(body: Mapping[str, Any], tools: Sequence[Element]) -> dict[str, Any]:
+    """Return a request with more tools at the end.
+
+    Raises:
+        ValueError: the caller's tools are no list of objects, or one of them has such a name.
+    """
+    own = elements_of(body.get("tools") or [])
+    names = {str((one.get("function") or one).get("name")) for one in tools}
+    if any(str((one.get("function") or one).get("name")) in names for one in own):
+        raise ValueError("a tool of the caller has the name of another")
+    return {**body, "tools": [*own, *tools]}
+
+
+def parsed_arguments(arguments: Any) -> Any:
+    """Return the arguments of a call as JSON; None if they are none."""
+    parsed = arguments_identity(arguments or "{}")
+    return None if isinstance(parsed, str) else parsed
 
 
 def whole_number(value: Any) -> int | None:

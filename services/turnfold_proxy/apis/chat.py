@@ -9,13 +9,16 @@ from turnfold_proxy.apis.api import (
     Calls,
     Conversation,
     Element,
+    Lookup,
     arguments_identity,
     content_identity,
     content_text,
     dumped,
     elements_of,
+    parsed_arguments,
     split_leading,
     whole_number,
+    with_more_tools,
     without_markers,
 )
 
@@ -74,6 +77,39 @@ class ChatApi:
         if role not in ("tool", "function"):
             return calls, set()
         return calls, {str(element.get("tool_call_id" if role == "tool" else "name"))}
+
+    def with_tools(self, body: Mapping[str, Any], tools: Sequence[Element]) -> dict[str, Any]:
+        """Return the request with more tools; the older form of tools has no room for them."""
+        if body.get("functions"):
+            raise ValueError("the request has tools in the older form")
+        return with_more_tools(body, [{"type": "function", "function": tool} for tool in tools])
+
+    def lookups(self, elements: Sequence[Element]) -> list[Lookup]:
+        """Return the calls of functions in a message."""
+        calls = [call for one in elements for call in one.get("tool_calls") or ()]
+        return [
+            Lookup(call["id"], function["name"], parsed_arguments(function.get("arguments")))
+            for call in calls
+            if (function := call.get("function"))
+        ]
+
+    def with_lookups(
+        self,
+        body: Mapping[str, Any],
+        elements: Sequence[Element],
+        names: frozenset[str],
+        results: Sequence[tuple[str, str]],
+    ) -> dict[str, Any]:
+        """Return the request with the message, and a message for each result."""
+        answered: list[Element] = []
+        for one in elements:
+            calls = one.get("tool_calls") or ()
+            kept = [call for call in calls if (call.get("function") or {}).get("name") in names]
+            answered.append({**self.stored(one), "tool_calls": kept})
+        tools = [
+            {"role": "tool", "tool_call_id": call_id, "content": text} for call_id, text in results
+        ]
+        return {**body, "messages": [*body["messages"], *answered, *tools]}
 
     def reader(self) -> "ChatReader":
         """Return a reader of one completion."""

@@ -10,11 +10,13 @@ from turnfold_proxy.apis.api import (
     Calls,
     Conversation,
     Element,
+    Lookup,
     content_identity,
     content_text,
     dumped,
     elements_of,
     whole_number,
+    with_more_tools,
     without_markers,
 )
 
@@ -77,6 +79,55 @@ class MessagesApi:
             {str(block.get("id")) for block in blocks if _kind(block) == "tool_use"},
             {str(block.get("tool_use_id")) for block in blocks if _kind(block) == "tool_result"},
         )
+
+    def with_tools(self, body: Mapping[str, Any], tools: Sequence[Element]) -> dict[str, Any]:
+        """Return the request with more tools."""
+        shaped = [
+            {
+                "name": tool["name"],
+                "description": tool["description"],
+                "input_schema": tool["parameters"],
+            }
+            for tool in tools
+        ]
+        return with_more_tools(body, shaped)
+
+    def lookups(self, elements: Sequence[Element]) -> list[Lookup]:
+        """Return the blocks that call tools."""
+        return [
+            Lookup(block["id"], block["name"], block.get("input"))
+            for one in elements
+            for block in one["content"]
+            if _kind(block) == "tool_use"
+        ]
+
+    def with_lookups(
+        self,
+        body: Mapping[str, Any],
+        elements: Sequence[Element],
+        names: frozenset[str],
+        results: Sequence[tuple[str, str]],
+    ) -> dict[str, Any]:
+        """Return the request with the message, its thoughts included, and one of the results."""
+        answered = [
+            {
+                **one,
+                "content": [
+                    block
+                    for block in one["content"]
+                    if _kind(block) != "tool_use" or block.get("name") in names
+                ],
+            }
+            for one in elements
+        ]
+        blocks = [
+            {"type": "tool_result", "tool_use_id": call_id, "content": text}
+            for call_id, text in results
+        ]
+        return {
+            **body,
+            "messages": [*body["messages"], *answered, {"role": "user", "content": blocks}],
+        }
 
     def reader(self) -> "MessagesReader":
         """Return a reader of one message."""

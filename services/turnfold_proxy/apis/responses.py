@@ -8,13 +8,16 @@ from turnfold_proxy.apis.api import (
     Calls,
     Conversation,
     Element,
+    Lookup,
     arguments_identity,
     content_identity,
     content_text,
     dumped,
     elements_of,
+    parsed_arguments,
     split_leading,
     whole_number,
+    with_more_tools,
     without_markers,
 )
 
@@ -82,6 +85,40 @@ class ResponsesApi:
         if kind.endswith("_call_output"):
             return set(), call_id
         return (call_id if kind.endswith("_call") and "call_id" in element else set()), set()
+
+    def with_tools(self, body: Mapping[str, Any], tools: Sequence[Element]) -> dict[str, Any]:
+        """Return the request with more tools."""
+        # Without this field the API would make the schemas strict, which these are not.
+        return with_more_tools(
+            body, [{"type": "function", **tool, "strict": False} for tool in tools]
+        )
+
+    def lookups(self, elements: Sequence[Element]) -> list[Lookup]:
+        """Return the items that call functions."""
+        return [
+            Lookup(item["call_id"], item["name"], parsed_arguments(item.get("arguments")))
+            for item in elements
+            if item.get("type") == "function_call"
+        ]
+
+    def with_lookups(
+        self,
+        body: Mapping[str, Any],
+        elements: Sequence[Element],
+        names: frozenset[str],
+        results: Sequence[tuple[str, str]],
+    ) -> dict[str, Any]:
+        """Return the request with the items of the response, and one for each result."""
+        given = body["input"]
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        answered = [
+            item for item in elements if not self.calls(item)[0] or item.get("name") in names
+        ]
+        outputs = [
+            {"type": "function_call_output", "call_id": call_id, "output": text}
+            for call_id, text in results
+        ]
+        return {**body, "input": [*items, *answered, *outputs]}
 
     def reader(self) -> "ResponsesReader":
         """Return a reader of one response."""

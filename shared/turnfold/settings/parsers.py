@@ -174,6 +174,7 @@ PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "proxy_port": whole_number(0, 65_535),
     "proxy_agent": _agent_id,
     "proxy_wait_seconds": _seconds,
+    "proxy_tools": _switch,
     "mode": _one_of(tuple(Mode)),
     "preset": _non_empty_text,
     "context_window": whole_number(0),

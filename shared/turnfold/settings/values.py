@@ -56,6 +56,7 @@ class Settings:
     proxy_port: int = DEFAULT_PROXY_PORT
     proxy_agent: str = "proxy"
     proxy_wait_seconds: float = 3.0
+    proxy_tools: bool = False
 
     preset: str = DEFAULT_PRESET
     policy: Policy = Policy()

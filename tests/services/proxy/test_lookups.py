@@ -1,0 +1,190 @@
+"""Tools that the proxy answers: the model looks things up, and the caller only sees the answer."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.provider import ProviderReply, chunks, completion, sse
+from tests.running_system import eventually
+from tests.services.proxy.conftest import ProxyScene
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+Json = dict[str, Any]
+ON = {"x-turnfold-tools": "on"}
+TOOL = "search_history"
+QUERY = {"query": "quokka"}
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+OWN_TOOL = {"type": "function", "function": {"name": "track", "parameters": {"type": "object"}}}
+
+
+def chat_call(name: str = TOOL, call_id: str = "call_1") -> Json:
+    function = {"name": name, "arguments": json.dumps(QUERY)}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def looking(path: str, *, is_streamed: bool) -> ProviderReply:
+    """An answer that says a word and calls a tool of the proxy."""
+    if path == CHAT:
+        if not is_streamed:
+            return completion("I look.", calls=[chat_call()])
+        calls = [{"index": 0, **chat_call()}]
+        deltas: list[Json] = [{"role": "assistant", "content": "I look."}, {"tool_calls": calls}]
+        return ProviderReply(chunks(*deltas), "text/event-stream")
+    if path == MESSAGES:
+        thought = {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}
+        use = {"type": "tool_use", "id": "toolu_1", "name": TOOL, "input": QUERY}
+        message = {"type": "message", "role": "assistant", "content": [thought, use], "usage": {}}
+        if not is_streamed:
+            return ProviderReply([json.dumps(message).encode()])
+        delta = {"type": "input_json_delta", "partial_json": json.dumps(QUERY)}
+        return sse(
+            {"type": "message_start", "message": {**message, "content": []}},
+            {"type": "content_block_start", "index": 0, "content_block": thought},
+            {"type": "content_block_stop", "index": 0},
+            {"type": "content_block_start", "index": 1, "content_block": {**use, "input": {}}},
+            {"type": "content_block_delta", "index": 1, "delta": delta},
+            {"type": "content_block_stop", "index": 1},
+            {"type": "message_stop"},
+        )
+    call = {
+        "type": "function_call",
+        "call_id": "call_1",
+        "name": TOOL,
+        "arguments": json.dumps(QUERY),
+    }
+    output = [{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}, call]
+    return _response(output, is_streamed=is_streamed)
+
+
+def spoken(path: str, *, is_streamed: bool) -> ProviderReply:
+    """An answer without a call."""
+    if path == CHAT:
+        delta: Json = {"role": "assistant", "content": "In Ghent."}
+        streamed = ProviderReply(chunks(delta), "text/event-stream")
+        return streamed if is_streamed else completion("In Ghent.")
+    text = {"type": "text", "text": "In Ghent."}
+    if path == MESSAGES:
+        message = {"type": "message", "role": "assistant", "content": [text], "usage": {}}
+        if not is_streamed:
+            return ProviderReply([json.dumps(message).encode()])
+        return sse(
+            {"type": "message_start", "message": {**message, "content": []}},
+            {"type": "content_block_start", "index": 0, "content_block": text},
+            {"type": "content_block_stop", "index": 0},
+            {"type": "message_stop"},
+        )
+    said = {"type": "message", "role": "assistant", "content": [text | {"type": "output_text"}]}
+    return _response([said], is_streamed=is_streamed)
+
+
+def _response(output: list[Json], *, is_streamed: bool) -> ProviderReply:
+    response = {"id": "r", "object": "response", "status": "completed", "output": output}
+    if not is_streamed:
+        return ProviderReply([json.dumps(response).encode()])
+    return sse({"type": "response.completed", "response": response})
+
+
+def request_of(path: str, session_id: str, *, is_streamed: bool) -> Json:
+    """A request that names its session in a header."""
+    asked = {"role": "user", "content": f"Where is the quokka of {session_id}?"}
+    body: Json = {"model": "gpt-4.1", "stream": is_streamed}
+    if path == RESPONSES:
+        return body | {"input": [asked]}
+    return body | {"messages": [asked]} | ({"max_tokens": 99} if path == MESSAGES else {})
+
+
+@pytest.mark.proves("G10", "F4")
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+async def test_the_model_looks_things_up_and_the_caller_sees_the_answer_alone(
+    scene: ProxyScene, path: str, is_streamed: bool
+) -> None:
+    session_id = f"lookup-{path[4:8]}-{is_streamed}"
+    answer = spoken(path, is_streamed=is_streamed)
+    scene.provider.script += [looking(path, is_streamed=is_streamed), answer]
+    request = request_of(path, session_id, is_streamed=is_streamed)
+
+    reply = await scene.http.post(
+        path, json=request, headers=ON | {"x-turnfold-session": session_id}
+    )
+    first, second = (one.body for one in scene.provider.requests[-2:])
+    texts = await eventually(lambda: _texts(scene, session_id, 2))
+
+    field = "input" if path == RESPONSES else "messages"
+    assert reply.content == b"".join(answer.chunks)
+    assert reply.headers["x-turnfold-lookups"] == "1"
+    assert TOOL in json.dumps(first["tools"])
+    assert first[field] == request[field]
+    assert second["tools"] == first["tools"]
+    assert second[field][: len(first[field])] == first[field]
+    called, result = json.dumps(second[field][1:-1]), json.dumps(second[field][-1])
+    assert TOOL in called
+    assert "quokka" in result
+    assert "<turnfold-recall>" in result
+    # Thoughts and reasoning stay with the call that they belong to.
+    assert path == CHAT or "c2ln" in called or "gAAA" in called
+    assert [role for role, _ in texts] == ["user", "assistant"]
+
+
+@pytest.mark.proves("G10", "F4")
+async def test_calls_of_both_kinds_in_one_answer_break_no_pair(scene: ProxyScene) -> None:
+    """The lookup is answered first, and the model calls the caller's tool with its result."""
+    both = completion(None, calls=[chat_call("track", "own"), chat_call()])
+    last = completion(None, calls=[chat_call("track", "own-2")])
+    scene.provider.script += [both, last]
+    request = request_of(CHAT, "both", is_streamed=False) | {"tools": [OWN_TOOL]}
+
+    reply = await scene.http.post(CHAT, json=request, headers=ON | {"x-turnfold-session": "both"})
+    sent = scene.provider.requests[-1].body
+    follow = {"role": "tool", "tool_call_id": "own-2", "content": "Ghent"}
+    message = reply.json()["choices"][0]["message"]
+    scene.provider.script.append(completion("In Ghent."))
+    again = request | {"messages": [*request["messages"], message, follow]}
+    await scene.http.post(CHAT, json=again, headers=ON | {"x-turnfold-session": "both"})
+
+    assert reply.content == last.chunks[0]
+    assert sent["tools"][0] == OWN_TOOL
+    assert [call["id"] for call in sent["messages"][-2]["tool_calls"]] == ["call_1"]
+    assert sent["messages"][-1]["tool_call_id"] == "call_1"
+    assert len(scene.provider.requests[-1].body["messages"]) == 3
+    texts = await eventually(lambda: _texts(scene, "both", 4))
+    assert [role for role, _ in texts] == ["user", "assistant", "tool", "assistant"]
+
+
+@pytest.mark.proves("G10", "F4")
+async def test_a_model_that_does_not_stop_and_a_provider_without_tools_get_the_plain_call(
+    scene: ProxyScene,
+) -> None:
+    cut = completion(None, calls=[chat_call()])
+    cut_off = chunks({"role": "assistant", "tool_calls": [{"index": 0, **chat_call()}]})[0]
+    broken = cut_off.replace(b'\\"quokka\\"}', b'\\"quo')
+    refused = ProviderReply([b'{"error": {"message": "no tools"}}'], status=400)
+    wrong = chat_call() | {"function": {"name": TOOL, "arguments": '{"words": 1}'}}
+    replies = {
+        "never": [cut] * 6,
+        "refused": [refused],
+        "cut off": [ProviderReply([broken], "text/event-stream")],
+        "wrong": [completion(None, calls=[wrong])],
+        "away": [],
+    }
+    sent: dict[str, list[Any]] = {}
+    for name, script in replies.items():
+        before = len(scene.provider.requests)
+        scene.provider.script += [*script, completion("In Ghent.")]
+        content = json.dumps(request_of(CHAT, name, is_streamed=False), indent=1)
+        headers = {"x-turnfold-session": name} | ({} if name == "away" else ON)
+        reply = await scene.http.post(CHAT, content=content, headers=headers)
+        sent[name] = [one.content.decode() for one in scene.provider.requests[before:]]
+        assert reply.json()["choices"][0]["message"]["content"] == "In Ghent."
+        assert (sent[name][-1] == content) == (name != "wrong")
+
+    assert [len(one) for one in sent.values()] == [7, 2, 2, 2, 1]
+    assert "last lookup" in sent["never"][5]
+    assert "query: Field required" in json.loads(sent["wrong"][1])["messages"][-1]["content"]
+
+
+async def _texts(scene: ProxyScene, session_id: str, length: int) -> Any:
+    texts = await scene.texts(session_id)
+    return texts if len(texts) == length else None
