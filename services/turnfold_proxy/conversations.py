@@ -306,10 +306,20 @@ def _own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Elem
         place = places.pop() if len(places) == 1 else None
         element = own[place] if place is not None and place < len(own) else None
         # The results of one message are several messages of a session: their window is one again.
-        if element is not None and message in (None, api.stored(element)):
+        if element is not None and (
+            message is None or _in_blocks(message) == _in_blocks(api.stored(element))
+        ):
             elements.append(element)
         elif message is not None:
             elements.append(message)
         else:
             raise Unavailable("another publisher writes to this session")
     return elements
+
+
+def _in_blocks(element: Element) -> Element:
+    """Return a message whose text is a block; Anthropic takes both, and windows have blocks."""
+    content = element.get("content")
+    if not isinstance(content, str):
+        return element
+    return {**element, "content": [{"type": "text", "text": content}]}

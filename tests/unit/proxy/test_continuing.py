@@ -10,6 +10,8 @@ from turnfold_proxy.continuing import GrownWindow, KnownWindow, digest_of, grown
 
 Json = dict[str, Any]
 
+pytestmark = pytest.mark.proves("G10")
+
 CHAT = APIS["/v1/chat/completions"]
 USER: Json = {"role": "user", "content": "Where is 7341?"}
 SUMMARY: Json = {"role": "user", "content": "A summary."}
