@@ -54,7 +54,7 @@ def looking(path: str, *, is_streamed: bool) -> ProviderReply:
         "name": TOOL,
         "arguments": json.dumps(QUERY),
     }
-    output = [{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}, call]
+    output: list[Json] = [{"type": "reasoning", "summary": [], "encrypted_content": "gAAA"}, call]
     return _response(output, is_streamed=is_streamed)
 
 

@@ -25,8 +25,6 @@ CALL: Json = {
 RESULT: Json = {"role": "tool", "tool_call_id": "c1", "content": "Ghent"}
 OLD = [USER, SPOKEN, USER]
 
-pytestmark = pytest.mark.proves("G10")
-
 
 def continued(
     new: list[Json], *, window: list[Json] | None = None, budget_tokens: int = 1_000
