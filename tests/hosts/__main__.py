@@ -10,10 +10,13 @@ import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import distributions
 from pathlib import Path
@@ -75,8 +78,8 @@ class Host:
             _run(*install, "--no-deps", "--no-build-isolation", "--editable", ".")
         stamp.write_text(made_from)
 
-    def test(self) -> bool:
-        """Run the tests; return whether all passed."""
+    def test(self, *, is_quick: bool) -> bool:
+        """Run the tests, a quick run without the long ones; return whether all passed."""
         self.results.mkdir(exist_ok=True)
         for old in self.results.glob("*.xml"):
             old.unlink()
@@ -86,12 +89,43 @@ class Host:
         command += [Path("tests/hosts") / self.name.replace("-", "_")]
         environ = os.environ | {
             "HOST_RESULTS": str(self.results),
+            "HOSTS_QUICK": "1" if is_quick else "",
             "MAIN_PYTHON": sys.executable,
         }
-        return (
-            subprocess.run([str(word) for word in command], env=environ, check=False).returncode
-            == 0
+        ended = subprocess.run(
+            [str(word) for word in command],
+            env=environ,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
         )
+        # In one piece, because other hosts may run at the same time.
+        sys.stdout.write(f"== {self.name}\n{ended.stdout}\n")
+        sys.stdout.flush()
+        return ended.returncode == 0
+
+
+@dataclass(frozen=True, slots=True)
+class HostOutcome:
+    """How the tests of a host ended; `fault` says why its environment could not be made."""
+
+    host: Host
+    has_passed: bool
+    seconds: float
+    fault: str = ""
+
+
+def outcome_of(host: Host, *, is_quick: bool) -> HostOutcome:
+    """Make the environment of a host and run its tests."""
+    begun = time.monotonic()
+    try:
+        host.prepare()
+    except subprocess.CalledProcessError as error:
+        return HostOutcome(host, False, time.monotonic() - begun, str(error))
+    has_passed = host.test(is_quick=is_quick)
+    return HostOutcome(host, has_passed, time.monotonic() - begun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,29 +155,42 @@ def main() -> int:
     known = sorted(path.stem for path in LOCKS.glob("*.txt"))
     parser = argparse.ArgumentParser(prog="scripts/hosts", description=__doc__)
     parser.add_argument("hosts", nargs="*", metavar="HOST", help=f"one of {', '.join(known)}")
-    names = parser.parse_args().hosts or known
+    parser.add_argument("--quick", action="store_true", help="leave out the long tests")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="hosts at a time")
+    options = parser.parse_args()
+    names = options.hosts or known
     if unknown := set(names) - set(known):
         parser.error(f"unknown host {', '.join(sorted(unknown))}; known are {', '.join(known)}")
     os.chdir(ROOT)
-    table = Table("host", "version", "tests", "passed", "failed", "deselected")
+    hosts = [Host(name, is_newest=os.environ.get("NEWEST") == "1") for name in names]
+    with ThreadPoolExecutor(options.at_once) as threads:
+        outcomes = list(threads.map(partial(outcome_of, is_quick=options.quick), hosts))
+    _show(outcomes)
+    return 0 if all(outcome.has_passed for outcome in outcomes) else 1
+
+
+def _show(outcomes: Sequence[HostOutcome]) -> None:
+    """Print the table, and why tests were left out."""
+    table = Table("host", "version", "tests", "passed", "failed", "deselected", "seconds")
     reasons: list[str] = []
-    all_passed = True
-    for name in names:
-        host = Host(name, is_newest=os.environ.get("NEWEST") == "1")
-        host.prepare()
-        all_passed = host.test() and all_passed
+    for outcome in outcomes:
+        host = outcome.host
+        if outcome.fault:
+            table.add_row(host.name, "none", "", "", "", "", f"{outcome.seconds:.0f}")
+            reasons.append(f"{host.name}: no environment: {outcome.fault}")
+            continue
         for results in results_of(host):
-            figures = (str(results.outcomes[one]) for one in ("passed", "failed", "deselected"))
-            table.add_row(name, host.version, results.name, *figures)
+            figures = [str(results.outcomes[one]) for one in ("passed", "failed", "deselected")]
+            seconds = f"{outcome.seconds:.0f}" if results.name == "own" else ""
+            table.add_row(host.name, host.version, results.name, *figures, seconds)
             reasons += (
-                f"{name} {results.name}, {count} deselected: {reason}"
+                f"{host.name} {results.name}, {count} deselected: {reason}"
                 for reason, count in results.reasons.most_common()
             )
     console = Console()
     console.print(table)
     for reason in reasons:
         console.print(reason, soft_wrap=True, markup=False, highlight=False)
-    return 0 if all_passed else 1
 
 
 def _run(*words: object) -> None:

@@ -12,6 +12,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 STOP_SECONDS = 40
+QUICK = "HOSTS_QUICK"
+"""The variable that leaves out the tests that are marked with `stress`."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip long tests with their reason, if this run shall be quick."""
+    if os.environ.get(QUICK) == "1":
+        for item in items:
+            if item.get_closest_marker("stress"):
+                item.add_marker(pytest.mark.skip(reason="a long test; `make hosts` runs it"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,27 +32,59 @@ class RunningSystem:
     http_url: str
 
 
+class RestartableSystem:
+    """A `turnfold up` of the main environment that can be stopped and started again."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._log = directory.with_name(f"{directory.name}.log")
+        self._nats_port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> RunningSystem:
+        """Start it where it was, and return it when it is ready."""
+        python = os.environ.get("MAIN_PYTHON", str(ROOT / ".venv" / "bin" / "python"))
+        command = [python, "-P", "-m", "turnfold.cli", "up", "--json"]
+        command += ["--data-dir", str(self._directory), "--http-port", "0"]
+        command += ["--nats-port", str(self._nats_port)]
+        environ = {name: value for name, value in os.environ.items() if name[:9] != "TURNFOLD_"}
+        with self._log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, env=environ
+            )
+        assert self._process.stdout
+        ready = json.loads(self._process.stdout.readline() or "{}")
+        assert ready.get("ready"), self._log.read_text(errors="replace")[-4_000:]
+        self._nats_port = int(ready["nats_url"].rpartition(":")[2])
+        return RunningSystem(ready["nats_url"], ready["http_url"])
+
+    def stop(self) -> None:
+        """Stop it, if it runs."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            process.wait(STOP_SECONDS)
+            assert process.stdout
+            process.stdout.close()
+
+
 @pytest.fixture(scope="session")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSystem]:
     """A real system with SQLite, shared by the tests of a run; use ids of your own in it."""
-    python = os.environ.get("MAIN_PYTHON", str(ROOT / ".venv" / "bin" / "python"))
-    directory = tmp_path_factory.mktemp("system")
-    command = [python, "-P", "-m", "turnfold.cli", "up", "--json", "--data-dir", str(directory)]
-    command += ["--nats-port", "0", "--http-port", "0"]
-    environ = {name: value for name, value in os.environ.items() if name[:9] != "TURNFOLD_"}
-    log = directory.with_name("system.log")
-    with (
-        log.open("wb") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environ) as process,
-    ):
-        assert process.stdout
-        try:
-            ready = json.loads(process.stdout.readline() or "{}")
-            assert ready.get("ready"), log.read_text(errors="replace")[-4_000:]
-            yield RunningSystem(ready["nats_url"], ready["http_url"])
-        finally:
-            process.terminate()
-            process.wait(STOP_SECONDS)
+    restartable = RestartableSystem(tmp_path_factory.mktemp("system"))
+    try:
+        yield restartable.start()
+    finally:
+        restartable.stop()
+
+
+@pytest.fixture
+def own_system(tmp_path: Path) -> Iterator[RestartableSystem]:
+    """A system that the test starts, and may stop."""
+    (tmp_path / "own").mkdir()
+    restartable = RestartableSystem(tmp_path / "own")
+    yield restartable
+    restartable.stop()
 
 
 @pytest.fixture

@@ -152,6 +152,7 @@ async def test_many_appends_at_once_are_all_stored(store: TurnfoldSessionStore) 
 
 @pytest.mark.proves("G9")
 @pytest.mark.timeout(300)
+@pytest.mark.stress
 async def test_windows_of_two_hundred_turns_with_parallel_calls_break_no_pair(
     system: RunningSystem, store: TurnfoldSessionStore, session_id: str
 ) -> None:

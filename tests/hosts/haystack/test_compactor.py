@@ -78,6 +78,7 @@ def faults(messages: Sequence[ChatMessage]) -> list[str]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("tokens", [4_000, 8_000, 16_000])
+@pytest.mark.stress
 async def test_two_hundred_steps_with_parallel_calls_break_no_pair(
     system: RunningSystem, session_id: str, tokens: int
 ) -> None:

@@ -20,7 +20,7 @@ from langchain_core.messages.utils import count_tokens_approximately
 from langgraph.checkpoint.memory import InMemorySaver
 
 import turnfold
-from tests.hosts.conftest import RunningSystem
+from tests.hosts.conftest import RestartableSystem, RunningSystem
 from tests.hosts.langchain.models import ScriptedModel, calls, faults
 from turnfold.integrations.langchain import TurnfoldMiddleware
 
@@ -91,6 +91,7 @@ async def test_a_run_with_parallel_calls_is_recorded_and_shown_as_it_is(
 
 @pytest.mark.proves("G4")
 @pytest.mark.timeout(900)
+@pytest.mark.stress
 async def test_two_hundred_turns_with_parallel_calls_break_no_pair_at_any_budget(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -244,6 +245,48 @@ async def test_without_turnfold_the_model_gets_the_messages_of_the_state(
     [warning] = [one for one in caplog.records if one.name == "turnfold.integrations"]
     assert "the model gets the whole list" in warning.getMessage()
     assert "secret" not in warning.getMessage()
+
+
+@pytest.mark.proves("G4")
+@pytest.mark.timeout(300)
+async def test_a_run_goes_on_when_turnfold_goes_away_in_it_and_the_next_turn_catches_up(
+    own_system: RestartableSystem, session_id: str
+) -> None:
+    url = own_system.start().nats_url
+    model = ScriptedModel(script=[calls("one", "hall"), calls("two", "yard"), AIMessage("Fine.")])
+
+    def look(place: str) -> str:
+        """Look at a place, the last one of them without Turnfold."""
+        if place == "yard":
+            own_system.stop()
+        return f"{place} is empty"
+
+    def agent(patience_seconds: float, saver: InMemorySaver) -> Any:
+        middleware = TurnfoldMiddleware(
+            "langchain", client=url, max_tokens=8_000, patience_seconds=patience_seconds
+        )
+        return create_agent(model, [look], middleware=[middleware], checkpointer=saver)
+
+    saver = InMemorySaver()
+    state = await turn(agent(1, saver), "What is there?", session_id, is_async=True)
+    alone = model.calls[-1]
+    own_system.start()
+    model.script.append(AIMessage("In both places."))
+    caught_up = await turn(
+        agent(PATIENCE_SECONDS, saver), "Where did you look?", session_id, is_async=True
+    )
+    async with turnfold.connect(url) as client:
+        page = await client.session("langchain", session_id).history(after="latest", wait_ms=5_000)
+
+    assert alone == state[:-1]
+    assert len(state) == 6
+    assert model.calls[-1] == caught_up[:-1]
+    assert [stored.message["content"] for stored in page.messages] == [
+        "What is there?",
+        *["", "hall is empty"],
+        *["", "yard is empty"],
+        *["Fine.", "Where did you look?", "In both places."],
+    ]
 
 
 def test_a_run_without_a_thread_is_an_error_that_says_what_to_pass(system: RunningSystem) -> None:

@@ -107,6 +107,7 @@ async def test_a_loop_with_parallel_calls_is_recorded_and_sent_as_it_is(
 
 @pytest.mark.proves("G6")
 @pytest.mark.timeout(900)
+@pytest.mark.stress
 async def test_two_hundred_turns_with_parallel_calls_break_no_pair_at_any_budget(
     system: RunningSystem, session_id: str
 ) -> None:

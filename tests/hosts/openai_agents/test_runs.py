@@ -8,7 +8,8 @@ from agents import Agent, Runner, function_tool
 from agents.testing import ScriptedModel, assistant_message, function_call
 from openai.types.responses import ResponseReasoningItem
 
-from tests.hosts.conftest import RunningSystem
+import turnfold
+from tests.hosts.conftest import RestartableSystem, RunningSystem
 from tests.hosts.openai_agents.items import faults
 from turnfold.integrations.openai_agents import TurnfoldSession
 
@@ -94,6 +95,7 @@ async def test_a_run_with_parallel_calls_and_a_hand_off_is_remembered(
 @pytest.mark.proves("G3", "C76")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("budget", [4_000, 8_000, 16_000])
+@pytest.mark.stress
 async def test_two_hundred_turns_with_parallel_calls_break_no_pair_and_strand_no_reasoning(
     system: RunningSystem, session_id: str, budget: int
 ) -> None:
@@ -118,3 +120,55 @@ async def test_two_hundred_turns_with_parallel_calls_break_no_pair_and_strand_no
     assert longest < 8 * TURNS
     newest = await session.get_items(limit=8)
     assert newest[0]["content"] == f"Look again, {TURNS - 1}."
+
+
+@pytest.mark.proves("G3")
+@pytest.mark.timeout(300)
+async def test_a_run_goes_on_when_turnfold_goes_away_in_it_and_the_next_turn_catches_up(
+    own_system: RestartableSystem, session_id: str
+) -> None:
+    """With a client that buffers; the SDK holds the items of the run itself."""
+    client = turnfold.PortalClient(
+        own_system.start().nats_url,
+        environ={},
+        timeout_seconds=1,
+        buffering=turnfold.BufferOptions(),
+    )
+
+    def look(place: str) -> str:
+        """Look at a place, the last one of them without Turnfold."""
+        if place == "yard":
+            own_system.stop()
+        return f"{place} is empty"
+
+    model = ScriptedModel(
+        [
+            looks("one", "hall"),
+            looks("two", "yard"),
+            says("two", "Fine."),
+            says("three", "In both places."),
+        ]
+    )
+    agent = Agent(name="guide", model=model, tools=[function_tool(look)])
+    session = TurnfoldSession("runs", session_id, client=client, max_tokens=8_000)
+
+    first = await Runner.run(agent, "What is there?", session=session)
+    with pytest.raises(turnfold.Unavailable):
+        await session.get_items()
+    own_system.start()
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                second = await Runner.run(agent, "Where did you look?", session=session)
+                break
+            except turnfold.Unavailable:
+                await asyncio.sleep(0.2)
+    items = await session.get_items()
+    await asyncio.to_thread(client.close)
+
+    assert (first.final_output, second.final_output) == ("Fine.", "In both places.")
+    assert faults(items) == []
+    texts = str(items)
+    for text in ("What is there?", "hall is empty", "yard is empty", "Fine.", "In both places."):
+        assert text in texts
+    assert len(items) == len(first.to_input_list()) + 3

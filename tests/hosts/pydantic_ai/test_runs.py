@@ -20,7 +20,7 @@ from pydantic_ai.messages import (
 )
 
 import turnfold
-from tests.hosts.conftest import RunningSystem
+from tests.hosts.conftest import RestartableSystem, RunningSystem
 from tests.hosts.pydantic_ai.models import Script, contents, faults, looks, says, size, texts
 from turnfold.integrations.pydantic_ai import TurnfoldCapability
 
@@ -113,6 +113,7 @@ async def test_a_run_with_parallel_calls_is_recorded_and_shown_as_it_is(
 
 @pytest.mark.proves("G5")
 @pytest.mark.timeout(900)
+@pytest.mark.stress
 async def test_two_hundred_turns_with_parallel_calls_break_no_pair_at_any_budget(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -273,3 +274,48 @@ async def test_without_turnfold_the_model_gets_the_history(
     [warning] = [one for one in caplog.records if one.name == "turnfold.integrations"]
     assert "the model gets the whole list" in warning.getMessage()
     assert "secret" not in warning.getMessage()
+
+
+@pytest.mark.proves("G5")
+@pytest.mark.timeout(300)
+async def test_a_run_goes_on_when_turnfold_goes_away_in_it_and_the_next_turn_catches_up(
+    own_system: RestartableSystem, session_id: str
+) -> None:
+    running = own_system.start()
+    script = Script([looks("one", "hall"), looks("two", "yard"), says("Fine.")])
+
+    def look(place: str) -> str:
+        """Look at a place, the last one of them without Turnfold."""
+        if place == "yard":
+            own_system.stop()
+        return f"{place} is empty"
+
+    def agent(patience_seconds: float) -> Any:
+        capability = TurnfoldCapability(
+            "pydantic",
+            client=running.nats_url,
+            max_tokens=8_000,
+            patience_seconds=patience_seconds,
+        )
+        return Agent(script.model, tools=[look], capabilities=[capability])
+
+    history = await turn(agent(1), "run", "What is there?", session_id, [])
+    alone = script.calls[-1]
+    own_system.start()
+    script.answers.append(says("In both places."))
+    caught_up = await turn(
+        agent(PATIENCE_SECONDS), "run", "Where did you look?", session_id, history
+    )
+    stored = await recorded(running, session_id)
+
+    assert alone == history[:-1]
+    assert len(history) == 6
+    assert script.calls[-1] == caught_up[:-1]
+    roles = ["user", *["assistant", "tool"] * 2, "assistant", "user", "assistant"]
+    assert [body["role"] for body in stored] == roles
+    assert [stored[place]["content"] for place in (2, 4, 5, 7)] == [
+        "hall is empty",
+        "yard is empty",
+        "Fine.",
+        "In both places.",
+    ]

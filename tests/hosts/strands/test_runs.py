@@ -54,6 +54,7 @@ async def test_a_run_with_parallel_calls_goes_on_in_the_next_program(
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("budget", [4_000, 8_000, 16_000])
+@pytest.mark.stress
 async def test_two_hundred_turns_with_parallel_calls_break_no_pair(
     system: RunningSystem, session_id: str, budget: int
 ) -> None:
