@@ -156,13 +156,8 @@ async def test_a_run_goes_on_when_turnfold_goes_away_in_it_and_the_next_turn_cat
     with pytest.raises(turnfold.Unavailable):
         await session.get_items()
     own_system.start()
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                second = await Runner.run(agent, "Where did you look?", session=session)
-                break
-            except turnfold.Unavailable:
-                await asyncio.sleep(0.2)
+    await asyncio.wait_for(_available(session), 60)
+    second = await Runner.run(agent, "Where did you look?", session=session)
     items = await session.get_items()
     await asyncio.to_thread(client.close)
 
@@ -172,3 +167,14 @@ async def test_a_run_goes_on_when_turnfold_goes_away_in_it_and_the_next_turn_cat
     for text in ("What is there?", "hall is empty", "yard is empty", "Fine.", "In both places."):
         assert text in texts
     assert len(items) == len(first.to_input_list()) + 3
+
+
+async def _available(session: TurnfoldSession) -> None:
+    """Wait until the session can be read again."""
+    while True:
+        try:
+            await session.get_items()
+        except turnfold.Unavailable:
+            await asyncio.sleep(0.2)
+        else:
+            return
