@@ -1,0 +1,165 @@
+"""The manifests for Kubernetes say what the other installations say; alerts lead to pages that are there."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+from typer.main import get_group
+
+from turnfold.cli.application import application
+from turnfold.settings.parsers import SETTING_NAMES
+from turnfold.settings.reading import as_variable
+from turnfold_worker.app import STOP_SECONDS
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+Json = dict[str, Any]
+
+
+def documents(path: Path) -> list[Json]:
+    """The documents of a file."""
+    return list(YAML(typ="safe", pure=True).load_all(path.read_text(encoding="utf-8")))
+
+
+MANIFESTS = [
+    one for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")) for one in documents(path)
+]
+WORKLOADS = {
+    one["metadata"]["name"]: one
+    for one in MANIFESTS
+    if one["kind"] in {"Deployment", "StatefulSet", "Job"}
+}
+OURS = sorted(set(WORKLOADS) - {"nats"})
+
+
+def pod(name: str) -> Json:
+    """The specification of the pods of a workload."""
+    specification: Json = WORKLOADS[name]["spec"]["template"]["spec"]
+    return specification
+
+
+def container(name: str) -> Json:
+    """The only container of a workload."""
+    [only] = pod(name)["containers"]
+    return dict(only)
+
+
+def secrets(name: str) -> set[str]:
+    """The Secrets that a workload mounts."""
+    return {
+        source["secret"]["name"]
+        for volume in pod(name)["volumes"]
+        for source in volume.get("projected", {}).get("sources", ())
+        if "secret" in source
+    }
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_workload_runs_a_command_that_is_there_with_settings_that_are_known(name: str) -> None:
+    [command] = container(name)["args"]
+    variables = {one["name"] for one in container(name)["env"]}
+
+    assert name == f"turnfold-{command}"
+    assert command in get_group(application([command])).commands
+    assert variables <= {as_variable(known) for known in SETTING_NAMES}
+    # Variables of the Service `turnfold` would be taken for settings.
+    assert pod(name)["enableServiceLinks"] is False
+
+
+@pytest.mark.proves("X1")
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("turnfold-migrate", "provisioner"),
+        ("turnfold-worker", "worker"),
+        ("turnfold-query", "query"),
+    ],
+)
+def test_a_workload_has_the_key_of_its_role_and_no_other(name: str, role: str) -> None:
+    values = {one["name"]: one["value"] for one in container(name)["env"]}
+    keys = {"turnfold-provisioner", "turnfold-worker", "turnfold-query", "turnfold-operator"}
+
+    assert values["TURNFOLD_NATS_NKEY"] == f"/etc/turnfold/{role}.nk"
+    assert secrets(name) & keys == {f"turnfold-{role}"}
+
+
+def test_the_page_on_operations_makes_each_secret_from_what_make_secrets_writes() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = page.partition("### Kubernetes")[2].partition("\n## ")[0]
+    written = (DEPLOY / "make-secrets").read_text() + " tokens.json"
+    made = set(re.findall(r"secret generic (turnfold-[\w-]+) --from-file", page))
+    [roles] = re.findall(r"for name in ([\w ]+); do", page)
+    made |= {f"turnfold-{role}" for role in roles.split()}
+
+    assert made == set[str]().union(*map(secrets, WORKLOADS))
+    for file in re.findall(r"--from-file=secrets/([\w.-]+)", page):
+        assert file in written
+
+
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+def test_pods_have_no_privileges_and_write_to_volumes_alone(name: str) -> None:
+    rights = container(name)["securityContext"]
+
+    assert pod(name)["securityContext"]["runAsNonRoot"] is True
+    assert pod(name)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod(name)["automountServiceAccountToken"] is False
+    assert rights["readOnlyRootFilesystem"] is True
+    assert rights["allowPrivilegeEscalation"] is False
+    assert rights["capabilities"] == {"drop": ["ALL"]}
+    assert container(name)["resources"]["limits"]["memory"]
+
+
+def test_workers_have_the_time_to_stop_and_query_servers_require_tokens() -> None:
+    assert pod("turnfold-worker")["terminationGracePeriodSeconds"] > STOP_SECONDS
+    variables = {one["name"] for one in container("turnfold-query")["env"]}
+    assert "TURNFOLD_HTTP_TOKENS" in variables
+    assert "TURNFOLD_HTTP_CHECKED_ELSEWHERE" not in variables
+
+
+def test_names_labels_and_versions_agree() -> None:
+    labels = {
+        name: one["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"]
+        for name, one in WORKLOADS.items()
+    }
+    [image] = {container(name)["image"] for name in WORKLOADS}
+
+    assert all(name == label for name, label in labels.items())
+    assert image in (ROOT / "compose.yaml").read_text()
+    for one in MANIFESTS:
+        if one["kind"] != "Namespace":
+            assert one["metadata"]["namespace"] == "turnfold"
+        for chosen in selectors(one):
+            assert chosen in labels.values()
+
+
+def selectors(manifest: Json) -> Iterator[str]:
+    """The names of workloads that a manifest chooses."""
+    specification = manifest.get("spec") or {}
+    selector = specification.get("podSelector") or specification.get("selector") or {}
+    chosen = selector.get("matchLabels", selector).get("app.kubernetes.io/name")
+    if chosen:
+        yield chosen
+
+
+def test_the_nats_server_has_the_same_configuration_everywhere() -> None:
+    [config] = [one for one in MANIFESTS if one["kind"] == "ConfigMap"]
+
+    assert (
+        config["data"]["nats-server.conf"].strip()
+        == (DEPLOY / "nats-server.conf").read_text().strip()
+    )
+
+
+def test_each_alert_leads_to_a_heading_of_the_documentation() -> None:
+    [rules] = documents(DEPLOY / "prometheus" / "alerts.yaml")
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            url = rule["annotations"]["runbook_url"]
+            found = re.fullmatch(r"\{\{ \$externalLabels\.turnfold_docs \}\}/(\w+)\.html#(.+)", url)
+            assert found, rule["alert"]
+            page = (ROOT / "docs" / f"{found[1]}.md").read_text(encoding="utf-8")
+            headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+            assert found[2] in {heading.lower().replace(" ", "-") for heading in headings}
