@@ -16,7 +16,9 @@ for name in (
     "turnfold_migrations",
     "turnfold_proxy.app",
     "turnfold_query.app",
+    "turnfold_query.lane.child",
     "turnfold_worker.app",
+    "turnfold_worker.receiver.child",
 ):
     import_module(name)
 load_counter()

@@ -514,7 +514,11 @@ def parts_of(supervisor: int) -> dict[str, int]:
     while unseen:
         children = children_of(unseen.pop())
         unseen += children
-        found |= {name: pid for pid in children if (name := _name_of(arguments_of(pid)))}
+        found |= {
+            name: pid
+            for pid in children
+            if (name := forked.forked_role(pid) or _name_of(arguments_of(pid)))
+        }
     return found
 
 
