@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
 from types import ModuleType
 from typing import Any, cast
 
@@ -65,6 +66,7 @@ def notice_faults(notices: Sequence[Notice]) -> list[str]:
     return wrong
 
 
+@cache
 def described_app() -> DescribedApp:
     """Return the routes of the HTTP interface, which nobody can call."""
     app, nobody = DescribedApp(), cast("Any", None)

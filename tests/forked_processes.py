@@ -2,24 +2,28 @@
 
 import asyncio
 import contextlib
+import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from signal import SIGKILL
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import turnfold.cli
+from turnfold.models.child import run as run_summarizer
 from turnfold.process import child_process
-from turnfold.process.ready import ANNOUNCE
+from turnfold.process.ready import ANNOUNCE, die_with_parent
 
 PATIENCE_SECONDS = 100.0
 """How long a process may take: on a busy machine one that starts a summariser waits a minute for it."""
@@ -58,8 +62,10 @@ def service(name: str, environ: Mapping[str, str], stdin: Connection, out: Path,
     if "PYTHONPATH" in environ:
         # Another release than the one that is loaded here.
         os.execve(sys.executable, [sys.executable, "-P", "-m", "turnfold.cli", name], os.environ)
-    # mypy: a module is no namespace, but this one is used as one.
-    child_process.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": _child_of_service})  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+    spare = Spare() if name == "worker" else None
+    popen = partial(_child_of_service, spare)
+    # The module is told apart from the library: nothing else starts processes in another way.
+    vars(child_process)["subprocess"] = SimpleNamespace(**vars(subprocess) | {"Popen": popen})
     turnfold.cli.main([name])
 
 
@@ -72,14 +78,15 @@ def forked_role(pid: int) -> str | None:
 
 
 class ForkedChild:
-    """A receiver or a lane, forked from its service: to the service what `subprocess.Popen` is."""
+    """A child forked from its service: to the service what `subprocess.Popen` is."""
 
-    def __init__(self, role: str, stdin: int, bind: Callable[[], None]) -> None:
+    def __init__(self, role: str, work: Callable[[], None]) -> None:
         self._status: int | None = None
         self._waiting = threading.Lock()
+        bind = die_with_parent()
         self.pid = os.fork()
         if self.pid == 0:
-            _be_child(role, stdin, bind)
+            _be_child(role, bind, work)
 
     def poll(self) -> int | None:
         """The exit status, once there is one."""
@@ -104,29 +111,69 @@ class ForkedChild:
             os.kill(self.pid, SIGKILL)
 
 
+class Spare(ForkedChild):
+    """The summarizer of a worker, forked before the worker has threads; it waits until it is wanted."""
+
+    def __init__(self) -> None:
+        self._orders, orders = socket.socketpair()
+        self.is_free = True
+
+        def wait_and_work() -> None:
+            self._orders.close()
+            words, found, _, _ = socket.recv_fds(orders, 1 << 20, 1)
+            if not words:
+                return
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, os.getppid()))
+            asked = json.loads(words)
+            os.environ.clear()
+            os.environ.update(asked["environ"])
+            _take_stdin(found[0])
+            _name_itself("model")
+            run_summarizer(preload=asked["preload"])
+
+        super().__init__("spare", wait_and_work)
+        orders.close()
+
+    def begin(self, arguments: Sequence[str], stdin: int, environ: Mapping[str, str]) -> Self:
+        """Be the summarizer from now on."""
+        words = {"preload": "--preload" in arguments, "environ": dict(environ)}
+        socket.send_fds(self._orders, [json.dumps(words).encode()], [stdin])
+        self.is_free = False
+        return self
+
+
 def _child_of_service(
-    command: Sequence[str], *, stdin: int, preexec_fn: Callable[[], None], **given: Any
+    spare: Spare | None,
+    command: Sequence[str],
+    *,
+    stdin: int,
+    env: Mapping[str, str],
+    preexec_fn: Callable[[], None],
+    **given: Any,
 ) -> Any:
-    """Fork what a service starts while it begins; what it starts later, beside threads, is executed."""
-    role = command[-1]
+    """Fork what a service starts first of each kind; others, beside threads, are executed."""
+
+    def work() -> None:
+        _take_stdin(stdin)
+        os.environ.pop(ANNOUNCE, None)
+        turnfold.cli.main([command[-1]])
+
+    if spare and spare.is_free and "turnfold.models" in command:
+        return spare.begin(command, stdin, env)
     is_first = {thread.name for thread in threading.enumerate()} <= {"MainThread", "follow-parent"}
-    if is_first and tuple(command) == tuple(child_process.command_of(role)):
-        return ForkedChild(role, stdin, preexec_fn)
-    return subprocess.Popen(command, stdin=stdin, preexec_fn=preexec_fn, **given)  # noqa: PLW1509 - as the service asks
+    if is_first and tuple(command) == tuple(child_process.command_of(command[-1])):
+        return ForkedChild(command[-1], work)
+    return subprocess.Popen(command, stdin=stdin, env=env, preexec_fn=preexec_fn, **given)  # noqa: PLW1509 - as the service asks
 
 
-def _be_child(role: str, stdin: int, bind: Callable[[], None]) -> None:
-    """Be a child of a service with nothing of it but its environment and its standard error."""
+def _be_child(role: str, bind: Callable[[], None], work: Callable[[], None]) -> None:
+    """Be a child of a service, with nothing of it but its environment and its standard error."""
     status: Any = 1
     try:
         bind()
-        os.dup2(stdin, 0)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        os.environ.pop(ANNOUNCE, None)
-        with contextlib.suppress(OSError):
-            Path("/proc/self/comm").write_text(f"forked:{role}")
-        turnfold.cli.main([role])
+        _name_itself(role)
+        work()
+        status = 0
     except SystemExit as ended:
         status = ended.code or 0
     except BaseException:  # noqa: BLE001 - it is printed, and the process ends
@@ -134,6 +181,19 @@ def _be_child(role: str, stdin: int, bind: Callable[[], None]) -> None:
     finally:
         sys.stderr.flush()
         os._exit(status if isinstance(status, int) else 1)
+
+
+def _take_stdin(stdin: int) -> None:
+    """Keep a socket as standard input and the standard error alone."""
+    os.dup2(stdin, 0)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+
+
+def _name_itself(role: str) -> None:
+    """Have Linux tell what this process is, as it cannot change its command line."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(f"forked:{role}")
 
 
 def _become(environ: Mapping[str, str], out: Path, err: Path, mode: str) -> None:
