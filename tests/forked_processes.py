@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,12 +18,12 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from signal import SIGKILL
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, Self
 
 import turnfold.cli
 from turnfold.models.child import run as run_summarizer
-from turnfold.process import child_process
+from turnfold.process import child, child_process, supervisor
 from turnfold.process.ready import ANNOUNCE, die_with_parent
 
 PATIENCE_SECONDS = 100.0
@@ -62,11 +63,30 @@ def service(name: str, environ: Mapping[str, str], stdin: Connection, out: Path,
     if "PYTHONPATH" in environ:
         # Another release than the one that is loaded here.
         os.execve(sys.executable, [sys.executable, "-P", "-m", "turnfold.cli", name], os.environ)
+    _serve(name)
+
+
+def system(
+    arguments: Sequence[str], environ: Mapping[str, str], out: Path, err: Path, *, is_forked: bool
+) -> None:
+    """Be `turnfold up` in a process group of its own; `is_forked`: its services are forked from it."""
+    os.setpgid(0, 0)
+    _become(environ, out, err, "ab")
+    if not is_forked or "PYTHONPATH" in environ:
+        os.execve(sys.executable, [*supervisor.TURNFOLD, *arguments], os.environ)
+    _start_with(child, _part_of_system)
+    turnfold.cli.main(arguments)
+
+
+def _serve(name: str) -> None:
     spare = Spare() if name == "worker" else None
-    popen = partial(_child_of_service, spare)
-    # The module is told apart from the library: nothing else starts processes in another way.
-    vars(child_process)["subprocess"] = SimpleNamespace(**vars(subprocess) | {"Popen": popen})
+    _start_with(child_process, partial(_child_of_service, spare))
     turnfold.cli.main([name])
+
+
+def _start_with(module: ModuleType, popen: Callable[..., Any]) -> None:
+    """Have a module of ours start its children so, and no other."""
+    vars(module)["subprocess"] = SimpleNamespace(**vars(subprocess) | {"Popen": popen})
 
 
 def forked_role(pid: int) -> str | None:
@@ -80,10 +100,9 @@ def forked_role(pid: int) -> str | None:
 class ForkedChild:
     """A child forked from its service: to the service what `subprocess.Popen` is."""
 
-    def __init__(self, role: str, work: Callable[[], None]) -> None:
+    def __init__(self, role: str, work: Callable[[], None], bind: Callable[[], None]) -> None:
         self._status: int | None = None
         self._waiting = threading.Lock()
-        bind = die_with_parent()
         self.pid = os.fork()
         if self.pid == 0:
             _be_child(role, bind, work)
@@ -107,8 +126,51 @@ class ForkedChild:
 
     def kill(self) -> None:
         """Kill it, if it runs."""
+        self.send_signal(SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        """Signal it, if it runs."""
         if self.poll() is None:
-            os.kill(self.pid, SIGKILL)
+            os.kill(self.pid, number)
+
+
+class ForkedPart(ForkedChild):
+    """A service forked from `turnfold up`."""
+
+    def __init__(
+        self, name: str, environ: Mapping[str, str], bind: Callable[[], None], number: int
+    ) -> None:
+        its_input, self._input = os.pipe()
+        output, its_output = os.pipe()
+        self.stdin, self.stdout = os.fdopen(self._input, "wb"), os.fdopen(output, "rb")
+
+        def work() -> None:
+            os.setpgid(0, number)
+            _leave_loop()
+            _take_streams(its_input, its_output)
+            os.environ.clear()
+            os.environ.update(environ)
+            _serve(name)
+
+        super().__init__(name, work, bind)
+        os.close(its_input)
+        os.close(its_output)
+
+
+def _part_of_system(command: Sequence[str], **given: Any) -> Any:
+    """Fork a service of the system; execute another program, such as nats-server."""
+    if tuple(command[:-1]) == supervisor.TURNFOLD:
+        return ForkedPart(command[-1], given["env"], given["preexec_fn"], given["process_group"])
+    return subprocess.Popen(command, **given)
+
+
+def _leave_loop() -> None:
+    """Forget the event loop and the signal handlers of the parent."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    asyncio._set_running_loop(None)
 
 
 class Spare(ForkedChild):
@@ -127,11 +189,11 @@ class Spare(ForkedChild):
             asked = json.loads(words)
             os.environ.clear()
             os.environ.update(asked["environ"])
-            _take_stdin(found[0])
+            _take_streams(found[0], os.open(os.devnull, os.O_WRONLY))
             _name_itself("model")
             run_summarizer(preload=asked["preload"])
 
-        super().__init__("spare", wait_and_work)
+        super().__init__("spare", wait_and_work, die_with_parent())
         orders.close()
 
     def begin(self, arguments: Sequence[str], stdin: int, environ: Mapping[str, str]) -> Self:
@@ -154,7 +216,7 @@ def _child_of_service(
     """Fork what a service starts first of each kind; others, beside threads, are executed."""
 
     def work() -> None:
-        _take_stdin(stdin)
+        _take_streams(stdin, os.open(os.devnull, os.O_WRONLY))
         os.environ.pop(ANNOUNCE, None)
         turnfold.cli.main([command[-1]])
 
@@ -162,7 +224,7 @@ def _child_of_service(
         return spare.begin(command, stdin, env)
     is_first = {thread.name for thread in threading.enumerate()} <= {"MainThread", "follow-parent"}
     if is_first and tuple(command) == tuple(child_process.command_of(command[-1])):
-        return ForkedChild(command[-1], work)
+        return ForkedChild(command[-1], work, preexec_fn)
     return subprocess.Popen(command, stdin=stdin, env=env, preexec_fn=preexec_fn, **given)  # noqa: PLW1509 - as the service asks
 
 
@@ -183,10 +245,10 @@ def _be_child(role: str, bind: Callable[[], None], work: Callable[[], None]) -> 
         os._exit(status if isinstance(status, int) else 1)
 
 
-def _take_stdin(stdin: int) -> None:
-    """Keep a socket as standard input and the standard error alone."""
+def _take_streams(stdin: int, stdout: int) -> None:
+    """Keep two files as standard input and output, and the standard error."""
     os.dup2(stdin, 0)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(stdout, 1)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
 
 

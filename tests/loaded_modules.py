@@ -13,6 +13,7 @@ for found in pkgutil.iter_modules(turnfold.cli.__path__):
 for name in (
     "alembic.command",
     "tests.chaos.crashing_worker",
+    "tests.forked_processes",
     "turnfold.models.child",
     "turnfold_migrations",
     "turnfold_proxy.app",

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -52,50 +53,53 @@ class System:
         environ: Mapping[str, str] | None = None,
         nats_port: int = 0,
         http_port: int = 0,
+        is_forked: bool = True,
     ) -> None:
         self.data_dir = data_dir
-        self.lines: list[Json] = []
         self._environ = {
             name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")
         } | dict(environ or {})
         ports = ("--nats-port", str(nats_port), "--http-port", str(http_port))
-        self._command = (*TURNFOLD, "up", "--json", "--data-dir", str(data_dir), *ports)
+        self._arguments = ("up", "--json", "--data-dir", str(data_dir), *ports)
+        self._is_forked = is_forked
+        self._out = data_dir.with_name(f"{data_dir.name}.out")
         self._log = data_dir.with_name(f"{data_dir.name}.log")
-        self._process: asyncio.subprocess.Process | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._process: BaseProcess | None = None
 
     async def start(self) -> Json:
         """Start it; its first ready line."""
-        await self.launch()
         seen = len(self.lines)
+        await self.launch()
         await wait_until(
-            lambda: len(self.lines) > seen or self.process.returncode is not None,
+            lambda: len(self.lines) > seen or self.process.exitcode is not None,
             seconds=START_SECONDS,
             told=self.words,
         )
         assert len(self.lines) > seen, (
-            f"it ended with status {self.process.returncode}: {self.words()}"
+            f"it ended with status {self.process.exitcode}: {self.words()}"
         )
         return self.ready
 
     async def launch(self) -> None:
         """Start it without waiting for anything."""
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                env=self._environ,
-                limit=1 << 20,
-                process_group=0,
-            )
-        self._reading = asyncio.create_task(self._read(self._process))
+        begin = partial(forked.system, is_forked=self._is_forked)
+        self._process = await asyncio.to_thread(
+            forked.begun, begin, self._arguments, self._environ, self._out, self._log
+        )
 
     @property
-    def process(self) -> asyncio.subprocess.Process:
+    def process(self) -> BaseProcess:
         """The supervisor."""
         assert self._process, "it was not started"
         return self._process
+
+    @property
+    def lines(self) -> list[Json]:
+        """All ready lines."""
+        with contextlib.suppress(OSError):
+            *lines, _ = self._out.read_text().split("\n")
+            return [said for line in lines if (said := json.loads(line)).get("ready") is True]
+        return []
 
     @property
     def ready(self) -> Json:
@@ -120,7 +124,7 @@ class System:
     def pid(self, name: str) -> int | None:
         """The process of this name, if it is a living descendant of the supervisor; found also before it said that it is ready."""
         if Path("/proc/self").exists():
-            return parts_of(self.process.pid).get(name)
+            return parts_of(self.process.pid or 0).get(name)
         told = self.ready["pids"].get(name)
         return told if isinstance(told, int) else None
 
@@ -141,30 +145,19 @@ class System:
 
     async def stop(self, number: Signals = SIGTERM) -> int:
         """Its exit status after a stop signal."""
-        if self.process.returncode is None:
-            self.process.send_signal(number)
+        if self.process.exitcode is None and self.process.pid:
+            os.kill(self.process.pid, number)
         return await self.ended()
 
     async def ended(self) -> int:
         """Its exit status, once it ends by itself."""
-        async with asyncio.timeout(STOP_SECONDS):
-            status = await self.process.wait()
-            if self._reading:
-                await self._reading
-        return status
+        return await forked.ended(self.process, seconds=STOP_SECONDS)
 
     def words(self) -> str:
         """The end of what it and its parts wrote to standard error."""
         with contextlib.suppress(OSError):
             return self._log.read_text(errors="replace")[-4_000:]
         return ""
-
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout
-        while line := await process.stdout.readline():
-            said = json.loads(line)
-            if said.get("ready") is True:
-                self.lines.append(said)
 
 
 @asynccontextmanager
@@ -174,9 +167,12 @@ async def running_system(
     environ: Mapping[str, str] | None = None,
     nats_port: int = 0,
     http_port: int = 0,
+    is_forked: bool = True,
 ) -> AsyncGenerator[System, None]:
-    """A system that is ready, and does not outlive the test."""
-    system = System(data_dir, environ=environ, nats_port=nats_port, http_port=http_port)
+    """A system that is ready, and does not outlive the test; a forked one loads no module again."""
+    system = System(
+        data_dir, environ=environ, nats_port=nats_port, http_port=http_port, is_forked=is_forked
+    )
     try:
         await system.start()
         yield system
