@@ -5,8 +5,8 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import AsyncIterator, Iterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -82,24 +82,36 @@ async def parts(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 @pytest.mark.proves("X2", "X4", "O4", "V3")
 async def test_whatever_is_asked_over_http_is_answered_as_its_own_description_says(
-    parts: Parts,
+    tmp_path: Path, postgres: Postgres
 ) -> None:
-    async with parts.running("worker") as worker, parts.running("query") as query:
-        async with connect(parts.server.url, environ={}) as client:
-            for number in range(3):
-                said = [
-                    {"role": "user", "content": f"Question {number}?"},
-                    {"role": "assistant", "content": "Yes."},
-                ]
-                await client.publish(turn_event(session_key("support", "user-42"), said))
-        asked = await asyncio.to_thread(every_operation_asked, parts.http_url)
-        log = parts.words()
+    async with (
+        asked_about(tmp_path / "sqlite", None) as on_sqlite,
+        asked_about(tmp_path / "postgresql", postgres) as on_postgres,
+    ):
+        urls = [on_sqlite.http_url, on_postgres.http_url]
+        asked = await asyncio.to_thread(every_operation_asked, urls)
 
         assert asked > EXAMPLES * 40
-        assert worker.is_alive
-        assert query.is_alive
-    assert "request.failed" not in log, log
-    assert "Traceback" not in log, log
+
+
+@asynccontextmanager
+async def asked_about(directory: Path, server: Postgres | None) -> AsyncGenerator[Parts]:
+    """A system with a session, which serves to the end and logs no failure."""
+    async with running_parts(directory, postgres=server, environ=SOON) as parts:
+        async with parts.running("worker") as worker, parts.running("query") as query:
+            async with connect(parts.server.url, environ={}) as client:
+                for number in range(3):
+                    said = [
+                        {"role": "user", "content": f"Question {number}?"},
+                        {"role": "assistant", "content": "Yes."},
+                    ]
+                    await client.publish(turn_event(session_key("support", "user-42"), said))
+            yield parts
+            log = parts.words()
+            assert worker.is_alive
+            assert query.is_alive
+        assert "request.failed" not in log, log
+        assert "Traceback" not in log, log
 
 
 UNSTORABLE = (
@@ -126,11 +138,11 @@ async def test_what_no_database_keeps_is_a_bad_request(parts: Parts) -> None:
     assert audit.json()["audit"] == []
 
 
-def every_operation_asked(url: str) -> int:
-    """How many requests were made of the operations that the service describes; each answer is as described, and none a 5xx."""
+def every_operation_asked(urls: Sequence[str]) -> int:
+    """How many requests were made of the operations that the services describe, the same of each; each answer is as described, and none a 5xx."""
     asked = 0
     failures: list[str] = []
-    described = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    described = schemathesis.openapi.from_url(f"{urls[0]}/openapi.json")
     for found in described.get_all_operations():
         assert isinstance(found, Ok), found
         operation = found.ok()
@@ -145,7 +157,8 @@ def every_operation_asked(url: str) -> int:
             def ask(case: schemathesis.Case[Any]) -> None:
                 nonlocal asked
                 asked += 1
-                case.call_and_validate(base_url=url, checks=CHECKS, timeout=20)
+                for url in urls:
+                    case.call_and_validate(base_url=url, checks=CHECKS, timeout=20)
 
             # Nothing can be wrong with a request that has no parameters.
             with suppress(Unsatisfiable):
