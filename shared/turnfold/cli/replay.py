@@ -116,9 +116,7 @@ def replay(
     system = system_to_change()
     left_out: dict[str, Mapping[str, int]] = {}
     recordings = load_recordings(files, agent, form, left_out=left_out)
-    for file, counts in left_out.items():
-        named = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-        typer.echo(f"{file}: not imported: {named}", err=True)
+    _tell_left_out(left_out)
     summaries = asyncio.run(_replay(system, recordings, step, speed, wait_seconds))
     print_rows(
         "replayed",
@@ -128,16 +126,27 @@ def replay(
         empty="No conversations in these files.",
         headings=2,
     )
-    for summary in summaries:
-        if summary.refused:
-            typer.echo(
-                f"{summary.session_id}: {summary.refused} events are dead letters; see"
-                " `turnfold deadletters list`, and erase a session that changed"
-                " before you replay it again",
-                err=True,
-            )
-    if any(summary.refused for summary in summaries):
+    if _tell_refused(summaries):
         raise typer.Exit(1)
+
+
+def _tell_left_out(left_out: Mapping[str, Mapping[str, int]]) -> None:
+    for file, counts in left_out.items():
+        named = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        typer.echo(f"{file}: not imported: {named}", err=True)
+
+
+def _tell_refused(summaries: Sequence[ReplaySummary]) -> bool:
+    """Name the sessions of which events are dead letters; return whether there are any."""
+    refused = [summary for summary in summaries if summary.refused]
+    for summary in refused:
+        typer.echo(
+            f"{summary.session_id}: {summary.refused} events are dead letters; see"
+            " `turnfold deadletters list`, and erase a session that changed"
+            " before you replay it again",
+            err=True,
+        )
+    return bool(refused)
 
 
 async def _replay(

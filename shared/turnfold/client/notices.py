@@ -38,7 +38,7 @@ NoticeContent = ContextCompressed | SummaryUpdated | CompactionFailed
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class StoredNotice:
     """A notice that the stream has.
 
     `seq` is its position in the stream of notices. It begins at 1 and grows.
@@ -54,7 +54,7 @@ class _Kept(NamedTuple):
 
     seq: int
     subject: str
-    notice: Notice | None
+    notice: StoredNotice | None
 
 
 class Notices:
@@ -72,7 +72,7 @@ class Notices:
         self._bus = bus
         self._filters = [f"{name}.{token_of(agent_id)}.{session}" for name in NOTICES]
         self._after = after
-        self._ready: deque[Notice] = deque()
+        self._ready: deque[StoredNotice] = deque()
         self._signal = asyncio.Event()
         self._subscriptions: list[Subscription] = []
         self._is_newest_only = False
@@ -85,7 +85,7 @@ class Notices:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Notice:
+    async def __anext__(self) -> StoredNotice:
         """Return the next notice; wait until there is one.
 
         Raises:
@@ -226,7 +226,7 @@ def _answer(message: Msg) -> list[_Kept | None] | None:
     return [_Kept(int(seq), subject, _notice(int(seq), subject, message.data))]
 
 
-def _notice(seq: int, subject: str, payload: bytes) -> Notice | None:
+def _notice(seq: int, subject: str, payload: bytes) -> StoredNotice | None:
     """Return the notice of a message; None if its ids differ from its subject, or it is none."""
     received = notice_of(NOTICES_STREAM, subject, payload)
     if received is None:
@@ -236,4 +236,4 @@ def _notice(seq: int, subject: str, payload: bytes) -> Notice | None:
     except ValidationError:
         return None
     assert isinstance(content, NoticeContent)
-    return Notice(seq, received.name, content)
+    return StoredNotice(seq, received.name, content)

@@ -17,7 +17,7 @@ from turnfold.errors import Unavailable
 from turnfold.messages import Json, SessionKey
 
 if TYPE_CHECKING:
-    from turnfold.client.notices import Notice, Notices
+    from turnfold.client.notices import Notices, StoredNotice
 
 Result = TypeVar("Result")
 
@@ -165,7 +165,7 @@ class PortalNotices:
     def __iter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> "Notice":
+    async def __anext__(self) -> "StoredNotice":
         """Return the next notice; wait until there is one.
 
         Raises:
@@ -173,11 +173,11 @@ class PortalNotices:
         """
         return await self._portal.use(self._next)
 
-    def __next__(self) -> "Notice":
+    def __next__(self) -> "StoredNotice":
         """Return the next notice; block this thread until there is one."""
         return self._portal.run(self.__anext__())
 
-    async def _next(self, client: Client) -> "Notice":
+    async def _next(self, client: Client) -> "StoredNotice":
         if self._notices is None:
             self._notices = self._begin(client)
         return await anext(self._notices)

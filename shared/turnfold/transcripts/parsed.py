@@ -51,3 +51,4 @@ class Log(Protocol):
 
     def conversations(self, fallback_name: str) -> Iterator[ParsedConversation]:
         """Iterate over the conversations that have messages, in the order of their beginnings."""
+        ...

@@ -41,12 +41,14 @@ async def store(server: NatsServer, subject: str, fields: dict[str, Any]) -> Non
     await bus.close()
 
 
-async def collect(notices: AsyncIterator[turnfold.Notice], count: int) -> list[turnfold.Notice]:
+async def collect(
+    notices: AsyncIterator[turnfold.StoredNotice], count: int
+) -> list[turnfold.StoredNotice]:
     async with asyncio.timeout(30):
         return [await anext(notices) for _ in range(count)]
 
 
-def versions(notices: list[turnfold.Notice]) -> list[int | None]:
+def versions(notices: list[turnfold.StoredNotice]) -> list[int | None]:
     return [
         notice.content.version
         for notice in notices
@@ -123,7 +125,7 @@ async def test_a_thread_without_a_loop_iterates_and_ends_with_the_client(
     client = turnfold.PortalClient(server.url, environ={})
     await store(server, "summary.updated.a.s", summary(1))
 
-    def first() -> list[turnfold.Notice]:
+    def first() -> list[turnfold.StoredNotice]:
         return [next(client.notices("a", after=0))]
 
     def all_of_them() -> None:
