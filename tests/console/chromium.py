@@ -4,8 +4,9 @@ import shutil
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -65,6 +66,23 @@ class Watched:
         """By how many pixels the page is wider than its window."""
         wider: int = await self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
         return wider
+
+    async def barriers(self) -> list[str]:
+        """Serious faults of accessibility in dark colors, and of contrast in light ones."""
+        found: list[str] = []
+        everything: dict[str, Any] = {"resultTypes": ["violations"]}
+        contrast = everything | {"runOnly": ["color-contrast"]}
+        passes: list[tuple[Literal["dark", "light"], dict[str, Any]]]
+        passes = [("dark", everything), ("light", contrast)]
+        for scheme, options in passes:
+            await self.page.emulate_media(color_scheme=scheme)
+            violations = (await Axe().run(self.page, options=options)).response["violations"]
+            found += [
+                f"{scheme}: {fault['id']}: {fault['nodes'][0]['html'][:200]}"
+                for fault in violations
+                if fault["impact"] in {"serious", "critical"}
+            ]
+        return found
 
     def _on_message(self, message: ConsoleMessage) -> None:
         if message.type in {"error", "warning"}:

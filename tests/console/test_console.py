@@ -259,7 +259,7 @@ async def test_an_operator_compares_promotes_verifies_and_replays_and_is_named_i
 
 
 @pytest.mark.proves("V1")
-async def test_every_page_fits_a_phone_loads_only_its_own_and_has_no_errors(
+async def test_every_page_fits_a_phone_has_no_errors_and_can_be_used_by_everybody(
     site: Site, browser: Browser
 ) -> None:
     phone = {"width": 390, "height": 844}
@@ -273,6 +273,9 @@ async def test_every_page_fits_a_phone_loads_only_its_own_and_has_no_errors(
                 ".filter(input => !input.labels.length).length"
             )
             assert unnamed == 0, path
+            assert await watched.barriers() == [], path
+        await watched.open("/console/sign-in")
+        assert await watched.barriers() == []
 
 
 @pytest.mark.proves("V1")

@@ -64,6 +64,19 @@ _MARK = Prepared(
     ),
     ("agent_id", "named"),
 )  # fmt: skip
+# No other column, so that texts stay unread, and prepared, because there may be 100,000 rows.
+_LIVE = Prepared(
+    select(messages.c.position)
+    .where(messages.c.sid == bindparam("of_sid"), is_live)
+    .order_by(messages.c.position),
+    ("of_sid",),
+)
+_RETRACTED = Prepared(
+    select(retracted_messages.c.position)
+    .where(retracted_messages.c.sid == bindparam("of_sid"))
+    .order_by(retracted_messages.c.position),
+    ("of_sid",),
+)
 _VERSIONS = select(
     summaries.c.version,
     summaries.c.kind,
@@ -249,15 +262,10 @@ def _totals(connection: Connection, agent_ids: Collection[str] | None) -> Instal
 def _strip(connection: Connection, key: SessionKey) -> SessionStrip:
     sid, in_force = _session(connection, key)
     of_session = _COMPACTIONS.where(compactions.c.sid == sid).order_by(compactions.c.ordinal)
-    # By the index of live messages, and no other column: the texts stay unread.
-    live = select(messages.c.position).where(messages.c.sid == sid, is_live)
-    retracted = select(retracted_messages.c.position).where(retracted_messages.c.sid == sid)
     versions = _VERSIONS.where(summaries.c.sid == sid).order_by(summaries.c.version)
     return SessionStrip(
-        live=connection.execute(live.order_by(messages.c.position)).scalars().all(),
-        retracted=connection.execute(
-            retracted.order_by(retracted_messages.c.position)
-        ).scalars().all(),
+        live=[position for (position,) in _LIVE.rows(connection, sid)],
+        retracted=[position for (position,) in _RETRACTED.rows(connection, sid)],
         compactions=_compactions(connection, of_session),
         versions=[VersionMark(*row) for row in connection.execute(versions)],
         in_force=in_force,
