@@ -39,8 +39,8 @@ def agent_totals(
     if after is not None:
         chosen = chosen.where(sessions.c.agent_id > after)
     return [
-        AgentTotals._make([agent_id, *map(int, counts), last_event_at_ms])
-        for agent_id, *counts, last_event_at_ms in connection.execute(chosen)
+        AgentTotals._make([row[0], *map(int, row[1:-1]), row[-1]])
+        for row in connection.execute(chosen)
     ]
 
 
