@@ -26,6 +26,7 @@ from tests.model_server import ModelServer, running_model_server
 from tests.nats_server import nats_server
 from tests.ports import free_port
 from tests.running_system import (
+    START_SECONDS,
     System,
     client_of,
     eventually,
@@ -557,7 +558,7 @@ async def test_a_service_whose_loop_stands_still_ends_itself_and_says_where_it_s
         async def is_ready() -> bool:
             return (await readiness(port))[0] == 200
 
-        await eventually(is_ready)
+        await eventually(is_ready, seconds=START_SECONDS)
         process.send_signal(SIGUSR1)
 
         told = [json.loads(line) async for line in process.stderr]
