@@ -180,12 +180,12 @@ def _message_faults(session: SessionSeen) -> Iterable[str]:
     positions = [message.position for message in messages]
     if any(after <= before for before, after in pairwise(positions)):
         yield f"positions do not rise: {positions}"
+    by_event: dict[str, list[int]] = {}
+    for message in [*messages, *(entry.message for entry in session.retracted)]:
+        by_event.setdefault(message.event_id, []).append(message.position)
     for event_id, seq in session.events.items():
-        retracted = [entry.message for entry in session.retracted]
         places = sorted(
-            message.position - seq * MESSAGES_PER_EVENT
-            for message in [*messages, *retracted]
-            if message.event_id == event_id
+            position - seq * MESSAGES_PER_EVENT for position in by_event.get(event_id, ())
         )
         has_none = not places and event_id not in session.reports
         if has_none or places != list(range(len(places))):
@@ -268,8 +268,10 @@ def _compaction_faults(session: SessionSeen) -> Iterable[str]:
         if one.message.compaction_id is not None
     )
     tokens: Counter[CompactionId | None] = Counter()
+    places: dict[CompactionId | None, list[int]] = {}
     for one in session.messages:
         tokens[one.message.compaction_id] += one.message.tokens
+        places.setdefault(one.message.compaction_id, []).append(one.message.position)
     if [row.ordinal for row in session.rows] != list(range(1, len(session.rows) + 1)):
         yield f"compactions are numbered {[row.ordinal for row in session.rows]}"
     retracted = {entry.message.compaction_id for entry in session.retracted}
@@ -294,11 +296,8 @@ def _compaction_faults(session: SessionSeen) -> Iterable[str]:
         ) != (row.messages_evicted == 0 and mine not in retracted):
             yield f"evicted or restored at no time: {row}"
         first, last = session.spans.get(row.ordinal, (0, 1 << 60))
-        outside = [
-            one.message.position for one in session.messages if one.message.compaction_id == mine
-        ]
-        if any(not first <= position <= last for position in outside):
-            yield f"compaction {row.ordinal} spans {first} to {last}, and has messages at {outside}"
+        if any(not first <= position <= last for position in places.get(mine, ())):
+            yield f"compaction {row.ordinal} spans {first} to {last}, and has messages at {places[mine]}"
     running = {(row.fence, row.lease_until_ms) for row in session.rows if row.status == "running"}
     if len(running) > 1:
         yield f"two jobs run in one session: {running}"

@@ -103,18 +103,12 @@ class Crowd:
     async def ends_well(self) -> StoreSnapshot:
         """Nothing lost, nothing doubled, all in the stream's order, versions without a gap; everything that is stored."""
         seen = await self.parts.caught_up()
-        found = {
-            (key.agent_id, event_id): (
-                seq,
-                [
-                    json.loads(one.body)
-                    for one in session.messages
-                    if one.message.event_id == event_id
-                ],
-            )
-            for key, session in seen.sessions.items()
-            for event_id, seq in session.events.items()
-        }
+        found: dict[tuple[str, str], tuple[int, list[Any]]] = {}
+        for key, session in seen.sessions.items():
+            for event_id, seq in session.events.items():
+                found[key.agent_id, event_id] = (seq, [])
+            for one in session.messages:
+                found[key.agent_id, one.message.event_id][1].append(json.loads(one.body))
         first: dict[bytes, int] = {}
         for entry in await streamed(self.parts.server.url):
             first.setdefault(entry.payload, entry.seq)

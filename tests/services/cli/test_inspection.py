@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -30,35 +29,12 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 @asynccontextmanager
 async def running_system(data_dir: Path) -> AsyncGenerator[Json, None]:
-    """`turnfold up` in a process of its own, and its ready line."""
-    command = [
-        sys.executable,
-        "-m",
-        "turnfold.cli",
-        "up",
-        "--json",
-        "--data-dir",
-        str(data_dir),
-        "--nats-port",
-        "0",
-        "--http-port",
-        "0",
-    ]
-    with (data_dir / "up.log").open("wb") as log:
-        child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=log)
-    assert child.stdout
-    try:
-        async with asyncio.timeout(60):
-            line = await child.stdout.readline()
-        assert line, (data_dir / "up.log").read_text()[-2_000:]
-        yield json.loads(line)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            child.send_signal(signal.SIGTERM)
-        await asyncio.wait_for(child.wait(), 30)
+    """A whole system, and its ready line."""
+    async with system.running_system(data_dir) as running:
+        yield running.ready
 
 
-async def eventually(holds: Callable[[], Any], seconds: float = 15.0) -> Any:
+async def eventually(holds: Callable[[], Any], seconds: float = 60.0) -> Any:
     """The first truthy answer."""
     async with asyncio.timeout(seconds):
         while True:
