@@ -25,17 +25,26 @@ _LENGTHS: Final = [max(tokens, LEAST_TOKENS) ** -LENGTH_POWER for tokens in rang
 LEAST_RARITY: Final = 0.2
 """Lookups are ignored whose rarity is below this share of the rarest one's."""
 MOST_PLACES: Final = 600
-"""A lookup with more places counts for the newest `NEWEST_PLACES` of them."""
+"""Of a lookup with more places, only the newest `NEWEST_PLACES` are looked at."""
 NEWEST_PLACES: Final = 200
 MOST_RANKED: Final = 400
+STRETCH: Final = REACH + 1
+"""How many messages in a row are weighed together before single ones are."""
+MOST_PROMISING: Final = 100
+"""Only messages near so many promising places are scored, so that long sessions take no longer."""
+AROUND: Final = 0.1
+"""What a match in the stretches around a place promises, beside one in the message itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundPlaces:
-    """The places of one lookup as ordinals in the session, newest first; there may be more."""
+    """The places of one lookup as ordinals in the session, newest first.
+
+    `older` are not among them, but count for how rare the lookup is.
+    """
 
     places: Sequence[int]
-    has_more: bool = False
+    older: int = 0
 
 
 def rank(
@@ -51,13 +60,14 @@ def rank(
     """
     scores: defaultdict[int, float] = defaultdict(float)
     weighted = [
-        (_rarity(len(matches.places), until), matches) for matches in lookups if matches.places
+        (_rarity(len(matches.places) + matches.older, until), matches.places)
+        for matches in lookups
+        if matches.places
     ]
     rarest = max((rarity for rarity, _ in weighted), default=0.0)
-    for rarity, matches in weighted:
-        if rarity >= LEAST_RARITY * rarest:
-            places = matches.places[:NEWEST_PLACES] if matches.has_more else matches.places
-            _add(scores, rarity, places, until)
+    weighted = [found for found in weighted if found[0] >= LEAST_RARITY * rarest]
+    for rarity, places in _near_best(weighted, tokens):
+        _add(scores, rarity, places, until)
     if spoken is not None:
         for ordinal in scores.keys() & spoken:
             scores[ordinal] *= SPEAKER
@@ -67,6 +77,39 @@ def rank(
         if tokens[ordinal]
     ]
     return [ordinal for _, ordinal in nlargest(MOST_RANKED, values)]
+
+
+def _near_best(
+    weighted: Sequence[tuple[float, Sequence[int]]], tokens: Sequence[int]
+) -> Sequence[tuple[float, Sequence[int]]]:
+    """Leave out the places that are far from the most promising ones, so that few are scored.
+
+    A place promises the rarities of its own matches, and a part of those in the stretches around.
+    """
+    own: defaultdict[int, float] = defaultdict(float)
+    for rarity, places in weighted:
+        for place in places:
+            own[place] += rarity
+    if len(own) <= MOST_PROMISING:
+        return weighted
+    sums: defaultdict[int, float] = defaultdict(float)
+    for place, rarity in own.items():
+        sums[place // STRETCH] += rarity
+    around = {at: sums.get(at - 1, 0.0) + here + sums.get(at + 1, 0.0) for at, here in sums.items()}
+    promises = [
+        (
+            (rarity + AROUND * around[place // STRETCH])
+            * _LENGTHS[min(tokens[place], MOST_TOKENS)],
+            place,
+        )
+        for place, rarity in own.items()
+    ]
+    best = {place // STRETCH for _, place in nlargest(MOST_PROMISING, promises)}
+    near = {beside for at in best for beside in (at - 1, at, at + 1)}
+    return [
+        (rarity, [place for place in places if place // STRETCH in near])
+        for rarity, places in weighted
+    ]
 
 
 def _rarity(places: int, messages: int) -> float:

@@ -21,7 +21,7 @@ from turnfold.cache import LRUCache
 from turnfold.core.recall.block import Quote, RecalledMessage, RecallMaterial
 from turnfold.core.recall.question import RecallQuestion
 from turnfold.core.recall.quotes import NEWEST_MESSAGES, MarkedLine, read_marks
-from turnfold.core.recall.ranking import MOST_PLACES, FoundPlaces
+from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, FoundPlaces
 from turnfold.core.text.search import Lookup, Term, TextWords, searchable
 from turnfold.core.text.tokens import MESSAGE_TOKENS
 from turnfold.core.text.words import normalize, runs
@@ -77,12 +77,12 @@ class SessionOrder:
 
     def ordinals(self, positions: Iterable[int]) -> list[int]:
         """Return the ordinals of these positions, of those that are in the order."""
-        known, ordinals = self.positions, []
-        for position in positions:
-            ordinal = bisect_left(known, position)
-            if ordinal < len(known) and known[ordinal] == position:
-                ordinals.append(ordinal)
-        return ordinals
+        known, number = self.positions, len(self.positions)
+        return [
+            ordinal
+            for position in positions
+            if (ordinal := bisect_left(known, position)) < number and known[ordinal] == position
+        ]
 
 
 _of_session = messages.c.sid == bindparam("of_sid", type_=BigInteger)
@@ -253,8 +253,8 @@ def _places(
     write, either = (fts5_term, " OR ") if dialect == "sqlite" else (tsquery_term, " | ")
     asked = either.join([write(sid, term) for term in lookup])
     rows = _MATCHES[dialect].rows(connection, asked, until, MOST_PLACES + 1)
-    places = order.ordinals([row[0] for row in rows])
-    return FoundPlaces(places[:MOST_PLACES], len(places) > MOST_PLACES)
+    newest = rows[:NEWEST_PLACES] if len(rows) > MOST_PLACES else rows
+    return FoundPlaces(order.ordinals([row[0] for row in newest]), len(rows) - len(newest))
 
 
 def _add_unindexed(  # one step of a snapshot, apart for its length
@@ -282,7 +282,7 @@ def _add_unindexed(  # one step of a snapshot, apart for its length
         ]
         if more:
             places = sorted({*order.ordinals(more), *places_found[number].places}, reverse=True)
-            places_found[number] = FoundPlaces(places, places_found[number].has_more)
+            places_found[number] = FoundPlaces(places, places_found[number].older)
     return len(rows) > UNINDEXED_MESSAGES
 
 

@@ -1,0 +1,164 @@
+"""Measure what recall adds to the time of a window, in sessions of 1,000 to 100,000 messages.
+
+Each turn publishes a request, waits until it is stored, and asks for a window with recall or
+without, in turns, so that each window is the first of its turn and nothing of it is cached.
+"""
+
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import nats
+from nats.aio.client import Client
+
+from tests.benchmarks.figures import Figure, Spread
+from tests.benchmarks.system import System, cpu_seconds, system
+from tests.benchmarks.texts import event, headers, question, subject
+
+NAME = "recall"
+GOALS_MS = {1_000: 1.5, 10_000: 3.0, 100_000: 4.0}
+TURNS = 100
+WARM_TURNS = 10
+MAX_TOKENS = 4_000
+MESSAGES_PER_EVENT = 800
+SYLLABLES = "ba ce di fo gu ha je ki lo mu na pe ri so tu va we xi yo zu".split()
+
+
+@dataclass
+class AgedSession:
+    """A session under measurement, with the seconds of its windows, with recall and without."""
+
+    messages: int
+    seconds: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
+    processor: dict[bool, float] = field(default_factory=lambda: {True: 0.0, False: 0.0})
+
+    @property
+    def session_id(self) -> str:
+        """Return its id."""
+        return f"recall-{self.messages}"
+
+
+class Talk:
+    """Sentences from 8,000 words, as unevenly frequent as those of a language without "the" and "of"."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+        self._words = [
+            first + second + third
+            for first in SYLLABLES
+            for second in SYLLABLES
+            for third in SYLLABLES
+        ]
+        Random(1).shuffle(self._words)
+        self._weights = list(accumulate(1 / (rank + 50) for rank in range(len(self._words))))
+
+    def message(self, role: str, words: int) -> dict[str, Any]:
+        """Return a message of so many words."""
+        said = self._random.choices(self._words, cum_weights=self._weights, k=words)
+        return {"role": role, "content": f"{' '.join(said).capitalize()}."}
+
+    def rounds(self, number: int) -> list[dict[str, Any]]:
+        """Return so many requests with their answers."""
+        return [
+            message
+            for _ in range(number)
+            for message in (self.message("user", 20), self.message("assistant", 40))
+        ]
+
+
+async def measure(directory: Path, sizes: Sequence[int] = tuple(GOALS_MS)) -> AsyncIterator[Figure]:
+    """Load the sessions, then ask in turns."""
+    async with (
+        system(directory) as one,
+        one.running("worker"),
+        one.running("query") as query,
+        await nats.connect(one.url) as client,
+    ):
+        for size in sizes:
+            session, talk = AgedSession(size), Talk(size)
+            await load(one, client, session, talk)
+            for number in range(WARM_TURNS + TURNS):
+                await ask(one, client, query.pid, session, talk, number)
+            for figure in figures(session):
+                yield figure
+
+
+async def load(one: System, client: Client, session: AgedSession, talk: Talk) -> None:
+    """Fill a session, and wait until its words are indexed."""
+    seq = 0
+    for start in range(0, session.messages, MESSAGES_PER_EVENT):
+        number = min(MESSAGES_PER_EVENT, session.messages - start) // 2
+        seq = await publish(client, session, f"load-{start}", talk.rounds(number))
+    await one.ingested(seq)
+    await one.settled()
+
+
+async def publish(
+    client: Client, session: AgedSession, name: str, messages: Sequence[dict[str, Any]]
+) -> int:
+    """Publish an event, and return its sequence."""
+    event_id = f"{session.session_id}-{name}"
+    ack = await client.jetstream(timeout=30).publish(
+        subject(session.session_id),
+        event(event_id, session.session_id, messages),
+        headers=headers(event_id),
+    )
+    return int(ack.seq)
+
+
+async def ask(
+    one: System, client: Client, query_pid: int, session: AgedSession, talk: Talk, number: int
+) -> None:
+    """Publish the answer of the turn before and a request, and time a window for it."""
+    messages = [talk.message("assistant", 40), talk.message("user", 12)]
+    seq = await publish(client, session, f"turn-{number}", messages)
+    await one.ingested(seq)
+    await one.settled()
+    recall = number % 2 == 0
+    body = json.dumps(
+        {
+            "max_tokens": MAX_TOKENS,
+            "after": seq,
+            "wait_ms": 5_000,
+            "recall": {} if recall else False,
+        }
+    ).encode()
+    used, asked = cpu_seconds(query_pid), time.perf_counter()
+    reply = await client.request(question(session.session_id), body, timeout=10)
+    seconds = time.perf_counter() - asked
+    told = json.loads(reply.data)
+    assert told["fresh"]
+    assert recall == bool(told["account"]["recalled"]), told["account"]
+    if number >= WARM_TURNS:
+        session.seconds[recall].append(seconds)
+        session.processor[recall] += cpu_seconds(query_pid) - used
+
+
+def figures(session: AgedSession) -> list[Figure]:
+    """Return the figures of a session."""
+    of = f"{session.messages:,} messages"
+    spreads = {recall: Spread.of(session.seconds[recall]) for recall in (True, False)}
+    added_ms = spreads[True].p50_ms - spreads[False].p50_ms
+    goal_ms = GOALS_MS.get(session.messages)
+    return [
+        Figure(
+            benchmark=NAME, what=f"added, p50, {of}", value=added_ms, unit="ms", at_most=goal_ms
+        ),
+        *(
+            Figure(benchmark=NAME, what=f"{what}, {of}", value=value, unit="ms")
+            for recall, name in ((True, "with recall"), (False, "without"))
+            for what, value in (
+                (f"{name}, p50", spreads[recall].p50_ms),
+                (f"{name}, p99", spreads[recall].p99_ms),
+                (
+                    f"{name}, processor",
+                    1000 * session.processor[recall] / len(session.seconds[recall]),
+                ),
+            )
+        ),
+    ]
