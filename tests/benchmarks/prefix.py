@@ -120,6 +120,7 @@ async def run_agent(
     for number, (request, called, result, answer) in enumerate(turns):
         for part, messages in (("request", [request]), ("result", [called, result])):
             seq = await publish(f"{number}-{part}", messages)
+            await one.settled()  # a model call takes longer than a compaction
             fields = {"max_tokens": budget, "after": seq, "wait_ms": 5_000}
             reply = await client.request(
                 question(session_id), json.dumps(fields).encode(), timeout=10
@@ -128,7 +129,6 @@ async def run_agent(
             block = next((at for at, text in enumerate(shown) if RECALL_TAG in text), None)
             run.call(shown, block)
         await publish(f"{number}-answer", [answer])
-        await one.settled()  # a person takes longer to read the answer
     return run
 
 

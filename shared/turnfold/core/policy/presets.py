@@ -45,6 +45,8 @@ class View(StrEnum):
 MOST = 2**53
 """No number of a policy is larger: every reader of JSON and every database keeps it exactly."""
 MOST_RECALL_SHARE = 0.9
+LOW_WATER_RATIO = 0.85
+"""The default of `low_water_ratio`. Only with it, the size of turns may make a trim deeper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ class Policy:
     floor_tokens: int = 4_096
     reserve_ratio: float = 0.0
     max_chars: int = 0
-    low_water_ratio: float = 0.85
+    low_water_ratio: float = LOW_WATER_RATIO
     max_messages: int = 0
     soft_ratio: float = 0.3
     hard_ratio: float = 0.5

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
-from turnfold.core.history.blocks import is_one_event, is_turn_boundary
+from turnfold.core.history.blocks import is_one_event
 from turnfold.core.history.priority import priority_of
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.candidates import Candidate, TrimCandidates
@@ -16,6 +16,7 @@ from turnfold.core.window.digest.digest import DigestForm, WindowDigest
 from turnfold.core.window.framing import summary_within
 from turnfold.core.window.limits import WindowLimits, WindowPrefix, extra_items, upper_bounds
 from turnfold.core.window.truncation import STAND_IN_TOKENS
+from turnfold.core.window.turns import TurnSizes
 from turnfold.core.window.views import BlockView, MessageView, RoundView
 from turnfold.messages import JOINED, CompactionId, Message, Role, Shape, place_of_slot
 
@@ -80,6 +81,7 @@ class WindowBuilder:
         self._held: list[BlockView] = []
 
         self._shows_items = prefix.shape is Shape.RESPONSES
+        self.turns = TurnSizes()
         self.never_overflows = False
         self.can_continue = True
         self.trimmed_after: Message | None = None
@@ -118,6 +120,7 @@ class WindowBuilder:
 
     def add(self, message: Message) -> None:
         """Add a message that was taken. Pinned messages stand in the prefix, if anywhere."""
+        self.turns.add(message)
         if message.role is Role.TOOL:
             self._add_result(message)
         elif message.element is JOINED:
@@ -130,13 +133,10 @@ class WindowBuilder:
         self.digest.begin_trim(self.open_round)
         self._count_digest()
 
-    def lacks_room(self, message: Message) -> bool:
-        """Return whether a message begins or ends a turn, and leaves too little room for recall."""
-        return (
-            self.total > self.limits.arrival_tokens
-            and self.has_hidden
-            and is_turn_boundary(message)
-        )
+    @property
+    def limits_by_turns(self) -> WindowLimits:
+        """The limits, with the room that the turns of this session need."""
+        return self.limits.for_turns(self.turns.median)
 
     @property
     def has_hidden(self) -> bool:

@@ -8,6 +8,7 @@ of two requests begin alike until the limits are next exceeded. A prompt cache s
 from collections.abc import Sequence
 from typing import Final
 
+from turnfold.core.history.blocks import is_turn_boundary
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.ladder import trim_to_budget
 from turnfold.core.window.limits import WindowLimits
@@ -34,11 +35,11 @@ def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
         if is_postponed:
             continue
         if window.is_over:
-            _trim(window, window.limits, number)
+            _trim(window, window.limits_by_turns, number)
             window.trimmed_after = message
         # After the trim, not instead of it: a recall block may need more room than that has made.
-        if makes_room and window.lacks_room(message):
-            _trim(window, window.limits.at_arrival, number)
+        if makes_room and _lacks_room(window, message):
+            _trim(window, window.limits_by_turns.at_arrival, number)
             window.made_room_after = message
     if is_postponed:
         # The window must fit now. But a window that grew on would be trimmed at another message:
@@ -46,6 +47,16 @@ def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
         window.begin_trim()
         trim_to_budget(window)
         window.can_continue = False
+
+
+def _lacks_room(window: WindowBuilder, message: Message) -> bool:
+    """Return whether a message begins or ends a turn, and leaves too little room for recall."""
+    return (
+        window.total > window.limits.arrival_tokens
+        and window.has_hidden
+        and is_turn_boundary(message)
+        and window.total > window.limits_by_turns.arrival_tokens
+    )
 
 
 def _trim(window: WindowBuilder, limits: WindowLimits, number: int) -> None:

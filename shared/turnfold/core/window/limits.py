@@ -2,10 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from turnfold.core.window.framing import Placement, SummarySize
 from turnfold.core.window.truncation import STAND_IN_TOKENS
 from turnfold.messages import CompactionId, Message, Shape
+
+TURNS_BETWEEN_TRIMS: Final = 5
+FEWEST_TURNS: Final = 10
+"""Only where so many turns fit, trims leave room for `TURNS_BETWEEN_TRIMS` of them."""
+GROWTH_AT_ARRIVAL: Final = 0.8
+MOST_AT_ARRIVAL: Final = 0.9
+"""So much of these turns' growth, and so much of the budget in all, a window may take when a request
+arrives, beyond what recall usually leaves to it."""
+LEAST_KEPT: Final = 0.4
+"""A trim leaves at least this share, whatever the size of turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +34,7 @@ class WindowLimits:
 
     When a request arrives or a turn ends, a window that has something to recall takes at most
     `arrival_tokens`, so that room is left for the recall block. The summary, its ledger included,
-    takes at most `summary_tokens`.
+    takes at most `summary_tokens`. If `is_trimmed_by_turns`, trims depend on the size of turns.
     """
 
     tokens: int
@@ -33,11 +44,36 @@ class WindowLimits:
     summary_tokens: int
     messages: int
     target_messages: int
+    is_trimmed_by_turns: bool = False
 
     @property
     def makes_room(self) -> bool:
         """Whether room is kept for a recall block."""
         return self.arrival_tokens < self.tokens
+
+    def for_turns(self, turn_tokens: int) -> "WindowLimits":
+        """Return the limits of a session whose turns have this median size (0 if unknown).
+
+        Where ten turns fit, a trim makes room for five, so that the beginning of the window stays
+        for so long. Recall then has much room after a trim, and little before the next one.
+        """
+        if not self.is_trimmed_by_turns or not turn_tokens:
+            return self
+        if FEWEST_TURNS * turn_tokens > self.tokens:
+            return self
+        growth = TURNS_BETWEEN_TRIMS * turn_tokens
+        target = max(self.tokens - growth, int(LEAST_KEPT * self.tokens))
+        limits = replace(self, target_tokens=min(self.target_tokens, target))
+        if not self.makes_room:
+            return limits
+        most = max(self.arrival_tokens, int(MOST_AT_ARRIVAL * self.tokens))
+        arrival = min(self.arrival_tokens + int(GROWTH_AT_ARRIVAL * growth), most)
+        target = max(arrival - growth, int(LEAST_KEPT * self.arrival_tokens))
+        return replace(
+            limits,
+            arrival_tokens=arrival,
+            arrival_target_tokens=min(self.arrival_target_tokens, target),
+        )
 
     @property
     def at_arrival(self) -> "WindowLimits":

@@ -10,7 +10,7 @@ from math import ceil, floor
 from typing import Final
 
 from turnfold.core.history.blocks import pinned_message
-from turnfold.core.policy.presets import Mode, Policy
+from turnfold.core.policy.presets import LOW_WATER_RATIO, Mode, Policy
 from turnfold.core.recall.block import RecallBlock
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.digest.digest import DigestText
@@ -300,9 +300,7 @@ def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits
         UNLIMITED if asked.max_messages is None else asked.max_messages - asked.aside_messages,
     )
     arrival_tokens = floor((1 - asked.recall_share) * tokens)
-    low_water = policy.low_water_ratio
-    if asked.recall_share:
-        low_water = min(low_water, MOST_KEPT_WITH_RECALL)
+    low_water = min(policy.low_water_ratio, MOST_KEPT_WITH_RECALL if asked.recall_share else 1.0)
     return WindowLimits(
         tokens=tokens,
         target_tokens=floor(low_water * tokens),
@@ -313,6 +311,7 @@ def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits
         else floor(min(SUMMARY_SHARE * tokens, SUMMARY_SHARE_WITH_RECALL * arrival_tokens)),
         messages=messages,
         target_messages=floor(policy.low_water_ratio * messages),
+        is_trimmed_by_turns=policy.low_water_ratio == LOW_WATER_RATIO,
     )
 
 

@@ -247,7 +247,7 @@ def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, fac
     room = left = budget - window.total
     if _is_at_boundary(window):
         expected = min(expected_turn_tokens(window.taken), int(MOST_TURN_SHARE * budget))
-        room = min(max(left - expected, budget - window.limits.arrival_tokens), left)
+        room = min(max(left - expected, budget - window.limits_by_turns.arrival_tokens), left)
     limits = [policy.recall_max_tokens]
     if wish.tokens is not None:
         limits.append(int(wish.tokens / factor))
