@@ -40,6 +40,7 @@ class Run:
     cost: float = 0.0
     uncached_cost: float = 0.0
     _before: Sequence[str] = ()
+    _stable_size: int = 0
 
     def call(self, messages: Sequence[str], stable: int | None = None) -> None:
         """Add a call; `stable` is the number of messages before a recall block."""

@@ -106,12 +106,21 @@ def test_nothing_after_the_moment_and_nothing_without_a_size_is_ranked() -> None
 
 
 @pytest.mark.proves("F2", "X6")
-def test_a_word_that_is_everywhere_counts_for_its_newest_places() -> None:
-    places = list(range(MOST_PLACES + 99, 99, -1))
+def test_places_that_were_not_read_make_a_word_less_rare() -> None:
+    everywhere, rare = FoundPlaces([700], older=MOST_PLACES), FoundPlaces([600])
 
-    ranked = rank([FoundPlaces(places, has_more=True)], [50] * 1_000, 1_000, None)
+    assert rank([everywhere, rare], [50] * 1_000, 1_000, None)[0] == 600
 
-    assert min(ranked) > 400
+
+@pytest.mark.proves("F2", "X6")
+def test_of_many_matches_those_are_ranked_that_are_near_the_best() -> None:
+    everywhere = FoundPlaces(list(range(9_990, 0, -20)))
+    others = [FoundPlaces([number]) for number in (5_010, 5_012, 5_050)]
+
+    ranked = rank([everywhere, *others], [50] * 10_000, 10_000, None)
+
+    assert set(ranked[:3]) == {5_010, 5_012, 5_050}
+    assert len(ranked) < 1_000
 
 
 @pytest.mark.proves("F2")

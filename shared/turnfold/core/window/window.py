@@ -283,9 +283,8 @@ def _cap(asked: WindowRequest) -> int:
     """Return the most tokens that the window may take, as its model counts them."""
     if asked.budget_tokens is None:
         return UNLIMITED
-    return (
-        asked.budget_tokens * EMERGENCY_FIFTHS // 5 if asked.is_emergency else asked.budget_tokens
-    )
+    shares = EMERGENCY_FIFTHS if asked.is_emergency else 5
+    return asked.budget_tokens * shares // 5
 
 
 def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits:
@@ -300,6 +299,8 @@ def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits
         UNLIMITED if asked.max_messages is None else asked.max_messages - asked.aside_messages,
     )
     arrival_tokens = floor((1 - asked.recall_share) * tokens)
+    # Where no tools are called, recall has a larger share, and matters more than a long prefix.
+    is_default = policy.low_water_ratio == LOW_WATER_RATIO
     low_water = min(policy.low_water_ratio, MOST_KEPT_WITH_RECALL if asked.recall_share else 1.0)
     return WindowLimits(
         tokens=tokens,
@@ -311,7 +312,7 @@ def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits
         else floor(min(SUMMARY_SHARE * tokens, SUMMARY_SHARE_WITH_RECALL * arrival_tokens)),
         messages=messages,
         target_messages=floor(policy.low_water_ratio * messages),
-        is_trimmed_by_turns=policy.low_water_ratio == LOW_WATER_RATIO,
+        is_trimmed_by_turns=is_default and asked.recall_share <= policy.recall_share,
     )
 
 
