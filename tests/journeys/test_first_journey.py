@@ -158,7 +158,7 @@ async def test_a_system_is_refused_a_second_time_stopped_and_started_again_witho
                 [row async for row in session.audit_trail()],
             ]
 
-    async with running_system(tmp_path / "data", environ=SMALL) as system:
+    async with running_system(tmp_path / "data", environ=SMALL, is_forked=False) as system:
         async with client_of(system) as client:
             for number in range(15):
                 await client.session("support", "user-42").turn_completed(
