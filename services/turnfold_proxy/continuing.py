@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final, cast
+from typing import Final
 
 from cachetools import TTLCache
 
@@ -60,12 +60,16 @@ class GrownWindow:
     version: int
 
 
+def _bytes_of(known: KnownWindow) -> int:
+    return known.bytes
+
+
 class KnownWindows:
     """The newest window of each session, for a minute."""
 
     def __init__(self) -> None:
-        self._windows: TTLCache[Hashable, KnownWindow] = TTLCache(
-            KEEP_BYTES, KEEP_SECONDS, getsizeof=lambda known: known.bytes
+        self._windows: TTLCache[Hashable, KnownWindow] = TTLCache[Hashable, KnownWindow](
+            KEEP_BYTES, KEEP_SECONDS, getsizeof=_bytes_of
         )
 
     def get(self, session: Hashable) -> KnownWindow | None:
@@ -123,7 +127,11 @@ def grown(
 def parts_of(elements: Sequence[Element], own: Sequence[Element]) -> list[Part]:
     """Return a window as places in the caller's list, where its elements are those."""
     places = {id(element): place for place, element in enumerate(own)}
-    return [cast("Part", places.get(id(element), element)) for element in elements]
+    parts: list[Part] = []
+    for element in elements:
+        place = places.get(id(element))
+        parts.append(element if place is None else place)
+    return parts
 
 
 def _is_continuation(api: Api, new: Sequence[Element], *, has_recall: bool) -> bool:

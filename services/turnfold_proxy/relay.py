@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, TypeVar
 
 import httpx
 from starlette.types import Receive, Send
@@ -14,6 +14,8 @@ from turnfold_proxy.upstream import response_headers
 
 READ_BYTES: Final = 64 * 1024 * 1024
 """A longer answer is relayed, but not recorded."""
+
+Result = TypeVar("Result")
 
 Ended = Callable[[Answer, bool], None]
 """Called with the answer as far as it came, and whether that is all of it."""
@@ -116,7 +118,7 @@ async def relay(
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def until_gone(work: Any, receive: Receive) -> Any:
+async def until_gone(work: Coroutine[Any, Any, Result], receive: Receive) -> Result:
     """Return the result of a coroutine; it is canceled if the caller closes the connection.
 
     Raises:
