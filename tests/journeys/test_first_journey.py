@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -10,7 +12,15 @@ import httpx
 import pytest
 
 import turnfold
-from tests.running_system import System, client_of, command, eventually, parts_alive, running_system
+from tests.running_system import (
+    System,
+    client_of,
+    command,
+    eventually,
+    parts_alive,
+    running_system,
+    wait_until,
+)
 from turnfold.core.history.validity import validation_errors
 
 Json = dict[str, Any]
@@ -149,6 +159,8 @@ async def test_a_system_is_refused_a_second_time_stopped_and_started_again_witho
         async with client_of(system) as client:
             session = client.session("support", "user-42")
             await eventually(lambda: _nothing_pending(session))
+            # Windows tell how far the search index has come, which follows behind the summaries.
+            await wait_until(lambda: _is_indexed(system))
             windows = [
                 (await session.context(max_tokens=size)).raw for size in (1_500, 4_000, 50_000)
             ]
@@ -158,7 +170,9 @@ async def test_a_system_is_refused_a_second_time_stopped_and_started_again_witho
                 [row async for row in session.audit_trail()],
             ]
 
-    async with running_system(tmp_path / "data", environ=SMALL, is_forked=False) as system:
+    # The budgets of the windows below must not make messages leave between them.
+    environ = SMALL | {"TURNFOLD_POLICY__FOLLOW_BUDGET": "false"}
+    async with running_system(tmp_path / "data", environ=environ) as system:
         async with client_of(system) as client:
             for number in range(15):
                 await client.session("support", "user-42").turn_completed(
@@ -222,6 +236,12 @@ async def test_a_system_is_refused_a_second_time_stopped_and_started_again_witho
             await session.turn_completed(exchange(15), event_id="e15")
             window = await session.context(max_tokens=50_000, wait_ms=5_000)
             assert window.account.total == 64
+
+
+def _is_indexed(system: System) -> bool:
+    with closing(sqlite3.connect(system.data_dir / "turnfold.db")) as database:
+        rows = database.execute("SELECT count(*) FROM sessions WHERE unindexed_from IS NOT NULL")
+        return rows.fetchone() == (0,)
 
 
 async def _nothing_pending(session: turnfold.Session) -> bool:
