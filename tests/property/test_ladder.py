@@ -453,6 +453,9 @@ def folded_by(
     for block in sorted(among, key=importance):
         if total <= target:
             break
+        # A request that must stay takes nothing along.
+        if window.is_protected(block):
+            continue
         leaving = block.in_round.blocks if block.needs_its_round else [block]
         for other in leaving:
             if other.position not in expected and not window.is_protected(other):
