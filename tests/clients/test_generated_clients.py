@@ -79,7 +79,9 @@ async def test_a_python_and_a_typescript_client_run_the_journey(
     check(run(python / "python", "journey_client.py", system.http_url, folder=tmp_path), "python")
 
     if not PACKAGES.is_dir():
-        pytest.skip("the client of TypeScript was not made: npm is not installed")
+        pytest.skip(
+            "the client of TypeScript was not made: npm is not installed, or could not install its packages"
+        )
     for name in ("journey.ts", "tsconfig.json", "package.json"):
         shutil.copy(HERE / name, tmp_path)
     (tmp_path / "node_modules").symlink_to(PACKAGES)
