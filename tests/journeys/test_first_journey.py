@@ -239,9 +239,11 @@ async def test_a_system_is_refused_a_second_time_stopped_and_started_again_witho
 
 
 def _is_indexed(system: System) -> bool:
+    count: int
     with closing(sqlite3.connect(system.data_dir / "turnfold.db")) as database:
         rows = database.execute("SELECT count(*) FROM sessions WHERE unindexed_from IS NOT NULL")
-        return rows.fetchone() == (0,)
+        (count,) = rows.fetchone()
+        return count == 0
 
 
 async def _nothing_pending(session: turnfold.Session) -> bool:
