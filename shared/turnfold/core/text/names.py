@@ -29,6 +29,8 @@ _NAME: Final = re.compile(
     r"|[$€£¥]\d[\d,]*+(?:\.\d++)?+|(?<![\w.,:/-])\d{1,3}(?:\.\d{1,5}){2,3}|(?<![\w.,:/-])\d{4,}+",
     re.ASCII,
 )
+_LINE: Final = re.compile(rf"[^\n]{{{LEAST_NAME},}}")
+"""A line that is long enough for a name: a text may consist of empty ones."""
 _BREAKS: Final = (" ", ",", ";")
 
 
@@ -50,13 +52,11 @@ def names_in(text: str) -> frozenset[str]:
 def named_lines(text: str) -> Iterator[NamedLine]:
     """Yield each line that holds a name that no line before it holds; a long line in pieces."""
     known: set[str] = set()
-    start = 0
-    for line in text.split("\n"):
-        for at, piece in _pieces(line):
+    for line in _LINE.finditer(text):
+        for at, piece in _pieces(line[0]):
             if len(piece) >= LEAST_NAME and not known.issuperset(names := names_in(piece)):
                 known |= names
-                yield NamedLine(start + at, piece, names)
-        start += len(line) + 1
+                yield NamedLine(line.start() + at, piece, names)
 
 
 def _pieces(line: str) -> Iterator[tuple[int, str]]:
