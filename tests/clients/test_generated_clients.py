@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.proves("V3")]
 
 
 def run(*command: str | Path, folder: Path) -> str:
-    """What a program printed; it has to end well."""
+    """The output of a program, which has to succeed."""
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, f"{command}\n{ended.stdout[-4_000:]}\n{ended.stderr[-4_000:]}"
     return ended.stdout

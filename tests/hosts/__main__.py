@@ -109,7 +109,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class HostOutcome:
-    """How the tests of a host ended; `fault` says why its environment could not be made."""
+    """The result of the tests of a host; `fault` says why its environment could not be made."""
 
     host: Host
     has_passed: bool

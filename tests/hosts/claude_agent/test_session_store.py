@@ -16,7 +16,7 @@ from tests.hosts.conftest import RunningSystem
 from turnfold.client import connect
 from turnfold.integrations.claude_agent import TurnfoldSessionStore
 
-PROJECT = "-work-shop"
+PROJECT = "-srv-shop"
 TURNS = 200
 BUDGETS = (4_000, 8_000, 16_000)
 
@@ -124,9 +124,9 @@ async def test_the_helpers_of_the_sdk_read_list_and_fork_sessions(
     said = assistant(text("In Bonn."), sessionId=session_id, parentUuid=asked["uuid"])
     await store.append(key, [asked, said])
 
-    [listed] = await list_sessions_from_store(store, directory="/work/shop")
-    messages = await get_session_messages_from_store(store, session_id, directory="/work/shop")
-    fork = await fork_session_via_store(store, session_id, directory="/work/shop")
+    [listed] = await list_sessions_from_store(store, directory="/srv/shop")
+    messages = await get_session_messages_from_store(store, session_id, directory="/srv/shop")
+    fork = await fork_session_via_store(store, session_id, directory="/srv/shop")
 
     assert listed.session_id == session_id
     assert [one.message for one in messages] == [asked["message"], said["message"]]
