@@ -4,8 +4,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice, pairwise
-from statistics import median
+from itertools import chain, islice
 from typing import Final
 
 from turnfold.cache import LRUCache
@@ -239,14 +238,14 @@ def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, fac
     """Return the raw tokens that the block of a window may take; 0 if it is too little.
 
     When a turn begins or ends, the room is what the window leaves of its budget, less what the turn
-    is expected to add, but at least the share for recall. In a running turn it is all that is left:
-    the block is halved when the turn needs more. `factor` converts the limits of the wish to raw
-    counts.
+    is expected to add, but at least what windows leave when a request arrives. In a running turn it
+    is all that is left: the block is halved when the turn needs more. `factor` converts the limits
+    of the wish to raw counts.
     """
     budget = window.limits.tokens
     room = left = budget - window.total
     if _is_at_boundary(window):
-        expected = min(expected_turn_tokens(window.taken), int(MOST_TURN_SHARE * budget))
+        expected = min(window.turns.median_after_request, int(MOST_TURN_SHARE * budget))
         room = min(max(left - expected, budget - window.limits_by_turns.arrival_tokens), left)
     limits = [policy.recall_max_tokens]
     if wish.tokens is not None:
@@ -277,17 +276,6 @@ def _is_at_boundary(window: WindowBuilder) -> bool:
 def _newest(window: WindowBuilder) -> Message | None:
     """Return the newest message that is no instruction."""
     return next((message for message in reversed(window.taken) if not message.is_pinnable), None)
-
-
-def expected_turn_tokens(messages: Sequence[Message]) -> int:
-    """Return the median tokens that a turn adds after its request; 0 without a whole turn."""
-    return int(median(sizes)) if (sizes := list(_turn_sizes(messages))) else 0
-
-
-def _turn_sizes(messages: Sequence[Message]) -> Iterator[int]:
-    starts = [place for place, message in enumerate(messages) if message.is_request]
-    for first, end in pairwise(starts):
-        yield sum(message.tokens for message in messages[first + 1 : end])
 
 
 def deciding_message(window: WindowBuilder) -> Message | None:
