@@ -17,11 +17,11 @@ from cachetools import TTLCache
 from turnfold_proxy.apis.api import INSTRUCTIONS, MARKER, Api, Element, dumped, without_markers
 
 KEEP_SECONDS: Final = 60.0
-"""How long texts of a window stay in the proxy: an erasure does not reach them."""
+"""The time that texts of a window stay in the proxy: an erasure does not reach them."""
 KEEP_BYTES: Final = 64 * 1024 * 1024
 ENTRY_BYTES: Final = 1_024
 ELEMENT_TOKENS: Final = 8
-"""What an element costs beside its text, and a reserve."""
+"""The tokens of an element beside its text, with a reserve."""
 
 Part = int | Element
 """A place in the caller's list, or an element that Turnfold wrote."""

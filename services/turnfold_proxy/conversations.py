@@ -25,7 +25,7 @@ PAUSE_SECONDS: Final = 5.0
 """How long calls go out as they came after Turnfold did not answer one in time."""
 RECORD_SECONDS: Final = 15.0
 SEND_SECONDS: Final = 0.01
-"""How long the recording of a call lets the call itself go first."""
+"""The delay before a call is recorded, so that the call itself goes first."""
 
 log = structlog.get_logger()
 
@@ -65,7 +65,7 @@ class Call:
 
     @property
     def asked(self) -> Hashable:
-        """What its window depends on beside the list, and the tokens of instructions and tools."""
+        """Everything but the list that its window depends on, and the tokens of instructions and tools."""
         output = self.conversation.max_output_tokens
         return self.api.shape, self.model, self.budget_tokens, output
 

@@ -25,9 +25,9 @@ from turnfold_proxy.relay import AnswerTap, UpstreamBroken, until_gone
 from turnfold_proxy.upstream import encoded, response_headers
 
 ROUNDS: Final = 5
-"""How often the model may look things up for one answer."""
+"""The most rounds of lookups for one answer."""
 CALLS: Final = 16
-"""How many calls of one answer are run."""
+"""The most calls of one answer that are run."""
 DEFINITION_SECONDS: Final = 600.0
 HELD_BYTES: Final = 64 * 1024 * 1024
 REFUSED: Final = frozenset({400, 404, 413, 422})

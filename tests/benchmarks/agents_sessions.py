@@ -19,7 +19,7 @@ TAIL = 50
 MAX_TOKENS = 8_000
 LOADED_AT_ONCE = 500
 PAUSE_SECONDS = 0.1
-"""What a fast model takes between two reads."""
+"""The time of a fast model between two reads."""
 
 Item = dict[str, Any]
 Times = dict[str, list[float]]

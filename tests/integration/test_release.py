@@ -1,4 +1,4 @@
-"""What an index of packages is told: a README that stands alone, and metadata that help to find the package."""
+"""The package as an index shows it: a README that stands alone, and metadata that help to find it."""
 
 import re
 import subprocess

@@ -24,9 +24,9 @@ from turnfold_query.http.description import EVERYWHERE, described_text
 from turnfold_query.http.responses import SESSION, AgentPath, SessionPath, session_key
 
 LOOK_SECONDS = 0.5
-"""How often a stream looks at the session's row."""
+"""The interval at which a stream reads the session's row."""
 COMMENT_SECONDS = 10.0
-"""How often something is sent, so that proxies keep the connection."""
+"""The longest silence of a stream, so that proxies keep the connection."""
 RETRY_MS = 1_000
 STREAMS = 200
 STREAMS_EACH = 50

@@ -23,7 +23,7 @@ AgentQuery = Annotated[str | None, Query(description="Only this agent.")]
 Limit = Annotated[int, Query(ge=1, le=1_000)]
 KEPT = 256
 KEPT_SHARE = 20.0
-"""How many times longer totals are kept than they took to read."""
+"""Totals are kept so many times longer than they took to read."""
 
 
 class Inspector:

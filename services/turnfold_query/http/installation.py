@@ -36,7 +36,7 @@ def add_installation(app: FastAPI, inspector: Inspector) -> None:
 
     @app.get(
         "/v1/costs",
-        **described("summaries", "What summaries took", CostAnswer, errors=EVERYWHERE),
+        **described("summaries", "Get the cost of summaries", CostAnswer, errors=EVERYWHERE),
     )
     async def get_costs(
         http: Request,

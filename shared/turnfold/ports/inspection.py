@@ -94,7 +94,7 @@ class AgentTotals(NamedTuple):
 
 
 class ModelUsage(NamedTuple):
-    """What the versions of one model took; `model` is None for those written without a model.
+    """The cost of the versions of one model; `model` is None for those written without a model.
 
     `cost` is in US dollars and sums what providers and price lists told. `unpriced` counts the
     versions for which nobody told a cost.
@@ -124,7 +124,7 @@ class AgentUsage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SummaryCosts:
-    """What summaries took: by model since the beginning, by day and agent since a day."""
+    """The cost of summaries: by model since the beginning, by day and agent since a day."""
 
     models: Sequence[ModelUsage]
     days: Sequence[DayUsage]

@@ -61,4 +61,4 @@ _FITS: Final[tuple[tuple[Format, Callable[[Json], bool]], ...]] = (
     # The first line of older rollouts, whose items follow.
     (Format.CODEX, lambda value: {"id", "timestamp"} <= value.keys()),
 )
-"""What the first value of a file must be for each format; the first that fits is taken."""
+"""The test of a file's first value for each format; the first format that passes is taken."""

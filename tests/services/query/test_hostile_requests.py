@@ -139,7 +139,7 @@ async def test_what_no_database_keeps_is_a_bad_request(parts: Parts) -> None:
 
 
 def every_operation_asked(urls: Sequence[str]) -> int:
-    """How many requests were made of the operations that the services describe, the same of each; each answer is as described, and none a 5xx."""
+    """The number of requests made, the same of each operation that the services describe; each answer is as described, and none a 5xx."""
     asked = 0
     failures: list[str] = []
     described = schemathesis.openapi.from_url(f"{urls[0]}/openapi.json")

@@ -135,7 +135,7 @@ CHANGES = {
     "gone": "Retracted in between.",
     "changed": "Shown in another form.",
 }
-"""What each change of a message between two windows means."""
+"""The meaning of each change of a message between two windows."""
 _FOLDED = {
     "covered": "a summary covers it.",
     "pending": "evicted, and a digest tells of it.",

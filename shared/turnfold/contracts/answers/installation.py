@@ -187,7 +187,7 @@ class AgentListAnswer(Answer):
 
 
 class ModelCost(Answer):
-    """What the versions of one model took."""
+    """The tokens and the money that the versions of one model took."""
 
     model: str | None = Field(description="Null for versions that were written without a model.")
     versions: Count
@@ -212,7 +212,7 @@ class AgentCost(Answer):
 
 
 class CostAnswer(Answer):
-    """What summaries took: versions since the beginning, and tokens of recent days."""
+    """The cost of summaries: versions since the beginning, and tokens of recent days."""
 
     model_config = example(
         versions=320,

@@ -29,11 +29,11 @@ MOST_PLACES: Final = 600
 NEWEST_PLACES: Final = 200
 MOST_RANKED: Final = 400
 STRETCH: Final = REACH + 1
-"""How many messages in a row are weighed together before single ones are."""
+"""So many messages in a row are weighed together before single ones are."""
 MOST_PROMISING: Final = 100
 """Only messages near so many promising places are scored, so that long sessions take no longer."""
 AROUND: Final = 0.1
-"""What a match in the stretches around a place promises, beside one in the message itself."""
+"""The weight of a match in the stretches around a place, beside one in the message itself."""
 
 
 @dataclass(frozen=True, slots=True)
