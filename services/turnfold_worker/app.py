@@ -59,6 +59,7 @@ from turnfold_worker.loops.polling import PollingLoop
 from turnfold_worker.loops.prune import Pruner
 from turnfold_worker.loops.relay import Relay
 from turnfold_worker.loops.search_index import Indexer
+from turnfold_worker.loops.truncate_wal import WalTruncator
 from turnfold_worker.loops.wakeups import Wakeups
 from turnfold_worker.loops.write_probe import WriteProbe
 from turnfold_worker.receiver import Receiver, ReceiverProcess
@@ -246,6 +247,7 @@ async def _work(context: WorkerContext, stop: asyncio.Event) -> None:
         erasure,
         follower,
         Indexer(store=SqlSearchIndex(database, context.installation.count), is_busy=ingest.is_busy),
+        WalTruncator(database),
         ChildMonitor(
             summarizer=context.summarizer, on_start=partial(context.announcer.update, "model")
         ),
