@@ -1,10 +1,11 @@
 """Turn the text of a request into lookups in the word index."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from turnfold.core.recall.english import FUNCTION_WORDS, IRREGULAR_FORMS
 from turnfold.core.text.search import Lookup, Term
 from turnfold.core.text.words import (
     WORD_CHARACTERS,
@@ -43,16 +44,31 @@ class RecallQuestion:
     lookups: tuple[Lookup, ...]
     words: frozenset[str]
 
+    def lookups_without(self, names: Collection[str]) -> Sequence[Lookup]:
+        """Return the lookups without those that find one of these words; all if none is left.
+
+        Messages address the person that a question names, and are mostly spoken by another.
+        """
+        terms = [word_term(name) for name in names]
+        kept = [
+            lookup
+            for lookup in self.lookups
+            if not any(found.matches(term) for found in lookup for term in terms)
+        ]
+        return kept or self.lookups
+
 
 def question_of(text: str) -> RecallQuestion:
     """Return the lookups of a text: exact values first, then words by all their forms.
 
-    Of a text with many words, the longest ones are looked up, because they tell most.
+    Of a text with many words, the longest ones are looked up, because they tell most. English
+    function words are not: with them, a short message of nothing else would outweigh an answer.
     """
     read = normalize(text[:READ_CHARACTERS])
     words = dict.fromkeys(runs(read))
     values = sorted(exact_terms(read))[:MOST_VALUES]
-    forms = dict.fromkeys(form for word in words for form in _forms(word))
+    content = [word for word in words if word not in FUNCTION_WORDS]
+    forms = dict.fromkeys(form for word in content for form in _forms(word))
     longest = sorted(forms, key=lambda form: -max(len(term.text) for term in form))
     lookups = [(Term(value),) for value in values] + longest
     return RecallQuestion(tuple(lookups[:MOST_LOOKUPS]), frozenset(words))
@@ -69,14 +85,23 @@ def _forms(word: str) -> Iterator[Lookup]:
     if len(word) > WORD_CHARACTERS or not _LETTERS.fullmatch(word):
         yield (Term(word_term(word)),)
         return
+    if irregular := _IRREGULAR.get(stem_of(word)):
+        base, *others = irregular
+        yield (*_regular(base), *(Term(word_term(form)) for form in others))
+    elif len(word) > 1:
+        yield tuple(_regular(word))
+
+
+def _regular(word: str) -> Iterator[Term]:
+    """Yield the terms of the forms that begin with a word's stem."""
     stem = stem_of(word)
     if len(stem) >= LEAST_PREFIX:
-        yield (Term(word_term(stem), is_prefix=True),)
-    elif len(word) > 1:
-        doubled = stem + stem[-1]
-        forms = {word, *(stem + ending for ending in _SHORT_ENDINGS)}
-        forms |= {doubled + ending for ending in ("ed", "er", "ing")}
-        yield tuple(Term(word_term(form)) for form in sorted(forms))
+        yield Term(word_term(stem), is_prefix=True)
+        return
+    doubled = stem + stem[-1]
+    forms = {word, *(stem + ending for ending in _SHORT_ENDINGS)}
+    forms |= {doubled + ending for ending in ("ed", "er", "ing")}
+    yield from (Term(word_term(form)) for form in sorted(forms))
 
 
 def stem_of(word: str) -> str:
@@ -96,3 +121,7 @@ def stem_of(word: str) -> str:
     if len(word) >= LEAST_PREFIX and word[-1] in "eiy":
         word = word[:-1]
     return word
+
+
+_IRREGULAR: Final = {stem_of(form): forms for forms in IRREGULAR_FORMS for form in forms}
+"""The forms of an irregular word by the stem of each of them."""

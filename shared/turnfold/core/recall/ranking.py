@@ -22,7 +22,7 @@ LEAST_TOKENS, MOST_TOKENS = 40, 4_096
 LENGTH_POWER: Final = 0.7
 """A score is divided by this power of the tokens, between these two limits."""
 _LENGTHS: Final = [max(tokens, LEAST_TOKENS) ** -LENGTH_POWER for tokens in range(MOST_TOKENS + 1)]
-LEAST_RARITY: Final = 0.2
+LEAST_RARITY: Final = 0.1
 """Lookups are ignored whose rarity is below this share of the rarest one's."""
 MOST_PLACES: Final = 600
 """Of a lookup with more places, only the newest `NEWEST_PLACES` are looked at."""

@@ -51,6 +51,10 @@ class Term(NamedTuple):
     text: str
     is_prefix: bool = False
 
+    def matches(self, term: str) -> bool:
+        """Return whether this finds a term of the index."""
+        return term.startswith(self.text) if self.is_prefix else term == self.text
+
 
 Lookup = tuple[Term, ...]
 """Terms that a text must all have."""

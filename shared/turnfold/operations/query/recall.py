@@ -39,7 +39,7 @@ MESSAGE_BYTES: Final = 1_000
 """About how many bytes a message of a cached decision takes besides its text."""
 MOST_TURN_SHARE: Final = 0.25
 """The largest share of the budget that is left free for the rest of the turn."""
-TALK_RATIO: Final = 0.7
+TALK_RATIO: Final = 0.5
 """Without tool calls, what recall leaves of a budget shrinks to this ratio."""
 QUOTES_AT_REQUEST: Final = 0.5
 MOST_FILLED: Final = 1_000

@@ -204,15 +204,15 @@ class SqlRecallStore:
             order = self._order(connection, sid, total)
             asked = question(lambda position: _body(connection, sid, position))
             end = bisect_left(order.positions, until)
-            places_found = [
-                _places(connection, sid, lookup, order, until) for lookup in asked.lookups
-            ]
+            named = asked.words & order.spoken.keys()
+            lookups = asked.lookups_without(named)
+            places_found = [_places(connection, sid, lookup, order, until) for lookup in lookups]
             is_partial = False
             if unindexed_from is not None and unindexed_from < until:
                 is_partial = _add_unindexed(
-                    connection, sid, (unindexed_from, until), asked, order, places_found
+                    connection, sid, (unindexed_from, until), lookups, order, places_found
                 )
-            speakers = [order.spoken[word] for word in asked.words & order.spoken.keys()]
+            speakers = [order.spoken[word] for word in named]
             session = SearchedSession(
                 order.positions[:end],
                 order.tokens,
@@ -261,7 +261,7 @@ def _add_unindexed(  # one step of a snapshot, apart for its length
     connection: Connection,
     sid: int,
     span: tuple[int, int],
-    asked: RecallQuestion,
+    lookups: Sequence[Lookup],
     order: SessionOrder,
     places_found: list[FoundPlaces],
 ) -> bool:
@@ -274,7 +274,7 @@ def _add_unindexed(  # one step of a snapshot, apart for its length
         position: TextWords(searchable(json.loads(body)))
         for position, body in rows[:UNINDEXED_MESSAGES]
     }
-    for number, lookup in enumerate(asked.lookups):
+    for number, lookup in enumerate(lookups):
         more = [
             position
             for position, words in held.items()
