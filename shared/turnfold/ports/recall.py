@@ -8,6 +8,7 @@ from turnfold.core.recall.block import RecallMaterial
 from turnfold.core.recall.question import RecallQuestion
 from turnfold.core.recall.quotes import MarkedLine
 from turnfold.core.recall.ranking import FoundPlaces
+from turnfold.core.text.search import Lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,15 +16,21 @@ class SearchedSession:
     """Where the lookups of a question match in a session, by ordinals of its messages.
 
     `positions` and `tokens` are those of every message, in order; messages that are never recalled
-    have 0 tokens. `matches` has one entry per lookup. `spoken` are the messages of the speaker whom
-    the question names, None unless it names exactly one. `marked_lines` reads the marked lines of
-    the newest messages, oldest first.
+    have 0 tokens. `matches` has one entry per lookup of `question`. `spoken` are the messages of the
+    speaker whom the question names, None unless it names exactly one. `look_up` finds more
+    in the index alone, with a number of places from which on a lookup is not read to its end;
+    `texts` reads the texts of messages, and `marked_lines` the marked lines of the newest ones,
+    oldest first.
     """
+
+    question: RecallQuestion
 
     positions: Sequence[int]
     tokens: Sequence[int]
     matches: Sequence[FoundPlaces]
     spoken: Collection[int] | None
+    look_up: Callable[[Sequence[Lookup], int], Sequence[FoundPlaces]]
+    texts: Callable[[Sequence[int]], Sequence[str]]
     marked_lines: Callable[[], Mapping[int, Sequence[MarkedLine]]]
 
 

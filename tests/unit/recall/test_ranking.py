@@ -1,15 +1,26 @@
 """Which words a question looks up, and which messages its places put first (F2)."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from turnfold.core.recall.question import MOST_LOOKUPS, question_of, stem_of
-from turnfold.core.recall.ranking import MOST_PLACES, FoundPlaces, rank
+from turnfold.core.recall.question import (
+    MOST_LOOKUPS,
+    question_of,
+    related_lookups,
+    stem_of,
+)
+from turnfold.core.recall.ranking import MOST_PLACES, FoundPlaces, add_related, rank, score
 
 
 @pytest.mark.proves("F2")
 @pytest.mark.parametrize(
     ("one", "other"),
     [
+        ("went", "going"),
+        ("buying", "bought"),
+        ("children", "child"),
+        ("seen", "saw"),
         ("lantern", "lanterns"),
         ("welding", "welded"),
         ("stories", "story"),
@@ -32,9 +43,34 @@ def test_forms_of_a_word_share_a_lookup(one: str, other: str) -> None:
 
 
 @pytest.mark.proves("F2")
-@pytest.mark.parametrize("word", ["bus", "as", "42", "ß", "x86"])
+@pytest.mark.parametrize("word", ["bus", "ox", "42", "ß", "x86"])
 def test_short_words_and_numbers_are_not_looked_up_by_their_beginning(word: str) -> None:
     assert not any(term.is_prefix for lookup in question_of(word).lookups for term in lookup)
+
+
+@pytest.mark.proves("F2")
+def test_a_word_is_looked_up_once_whatever_its_form() -> None:
+    assert len(question_of("went goes going gone").lookups) == 1
+
+
+@pytest.mark.proves("F2")
+def test_words_that_only_make_a_sentence_are_not_looked_up() -> None:
+    asked = question_of("What did she do with the lantern, and where is it now?")
+
+    assert asked.lookups == question_of("lantern").lookups
+    assert "she" in asked.words, "it may be the name of a speaker"
+
+
+@pytest.mark.proves("F2")
+def test_the_name_of_a_speaker_is_looked_up_only_where_nothing_else_is_asked() -> None:
+    asked = question_of("Which lantern does Marta own?")
+
+    assert asked.lookups_without(asked.words & {"marta", "otto"}) == [
+        *question_of("lantern own").lookups
+    ]
+    assert asked.lookups_without(()) == list(asked.lookups)
+    alone = question_of("Who is Marta?")
+    assert alone.lookups_without({"marta"}) == alone.lookups
 
 
 def test_a_stem_never_is_empty() -> None:
@@ -65,18 +101,44 @@ def test_an_exact_value_is_looked_up_first() -> None:
 SIZES = [50] * 100
 
 
+def best_of(
+    lookups: Sequence[FoundPlaces], sizes: Sequence[int], until: int, spoken: set[int] | None
+) -> list[int]:
+    return rank(score(lookups, sizes, until), sizes, spoken)
+
+
+@pytest.mark.proves("F2")
+def test_words_that_the_best_messages_share_find_what_the_question_does_not_name() -> None:
+    asked = question_of("Which instruments does she play?")
+    shared = related_lookups(
+        ["I play the clarinet on Sundays.", "My clarinet is old, I play it.", "She plays well."],
+        asked,
+    )
+    assert shared[0] == question_of("clarinet").lookups[0]
+    assert question_of("plays").lookups[0] not in shared
+
+    scores = score([FoundPlaces([10, 5])], SIZES, 100)
+    add_related(scores, [FoundPlaces([90, 10]), FoundPlaces([50]), FoundPlaces(range(40))], 100)
+
+    ranked = rank(scores, SIZES, None)
+    assert ranked[0] == 10
+    assert 90 in ranked
+    assert 50 not in ranked, "no second message holds that word"
+    assert 30 not in ranked, "every second message holds that one"
+
+
 @pytest.mark.proves("F2")
 def test_a_rare_word_counts_more_than_a_frequent_one() -> None:
     rare, frequent = FoundPlaces([70]), FoundPlaces(list(range(40, 10, -1)))
 
-    assert rank([frequent, rare], SIZES, 100, None)[0] == 70
+    assert best_of([frequent, rare], SIZES, 100, None)[0] == 70
 
 
 @pytest.mark.proves("F2")
 def test_two_words_near_each_other_count_together() -> None:
     apart = [FoundPlaces([80, 20]), FoundPlaces([60, 22])]
 
-    best = rank(apart, SIZES, 100, None)
+    best = best_of(apart, SIZES, 100, None)
 
     assert set(best[:2]) == {20, 22}
 
@@ -86,12 +148,12 @@ def test_a_long_message_counts_less() -> None:
     sizes = list(SIZES)
     sizes[30] = 5_000
 
-    assert rank([FoundPlaces([60, 30])], sizes, 100, None)[0] == 60
+    assert best_of([FoundPlaces([60, 30])], sizes, 100, None)[0] == 60
 
 
 @pytest.mark.proves("F2")
 def test_the_speaker_in_question_counts_more() -> None:
-    assert rank([FoundPlaces([60, 30])], SIZES, 100, {30})[0] == 30
+    assert best_of([FoundPlaces([60, 30])], SIZES, 100, {30})[0] == 30
 
 
 @pytest.mark.proves("F2")
@@ -99,7 +161,7 @@ def test_nothing_after_the_moment_and_nothing_without_a_size_is_ranked() -> None
     sizes = list(SIZES)
     sizes[48] = 0
 
-    ranked = rank([FoundPlaces([49])], sizes, 50, None)
+    ranked = best_of([FoundPlaces([49])], sizes, 50, None)
 
     assert 48 not in ranked
     assert max(ranked) == 49
@@ -109,7 +171,7 @@ def test_nothing_after_the_moment_and_nothing_without_a_size_is_ranked() -> None
 def test_places_that_were_not_read_make_a_word_less_rare() -> None:
     everywhere, rare = FoundPlaces([700], older=MOST_PLACES), FoundPlaces([600])
 
-    assert rank([everywhere, rare], [50] * 1_000, 1_000, None)[0] == 600
+    assert best_of([everywhere, rare], [50] * 1_000, 1_000, None)[0] == 600
 
 
 @pytest.mark.proves("F2", "X6")
@@ -117,7 +179,7 @@ def test_of_many_matches_those_are_ranked_that_are_near_the_best() -> None:
     everywhere = FoundPlaces(list(range(9_990, 0, -20)))
     others = [FoundPlaces([number]) for number in (5_010, 5_012, 5_050)]
 
-    ranked = rank([everywhere, *others], [50] * 10_000, 10_000, None)
+    ranked = best_of([everywhere, *others], [50] * 10_000, 10_000, None)
 
     assert set(ranked[:3]) == {5_010, 5_012, 5_050}
     assert len(ranked) < 1_000
@@ -125,7 +187,7 @@ def test_of_many_matches_those_are_ranked_that_are_near_the_best() -> None:
 
 @pytest.mark.proves("F2")
 def test_a_message_between_two_matches_counts_for_the_nearer_one_only() -> None:
-    order = rank([FoundPlaces([10, 6])], [50] * 20, 20, None)
+    order = best_of([FoundPlaces([10, 6])], [50] * 20, 20, None)
 
     assert set(order[:2]) == {6, 10}
     assert order.index(8) > max(order.index(7), order.index(9))

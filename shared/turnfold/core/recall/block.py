@@ -117,12 +117,14 @@ def write_block(
     quoted = [quote.of for quote in told.quotes]
     writer = _BlockWriter([*quoted, *told.messages, *told.partners])
     room -= FRAME_TOKENS
-    writer.room = int((1 - quotes_share) * room)
-    for recalled in told.messages:
-        writer.add(recalled)
+    if told.quotes:
+        writer.room = int((1 - quotes_share) * room)
+        for recalled in told.messages:
+            writer.add(recalled)
+        writer.room = room
+        for quote in told.quotes:
+            writer.quote(quote)
     writer.room = room
-    for quote in told.quotes:
-        writer.quote(quote)
     for recalled in told.messages:
         writer.add(recalled)
     return writer.written()
@@ -154,7 +156,7 @@ class _BlockWriter:
         """Add a message with its call or its results, if they fit and none is quoted."""
         for unit in self._units(recalled):
             new = [part for part in unit if part.position not in self._texts]
-            if any(part.position in self._quoted for part in new):
+            if self._quoted and any(part.position in self._quoted for part in new):
                 continue
             texts = {part.position: self._text_of(part) for part in new}
             tokens = sum(self._tokens(part, texts[part.position]) for part in new)
@@ -176,8 +178,8 @@ class _BlockWriter:
 
     def _takes(self, new: Sequence[RecalledMessage], tokens: int) -> bool:
         """Take room for these messages, if there is enough for their tokens and headings."""
-        ordinals = self._ordinals.union(part.ordinal for part in new)
-        tokens += self._heading_tokens * (_stretches(ordinals) - _stretches(self._ordinals))
+        ordinals = {part.ordinal for part in new} - self._ordinals
+        tokens += self._heading_tokens * self._more_stretches(ordinals)
         dates = {part.date for part in new} - self._times
         minutes = {part.said_at for part in new} - self._times
         tokens += DATE_TOKENS * len(dates) + MINUTE_TOKENS * len(minutes)
@@ -185,8 +187,14 @@ class _BlockWriter:
             return False
         self._used += tokens
         self._times |= dates | minutes
-        self._ordinals = ordinals
+        self._ordinals |= ordinals
         return True
+
+    def _more_stretches(self, ordinals: Collection[int]) -> int:
+        """Return how many more rows of neighbors there are with these ordinals; they may join some."""
+        held = self._ordinals
+        joined = sum((ordinal + 1 in held) + (ordinal - 1 in held) for ordinal in ordinals)
+        return len(ordinals) - joined - sum(ordinal + 1 in ordinals for ordinal in ordinals)
 
     def written(self) -> RecallBlock | None:
         """Return the block; None if it is empty."""
@@ -278,11 +286,6 @@ class _BlockWriter:
             return bound
         parts = MESSAGE_TOKENS + message.content_tokens + message.reasoning_tokens
         return min(bound, message.tokens - parts) if message.tokens > parts else bound
-
-
-def _stretches(ordinals: Collection[int]) -> int:
-    """Return how many rows of neighbors these ordinals form."""
-    return sum(ordinal - 1 not in ordinals for ordinal in ordinals)
 
 
 def _text_of_line(of: RecalledMessage, line: MarkedLine) -> str:

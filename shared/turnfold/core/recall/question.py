@@ -1,6 +1,7 @@
 """Turn the text of a request into lookups in the word index."""
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +22,8 @@ READ_CHARACTERS: Final = 8_000
 MOST_LOOKUPS: Final = 24
 MOST_VALUES: Final = 8
 """The most lookups for exact values, such as paths and numbers with their units."""
+MOST_RELATED: Final = 12
+"""The most lookups for words that the best messages share."""
 LEAST_PREFIX: Final = 4
 """The shortest word form that is looked up by its beginning."""
 
@@ -72,6 +75,30 @@ def question_of(text: str) -> RecallQuestion:
     longest = sorted(forms, key=lambda form: -max(len(term.text) for term in form))
     lookups = [(Term(value),) for value in values] + longest
     return RecallQuestion(tuple(lookups[:MOST_LOOKUPS]), frozenset(words))
+
+
+def related_lookups(texts: Sequence[str], asked: RecallQuestion) -> list[Lookup]:
+    """Return lookups for the words that most of these texts share, of equals the longest.
+
+    The best messages for a question name things in words of their own, by which others are found.
+    Words of the question, function words and short ones are left out.
+    """
+    held = Counter(
+        stem
+        for text in texts
+        for stem in {
+            stem_of(word)
+            for word in runs(normalize(text[:READ_CHARACTERS]))
+            if LEAST_PREFIX <= len(word) <= WORD_CHARACTERS
+            and word not in FUNCTION_WORDS
+            and _LETTERS.fullmatch(word)
+            and not is_cjk(word[0])
+        }
+        if len(stem) >= LEAST_PREFIX
+    )
+    known = {stem_of(word) for word in asked.words}
+    shared = sorted(held.keys() - known, key=lambda stem: (-held[stem], -len(stem), stem))
+    return [(Term(word_term(stem), is_prefix=True),) for stem in shared[:MOST_RELATED]]
 
 
 def _forms(word: str) -> Iterator[Lookup]:

@@ -5,9 +5,8 @@ messages, so that an answer is found by the words of its question. Long messages
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import nlargest
 from math import log
 from typing import Final
 
@@ -22,6 +21,11 @@ LEAST_TOKENS, MOST_TOKENS = 40, 4_096
 LENGTH_POWER: Final = 0.7
 """A score is divided by this power of the tokens, between these two limits."""
 _LENGTHS: Final = [max(tokens, LEAST_TOKENS) ** -LENGTH_POWER for tokens in range(MOST_TOKENS + 1)]
+RELATED: Final = 0.5
+"""What a word counts that is not in the question, but in several of the best messages."""
+MOST_RELATED: Final = 0.1
+MOST_PLACES_OF_RELATED: Final = 100
+"""Such a word is ignored if more than this share of the session's messages hold it, or so many."""
 LEAST_RARITY: Final = 0.1
 """Lookups are ignored whose rarity is below this share of the rarest one's."""
 MOST_PLACES: Final = 600
@@ -47,36 +51,58 @@ class FoundPlaces:
     older: int = 0
 
 
-def rank(
-    lookups: Sequence[FoundPlaces],
-    tokens: Sequence[int],
-    until: int,
-    spoken: Collection[int] | None,
-) -> list[int]:
-    """Return the ordinals of the best messages before `until`, best first.
+def score(
+    lookups: Sequence[FoundPlaces], tokens: Sequence[int], until: int
+) -> defaultdict[int, float]:
+    """Return what the matches count for each message before `until`, by its ordinal.
 
-    `tokens` holds the size of each message of the session, 0 if it is never recalled. `spoken` are
-    the messages of the one speaker that the question names, if it names exactly one.
+    `tokens` holds the size of each message of the session, 0 if it is never recalled.
     """
     scores: defaultdict[int, float] = defaultdict(float)
-    weighted = [
-        (_rarity(len(matches.places) + matches.older, until), matches.places)
-        for matches in lookups
-        if matches.places
-    ]
+    weighted = [(_rarity(matches, until), matches.places) for matches in lookups if matches.places]
     rarest = max((rarity for rarity, _ in weighted), default=0.0)
     weighted = [found for found in weighted if found[0] >= LEAST_RARITY * rarest]
     for rarity, places in _near_best(weighted, tokens):
         _add(scores, rarity, places, until)
-    if spoken is not None:
-        for ordinal in scores.keys() & spoken:
-            scores[ordinal] *= SPEAKER
+    return scores
+
+
+def add_related(
+    scores: defaultdict[int, float], lookups: Sequence[FoundPlaces], until: int
+) -> None:
+    """Add lookups for words that the best messages share.
+
+    Only messages with the word itself count. A word that many messages hold says nothing, and one
+    that no second message holds finds nothing.
+    """
+    most = min(MOST_PLACES_OF_RELATED, MOST_RELATED * until)
+    for matches in lookups:
+        if 1 < len(matches.places) + matches.older <= most:
+            weight = RELATED * _rarity(matches, until)
+            for place in matches.places:
+                scores[place] += weight
+
+
+def rank(
+    scores: Mapping[int, float], tokens: Sequence[int], spoken: Collection[int] | None
+) -> list[int]:
+    """Return the ordinals of the best messages, best first.
+
+    `spoken` are the messages of the one speaker that the question names, if it names exactly one.
+    """
+    named: Collection[int] = () if spoken is None else spoken
     values = [
-        (score * _LENGTHS[min(tokens[ordinal], MOST_TOKENS)], ordinal)
-        for ordinal, score in scores.items()
+        (
+            scored
+            * (SPEAKER if ordinal in named else 1.0)
+            * _LENGTHS[min(tokens[ordinal], MOST_TOKENS)],
+            ordinal,
+        )
+        for ordinal, scored in scores.items()
         if tokens[ordinal]
     ]
-    return [ordinal for _, ordinal in nlargest(MOST_RANKED, values)]
+    values.sort(reverse=True)
+    return [ordinal for _, ordinal in values[:MOST_RANKED]]
 
 
 def _near_best(
@@ -104,7 +130,8 @@ def _near_best(
         )
         for place, rarity in own.items()
     ]
-    best = {place // STRETCH for _, place in nlargest(MOST_PROMISING, promises)}
+    promises.sort(reverse=True)
+    best = {place // STRETCH for _, place in promises[:MOST_PROMISING]}
     near = {beside for at in best for beside in (at - 1, at, at + 1)}
     return [
         (rarity, [place for place in places if place // STRETCH in near])
@@ -112,8 +139,9 @@ def _near_best(
     ]
 
 
-def _rarity(places: int, messages: int) -> float:
+def _rarity(matches: FoundPlaces, messages: int) -> float:
     """Return the inverse document frequency, as BM25 defines it."""
+    places = len(matches.places) + matches.older
     return log(1 + (max(messages - places, 0) + 0.5) / (places + 0.5))
 
 

@@ -20,9 +20,9 @@ from turnfold.core.recall.block import (
     RecallMaterial,
     write_block,
 )
-from turnfold.core.recall.question import RecallQuestion, question_of
+from turnfold.core.recall.question import RecallQuestion, question_of, related_lookups
 from turnfold.core.recall.quotes import MarkedLine, NameNumber, best_lines
-from turnfold.core.recall.ranking import rank
+from turnfold.core.recall.ranking import MOST_PLACES_OF_RELATED, add_related, rank, score
 from turnfold.core.text.tokens import text_of
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.truncation import MENDED, WHOLE
@@ -42,6 +42,12 @@ MOST_TURN_SHARE: Final = 0.25
 TALK_RATIO: Final = 0.5
 """Without tool calls, what recall leaves of a budget shrinks to this ratio."""
 QUOTES_AT_REQUEST: Final = 0.5
+LEAST_TOKENS: Final = 8
+"""No message is looked for that takes fewer tokens."""
+FIRST_RANKED: Final = 40
+"""So many messages are ranked by the words of the question alone."""
+RELATED_MESSAGES: Final = 8
+"""The words that so many of the best messages share rank the others."""
 MOST_FILLED: Final = 1_000
 """How many of the newest messages are examined to fill a block."""
 
@@ -187,7 +193,7 @@ def _chosen(session: SearchedSession, moment: RecallMoment) -> Choice:
     left = moment.room - FRAME_TOKENS
     chosen: dict[int, None] = {}
     newest = islice(range(known - 1, -1, -1), MOST_FILLED)
-    for ordinal in chain(rank(session.matches, session.tokens, known, session.spoken), newest):
+    for ordinal in chain(ranked(session), newest):
         tokens = session.tokens[ordinal]
         if (
             0 < tokens <= left
@@ -196,7 +202,28 @@ def _chosen(session: SearchedSession, moment: RecallMoment) -> Choice:
         ):
             chosen[ordinal] = None
             left -= tokens
+            if left < LEAST_TOKENS:
+                break
     return Choice(list(chosen), list(_lines(session, moment)) if moment.share_of_quotes else ())
+
+
+def ranked(session: SearchedSession) -> Iterator[int]:
+    """Yield the ordinals of the messages that match the question, best first.
+
+    After the first ones, words that the best messages share count, too: whoever has room for more
+    finds what the question does not name. They are looked up only then.
+    """
+    until = len(session.positions)
+    scores = score(session.matches, session.tokens, until)
+    first = rank(scores, session.tokens, session.spoken)[:FIRST_RANKED]
+    yield from first
+    if first:
+        lookups = related_lookups(session.texts(first[:RELATED_MESSAGES]), session.question)
+        add_related(scores, session.look_up(lookups, MOST_PLACES_OF_RELATED), until)
+        again = set(first)
+        for ordinal in rank(scores, session.tokens, session.spoken):
+            if ordinal not in again:
+                yield ordinal
 
 
 def _lines(session: SearchedSession, moment: RecallMoment) -> Iterator[tuple[int, MarkedLine]]:

@@ -17,12 +17,12 @@ from turnfold.contracts.requests import (
 )
 from turnfold.core.recall.block import FRAME_TOKENS, write_block
 from turnfold.core.recall.question import question_of
-from turnfold.core.recall.ranking import rank
 from turnfold.core.text.markers import defused
 from turnfold.core.text.tokens import text_of
 from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey
 from turnfold.operations.query.expand import expand
+from turnfold.operations.query.recall import ranked
 from turnfold.ports.query import (
     HistoryStore,
     SearchStore,
@@ -152,9 +152,7 @@ async def _searched(key: SessionKey, wanted: SearchHistory, stores: ToolStores) 
     def choose(session: SearchedSession) -> Choice:
         left = MOST_TOKENS - FRAME_TOKENS
         chosen = []
-        for ordinal in rank(
-            session.matches, session.tokens, len(session.positions), session.spoken
-        ):
+        for ordinal in ranked(session):
             if session.tokens[ordinal] <= left:
                 chosen.append(ordinal)
                 left -= session.tokens[ordinal]

@@ -23,7 +23,7 @@ from turnfold.core.recall.question import RecallQuestion
 from turnfold.core.recall.quotes import NEWEST_MESSAGES, MarkedLine, read_marks
 from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, FoundPlaces
 from turnfold.core.text.search import Lookup, Term, TextWords, searchable
-from turnfold.core.text.tokens import MESSAGE_TOKENS
+from turnfold.core.text.tokens import MESSAGE_TOKENS, text_of
 from turnfold.core.text.words import normalize, runs
 from turnfold.messages import MESSAGES_PER_EVENT, Message
 from turnfold.ports.recall import (
@@ -206,7 +206,11 @@ class SqlRecallStore:
             end = bisect_left(order.positions, until)
             named = asked.words & order.spoken.keys()
             lookups = asked.lookups_without(named)
-            places_found = [_places(connection, sid, lookup, order, until) for lookup in lookups]
+
+            def look_up(lookups: Sequence[Lookup], most: int = MOST_PLACES) -> list[FoundPlaces]:
+                return [_places(connection, sid, lookup, order, until, most) for lookup in lookups]
+
+            places_found = look_up(lookups)
             is_partial = False
             if unindexed_from is not None and unindexed_from < until:
                 is_partial = _add_unindexed(
@@ -214,10 +218,13 @@ class SqlRecallStore:
                 )
             speakers = [order.spoken[word] for word in named]
             session = SearchedSession(
+                asked,
                 order.positions[:end],
                 order.tokens,
                 places_found,
                 speakers[0] if len(speakers) == 1 else None,
+                look_up,
+                lambda ordinals: _texts(connection, sid, [order.positions[at] for at in ordinals]),
                 lambda: _marked(connection, sid, order, end),
             )
             material = _read(connection, sid, choose(session), order)
@@ -246,14 +253,17 @@ class SqlRecallStore:
 
 
 def _places(
-    connection: Connection, sid: int, lookup: Lookup, order: SessionOrder, until: int
+    connection: Connection, sid: int, lookup: Lookup, order: SessionOrder, until: int, most: int
 ) -> FoundPlaces:
-    """Return the ordinals of the messages before `until` that hold any term of a lookup."""
+    """Return the ordinals of the messages before `until` that hold any term of a lookup.
+
+    Of more than `most`, at most the newest are returned.
+    """
     dialect = connection.dialect.name
     write, either = (fts5_term, " OR ") if dialect == "sqlite" else (tsquery_term, " | ")
     asked = either.join([write(sid, term) for term in lookup])
-    rows = _MATCHES[dialect].rows(connection, asked, until, MOST_PLACES + 1)
-    newest = rows[:NEWEST_PLACES] if len(rows) > MOST_PLACES else rows
+    rows = _MATCHES[dialect].rows(connection, asked, until, most + 1)
+    newest = rows[:NEWEST_PLACES] if len(rows) > most else rows
     return FoundPlaces(order.ordinals([row[0] for row in newest]), len(rows) - len(newest))
 
 
@@ -293,6 +303,12 @@ def _holds(words: TextWords, term: Term) -> bool:
 
 def _body(connection: Connection, sid: int, position: int) -> str:
     return next((row[0] for row in _BODY.rows(connection, sid, position)), "{}")
+
+
+def _texts(connection: Connection, sid: int, positions: Sequence[int]) -> list[str]:
+    """Return the texts of messages, in the order of the session."""
+    stored = _messages(connection, sid, positions)
+    return [text_of(json.loads(body)) for _, body in stored.values()]
 
 
 def _marked(
@@ -348,8 +364,9 @@ def _partners(connection: Connection, sid: int, whole: Iterable[Message]) -> set
 
 
 def _recalled(message: Message, body: str, ordinal: int) -> RecalledMessage:
-    said_at = datetime.fromtimestamp(message.created_at_ms / 1000, tz=UTC)
-    return RecalledMessage(message, ordinal, f"{said_at:%Y-%m-%d %H:%M}", json.loads(body))
+    said_at = datetime.fromtimestamp(message.created_at_ms // 1000, tz=UTC)
+    to_the_minute = said_at.isoformat(" ", "minutes").partition("+")[0]
+    return RecalledMessage(message, ordinal, to_the_minute, json.loads(body))
 
 
 def _messages(
