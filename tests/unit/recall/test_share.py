@@ -20,7 +20,7 @@ def test_talk_leaves_more_room_for_recall_than_work() -> None:
         for more in ([], CALL, [*CALL, assistant("42."), user("Thanks.")])
     ]
 
-    assert shares == pytest.approx([0.75, 0.75, 0.5])
+    assert shares == pytest.approx([0.8, 0.8, 0.5])
 
 
 def test_a_policy_without_recall_leaves_no_room() -> None:

@@ -39,9 +39,11 @@ MESSAGE_BYTES: Final = 1_000
 """About how many bytes a message of a cached decision takes besides its text."""
 MOST_TURN_SHARE: Final = 0.25
 """The largest share of the budget that is left free for the rest of the turn."""
-TALK_RATIO: Final = 0.5
+TALK_RATIO: Final = 0.4
 """Without tool calls, what recall leaves of a budget shrinks to this ratio."""
 QUOTES_AT_REQUEST: Final = 0.5
+MORE_READ: Final = 1.1
+"""So many times the tokens that fit are read: neighbors take fewer in a block than in the count."""
 LEAST_TOKENS: Final = 8
 """No message is looked for that takes fewer tokens."""
 FIRST_RANKED: Final = 40
@@ -190,7 +192,7 @@ def _chosen(session: SearchedSession, moment: RecallMoment) -> Choice:
         request = bisect_right(session.positions, moment.request_position)
         if sum(session.tokens[request:known]) < moment.least_growth:
             return Choice(())
-    left = moment.room - FRAME_TOKENS
+    left = int(MORE_READ * (moment.room - FRAME_TOKENS))
     chosen: dict[int, None] = {}
     newest = islice(range(known - 1, -1, -1), MOST_FILLED)
     for ordinal in chain(ranked(session), newest):
