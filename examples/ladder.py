@@ -14,7 +14,7 @@ SHARES = (1.0, 0.8, 0.6, 0.4, 0.2, 0.05)
 
 
 def conversation() -> list[Json]:
-    """A request, a look around, a large file, a long thought, a change, a test run that fails, and the next request."""
+    """A request, searches, a large file, a long thought, a change, and tests that fail."""
     log = "\n".join(
         f"tests/test_queue.py::test_{number} PASSED in {number % 7} ms" for number in range(400)
     )
@@ -26,7 +26,8 @@ def conversation() -> list[Json]:
         {"role": "system", "content": "You are a careful engineer. Answer in English."},
         {
             "role": "user",
-            "content": "The retry queue drops jobs. Find out why, and remember: the billing tables must not be touched.",
+            "content": "The retry queue drops jobs. Find out why, and remember: the billing tables"
+            " must not be touched.",
         },
         calls(
             "c1",
@@ -72,7 +73,7 @@ def result(call_id: str, content: str) -> Json:
 
 
 def fates(given: Sequence[Json], shown: Sequence[Json], compressor: LadderCompressor) -> list[str]:
-    """What became of each message, in a few words; results are known by their call, the others by how they begin."""
+    """What became of each message; results are known by their call, others by how they begin."""
     found = []
     for message in given:
         same = next((one for one in shown if is_same(message, one)), None)

@@ -45,7 +45,7 @@ async def upgrade(database_url: str, revision: str = "head") -> None:
     def work(connection: Connection) -> None:
         current = revision_of(connection)
         refuse_early_schema(current)
-        # A newer database stays as it is: starting an older service beside newer ones migrates, too.
+        # A newer database stays as it is: older services that start beside newer ones migrate, too.
         if revision != "head" or (current or "") < REVISION:
             from alembic import command  # noqa: PLC0415
 

@@ -5,8 +5,8 @@ from alembic import context
 from turnfold.store.database.schema import metadata
 
 connection = context.config.attributes["connection"]
-# One transaction per migration, so that each locks only its own tables: a transaction that locks all
-# of them could deadlock with services that write meanwhile.
+# One transaction per migration, so that each locks only its own tables: a transaction that locks
+# all of them could deadlock with services that write meanwhile.
 context.configure(
     connection=connection,
     target_metadata=metadata,

@@ -1,1 +1,1 @@
-"""The proxy: records the turns of agents that only change their base URL, and trims their requests."""
+"""The proxy: records the turns of agents that only change their base URL, and trims requests."""

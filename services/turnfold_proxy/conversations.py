@@ -65,7 +65,7 @@ class Call:
 
     @property
     def asked(self) -> Hashable:
-        """Everything but the list that its window depends on, and the tokens of instructions and tools."""
+        """What its window depends on, without the list and the tokens of instructions and tools."""
         output = self.conversation.max_output_tokens
         return self.api.shape, self.model, self.budget_tokens, output
 

@@ -54,7 +54,8 @@ def _create_compactions() -> None:
             "NOT is_covered OR status = 'committed'", name=op.f("ck_compactions_covered")
         ),
         sa.CheckConstraint(
-            "status IN ('pending', 'running', 'committed', 'rejected', 'failed', 'stale', 'restored')",
+            "status IN ('pending', 'running', 'committed', 'rejected', 'failed', 'stale',"
+            " 'restored')",
             name=op.f("ck_compactions_status"),
         ),
         sa.ForeignKeyConstraint(["sid"], ["sessions.sid"], name=op.f("fk_compactions_sid")),

@@ -6,7 +6,8 @@ WORD_INDEX = {
             terms, content='', detail='none', columnsize=1, tokenize="ascii")""",
     ],
     "postgresql": [
-        "CREATE TABLE word_index (position BIGINT PRIMARY KEY, sid BIGINT NOT NULL, terms TSVECTOR NOT NULL)",
+        """CREATE TABLE word_index (
+            position BIGINT PRIMARY KEY, sid BIGINT NOT NULL, terms TSVECTOR NOT NULL)""",
         # With fastupdate, every search would also read the list of rows that are not merged yet.
         "CREATE INDEX ix_word_index_terms ON word_index USING gin (terms) WITH (fastupdate = off)",
         # For erasing a session.
@@ -14,12 +15,16 @@ WORD_INDEX = {
     ],
 }
 
-# Without statistics SQLite scans a session's whole history for its live messages, and all compactions
-# for open ones: it cannot know that a partial index is short. Each string has the number of rows, then
-# the rows per value of the first column, of the first two columns, and so on.
+# Without statistics SQLite scans a session's whole history for its live messages, and all
+# compactions for open ones: it cannot know that a partial index is short. Each string has the
+# number of rows, then the rows per value of the first column, of the first two columns, and so on.
 PLANNER_STATISTICS = [
     "ANALYZE sqlite_schema",
-    """INSERT INTO sqlite_stat1 VALUES ('messages', 'messages', '1000000 10000 1'), ('messages', 'ix_messages_live', '4000 40 1'),
-       ('messages', 'ix_messages_results', '400000 4000 2 1'), ('compactions', 'sqlite_autoindex_compactions_1', '100000 1000 1'),
-       ('compactions', 'ix_compactions_pending', '2000 2'), ('compactions', 'ix_compactions_open', '1000 1')""",
+    """INSERT INTO sqlite_stat1 VALUES
+       ('messages', 'messages', '1000000 10000 1'),
+       ('messages', 'ix_messages_live', '4000 40 1'),
+       ('messages', 'ix_messages_results', '400000 4000 2 1'),
+       ('compactions', 'sqlite_autoindex_compactions_1', '100000 1000 1'),
+       ('compactions', 'ix_compactions_pending', '2000 2'),
+       ('compactions', 'ix_compactions_open', '1000 1')""",
 ]

@@ -10,8 +10,9 @@ depends_on = None
 
 VIEW = """
     CREATE VIEW compactions_view AS
-    SELECT CAST(c.compaction_id AS TEXT) AS compaction_id, s.agent_id, s.session_id, {trigger} AS trigger, c.status,
-           c.messages_evicted, c.tokens_before, c.tokens_after, c.attempts, c.reason, c.requested_at_ms AS requested_at,
+    SELECT CAST(c.compaction_id AS TEXT) AS compaction_id, s.agent_id, s.session_id,
+           {trigger} AS trigger, c.status, c.messages_evicted, c.tokens_before, c.tokens_after,
+           c.attempts, c.reason, c.requested_at_ms AS requested_at,
            coalesce(c.restored_at_ms, c.finished_at_ms) AS finished_at
       FROM compactions c JOIN sessions s ON s.sid = c.sid"""
 

@@ -13,10 +13,12 @@ depends_on = None
 BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 RETRACTED = """
          UNION ALL
-        SELECT s.agent_id, s.session_id, m.event_id || '#' || CAST(m.position % 1024 AS TEXT) AS message_id,
+        SELECT s.agent_id, s.session_id,
+               m.event_id || '#' || CAST(m.position % 1024 AS TEXT) AS message_id,
                m.position / 1024 AS stream_seq, m.position, m.role, m.tool_call_id, m.tokens,
                CASE m.priority WHEN 0 THEN 'low' WHEN 1 THEN 'normal' ELSE 'high' END AS priority,
-               'retracted' AS state, CAST(m.compaction_id AS TEXT) AS compaction_id, m.created_at_ms AS created_at,
+               'retracted' AS state, CAST(m.compaction_id AS TEXT) AS compaction_id,
+               m.created_at_ms AS created_at,
                {text} AS text, {body} AS body
           FROM retracted_messages m JOIN sessions s ON s.sid = m.sid"""
 
@@ -42,10 +44,11 @@ def upgrade() -> None:
     _create_view(VIEWS["messages_view"] + RETRACTED)
 
 
-COLUMNS = """sid, position, event_id, role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_meta,
-             is_irregular, is_truncated, is_error, calls, tool_call_id, content_digest, answers_position, answers_slot, is_copy,
-             created_at_ms, cuts, original, body, gist, element"""
-COUNTED = """(SELECT {what} FROM retracted_messages m WHERE m.sid = sessions.sid{where})"""
+COLUMNS = """sid, position, event_id, role, tokens, content_tokens, reasoning_tokens, characters,
+             lines, priority, is_meta, is_irregular, is_truncated, is_error, calls, tool_call_id,
+             content_digest, answers_position, answers_slot, is_copy, created_at_ms, cuts, original,
+             body, gist, element"""
+COUNTED = "(SELECT {what} FROM retracted_messages m WHERE m.sid = sessions.sid{where})"
 NO_SYSTEM = " AND NOT (m.role IN ('system', 'developer') AND m.position % 1024 = 0)"
 
 
@@ -58,10 +61,16 @@ def downgrade() -> None:
         COUNTED.format(what=w, where=NO_SYSTEM) for w in ("count(*)", "coalesce(sum(m.tokens), 0)")
     )
     op.execute(
-        f"""UPDATE sessions SET messages_total = messages_total + {more}, tokens_total = tokens_total + {tokens},
-                   live_messages = live_messages + {live}, live_tokens = live_tokens + {live_tokens}, revision = revision + 1"""  # noqa: S608  # constants
+        # Constants.
+        f"""UPDATE sessions
+               SET messages_total = messages_total + {more}, tokens_total = tokens_total + {tokens},
+                   live_messages = live_messages + {live},
+                   live_tokens = live_tokens + {live_tokens},
+                   revision = revision + 1"""  # noqa: S608
     )
-    op.execute(f"INSERT INTO messages ({COLUMNS}) SELECT {COLUMNS} FROM retracted_messages")  # noqa: S608
+    op.execute(
+        f"INSERT INTO messages ({COLUMNS}) SELECT {COLUMNS} FROM retracted_messages"  # noqa: S608
+    )
     op.execute("DROP VIEW messages_view")
     op.drop_table("retracted_messages")
     op.drop_table("retractions")

@@ -9,7 +9,7 @@ Element = dict[str, Any]
 
 INSTRUCTIONS: Final = ("system", "developer")
 MARKER: Final = "cache_control"
-"""The field by which clients of Anthropic mark what a provider caches. It moves from call to call."""
+"""The field by which clients of Anthropic mark what a provider caches. It moves with each call."""
 
 
 @dataclass(frozen=True, slots=True)

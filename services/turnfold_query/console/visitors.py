@@ -1,4 +1,4 @@
-"""Visitors of the console: their cookies, what they may reach, and the proof that a form is ours."""
+"""Visitors of the console: cookies, what they may reach, and the proof that a form is ours."""
 
 import hmac
 import secrets

@@ -14,7 +14,7 @@ SQLite begins it anew from 16 MB on, but only when no reader uses it at that mom
 
 
 class WalTruncator(PollingLoop):
-    """Write the log into the database file and truncate it, when nothing was written for a second."""
+    """Write the log into the database file and truncate it if nothing was written for a second."""
 
     def __init__(self, database: Database) -> None:
         super().__init__()

@@ -41,8 +41,8 @@ class TurnfoldMiddleware(AgentMiddleware):  # type: ignore[misc]  # without type
     the window, without system message and tools. Without it, the `model` decides: by default that
     of the request. `window` has further options of `turnfold.Session.context`.
 
-    If Turnfold does not answer within `patience_seconds`, the model gets the messages of the state, and the
-    logger `turnfold.integrations` a warning.
+    If Turnfold does not answer within `patience_seconds`, the model gets the messages of the state,
+    and the logger `turnfold.integrations` a warning.
 
     Raises:
         BadRequest: an id is empty, longer than 256 bytes or contains control characters.

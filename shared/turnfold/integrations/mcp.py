@@ -101,7 +101,10 @@ def build_server(opened: Open) -> Server[Any]:
             raise MCPError(INTERNAL_ERROR, _sentence(error)) from error
         return ListToolsResult(tools=[_tool(each) for each in (*definitions, _window_definition())])
 
-    async def call_tool(context: Any, params: CallToolRequestParams) -> CallToolResult:  # noqa: ARG001
+    async def call_tool(
+        context: Any,  # noqa: ARG001
+        params: CallToolRequestParams,
+    ) -> CallToolResult:
         arguments = params.arguments or {}
         try:
             if params.name == WINDOW:

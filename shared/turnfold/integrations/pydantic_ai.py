@@ -39,8 +39,8 @@ class TurnfoldCapability(AbstractCapability[Any]):  # type: ignore[misc]  # with
     prompts and tools. Without it, the `model` decides: by default that of the run. `window` has
     further options of `turnfold.Session.context`.
 
-    If Turnfold does not answer within `patience_seconds`, the model gets the history of the run, and the
-    logger `turnfold.integrations` a warning.
+    If Turnfold does not answer within `patience_seconds`, the model gets the history of the run,
+    and the logger `turnfold.integrations` a warning.
     """
 
     def __init__(

@@ -111,8 +111,8 @@ NAMES: Final = _cues(
     "my name is|my name's|call me |i'm called|我叫|我的名字|我名叫|名前は|と申します",
 )
 LASTING: Final = _cues(
-    "my |our |i'm |i am |i live|i work|i use|we use|allergic|is called|runs on|我叫|我是|我的|我住|我家|我们的|",
-    "过敏|私の|私は",
+    "my |our |i'm |i am |i live|i work|i use|we use|allergic|is called|runs on|我叫|",
+    "我是|我的|我住|我家|我们的|过敏|私の|私は",
 )
 PLAN_STARTS: Final = _cues(
     "please let me know|please confirm if|please confirm the|please provide|if so, please|",
@@ -120,8 +120,8 @@ PLAN_STARTS: Final = _cues(
     "i need to|looking at|good, |good. |hmm|wait",
 )
 ZH_CONSTRAINT: Final = _cues(
-    "必须|不要|不能|以后都|以后请|以后不|以后只|记住|只能|务必|禁止|预算|至少|最多|以上|以内|以下|要求|不超过|别用|不允许|过敏|",
-    "请注意",
+    "必须|不要|不能|以后都|以后请|以后不|以后只|记住|只能|务必|禁止|预算|至少|最多|以上|以内|以下|",
+    "要求|不超过|别用|不允许|过敏|请注意",
 )
 ZH_DECISION: Final = _cues(
     "决定|就选|选择|就这|确定|就去|那就|就用|同意|采用|改用|定了|就住|就吃|确认",

@@ -48,13 +48,13 @@ class PreviousSummary:
 class SummaryJob:
     """Everything a summarizer needs to write one version.
 
-    `newest_request` is the newest unanswered request that the version covers. `following` are the texts of
-    the newest messages after the sources: names that they use belong in the ledger. Without `model`, the
-    extractive summarizer writes. With a model, input of more than `chunk_share` of its
-    `window_tokens` is written in parts. `parts` are the answers of earlier attempts by the digest
-    of their prompt; an empty answer means that the prompt was too large. `task` replaces the
-    built-in task of the prompt. `last_reason` is why the last attempt gave no version.
-    `timeout_seconds` limits each call, `job_timeout_seconds` all of them.
+    `newest_request` is the newest unanswered request that the version covers. `following` are the
+    texts of the newest messages after the sources: names that they use belong in the ledger.
+    Without `model`, the extractive summarizer writes. With a model, input of more than
+    `chunk_share` of its `window_tokens` is written in parts. `parts` are the answers of earlier
+    attempts by the digest of their prompt; an empty answer means that the prompt was too large.
+    `task` replaces the built-in task of the prompt. `last_reason` is why the last attempt gave no
+    version. `timeout_seconds` limits each call, `job_timeout_seconds` all of them.
     """
 
     sources: tuple[Source, ...]

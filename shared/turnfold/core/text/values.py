@@ -83,7 +83,8 @@ _UNITS = (
 KIND_WEIGHTS: Mapping[str, int] = {
     "modified": 16, "uuid": 14, "url": 14, "ticket": 14, "host": 13, "hash": 12, "path": 12,
     "id": 11, "email": 12, "price": 10, "decision": 10, "constraint": 10, "error": 10, "date": 9,
-    "version": 9, "phone": 10, "number": 7, "command": 7, "measure": 6, "time": 6, "read": 4, "line": 9,
+    "version": 9, "phone": 10, "number": 7, "command": 7, "measure": 6, "time": 6, "read": 4,
+    "line": 9,
 }  # fmt: skip
 """What the kind of a value adds to its rank. A kind that is not listed is not part of a ledger."""
 

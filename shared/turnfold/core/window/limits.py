@@ -13,8 +13,8 @@ FEWEST_TURNS: Final = 10
 """Only where so many turns fit, trims leave room for `TURNS_BETWEEN_TRIMS` of them."""
 GROWTH_AT_ARRIVAL: Final = 0.8
 MOST_AT_ARRIVAL: Final = 0.9
-"""So much of these turns' growth, and so much of the budget in all, a window may take when a request
-arrives, beyond what recall usually leaves to it."""
+"""So much of these turns' growth, and so much of the budget in all, a window may take when a
+request arrives, beyond what recall usually leaves to it."""
 LEAST_KEPT: Final = 0.4
 """A trim leaves at least this share, whatever the size of turns."""
 
