@@ -16,7 +16,7 @@ from turnfold.client import Session, Window
 from turnfold.client.mirror import mirror, place_of
 from turnfold.client.token_counter import counter
 from turnfold.errors import CannotFit, RequestError, TurnfoldError, Unavailable
-from turnfold_proxy.apis.api import Answer, Api, Conversation, Element
+from turnfold_proxy.apis.api import Api, Element, ModelAnswer, RequestConversation
 from turnfold_proxy.continuing import KnownWindow, KnownWindows, digest_of, grown, parts_of
 
 REMEMBERED_SESSIONS: Final = 10_000
@@ -38,7 +38,7 @@ class Call:
     agent_id: str
     session_id: str
     body: Mapping[str, Any]
-    conversation: Conversation
+    conversation: RequestConversation
     budget_tokens: int | None
     tools: frozenset[str] = frozenset()
     """The names of tools in it that the proxy answers."""
@@ -128,7 +128,7 @@ class Recorder:
             self._pause(call)
             raise Unavailable("Turnfold does not answer in time") from error
 
-    def record(self, call: Call, number: int, answer: Answer) -> bool:
+    def record(self, call: Call, number: int, answer: ModelAnswer) -> bool:
         """Begin to record the answer to a call; False if there is nothing, or a newer call."""
         state = self._state(call)
         if not answer.elements or state.newest != number:
@@ -270,7 +270,7 @@ class Recorder:
         )
 
     async def _recorded(
-        self, call: Call, number: int, answer: Answer, state: _SessionState
+        self, call: Call, number: int, answer: ModelAnswer, state: _SessionState
     ) -> None:
         session = self._session(call.agent_id, call.session_id)
         elements = [*call.conversation.elements, *answer.elements]

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from turnfold.errors import RequestError
 from turnfold_proxy import identity
 from turnfold_proxy.apis import APIS
-from turnfold_proxy.apis.api import Answer, Api
+from turnfold_proxy.apis.api import Api, ModelAnswer
 from turnfold_proxy.conversations import Call, PreparedCall, Recorder
 from turnfold_proxy.lookups import RecallTools
 from turnfold_proxy.metrics import ProxyMetrics
@@ -148,7 +148,7 @@ class ProxyApp:
         self,
         call: Call,
         number: int,
-        answer: Answer,
+        answer: ModelAnswer,
         is_whole: bool,  # noqa: FBT001 - called as `Ended`
     ) -> None:
         """Begin to record the answer to a call."""

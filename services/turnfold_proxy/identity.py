@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final
 
-from turnfold_proxy.apis.api import Conversation
+from turnfold_proxy.apis.api import RequestConversation
 
 AGENT: Final = "x-turnfold-agent"
 SESSION: Final = "x-turnfold-session"
@@ -21,7 +21,7 @@ _CREDENTIALS: Final = ("authorization", "x-api-key", "api-key", "x-goog-api-key"
 
 
 def session_id(
-    headers: Mapping[str, str], body: Mapping[str, Any], conversation: Conversation
+    headers: Mapping[str, str], body: Mapping[str, Any], conversation: RequestConversation
 ) -> str:
     """Return the id that the caller gives, else one that is derived from the conversation.
 

@@ -19,7 +19,7 @@ from starlette.types import Send as AsgiSend
 
 from turnfold.client import Session
 from turnfold.errors import BadRequest, RequestError, Unavailable
-from turnfold_proxy.apis.api import Answer, Element, Lookup
+from turnfold_proxy.apis.api import Element, LookupCall, ModelAnswer
 from turnfold_proxy.conversations import Call
 from turnfold_proxy.relay import AnswerTap, UpstreamBroken, until_gone
 from turnfold_proxy.upstream import encoded, response_headers
@@ -51,7 +51,7 @@ class HeldAnswer:
 
     response: httpx.Response
     chunks: Sequence[bytes]
-    answer: Answer | None
+    answer: ModelAnswer | None
     is_whole: bool
     lookups: int
 
@@ -160,7 +160,7 @@ class Lookups:
         log.info("proxy.without_tools", lookups=self._lookups)
         return await self._held(await send(self._plain), receive)
 
-    def _own_calls(self, answer: Answer) -> list[Lookup]:
+    def _own_calls(self, answer: ModelAnswer) -> list[LookupCall]:
         try:
             return [one for one in self._api.lookups(answer.elements) if one.name in self._names]
         except (TypeError, AttributeError, LookupError):
@@ -170,7 +170,7 @@ class Lookups:
         """Return whether a call of these tools was cut off, so that the reader left it out."""
         return self._called.search(b"".join(held.chunks)) is not None
 
-    async def _run(self, calls: Sequence[Lookup], *, is_last: bool) -> list[tuple[str, str]]:
+    async def _run(self, calls: Sequence[LookupCall], *, is_last: bool) -> list[tuple[str, str]]:
         """Run calls; return their ids and what the model reads."""
         results: list[tuple[str, str]] = []
         for place, call in enumerate(calls):
@@ -178,7 +178,7 @@ class Lookups:
             results.append((call.call_id, f"{text}\n{_LAST}" if is_last else text))
         return results
 
-    async def _result(self, call: Lookup) -> str:
+    async def _result(self, call: LookupCall) -> str:
         self._lookups += 1
         if not isinstance(call.arguments, Mapping):
             return "The arguments are no JSON object."
@@ -217,5 +217,5 @@ class Lookups:
         answer = tap.answer(is_whole=is_whole) if is_answer else None
         if answer is not None and self._lookups:
             # The usage counts the lookups, which are no part of the session.
-            answer = Answer(answer.elements)
+            answer = ModelAnswer(answer.elements)
         return HeldAnswer(response, chunks, answer, is_whole, self._lookups)

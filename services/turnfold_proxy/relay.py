@@ -8,8 +8,8 @@ from typing import Any, Final, TypeVar
 import httpx
 from starlette.types import Receive, Send
 
-from turnfold_proxy.apis.api import Answer, AnswerReader
-from turnfold_proxy.sse import EventStream
+from turnfold_proxy.apis.api import AnswerReader, ModelAnswer
+from turnfold_proxy.sse import SseDecoder
 from turnfold_proxy.upstream import response_headers
 
 READ_BYTES: Final = 64 * 1024 * 1024
@@ -17,7 +17,7 @@ READ_BYTES: Final = 64 * 1024 * 1024
 
 Result = TypeVar("Result")
 
-Ended = Callable[[Answer, bool], None]
+Ended = Callable[[ModelAnswer, bool], None]
 """Called with the answer as far as it came, and whether that is all of it."""
 
 
@@ -34,7 +34,7 @@ class AnswerTap:
 
     def __init__(self, reader: AnswerReader, content_type: str) -> None:
         self._reader = reader
-        self._events = EventStream() if "event-stream" in content_type else None
+        self._events = SseDecoder() if "event-stream" in content_type else None
         self._body = bytearray()
         self._can_read = True
 
@@ -50,14 +50,14 @@ class AnswerTap:
             if data != b"[DONE]":
                 self._add(data)
 
-    def answer(self, *, is_whole: bool) -> Answer:
+    def answer(self, *, is_whole: bool) -> ModelAnswer:
         """Return the answer so far."""
         if self._events is None and is_whole and self._can_read:
             self._add(bytes(self._body))
         try:
-            return self._reader.answer() if self._can_read else Answer([])
+            return self._reader.answer() if self._can_read else ModelAnswer([])
         except (ValueError, TypeError, AttributeError, LookupError):
-            return Answer([])
+            return ModelAnswer([])
 
     def _add(self, data: bytes) -> None:
         # Providers differ, and an answer that is not understood must still reach its caller.

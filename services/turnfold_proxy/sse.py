@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 
-class EventStream:
+class SseDecoder:
     """Collects the lines of a stream, however its chunks divide them."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ MARKER: Final = "cache_control"
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class RequestConversation:
     """The conversation of a request.
 
     `instructions` and `tools` are JSON or text that stands beside it, and `leading` the elements
@@ -34,7 +34,7 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ModelAnswer:
     """The elements that a model wrote, and the usage that its provider reported."""
 
     elements: Sequence[Element]
@@ -46,7 +46,7 @@ Calls = tuple[set[str], set[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Lookup:
+class LookupCall:
     """A call of a tool with JSON arguments; `arguments` is None if they are no JSON."""
 
     call_id: str
@@ -61,7 +61,7 @@ class AnswerReader(Protocol):
         """Add an event of a stream, or the whole answer if it was not streamed."""
         ...
 
-    def answer(self) -> Answer:
+    def answer(self) -> ModelAnswer:
         """Return what has arrived so far; calls that are incomplete are left out."""
         ...
 
@@ -79,7 +79,7 @@ class Api(Protocol):
         """The format of a window that has this shape."""
         ...
 
-    def conversation(self, body: Mapping[str, Any]) -> Conversation | None:
+    def conversation(self, body: Mapping[str, Any]) -> RequestConversation | None:
         """Return the conversation of a request; None if the request does not hold all of it."""
         ...
 
@@ -105,7 +105,7 @@ class Api(Protocol):
         """Return the request with more tools, which have a name, a description and parameters."""
         ...
 
-    def lookups(self, elements: Sequence[Element]) -> list[Lookup]:
+    def lookups(self, elements: Sequence[Element]) -> list[LookupCall]:
         """Return the calls of functions in an answer."""
         ...
 

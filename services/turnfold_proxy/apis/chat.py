@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from turnfold_proxy.apis.api import (
-    Answer,
     Calls,
-    Conversation,
     Element,
-    Lookup,
+    LookupCall,
+    ModelAnswer,
+    RequestConversation,
     arguments_identity,
     content_identity,
     content_text,
@@ -32,12 +32,12 @@ class ChatApi:
     shape: Literal["chat"] = "chat"
     format: Literal["openai"] = "openai"
 
-    def conversation(self, body: Mapping[str, Any]) -> Conversation:
+    def conversation(self, body: Mapping[str, Any]) -> RequestConversation:
         """Return the messages after the instructions at the beginning."""
         leading, rest = split_leading(elements_of(body.get("messages")))
         tools = [body[name] for name in ("tools", "functions") if body.get(name)]
         output = body.get("max_completion_tokens", body.get("max_tokens"))
-        return Conversation(
+        return RequestConversation(
             instructions="\n".join(content_text(one.get("content")) for one in leading),
             tools=dumped(tools) if tools else "",
             leading=leading,
@@ -84,11 +84,11 @@ class ChatApi:
             raise ValueError("the request has tools in the older form")
         return with_more_tools(body, [{"type": "function", "function": tool} for tool in tools])
 
-    def lookups(self, elements: Sequence[Element]) -> list[Lookup]:
+    def lookups(self, elements: Sequence[Element]) -> list[LookupCall]:
         """Return the calls of functions in a message."""
         calls = [call for one in elements for call in one.get("tool_calls") or ()]
         return [
-            Lookup(call["id"], function["name"], parsed_arguments(function.get("arguments")))
+            LookupCall(call["id"], function["name"], parsed_arguments(function.get("arguments")))
             for call in calls
             if (function := call.get("function"))
         ]
@@ -137,7 +137,7 @@ class ChatReader:
             elif isinstance(delta := choice.get("delta"), dict):
                 self._add_delta(delta)
 
-    def answer(self) -> Answer:
+    def answer(self) -> ModelAnswer:
         """Return the message of the assistant; none if it has neither text nor a whole call."""
         message = dict(self._message)
         if not self._is_whole:
@@ -148,7 +148,7 @@ class ChatReader:
         message = {"role": "assistant"} | {
             name: value for name, value in message.items() if value is not None
         }
-        return Answer([message] if says else [], self._usage)
+        return ModelAnswer([message] if says else [], self._usage)
 
     def _add_delta(self, delta: Mapping[str, Any]) -> None:
         for name, value in delta.items():

@@ -6,11 +6,11 @@ from typing import Any, Final, Literal
 
 from turnfold_proxy.apis.api import (
     MARKER,
-    Answer,
     Calls,
-    Conversation,
     Element,
-    Lookup,
+    LookupCall,
+    ModelAnswer,
+    RequestConversation,
     content_identity,
     content_text,
     dumped,
@@ -36,10 +36,10 @@ class MessagesApi:
     shape: Literal["anthropic"] = "anthropic"
     format: Literal["anthropic"] = "anthropic"
 
-    def conversation(self, body: Mapping[str, Any]) -> Conversation:
+    def conversation(self, body: Mapping[str, Any]) -> RequestConversation:
         """Return the messages; the system text stands beside them."""
         tools = without_markers(body.get("tools"))
-        return Conversation(
+        return RequestConversation(
             instructions=content_text(body.get("system")),
             tools=dumped(tools) if tools else "",
             leading=(),
@@ -92,10 +92,10 @@ class MessagesApi:
         ]
         return with_more_tools(body, shaped)
 
-    def lookups(self, elements: Sequence[Element]) -> list[Lookup]:
+    def lookups(self, elements: Sequence[Element]) -> list[LookupCall]:
         """Return the blocks that call tools."""
         return [
-            Lookup(block["id"], block["name"], block.get("input"))
+            LookupCall(block["id"], block["name"], block.get("input"))
             for one in elements
             for block in one["content"]
             if _kind(block) == "tool_use"
@@ -159,7 +159,7 @@ class MessagesReader:
         elif kind == "content_block_stop":
             self._end(place)
 
-    def answer(self) -> Answer:
+    def answer(self) -> ModelAnswer:
         """Return the message; none if it has no block."""
         blocks = [
             block
@@ -167,7 +167,7 @@ class MessagesReader:
             if place in self._ended or (_kind(block) == "text" and block.get("text"))
         ]
         usage = self._usage or None
-        return Answer([{"role": "assistant", "content": blocks}] if blocks else [], usage)
+        return ModelAnswer([{"role": "assistant", "content": blocks}] if blocks else [], usage)
 
     def _add_delta(self, place: int, delta: Mapping[str, Any]) -> None:
         block, name = self._blocks[place], _PIECES.get(delta.get("type", ""))

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from turnfold_proxy.apis.api import (
-    Answer,
     Calls,
-    Conversation,
     Element,
-    Lookup,
+    LookupCall,
+    ModelAnswer,
+    RequestConversation,
     arguments_identity,
     content_identity,
     content_text,
@@ -31,7 +31,7 @@ class ResponsesApi:
     shape: Literal["responses"] = "responses"
     format: Literal["responses"] = "responses"
 
-    def conversation(self, body: Mapping[str, Any]) -> Conversation | None:
+    def conversation(self, body: Mapping[str, Any]) -> RequestConversation | None:
         """Return the items after the instructions; None if the provider keeps a part of them."""
         given = body.get("input")
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -42,7 +42,7 @@ class ResponsesApi:
             return None
         texts = [dumped(body.get("instructions") or "")]
         texts += [content_text(item.get("content")) for item in leading]
-        return Conversation(
+        return RequestConversation(
             instructions="\n".join(filter(None, texts)),
             tools=dumped(body["tools"]) if body.get("tools") else "",
             leading=leading,
@@ -93,10 +93,10 @@ class ResponsesApi:
             body, [{"type": "function", **tool, "strict": False} for tool in tools]
         )
 
-    def lookups(self, elements: Sequence[Element]) -> list[Lookup]:
+    def lookups(self, elements: Sequence[Element]) -> list[LookupCall]:
         """Return the items that call functions."""
         return [
-            Lookup(item["call_id"], item["name"], parsed_arguments(item.get("arguments")))
+            LookupCall(item["call_id"], item["name"], parsed_arguments(item.get("arguments")))
             for item in elements
             if item.get("type") == "function_call"
         ]
@@ -149,11 +149,11 @@ class ResponsesReader:
         elif kind == "response.output_text.delta":
             self._texts[place] = self._texts.get(place, "") + event["delta"]
 
-    def answer(self) -> Answer:
+    def answer(self) -> ModelAnswer:
         """Return the whole items, and the message that was being written."""
         cut = {place: _message(text) for place, text in self._texts.items() if text}
         items = [item for _, item in sorted((self._items | cut).items())]
-        return Answer(items, self._usage)
+        return ModelAnswer(items, self._usage)
 
 
 def _message(text: str) -> Element:

@@ -15,7 +15,7 @@ from turnfold.errors import StartError
 from turnfold.settings import read_settings
 
 if TYPE_CHECKING:
-    from turnfold.integrations.mcp import Lookup
+    from turnfold.integrations.mcp import SessionReads
 
 
 def register(app: typer.Typer) -> None:
@@ -44,7 +44,7 @@ def mcp(
     key, settings = session_key(agent, session), read_settings(os.environ)
 
     @asynccontextmanager
-    async def opened() -> AsyncGenerator["Lookup", None]:
+    async def opened() -> AsyncGenerator["SessionReads", None]:
         if http_url is not None:
             yield HttpSession(http_url, key, token=settings.http_token)
         else:

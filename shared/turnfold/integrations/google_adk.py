@@ -59,7 +59,7 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
             agent_id, client=client, max_tokens=max_tokens, window=window
         )
         self._model = model
-        self._asked: dict[tuple[str, str], tuple[Session, _Call]] = {}
+        self._asked: dict[tuple[str, str], tuple[Session, _RequestContents]] = {}
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
@@ -68,7 +68,7 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
         place = callback_context.session
         session_id = f"{quote(place.user_id, safe='@')}/{quote(place.id, safe='@')}"
         session = self._windows.session(session_id, callback_context.agent_name)
-        call = _Call(llm_request.contents)
+        call = _RequestContents(llm_request.contents)
         model = self._model or llm_request.model
         shown = await self._windows.shown(session, call.asked, model=model)
         if shown is not None:
@@ -97,7 +97,7 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
             self._asked.pop(key, None)
 
 
-class _Call:
+class _RequestContents:
     """The contents of one request: each part of them is a part of a chat message."""
 
     def __init__(self, contents: Sequence[types.Content]) -> None:

@@ -49,7 +49,7 @@ _INSTRUCTIONS = (
 )
 
 
-class Lookup(Protocol):
+class SessionReads(Protocol):
     """The reads of one session, as `Session` has them."""
 
     async def tools(self, *, format: Literal["anthropic"]) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ class Lookup(Protocol):
         ...
 
 
-Open = Callable[[], AbstractAsyncContextManager[Lookup]]
+Open = Callable[[], AbstractAsyncContextManager[SessionReads]]
 """Opens the one session for a call; raises the subclasses of `TurnfoldError`."""
 
 

@@ -93,7 +93,7 @@ class AgentTotals(NamedTuple):
     last_event_at_ms: int | None
 
 
-class ModelUsage(NamedTuple):
+class ModelCosts(NamedTuple):
     """The cost of the versions of one model; `model` is None for those written without a model.
 
     `cost` is in US dollars and sums what providers and price lists told. `unpriced` counts the
@@ -126,7 +126,7 @@ class AgentUsage(NamedTuple):
 class SummaryCosts:
     """The cost of summaries: by model since the beginning, by day and agent since a day."""
 
-    models: Sequence[ModelUsage]
+    models: Sequence[ModelCosts]
     days: Sequence[DayUsage]
     agents: Sequence[AgentUsage]
 

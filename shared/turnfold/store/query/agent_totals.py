@@ -8,7 +8,7 @@ from turnfold.ports.inspection import (
     AgentTotals,
     AgentUsage,
     DayUsage,
-    ModelUsage,
+    ModelCosts,
     SummaryCosts,
 )
 from turnfold.store.database.schema import sessions, summaries, summary_token_usage
@@ -66,7 +66,7 @@ def summary_costs(
     by_agent = select(usage.c.agent_id, taken).where(recent).group_by(usage.c.agent_id)
     most = by_agent.order_by(taken.desc(), usage.c.agent_id).limit(agents)
     models = [
-        ModelUsage(model, int(versions), int(asked), int(written), float(cost), int(unpriced))
+        ModelCosts(model, int(versions), int(asked), int(written), float(cost), int(unpriced))
         for model, versions, asked, written, cost, unpriced in connection.execute(by_model)
     ]
     return SummaryCosts(
