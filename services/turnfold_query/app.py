@@ -32,12 +32,12 @@ from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings, redacted
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import next_seq, wait_for_schema
+from turnfold.store.database.secrets import SIGNED_ACTORS, read_secret
 from turnfold.store.query.agent_lists import SqlAgentLists
 from turnfold.store.query.dead_letters import SqlDeadLetterStore
 from turnfold.store.query.history import SqlHistoryStore
 from turnfold.store.query.inspection import SqlInspectionStore
 from turnfold.store.query.recall import SqlRecallStore
-from turnfold.store.query.secrets import SIGNED_ACTORS, read_secret
 from turnfold.store.query.window import AT_ONCE, SqlWindowStore
 from turnfold_query.asyncapi import asyncapi_document
 from turnfold_query.handlers import CONTEXT, QueryDispatcher, QueryServer, make_router
@@ -170,15 +170,19 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         log.info("query.started", pid=os.getpid(), port=http_address[1])
         await _stopped(stop, listener.ended)
     finally:
-        # In this order: no new connections, no new requests, then the end of the running ones.
-        listener.refuse()
-        with contextlib.suppress(Exception):
-            await broker.stop()
-        await server.close()
-        await listener.close()
+        await _stop(listener, broker, server)
         await arrivals.close()
         await cancel_and_wait(sending)
         log.info("query.stopped")
+
+
+async def _stop(listener: HttpServer, broker: Broker, server: QueryServer) -> None:
+    """Refuse new connections, then new requests, and wait for the running ones."""
+    listener.refuse()
+    with contextlib.suppress(Exception):
+        await broker.stop()
+    await server.close()
+    await listener.close()
 
 
 async def _stopped(stop: asyncio.Event, listener_ended: asyncio.Task[None]) -> None:

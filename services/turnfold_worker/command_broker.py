@@ -12,9 +12,9 @@ from turnfold.bus.stream_state import last_sequence
 from turnfold.store.compact.campaigns import SqlCampaignStore
 from turnfold.store.compact.requests import SqlSessionCommands
 from turnfold.store.compact.versions import SqlVersionStore
+from turnfold.store.database.secrets import SIGNED_ACTORS, read_secret
 from turnfold.store.query.dead_letters import SqlDeadLetterStore
 from turnfold.store.query.history import SqlHistoryStore
-from turnfold.store.query.secrets import SIGNED_ACTORS, read_secret
 from turnfold_worker.actors import Actors, watched
 from turnfold_worker.context import WorkerContext, now_ms
 from turnfold_worker.dead_letters import make_letters_router

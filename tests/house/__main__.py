@@ -61,28 +61,28 @@ class Module(NamedTuple):
 
 def main() -> None:
     """Print the table; exit with 1 if a target is missed."""
-    everything = [*_modules()]
+    everything = modules()
     source = [module for module in everything if "/testing/" not in module.path]
     table = Table("figure", "now", "target")
     is_met = True
-    for name, now, target, is_good in _figures(everything, source):
+    for name, now, target, is_good in figures(everything, source):
         table.add_row(name, now, target, style=None if is_good else "red")
         is_met &= is_good
     console = Console(width=100)
     console.print(table)
-    for line in _beyond(source):
+    for line in beyond_targets(source):
         console.print(line, markup=False, highlight=False)
     sys.exit(not is_met)
 
 
-def _modules() -> Iterator[Module]:
-    for root in SOURCE:
-        for path in sorted((ROOT / root).rglob("*.py")):
-            text = path.read_text(encoding="utf-8")
-            yield Module(str(path.relative_to(ROOT)), text, ast.parse(text))
+def modules() -> list[Module]:
+    """Read all files of the source."""
+    paths = [path for root in SOURCE for path in sorted((ROOT / root).rglob("*.py"))]
+    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
+    return [Module(path, text, ast.parse(text)) for path, text in texts.items()]
 
 
-def _beyond(source: list[Module]) -> Iterator[str]:
+def beyond_targets(source: list[Module]) -> Iterator[str]:
     """Name each file, function and line that is longer or more complex than its target."""
     for module in source:
         if module.lines > LINES_OF_A_FILE:
@@ -103,9 +103,8 @@ def length_of(node: Function) -> int:
     return (node.end_lineno or 0) - node.lineno + 1
 
 
-def _figures(
-    everything: list[Module], source: list[Module]
-) -> Iterator[tuple[str, str, str, bool]]:
+def figures(everything: list[Module], source: list[Module]) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield each figure: its name, what it is now, its target, and whether that is reached."""
     schemas = ("contracts/answers/", "contracts/event_models.py", "contracts/notice_models.py")
     statements = sum(
         module.statements

@@ -174,22 +174,23 @@ class _System:
             self._environ["TURNFOLD_PROXY_HOST"] = plan.proxy_host
             self._environ["TURNFOLD_PROXY_PORT"] = str(ports.proxy)
             commands.setdefault("proxy", PROXY)
-        config = write_config(self._nats_directory, port=ports.nats)
-        binary = find_server(plan.nats_server)
-        # The server holds the lock as well, so that no second one opens the same streams.
-        nats = ProcessSpec(
-            "nats",
-            (str(binary), "-c", str(config)),
-            announces=False,
-            inherits=(directory.lock_fd,),
-            errors=log_file(self._nats_directory),
-            orphaned_by=signal.SIGTERM,
-        )
         services = [
             ProcessSpec(name, command, runs_once=name == "migrate")
             for name, command in commands.items()
         ]
-        self._parts = (nats, *services)
+        self._parts = (self._nats_process(plan.nats_server, directory.lock_fd), *services)
+
+    def _nats_process(self, nats_server: Path | None, lock_fd: int) -> ProcessSpec:
+        config = write_config(self._nats_directory, port=self._nats_port)
+        return ProcessSpec(
+            "nats",
+            (str(find_server(nats_server)), "-c", str(config)),
+            announces=False,
+            # The server holds the lock as well, so that no second one opens the same streams.
+            inherits=(lock_fd,),
+            errors=log_file(self._nats_directory),
+            orphaned_by=signal.SIGTERM,
+        )
 
     async def run(self) -> None:
         """Start all processes, and restart them until a stop signal."""
