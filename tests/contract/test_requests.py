@@ -10,7 +10,6 @@ from turnfold.contracts.history_requests import AuditRequest, HistoryRequest, Se
 from turnfold.contracts.requests import (
     CampaignRequest,
     ProgressRequest,
-    PromoteRequest,
     RegenerateRequest,
     ReplayRequest,
     RestoreRequest,
@@ -204,12 +203,8 @@ async def test_a_version_is_promoted_and_a_compaction_undone_by_request(stores: 
     await two_versions(stores)
     second = await history.summary(KEY, SummaryRequest(version=2), store=stores.history)
 
-    await versions.promote(
-        KEY,
-        PromoteRequest(version=1),
-        store=stores.versions,
-        installation=stores.installation,
-        now_ms=NOON + 9_000,
+    await stores.versions.promote(
+        KEY, 1, over=None, installation=stores.installation, now_ms=NOON + 9_000
     )
     in_force = [
         one["in_force"]
@@ -217,12 +212,8 @@ async def test_a_version_is_promoted_and_a_compaction_undone_by_request(stores: 
             "summaries"
         ]
     ]
-    await versions.promote(
-        KEY,
-        PromoteRequest(version=2, over=1),
-        store=stores.versions,
-        installation=stores.installation,
-        now_ms=NOON + 9_050,
+    await stores.versions.promote(
+        KEY, 2, over=1, installation=stores.installation, now_ms=NOON + 9_050
     )
     undone = await versions.restore(
         KEY,

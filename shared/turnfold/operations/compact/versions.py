@@ -1,11 +1,10 @@
-"""Promote a version, restore evicted messages, and regenerate summaries."""
+"""Restore evicted messages, and regenerate summaries."""
 
 from typing import Any
 
 from turnfold.contracts.requests import (
     CampaignRequest,
     ProgressRequest,
-    PromoteRequest,
     RegenerateRequest,
     RestoreRequest,
 )
@@ -18,26 +17,6 @@ from turnfold.operations.query.installation import campaign_json
 from turnfold.ports.admin import CampaignStore, VersionStore
 from turnfold.ports.compact import RegenerateOptions
 from turnfold.ports.ingest import Installation
-
-
-async def promote(
-    key: SessionKey,
-    request: PromoteRequest,
-    *,
-    store: VersionStore,
-    installation: Installation,
-    now_ms: int,
-    actor: str = LOCAL,
-) -> None:
-    """Put a version in force. Messages that it does not cover become pending."""
-    await store.promote(
-        key,
-        request.version,
-        over=request.over,
-        installation=installation,
-        now_ms=now_ms,
-        actor=actor,
-    )
 
 
 async def restore(

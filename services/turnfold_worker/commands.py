@@ -1,0 +1,196 @@
+"""Execute the requests that write: each handler calls an operation, and wakes what it concerns."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+from turnfold.bus.events import BusEvents
+from turnfold.contracts.history_requests import PopRequest
+from turnfold.contracts.requests import (
+    AgentEraseRequest,
+    CampaignRequest,
+    CompactionRequest,
+    EraseRequest,
+    PolicyRequest,
+    ProgressRequest,
+    PromoteRequest,
+    RegenerateRequest,
+    ReplayRequest,
+    RestoreRequest,
+    SummaryRequest,
+)
+from turnfold.errors import Unavailable
+from turnfold.messages import AgentId, SessionKey
+from turnfold.operations.compact import versions
+from turnfold.operations.query import dead_letters, history
+from turnfold.operations.query.pop import pop
+from turnfold.ports.admin import CampaignStore, DeadLetterStore, SessionCommands, VersionStore
+from turnfold.ports.ingest import Installation
+from turnfold.ports.query import HistoryStore
+from turnfold_worker.handlers import Handle, Reply
+
+INGEST_SECONDS = 3.0
+INGEST_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commands:
+    """The operations of the requests that write, with all that they need.
+
+    `on_change` is called after each request that may have opened jobs or written notices, and
+    `on_erased` after each erasure. `last_seq` returns the newest sequence of the stream, and
+    `ingested_to` the sequence up to which all events are stored.
+    """
+
+    sessions: SessionCommands
+    versions: VersionStore
+    campaigns: CampaignStore
+    histories: HistoryStore
+    letters: DeadLetterStore
+    stream: BusEvents
+    installation: Installation
+    now_ms: Callable[[], int]
+    last_seq: Callable[[], Awaitable[int]]
+    ingested_to: Callable[[], Awaitable[int]]
+    on_change: Callable[[], object]
+    on_erased: Callable[[], object]
+    _locks: WeakValueDictionary[SessionKey, asyncio.Lock] = field(
+        default_factory=WeakValueDictionary
+    )
+
+    def handlers(self) -> Mapping[str, Handle]:
+        """Return the handler of each request."""
+        change, erased = self.on_change, self.on_erased
+        return {
+            "session.policy": _followed(self._set_policy, change),
+            "agent.policy": _followed(self._set_policy, change),
+            "session.erase": _followed(self._erase, erased),
+            "agent.erase": _followed(self._erase, erased),
+            "session.pop": self._pop,
+            "compaction.request": _followed(self._compact, change),
+            "compaction.restore": _followed(self._restore, change),
+            "summary.promote": _followed(self._promote, change),
+            "summary.regenerate": _followed(self._regenerate, change),
+            "agent.regenerate": _followed(self._begin_campaign, change),
+            "installation.regenerate": _followed(self._begin_campaign, change),
+            "campaign.get": self._progress,
+            "deadletters.replay": self._replay,
+        }
+
+    async def _set_policy(
+        self, key: SessionKey | AgentId, request: PolicyRequest, actor: str
+    ) -> Reply:
+        return await self.sessions.set_policy(
+            key, request, installation=self.installation, now_ms=self.now_ms(), actor=actor
+        )
+
+    async def _erase(self, key: SessionKey | AgentId, request: EraseRequest, actor: str) -> Reply:
+        # Events up to this sequence are erased even if no worker has stored them yet.
+        until = await self.last_seq()
+        prefix = request.prefix if isinstance(request, AgentEraseRequest) else None
+        if prefix is not None:
+            # Only stored sessions can be found by a prefix.
+            await _wait_for_ingest(until, self.ingested_to)
+        erased = await self.sessions.erase(
+            key, last_seq=until, now_ms=self.now_ms(), actor=actor, prefix=prefix
+        )
+        ids = key._asdict() if isinstance(key, SessionKey) else {"agent_id": key}
+        return {**ids, **erased._asdict()}
+
+    async def _pop(self, key: SessionKey, request: PopRequest, _: str) -> Reply:
+        # Requests of one session take turns here, so that they need not try again.
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            return await pop(
+                key,
+                request,
+                store=self.histories,
+                stream=self.stream,
+                ingested_to=self.ingested_to,
+            )
+
+    async def _compact(self, key: SessionKey, _: CompactionRequest, actor: str) -> Reply:
+        opened = await self.sessions.compact_now(
+            key, installation=self.installation, now_ms=self.now_ms(), actor=actor
+        )
+        return {"compaction_id": opened}
+
+    async def _promote(self, key: SessionKey, request: PromoteRequest, actor: str) -> Reply:
+        await self.versions.promote(
+            key,
+            request.version,
+            over=request.over,
+            installation=self.installation,
+            now_ms=self.now_ms(),
+            actor=actor,
+        )
+        asked = SummaryRequest(version=request.version)
+        return await history.summary(key, asked, store=self.histories)
+
+    async def _restore(self, key: SessionKey, request: RestoreRequest, actor: str) -> Reply:
+        return await versions.restore(
+            key,
+            request,
+            store=self.versions,
+            installation=self.installation,
+            now_ms=self.now_ms(),
+            actor=actor,
+        )
+
+    async def _regenerate(self, key: SessionKey, request: RegenerateRequest, actor: str) -> Reply:
+        return await versions.regenerate(
+            key,
+            request,
+            store=self.versions,
+            installation=self.installation,
+            now_ms=self.now_ms(),
+            actor=actor,
+        )
+
+    async def _begin_campaign(
+        self, agent_id: AgentId | None, request: CampaignRequest, actor: str
+    ) -> Reply:
+        return await versions.begin_campaign(
+            agent_id,
+            request,
+            store=self.campaigns,
+            installation=self.installation,
+            now_ms=self.now_ms(),
+            actor=actor,
+        )
+
+    async def _progress(self, _: None, request: ProgressRequest, __: str) -> Reply:
+        return await versions.progress(request, store=self.campaigns)
+
+    async def _replay(self, _: None, request: ReplayRequest, __: str) -> Reply:
+        return await dead_letters.replay(
+            request, store=self.letters, stream=self.stream, now_ms=self.now_ms
+        )
+
+
+def _followed(handle: Handle, callback: Callable[[], object]) -> Handle:
+    """Call `callback` after each request that has succeeded."""
+
+    async def on_request(key: Any, request: Any, actor: str) -> Reply:
+        reply = await handle(key, request, actor)
+        # Not after an error, which changed nothing.
+        callback()
+        return reply
+
+    return on_request
+
+
+async def _wait_for_ingest(seq: int, ingested_to: Callable[[], Awaitable[int]]) -> None:
+    """Return when every event up to a sequence is stored.
+
+    Raises:
+        Unavailable: it is not after INGEST_SECONDS.
+    """
+    deadline = asyncio.get_running_loop().time() + INGEST_SECONDS
+    while await ingested_to() < seq:
+        if asyncio.get_running_loop().time() >= deadline:
+            raise Unavailable(
+                "events that were published before are not stored yet; try again later"
+            )
+        await asyncio.sleep(INGEST_POLL_SECONDS)
