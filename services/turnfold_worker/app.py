@@ -192,7 +192,7 @@ async def _start(
         lock = WriterLock(settings.database_url)
         if not lock.try_to_take():
             log.info("worker.standby")
-            telemetry.health.waits_for = "it stands by: another worker writes to this file"
+            telemetry.health.waits_for = "standby: another worker holds the writer lock"
             await _unless(stop, lock.take())
         if stop.is_set():
             return

@@ -3,10 +3,10 @@
 TurnfoldError
 ├── RequestError            a request cannot be answered; `code` travels to the caller
 │   ├── BadRequest              correct the request
-│   ├── NotAllowed              ask with other credentials
+│   ├── NotAllowed              use other credentials
 │   ├── UnknownSession          nothing was published there yet
-│   ├── CannotFit               ask again with `needed_tokens` (or `needed_messages`)
-│   ├── TooLarge                ask for less
+│   ├── CannotFit               request again with `needed_tokens` (or `needed_messages`)
+│   ├── TooLarge                request or publish less
 │   ├── Conflict                read again, then decide again
 │   └── Unavailable             try again later
 │       └── StreamFull              the event stream is full, nothing was stored: make room
@@ -43,25 +43,25 @@ class RequestError(TurnfoldError):
 
 
 class BadRequest(RequestError):
-    """The request is not one: correct it."""
+    """The request is invalid; correct it."""
 
 
 class NotAllowed(RequestError):
-    """These credentials may not ask this."""
+    """These credentials do not allow the request."""
 
     code = "not_allowed"
     status = 403
 
 
 class UnknownSession(RequestError):
-    """Nothing was ever published there."""
+    """Nothing was published for this agent or session."""
 
     code = "unknown_session"
     status = 404
 
 
 class CannotFit(RequestError):
-    """Not even the smallest window fits the budget; asking with what it names succeeds."""
+    """The smallest window exceeds the budget; a request with the stated size succeeds."""
 
     code = "cannot_fit"
     status = 422
@@ -80,21 +80,21 @@ class CannotFit(RequestError):
 
 
 class TooLarge(RequestError):
-    """More than the bus or a limit carries."""
+    """The request or answer exceeds a limit, or the size that the bus accepts."""
 
     code = "too_large"
     status = 413
 
 
 class Conflict(RequestError):
-    """Something newer stands in the way."""
+    """A newer change conflicts with the request."""
 
     code = "conflict"
     status = 409
 
 
 class Unavailable(RequestError):
-    """Nobody can answer now; `retry_after_ms` says when to try again, where that is known."""
+    """No service can answer now; retry, after `retry_after_ms` if that is set."""
 
     code = "unavailable"
     status = 503
@@ -109,7 +109,7 @@ class Unavailable(RequestError):
 
 
 class StreamFull(Unavailable):
-    """The event stream is full. Nothing was stored; an operator must make room."""
+    """The event stream is full, and the event was not stored; an operator must make room."""
 
 
 class ContextOverflow(TurnfoldError):

@@ -164,9 +164,9 @@ def check_bind_address(host: str, *, has_tokens: bool, is_checked_elsewhere: boo
     """
     if not (has_tokens or is_checked_elsewhere or is_loopback(host)):
         raise StartError(
-            f"whoever reaches {host} would read every session: "
-            "set TURNFOLD_HTTP_TOKENS (`turnfold keys token` makes the file), "
-            "or TURNFOLD_HTTP_CHECKED_ELSEWHERE=1 if something in front checks who asks"
+            f"HTTP on {host} would give every caller access to every session; "
+            "set TURNFOLD_HTTP_TOKENS (`turnfold keys token` creates the file), "
+            "or TURNFOLD_HTTP_CHECKED_ELSEWHERE=1 if a proxy in front authenticates callers"
         )
 
 

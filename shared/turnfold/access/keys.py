@@ -77,7 +77,7 @@ def read_keys(directory: Path) -> list[Key]:
         ) from error
     except (ValueError, TypeError) as error:
         raise StartError(
-            f"{path} does not hold keys; mend it, or name another directory with --dir"
+            f"{path} does not hold keys; correct it, or name another directory with --dir"
         ) from error
 
 

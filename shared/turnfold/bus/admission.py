@@ -39,13 +39,14 @@ class Places:
         for asker in askers:
             if each.get(asker, 0) >= self._most_each:
                 raise Unavailable(
-                    f"{self._most_each} {self._what} of one agent at once are the limit",
+                    f"too many concurrent {self._what} of one agent (limit {self._most_each}); retry",
                     retry_after_ms=RETRY_AFTER_MS,
                 )
         # After the limits of each caller, so that an agent at its own limit is told so.
         if self._taken >= self._most:
             raise Unavailable(
-                f"{self._most} {self._what} at once are the limit", retry_after_ms=RETRY_AFTER_MS
+                f"too many concurrent {self._what} (limit {self._most}); retry",
+                retry_after_ms=RETRY_AFTER_MS,
             )
         self._taken += 1
         for asker in askers:
@@ -99,7 +100,7 @@ class ConcurrencyLimiter:
         """
         if self.rounds.behind(asker) >= self.waiting.most_each:
             raise Unavailable(
-                "too many requests of one agent at once", retry_after_ms=RETRY_AFTER_MS
+                "too many concurrent requests of one agent; retry", retry_after_ms=RETRY_AFTER_MS
             )
         await self.rounds.turn(asker)
 

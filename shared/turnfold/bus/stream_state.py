@@ -119,7 +119,9 @@ async def read_events(
                 elif headers.get("Status") in ("204", "404"):
                     return [event for event in events if first_seq <= event.stream_seq <= last_seq]
                 elif "Status" in headers:
-                    raise Unavailable(f"the stream does not read itself out: {headers['Status']}")
+                    raise Unavailable(
+                        f"the stream cannot be read (status {headers['Status']}); try again later"
+                    )
                 # Other messages are replies of other clients.
     finally:
         with contextlib.suppress(nats.errors.Error):

@@ -128,7 +128,7 @@ async def ensure_streams(
         differing = await config_differences(client)
     except (nats.errors.NoRespondersError, ServiceUnavailableError) as error:
         raise StartError(
-            "this NATS server keeps no streams; start it with JetStream (`nats-server -js`)"
+            "this NATS server has no streams; start it with JetStream (`nats-server -js`)"
         ) from error
     except nats.errors.TimeoutError as error:
         raise StartError(
@@ -138,10 +138,10 @@ async def ensure_streams(
     except APIError as error:
         raise StartError(
             f"the bus refused a stream: {error.description}; "
-            "remove what stands in the way and migrate again"
+            "remove the cause, and run `turnfold migrate` again"
         ) from error
     if differing:
-        raise StartError(f"the bus kept other settings than asked for: {'; '.join(differing)}")
+        raise StartError(f"the bus did not apply all settings of a stream: {'; '.join(differing)}")
     return _created(events)
 
 
@@ -210,8 +210,8 @@ def check_server(client: Client) -> None:
     version = _version(client)
     if version < OLDEST_SERVER:
         raise StartError(
-            f"this NATS server is {_dotted(version)}; {_dotted(OLDEST_SERVER)} or newer is needed, "
-            "for it drops settings silently"
+            f"this NATS server is {_dotted(version)}, which ignores settings silently; "
+            f"use {_dotted(OLDEST_SERVER)} or newer"
         )
     for warning in server_warnings(client):
         log.warning("bus.advisory", advice=warning)

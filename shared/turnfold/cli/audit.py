@@ -52,7 +52,8 @@ def audit(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="verify | AGENT SESSION", help="One session (default: the 1,000 newest)."
+            metavar="verify | AGENT SESSION",
+            help="Show one session (default: the 1,000 newest rows of all).",
         ),
     ] = None,
     limit: Annotated[

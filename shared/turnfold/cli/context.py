@@ -86,7 +86,7 @@ def context(  # noqa: PLR0917  # a parameter for each option
     explain: Annotated[
         bool,
         typer.Option(
-            "--explain", help="Say of each message of the session how it is shown, or why not."
+            "--explain", help="Show for each message of the session how it is shown, or why not."
         ),
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="Do not shorten long texts.")] = False,

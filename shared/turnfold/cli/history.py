@@ -36,7 +36,9 @@ def register(app: typer.Typer) -> None:
 def history(
     agent: Agent,
     session: SessionName,
-    state: Annotated[MessageState | None, typer.Option(help="Only messages in this state.")] = None,
+    state: Annotated[
+        MessageState | None, typer.Option(help="Show only messages in this state.")
+    ] = None,
     newest: Annotated[
         int,
         typer.Option(min=0, metavar="COUNT", help="Show the last COUNT messages; 0 shows all."),

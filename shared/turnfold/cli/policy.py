@@ -68,11 +68,13 @@ def set_(  # a parameter for each option
             help="Set a number of the policy; null removes it. May be repeated.",
         ),
     ] = None,
-    mode: Annotated[CompactionMode | None, typer.Option(help="What starts a compaction.")] = None,
+    mode: Annotated[
+        CompactionMode | None, typer.Option(help="Compact by triggers, only on request, or never.")
+    ] = None,
     preset: Annotated[str | None, typer.Option(metavar="PRESET", help="Name of a preset.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set the policy of an agent or of one session; what is not named stays as it is."""
+    """Set the policy of an agent or of one session; other values stay unchanged."""
     fields = {
         "mode": None if mode is None else str(mode),
         "preset": preset,

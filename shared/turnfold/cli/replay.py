@@ -90,7 +90,9 @@ def replay(
         Format | None,
         typer.Option("--format", help="Format of the files (default: that of their first value)."),
     ] = None,
-    step: Annotated[Step, typer.Option(help="What one event contains.")] = Step.TURN,
+    step: Annotated[
+        Step, typer.Option(help="Publish one event per turn or per message.")
+    ] = Step.TURN,
     speed: Annotated[
         float | None,
         typer.Option(

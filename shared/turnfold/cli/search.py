@@ -58,8 +58,8 @@ def search(
             min=1, max=MOST_HITS, metavar="COUNT", help="Show at most this many, best first."
         ),
     ] = 20,
-    state: Annotated[State | None, typer.Option(help="Only messages in this state.")] = None,
-    role: Annotated[Speaker | None, typer.Option(help="Only messages of this role.")] = None,
+    state: Annotated[State | None, typer.Option(help="Show only messages in this state.")] = None,
+    role: Annotated[Speaker | None, typer.Option(help="Show only messages of this role.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,

@@ -55,7 +55,7 @@ def register(app: typer.Typer) -> None:
 
 def sessions(
     agent: Annotated[
-        str | None, typer.Option(metavar="AGENT", help="Only sessions of this agent.")
+        str | None, typer.Option(metavar="AGENT", help="Show only sessions of this agent.")
     ] = None,
     limit: Annotated[
         int, typer.Option(min=1, metavar="COUNT", help="Show at most this many, newest first.")

@@ -103,7 +103,7 @@ def running_system(path: Path) -> Mapping[str, Any] | None:
         ready = None
     if not isinstance(ready, dict) or not isinstance(ready.get("nats_url"), str):
         raise StartError(
-            f"the system on {path} is not ready; try again when `turnfold up` says that it is"
+            f"the system on {path} is not ready; try again after `turnfold up` has printed its addresses"
         )
     return ready
 

@@ -44,7 +44,7 @@ def find_server(explicit: Path | None = None) -> Path:
     """
     if explicit is not None:
         if not os.access(explicit, os.X_OK):
-            raise StartError(f"TURNFOLD_NATS_SERVER names {explicit}, which is no program")
+            raise StartError(f"TURNFOLD_NATS_SERVER names {explicit}, which is not a program")
         return explicit.absolute()
     for binary in (_from_wheel(), *_beside_interpreter(), _on_path()):
         if binary is not None and os.access(binary, os.X_OK):

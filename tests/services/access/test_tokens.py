@@ -388,7 +388,8 @@ def test_a_service_that_would_serve_strangers_does_not_start(
 
     assert ended.returncode == 1
     assert (
-        "whoever reaches 0.0.0.0 would read every session: set TURNFOLD_HTTP_TOKENS" in ended.stderr
+        "HTTP on 0.0.0.0 would give every caller access to every session; "
+        "set TURNFOLD_HTTP_TOKENS" in ended.stderr
     )
 
 

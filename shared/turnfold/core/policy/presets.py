@@ -130,15 +130,15 @@ class Policy:
                 f"recall takes at most {MOST_RECALL_SHARE} of a window"
             )
         if self.low_water_ratio == 0:
-            raise ValueError("low_water_ratio is 0; a window needs some room")
+            raise ValueError("low_water_ratio is 0; it must be above 0")
         if not 0 < self.chunk_share <= 1:
             raise ValueError(
                 f"chunk_share is {self.chunk_share}; "
-                "it is a share of the summariser's window, above 0 and at most 1"
+                "it is a share of the summarizer's window, above 0 and at most 1"
             )
         if self.summary_model is not None and not is_model_name(self.summary_model):
             raise ValueError(
-                "summary_model is no name of a model: it is a word without spaces, "
+                "summary_model must be a model's name without spaces, "
                 "such as openai/gpt-4.1-mini, or session"
             )
 

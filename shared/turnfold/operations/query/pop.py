@@ -62,7 +62,7 @@ async def pop(
             await _stored(seq, ingested_to, ends)
             return _answer(chosen, seq)
         if time.monotonic() > ends:
-            raise Unavailable("other callers retracted messages all the time; try again")
+            raise Unavailable("other callers kept retracting messages; try again")
 
 
 async def _stored(seq: int, ingested_to: Callable[[], Awaitable[int]], ends: float) -> bool:

@@ -66,9 +66,7 @@ def question_of(q: str) -> SearchQuery:
     """
     question = SearchQuery.of(q)
     if not question.words:
-        raise BadRequest(
-            "q: there is no word in it; a word, a path, an id or a number can be found"
-        )
+        raise BadRequest("q: contains no word; search for a word, a path, an id or a number")
     return question
 
 
