@@ -18,6 +18,7 @@ from turnfold import errors
 from turnfold.cli.application import application
 from turnfold.core.policy.presets import PRESETS, Policy
 from turnfold.settings.parsers import SETTING_NAMES
+from turnfold.settings.reading import SHORT_NAMES
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -84,6 +85,48 @@ def test_the_generated_errors_and_the_page_on_events_name_the_same_reasons_of_de
     told = set(re.findall(r"`([a-z_]+)`", described.partition("\n\n")[0]))
     assert told == set(re.findall(r"`([a-z_]+)`", generated.partition(". ")[0]))
     assert {"not_json", "event_id_reused"} <= told
+
+
+def section(page: str, heading: str) -> str:
+    """The text below a heading, up to the next one of its level or above."""
+    level = heading.index(" ")
+    rest = (DOCS / page).read_text(encoding="utf-8").partition(f"\n{heading}\n")[2]
+    return re.split(rf"^#{{1,{level}}} ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def described_settings(bullet: str) -> set[str]:
+    """The settings of a bullet; `_PORT` after `TURNFOLD_HTTP_HOST` means `TURNFOLD_HTTP_PORT`."""
+    whole = re.findall(r"`(TURNFOLD(?:_[A-Z]+)+)`", bullet)
+    ends = re.findall(r"`((?:_[A-Z]+)+)`", bullet)
+    starts = ["_".join(name.split("_")[:size]) for name in whole for size in range(1, 6)]
+    return {*whole, *(start + end for start in starts for end in ends)}
+
+
+def test_the_page_on_events_describes_each_setting() -> None:
+    bullets = section("events.md", "## Environment").split("\n- ")
+    described = {name for bullet in bullets for name in described_settings(bullet)}
+    # `turnfold up` sets it for its children.
+    names = set(SETTING_NAMES) - {"announce", "config"}
+
+    assert not {f"TURNFOLD_{name.upper()}" for name in names} - described
+    assert all(f"`{name}`" in section("events.md", "## Environment") for name in SHORT_NAMES)
+
+
+def test_the_page_on_events_describes_each_policy_number() -> None:
+    described = section("events.md", "### Policy")
+
+    assert not [field.name for field in fields(Policy) if f"`{field.name}`" not in described]
+
+
+def test_the_page_on_events_lists_each_command() -> None:
+    listed = section("events.md", "## Command line")
+    starts = set(re.findall(r"`(?:turnfold )?([a-z]+(?: [a-z]+)?)", listed))
+
+    for leaf in leaves(get_group(application()), "turnfold"):
+        _, *words = leaf.split()
+        assert " ".join(words) in starts or set(words) <= {
+            word for start in starts for word in start.split()
+        }, leaf
 
 
 def test_every_page_has_a_place_in_the_navigation() -> None:
