@@ -39,7 +39,8 @@ class Places:
         for asker in askers:
             if each.get(asker, 0) >= self._most_each:
                 raise Unavailable(
-                    f"too many concurrent {self._what} of one agent (limit {self._most_each}); retry",
+                    f"too many concurrent {self._what} of one agent (limit {self._most_each});"
+                    " retry",
                     retry_after_ms=RETRY_AFTER_MS,
                 )
         # After the limits of each caller, so that an agent at its own limit is told so.

@@ -16,11 +16,10 @@ class SearchedSession:
     """Where the lookups of a question match in a session, by ordinals of its messages.
 
     `positions` and `tokens` are those of every message, in order; messages that are never recalled
-    have 0 tokens. `matches` has one entry per lookup of `question`. `spoken` are the messages of the
-    speaker whom the question names, None unless it names exactly one. `look_up` finds more
-    in the index alone, with a number of places from which on a lookup is not read to its end;
-    `texts` reads the texts of messages, and `marked_lines` the marked lines of the newest ones,
-    oldest first.
+    have 0 tokens. `matches` has one entry per lookup of `question`. `spoken` are the messages of
+    the speaker whom the question names, None unless it names exactly one. `look_up` searches the
+    index alone, and reads no lookup further than a number of places. `texts` reads the texts of
+    messages, and `marked_lines` the marked lines of the newest ones, oldest first.
     """
 
     question: RecallQuestion

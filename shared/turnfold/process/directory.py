@@ -103,7 +103,8 @@ def running_system(path: Path) -> Mapping[str, Any] | None:
         ready = None
     if not isinstance(ready, dict) or not isinstance(ready.get("nats_url"), str):
         raise StartError(
-            f"the system on {path} is not ready; try again after `turnfold up` has printed its addresses"
+            f"the system on {path} is not ready; try again after `turnfold up` has printed its"
+            " addresses"
         )
     return ready
 

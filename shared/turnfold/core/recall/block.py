@@ -191,7 +191,7 @@ class _BlockWriter:
         return True
 
     def _more_stretches(self, ordinals: Collection[int]) -> int:
-        """Return how many more rows of neighbors there are with these ordinals; they may join some."""
+        """Return how many more rows of neighbors these ordinals make; joining rows makes fewer."""
         held = self._ordinals
         joined = sum((ordinal + 1 in held) + (ordinal - 1 in held) for ordinal in ordinals)
         return len(ordinals) - joined - sum(ordinal + 1 in ordinals for ordinal in ordinals)
