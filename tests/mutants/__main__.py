@@ -152,7 +152,8 @@ def _records(file: Path, suites: Mapping[str, str]) -> tuple[Records, set[str]]:
     records = {
         name: one
         for name, one in latest.items()
-        if one["outcome"] in dead or one["suite"] == suites.get(name)
+        if one["outcome"] in dead
+        or (one["outcome"] != Outcome.UNDECIDED and one["suite"] == suites.get(name))
     }
     return records, latest.keys() - records.keys()
 
@@ -189,7 +190,8 @@ def _show(wanted: Sequence[Mutant], records: Records, reasons: Reasons, console:
     )
     by_outcome = {outcome: counts[outcome] for outcome in Outcome}
     killed = by_outcome[Outcome.KILLED] + by_outcome[Outcome.TIMEOUT]
-    changing = killed + by_outcome[Outcome.SURVIVED] + by_outcome[Outcome.UNCOVERED]
+    alive = (Outcome.SURVIVED, Outcome.UNCOVERED, Outcome.UNDECIDED)
+    changing = killed + sum(by_outcome[outcome] for outcome in alive)
     table = Table("outcome", "mutants", title="Mutants")
     for name, number in (*by_outcome.items(), ("equivalent", counts["equivalent"])):
         table.add_row(name, str(number))
@@ -199,7 +201,7 @@ def _show(wanted: Sequence[Mutant], records: Records, reasons: Reasons, console:
             console.print(
                 f"equivalent: {mutant}: {reasons[mutant.id]}", markup=False, soft_wrap=True
             )
-        elif records[mutant.id]["outcome"] in (Outcome.SURVIVED, Outcome.UNCOVERED):
+        elif records[mutant.id]["outcome"] in alive:
             console.print(
                 f"{records[mutant.id]['outcome']}: {mutant}", markup=False, soft_wrap=True
             )
