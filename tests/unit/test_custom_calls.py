@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.histories import assistant, counter, custom, history, parsed, tool, user, words
+from tests.shaped import shaped_session
 from turnfold.core.history.gist import calls_told
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import Policy
@@ -17,7 +18,7 @@ from turnfold.core.text.search import searched_text
 from turnfold.core.text.tokens import CALL_TOKENS, count_message
 from turnfold.core.window.rendering.anthropic import ASIDE_MESSAGES, ASIDE_TOKENS, to_anthropic
 from turnfold.core.window.window import WindowRequest, plan
-from turnfold.messages import Priority
+from turnfold.messages import Priority, Shape
 
 Json = dict[str, Any]
 SQL = "select count(*)\nfrom \"seas\" where order_id = 'ORD-77120'"
@@ -68,6 +69,19 @@ def test_its_result_stands_beside_it_in_both_formats() -> None:
     (block,) = json.loads(shape.messages[1])["content"]
     assert block == {"type": "tool_use", "id": "c1", "name": "sql", "input": {"input": SQL}}
     assert json.loads(shape.messages[2])["content"][0]["tool_use_id"] == "c1"
+
+
+@pytest.mark.proves("L5", "G1")
+def test_as_items_it_is_a_custom_call_and_its_text_stays_to_the_letter() -> None:
+    said = [user("how many?"), calling(custom("c1", SQL)), tool("c1", "7")]
+    session = shaped_session([("chat", said)])
+
+    items, _ = session.shown(plan(session.stored, WindowRequest(shape=Shape.RESPONSES), Policy()))
+
+    assert items[1:] == [
+        {"type": "custom_tool_call", "call_id": "c1", "name": "sql", "input": SQL},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "7"},
+    ]
 
 
 @pytest.mark.proves("W3", "C19")

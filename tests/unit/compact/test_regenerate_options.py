@@ -1,4 +1,4 @@
-"""What a regeneration may ask for."""
+"""What a regeneration may ask for, and what a restored compaction answers."""
 
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.store_fixtures import KEY, NOON, Stores, new_sqlite, sql_stores, summary, turns
-from turnfold.contracts.requests import (
-    RegenerateRequest,
-)
+from turnfold.contracts.requests import RegenerateRequest, RestoreRequest
 from turnfold.errors import BadRequest
-from turnfold.operations.compact.versions import regenerate
+from turnfold.messages import CompactionId
+from turnfold.operations.compact.versions import regenerate, restore
+from turnfold.ports.compact import RegenerateOptions
 
 
 @pytest.fixture
@@ -22,6 +22,15 @@ async def stores(tmp_path: Path) -> AsyncGenerator[Stores]:
         (job,) = await stores.claim()
         await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
         yield stores
+
+
+async def write_another(stores: Stores) -> CompactionId:
+    """Write a second version; return its compaction."""
+    await stores.ingest(*turns(10, 7))
+    (job,) = await stores.claim(NOON + 10_000)
+    await stores.jobs.commit(job, summary("More."), reason=None, now_ms=NOON + 10_000)
+    (compaction_id,) = job.compaction_ids
+    return compaction_id
 
 
 @pytest.mark.parametrize(
@@ -58,3 +67,37 @@ async def test_a_prompt_of_ones_own_is_work_to_do(stores: Stores) -> None:
 
     (job,) = await stores.claim(NOON + 10_000)
     assert (job.wanted.prompt, job.wanted.model) == ("Sum it up in {words} words.", "openai/y")
+
+
+@pytest.mark.proves("A4")
+async def test_every_option_of_a_regeneration_reaches_its_job(stores: Stores) -> None:
+    await write_another(stores)
+    asked = RegenerateRequest(
+        model="openai/y", style="narrative", prompt="Sum it up.", from_version=1
+    )
+    await regenerate(
+        KEY, asked, store=stores.versions, installation=stores.installation, now_ms=NOON
+    )
+
+    (job,) = await stores.claim(NOON + 20_000)
+    assert job.wanted == RegenerateOptions("openai/y", "narrative", "Sum it up.", 1)
+
+
+@pytest.mark.proves("A4")
+async def test_a_restored_compaction_is_answered_with_the_state_after_it(stores: Stores) -> None:
+    compaction_id = await write_another(stores)
+
+    answer = await restore(
+        KEY,
+        RestoreRequest(compaction_id=compaction_id),
+        store=stores.versions,
+        installation=stores.installation,
+        now_ms=NOON + 20_000,
+    )
+
+    assert answer == {
+        "compaction_id": compaction_id,
+        "status": "restored",
+        "version": 1,
+        "messages_pending": 0,
+    }

@@ -1,0 +1,83 @@
+"""Blocks of the Anthropic API as chat messages, and chat messages as blocks."""
+
+from typing import Any
+
+import pytest
+
+from turnfold.core.shapes.anthropic import chat_content, chat_views
+from turnfold.core.shapes.views import compact
+from turnfold.core.text.json_text import json_text
+
+Json = dict[str, Any]
+PNG = "data:image/png;base64,iVBORw0K"
+
+
+def chat_of(message: Json) -> list[Json]:
+    return [view.message for view in chat_views([message], [json_text(message)])]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "tool_result", "content": "7"},
+        {"type": "tool_result", "tool_use_id": 7, "content": "7"},
+        {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": []},
+        ["no block"],
+    ],
+)
+@pytest.mark.proves("L5", "G1")
+def test_a_block_that_is_no_result_of_a_call_stays_a_part_of_what_the_user_said(
+    block: object,
+) -> None:
+    (said,) = chat_of({"role": "user", "content": [{"type": "text", "text": "Look:"}, block]})
+
+    assert said["role"] == "user"
+    assert compact(block) in compact(said["content"]).replace('\\"', '"')
+
+
+@pytest.mark.proves("G1")
+def test_results_and_what_the_user_says_with_them_are_messages_of_their_own() -> None:
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "7"}
+
+    said = chat_of({"role": "user", "content": [{"type": "text", "text": "And?"}, result]})
+
+    assert said == [
+        {"role": "tool", "tool_call_id": "c1", "content": "7"},
+        {"role": "user", "content": "And?"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("block", "part"),
+    [
+        (
+            {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}},
+            {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
+        ),
+        (
+            {
+                "type": "image",
+                "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0K"},
+            },
+            {"type": "image_url", "image_url": {"url": PNG}},
+        ),
+        (
+            {"type": "document", "source": {"type": "url", "url": "https://example.com/a.pdf"}},
+            {"type": "file", "file": {"file_data": "https://example.com/a.pdf"}},
+        ),
+        (
+            {"type": "document", "source": {"type": "file", "file_id": "f1"}},
+            {
+                "type": "text",
+                "text": '{"type":"document","source":{"type":"file","file_id":"f1"}}',
+            },
+        ),
+    ],
+)
+@pytest.mark.proves("G1")
+def test_an_image_and_a_document_are_parts_of_a_chat_and_an_unknown_source_is_its_text(
+    block: Json, part: Json
+) -> None:
+    text = {"type": "text", "text": "See:"}
+
+    assert chat_content([text, block]) == [text, part]
