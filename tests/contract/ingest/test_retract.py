@@ -17,6 +17,7 @@ from tests.store_fixtures import (
     result,
     retracted,
     summary,
+    tool,
     turn,
     turns,
     user,
@@ -196,6 +197,19 @@ async def test_a_call_id_used_again_after_a_retraction_gets_its_own_result(store
     assert await left(stores) == ["e3#0", "e3#1", "e4#0"]
 
 
+@pytest.mark.proves("G1", "L5")
+async def test_a_call_retracted_with_its_result_takes_no_later_result(stores: Stores) -> None:
+    branch = (user("look"), assistant(None, "c1"), tool("c1", "old"))
+    await stores.ingest(turn(1, *branch))
+    await stores.ingest(retracted(2, "e1#1", "e1#2"))
+
+    await stores.ingest(result(3, "c1", "new"), turn(4, assistant(None, "c1")))
+
+    told = await Asker(stores).told()
+    assert [message["content"] for message in told["messages"]] == ["look", None, "new"]
+    assert await gone(stores) == ["e1#1", "e1#2"]
+
+
 # --- order
 
 
@@ -233,17 +247,25 @@ async def test_a_call_id_used_again_after_a_retraction_gets_its_own_result(store
             retracted(3, "e2#0"),
             result(4, "c1", "two"),
         ],
+        # A call retracted with its result, and the next result, which comes before its call.
+        [
+            turn(1, assistant(None, "c1"), tool("c1", "one")),
+            retracted(2, "e1#0", "e1#1"),
+            result(3, "c1", "two"),
+            turn(4, assistant(None, "c1")),
+        ],
     ],
 )
 async def test_every_order_of_arrival_ends_the_same(
     stores: Stores, events: list[DecodedEvent]
 ) -> None:
     outcomes = set()
-    for number, order in enumerate(permutations(events)):
+    one_by_one = [[[event] for event in order] for order in permutations(events)]
+    for number, batches in enumerate([*one_by_one, [events]]):
         # Each order in an agent of its own, because event ids belong to agents.
         mine = SessionKey(AgentId(f"ada-{number}"), SessionId("s-1"))
-        for event in order:
-            await stores.ingest(event._replace(key=mine))
+        for batch in batches:
+            await stores.ingest(*(event._replace(key=mine) for event in batch))
         session = await seen(stores, mine)
         outcomes.add(
             repr(

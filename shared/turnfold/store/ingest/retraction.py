@@ -96,15 +96,16 @@ class Retractor:
         `stored_seqs` are the sequences that this batch stored or moved, `call_ids` those whose
         pairs it touched.
         """
+        # The pairs of these calls were left for this moment. Decided first, so that a result that is
+        # retracted with its call keeps it, in whatever order they arrived.
+        following = StoredRetraction(0, at_ms, Retraction(), WORKER)
+        self._apply_one(session, following, set(call_ids))
         found = _SINCE.rows(self._connection, session.sid, min(stored_seqs, default=1 << 62))
         for seq, retracted_at_ms, named, actor in found:
             ids, after, is_all = json.loads(named)
             retraction = Retraction(tuple(ids), after, bool(is_all))
             source = StoredRetraction(int(seq), int(retracted_at_ms), retraction, actor)
             self._apply_one(session, source, is_new=seq in stored_seqs)
-        # The pairs of these calls were left for this moment.
-        following = StoredRetraction(0, at_ms, Retraction(), WORKER)
-        self._apply_one(session, following, set(call_ids))
 
     def bring_back_event(
         self, session: SessionRow, arrival: DecodedEvent, old_seq: int
