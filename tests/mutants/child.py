@@ -46,6 +46,8 @@ def _run(
     # Modules of the checkout are imported anew, from the copy.
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]
+    # Otherwise pytest compiles every test file anew in every run, which takes longer than its tests.
+    sys.dont_write_bytecode = False
     import pytest
 
     status = pytest.main(arguments)
