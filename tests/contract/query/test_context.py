@@ -427,3 +427,24 @@ async def test_a_message_that_a_program_wrote_is_not_the_request(
 
     assert work[0] in window["messages"]
     assert not any("is_meta" in body for body in window["messages"])
+
+
+@pytest.mark.proves("W1", "W8")
+async def test_what_is_shown_as_stored_may_be_left_out_and_nothing_else(stores: Stores) -> None:
+    await stores.ingest(
+        turn(1, user("look"), assistant(None, "a"), tool("a", "a line of a log\n" * 800)),
+        turn(2, user("so?")),
+    )
+    asker = Asker(stores)
+
+    told = await asker.told(max_tokens=1_000, entries=True)
+    brief = await asker.told(max_tokens=1_000, entries=True, bodies="changed")
+
+    forms = [entry["form"] for entry in told["entries"]]
+    assert forms[0] == forms[-1] == "whole"
+    assert set(forms) > {"whole"}
+    assert brief["messages"] == [
+        None if form == "whole" else message
+        for form, message in zip(forms, told["messages"], strict=True)
+    ]
+    assert brief["entries"] == told["entries"]

@@ -140,6 +140,18 @@ async def test_the_history_has_elements_beside_their_chat_views(stores: Stores) 
     assert shown[2]["message"] == {"role": "assistant", "content": None}
 
 
+@pytest.mark.proves("A5", "G1")
+async def test_a_page_of_very_long_elements_ends_early(stores: Stores) -> None:
+    thought = THOUGHT | {"encrypted_content": "gAAA" * 175_000}
+    await stores.ingest(*[arrival(seq, [ASK, thought, ANSWER]) for seq in range(1, 5)])
+
+    page = await stores.history.page(KEY, limit=12)
+
+    assert {one.message_id for one in page} == {
+        f"e{seq}#{place}" for seq in (1, 2) for place in range(3)
+    } | {"e3#0"}
+
+
 @pytest.mark.proves("G1", "L2")
 async def test_items_that_are_published_again_leave_nothing_behind(stores: Stores) -> None:
     await stores.ingest(arrival(2, TURN, event_id="e"))

@@ -59,6 +59,21 @@ def test_a_list_that_fits_comes_back_as_it_is(compressor: LadderCompressor) -> N
     assert compressed == Compressed(messages, compressor.tokens(messages))
 
 
+@pytest.mark.proves("W8")
+@pytest.mark.parametrize(
+    "said", [{"role": "assistant", "content": None}, {"role": "user", "content": None, "name": "a"}]
+)
+def test_what_is_shown_whole_in_a_trimmed_list_is_to_the_letter_what_was_given(
+    compressor: LadderCompressor, said: Json
+) -> None:
+    messages = [*long_list(), said, user("and now?")]
+
+    compressed = compressor.compress(messages, 2_000)
+
+    assert not compressed.is_whole
+    assert compressed.messages[-2:] == [said, user("and now?")]
+
+
 @pytest.mark.proves("W8", "L5", "L6")
 @pytest.mark.parametrize("budget", [500, 2_000, 8_000])
 @pytest.mark.parametrize("is_emergency", [False, True])

@@ -596,6 +596,42 @@ def test_early_facts_outlive_filler_and_five_compactions() -> None:
     assert [answer for _, answer in facts if answer not in artifact] == []
 
 
+def reading(*paths: str) -> Source:
+    """Return an answer that reads these files."""
+    return assistant("", 9, *[("read", json.dumps({"path": path})) for path in paths])
+
+
+@pytest.mark.proves("S6")
+def test_the_text_names_the_files_that_were_modified_and_those_that_were_read() -> None:
+    edit = ("edit", '{"path": "/srv/a.py", "oldText": "x", "newText": "y"}')
+
+    draft = drafted(
+        user("Please fix the login page."), assistant("", 1, edit), reading("/srv/b.py")
+    )
+
+    assert "Files modified: /srv/a.py" in draft.text.splitlines()
+    assert "Files read: /srv/b.py" in draft.text.splitlines()
+
+
+@pytest.mark.proves("S6", "C46")
+def test_files_leave_a_full_text_before_its_last_three_lines_do_and_the_newest_file_last() -> None:
+    paths = [f"/srv/{name}/{'deep/' * 12}{name}.py" for name in ("one", "two", "six", "ten")]
+    said = (
+        user("Please implement the retry queue."),
+        assistant("The retry queue is implemented and all 45 tests pass."),
+        user("Let's go with exponential backoff."),
+        tool("nothing to see\n" * 900),
+    )
+    lines = ["retry queue", "45 tests pass", "exponential backoff"]
+
+    whole = drafted(*said, reading(*paths), max_tokens=2_000).text
+    short = drafted(*said, reading(*paths), max_tokens=count(whole) - 60).text
+
+    assert all(line in whole for line in [*lines, *paths])
+    assert all(line in short for line in lines)
+    assert [path in short for path in paths] == [False, False, False, True]
+
+
 def test_summary_of_a_model_is_carried_on_by_the_extractive_one() -> None:
     sections = {
         "decisions": ["Postgres was chosen."],

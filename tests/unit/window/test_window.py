@@ -24,7 +24,7 @@ from turnfold.core.window.framing import Placement
 from turnfold.core.window.leveling import level_sizes
 from turnfold.core.window.truncation import STAND_IN, Form
 from turnfold.core.window.views import ShownMessage
-from turnfold.core.window.window import WindowPlan, WindowRequest, budget_of, plan
+from turnfold.core.window.window import WindowPlan, WindowRequest, budget_of, build_window, plan
 from turnfold.errors import CannotFit
 from turnfold.messages import Priority
 
@@ -952,3 +952,19 @@ def test_a_ceiling_limits_every_budget(max_tokens: int | None, expected: int) ->
     policy = replace(BALANCED, max_context_tokens=6_000)
 
     assert budget_of(max_tokens=max_tokens, model_window=128_000, policy=policy) == expected
+
+
+@pytest.mark.proves("W3", "L11")
+def test_a_trimmed_window_is_continued_also_after_it_was_asked_for_again() -> None:
+    """Only the messages that were added since are read: what was trimmed is not trimmed again."""
+    session = history([user("go"), *tool_rounds(30, 200), user("so?"), user("and?")])
+    asked = WindowRequest(budget_tokens=2_000)
+    before = session.until(len(session.stored.messages) - 1)
+
+    made = build_window(before.stored, asked, BALANCED)
+    again = build_window(before.stored, asked, BALANCED, made)
+    later = build_window(session.stored, asked, BALANCED, again)
+
+    assert again is made
+    assert later is made
+    assert made.total <= 2_000 < tokens_of(session)
