@@ -7,7 +7,7 @@ from operator import attrgetter
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger
 from turnfold.core.history.blocks import Block, group, newest_request
 from turnfold.core.policy.presets import Policy
-from turnfold.messages import Message, Role
+from turnfold.messages import USER, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,14 @@ def decide_eviction(
         return NoEviction()
     request = newest_request(live)
     border = blocks[first_kept].position if first_kept < len(blocks) else None
-    leaving = [
-        message
-        for block in old
-        if block.head is not request and not _may_be_answered(block, policy, now_ms)
-        for message in block.stored
-    ]
+    leaving: list[Message] = []
+    for block in old:
+        head, results, joined = block
+        if not results and not joined:
+            if head is not request:
+                leaving.append(head)
+        elif head is not request and not _may_be_answered(block, policy, now_ms):
+            leaving += block.stored
     # Loose messages belong to no block. They leave with what surrounds them.
     leaving += [message for message in grouped.loose if border is None or message.position < border]
     evicted = tuple(sorted(leaving, key=_position))
@@ -61,10 +63,14 @@ def _boundary(blocks: Sequence[Block], policy: Policy) -> int:
     least = max(policy.keep_messages, 1)
     while needed and (messages < least or not _is_enough(messages, tokens, rounds, policy)):
         needed -= 1
-        block = blocks[needed]
-        messages += len(block.stored) if block.results or block.joined else 1
-        tokens += block.tokens
-        rounds += block.head.is_request
+        head, results, joined = blocks[needed]
+        if results or joined:
+            messages += len(blocks[needed].stored)
+            tokens += blocks[needed].tokens
+        else:
+            messages += 1
+            tokens += head.tokens
+        rounds += head.is_request
     # Bounded: a long stretch without a user message must not keep everything.
     allowed = max(policy.keep_messages, messages // 2)
     extra = 0
@@ -73,7 +79,7 @@ def _boundary(blocks: Sequence[Block], policy: Policy) -> int:
             extra += len(blocks[index].stored)
         if extra > allowed:
             break
-        if index < len(blocks) and blocks[index].head.role is Role.USER:
+        if index < len(blocks) and blocks[index].head.role is USER:
             return index
     return needed
 

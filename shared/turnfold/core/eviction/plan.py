@@ -3,6 +3,7 @@
 The store calls `plan_evictions` in the transaction that stores the batch.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -14,7 +15,7 @@ from turnfold.core.eviction.decide import Evict, clamp_keep_tokens, decide_evict
 from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, Trigger, TriggerLimits
 from turnfold.core.eviction.usage import UsageInput, UsageState, relief_limit
 from turnfold.core.policy.presets import Policy
-from turnfold.messages import MESSAGES_PER_EVENT, Message, Role
+from turnfold.messages import MESSAGES_PER_EVENT, TOOL, Message, pinnable_in, position_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,50 +39,74 @@ class Eviction:
     @property
     def tokens(self) -> int:
         """Count the tokens of the evicted messages, without system messages."""
-        return sum([message.tokens for message in self.evicted if not message.is_pinnable])
+        return _counted_tokens(self.evicted)
 
     @property
     def is_over(self) -> bool:
         """Whether the messages that stayed are still over the limit, as far as counted."""
-        left = self.load.tokens - self.tokens
-        is_counted = self.due.trigger in (Trigger.TOKENS, Trigger.BUDGET)
-        return is_counted and left * self.load.factor > self.due.budget_tokens
+        return _is_over(self.due, self.load, self.evicted)
 
     def seen_at(self, live: Sequence[Message], load: SessionLoad, at_ms: int) -> "Eviction":
         """Return the same eviction with counts of these live messages at this moment."""
-        gone = {message.position for message in self.evicted}
-        stays = tuple([message for message in live if message.position not in gone])
+        stays = _without(live, self.evicted)
         return replace(self, live=len(live), load=load, at_ms=at_ms, stays=stays)
 
     def counts(self) -> dict[str, Any]:
         """Return the numbers for the audit row: the messages that left, and those that stayed."""
+        dropped, kept = _Tally.of(self.evicted), _Tally.of(self.stays)
         return {
             "evicted": len(self.evicted),
             "kept": len(self.stays),
-            "blocks_kept": _blocks(self.stays),
-            "blocks_dropped": _blocks(self.evicted),
-            "calls": _calls(self.evicted),
-            "calls_kept": _calls(self.stays),
-            "results": _results(self.evicted),
-            "results_kept": _results(self.stays),
+            "blocks_kept": kept.blocks,
+            "blocks_dropped": dropped.blocks,
+            "calls": dropped.calls,
+            "calls_kept": kept.calls,
+            "results": dropped.results,
+            "results_kept": kept.results,
         }
 
 
-def _blocks(messages: Iterable[Message]) -> int:
-    """Return the number of blocks; a call with its results is one, pinned messages are none."""
-    return sum([message.role is not Role.TOOL and not message.is_pinnable for message in messages])
+class _Tally(NamedTuple):
+    """Counts of messages; a call with its results is one block, pinned messages are none."""
+
+    blocks: int
+    calls: int
+    results: int
+
+    @classmethod
+    def of(cls, messages: Sequence[Message]) -> "_Tally":
+        results = len([message for message in messages if message.role is TOOL])
+        calls = sum([len(message.calls) for message in messages if message.calls])
+        return cls(len(messages) - results - len(pinnable_in(messages)), calls, results)
 
 
-def _calls(messages: Iterable[Message]) -> int:
-    return sum([len(message.calls) for message in messages])
+def _counted_tokens(messages: Sequence[Message]) -> int:
+    """Return the tokens of messages without pinned ones."""
+    tokens = sum([message.tokens for message in messages])
+    return tokens - sum([message.tokens for message in pinnable_in(messages)])
 
 
-def _results(messages: Iterable[Message]) -> int:
-    return sum([message.role is Role.TOOL for message in messages])
+def _is_over(due: FiredTrigger, load: SessionLoad, evicted: Sequence[Message]) -> bool:
+    if due.trigger not in (Trigger.TOKENS, Trigger.BUDGET):
+        return False
+    return (load.tokens - _counted_tokens(evicted)) * load.factor > due.budget_tokens
+
+
+def _without(live: Sequence[Message], evicted: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the live messages that stay; mostly the oldest ones leave."""
+    if are_oldest(evicted, live):
+        return tuple(live[len(evicted) :])
+    gone = {message.position for message in evicted}
+    return tuple([message for message in live if message.position not in gone])
+
+
+def are_oldest(evicted: Sequence[Message], live: Sequence[Message]) -> bool:
+    """Return whether evicted messages are the first of the live ones; both are in order."""
+    most = len(evicted)
+    return 0 < most <= len(live) and live[most - 1].position == evicted[-1].position
 
 
 UNMETERED = UsageInput()
-NO_TRIGGER: Final = FiredTrigger(Trigger.REQUEST, 0)
 
 
 class RestoreHold(NamedTuple):
@@ -126,8 +151,10 @@ def plan_evictions(
             gauge = gauge.with_reading(meter.readings[seq], limits.relief)
         before = len(present.messages)
         present.add(arrived)
-        total += sum([message.tokens for message in arrived])
-        is_held = hold.to_tokens and total < hold.to_tokens
+        is_held = False
+        if hold.to_tokens:
+            total += sum([message.tokens for message in arrived])
+            is_held = total < hold.to_tokens
         # Events without messages change no counts, but report usage.
         is_examined = seq in meter.times or _is_examined(before, len(present.messages))
         if is_held or not is_examined:
@@ -138,16 +165,25 @@ def plan_evictions(
         fired = limits.at(at_ms).fired(load)
         if not fired:
             continue
-        moment = Eviction(NO_TRIGGER, (), len(present.messages), load, at_ms, gauge, seq)
-        eviction = _first_eviction(fired, moment, present.messages, policy)
-        if eviction is None:
+        live_now = present.messages
+        choice = _first_choice(
+            fired, live_now, policy, load, at_ms=at_ms, is_again=gauge.evictions > 0
+        )
+        if choice is None:
             continue
         # The factor takes force with the eviction, and knows the reports up to here.
-        newest_seq = present.messages[-1].stream_seq
-        factor = meter.learn(newest_seq, eviction.at_ms) if meter.learn else gauge.factor
-        gauge = gauge.evicted(by_report=eviction.due.trigger is Trigger.USAGE, factor=factor)
-        eviction = replace(
-            eviction.seen_at(present.messages, eviction.load, eviction.at_ms), gauge=gauge
+        factor = meter.learn(live_now[-1].stream_seq, at_ms) if meter.learn else gauge.factor
+        gauge = gauge.evicted(by_report=choice.due.trigger is Trigger.USAGE, factor=factor)
+        eviction = Eviction(
+            choice.due,
+            choice.evicted,
+            len(live_now),
+            load,
+            at_ms,
+            gauge,
+            seq,
+            choice.is_escalated,
+            _without(live_now, choice.evicted),
         )
         evictions.append(eviction)
         present.remove(eviction)
@@ -199,7 +235,7 @@ class _LiveMessages:
         if not is_in_order:
             present.sort(key=_position)
         for message in arrived:
-            if not message.is_pinnable:
+            if message.index or not message.role.is_system:
                 self.count += 1
                 self.tokens += message.tokens
                 self.rounds += message.is_request
@@ -218,9 +254,8 @@ class _LiveMessages:
     def remove(self, eviction: Eviction) -> None:
         """Remove evicted messages and start counting rounds again."""
         self.messages = list(eviction.stays)
-        counted = [message.tokens for message in eviction.evicted if not message.is_pinnable]
-        self.count -= len(counted)
-        self.tokens -= sum(counted)
+        self.count -= len(eviction.evicted) - len(pinnable_in(eviction.evicted))
+        self.tokens -= eviction.tokens
         self.rounds = 0
 
 
@@ -229,32 +264,46 @@ def _before_batch(
 ) -> tuple[_LiveMessages, Mapping[int, list[Message]]]:
     """Separate the live messages from those of the new events, which are returned by sequence."""
     arriving: dict[int, list[Message]] = {seq: [] for seq in sorted(new_seqs)}
-    present = _LiveMessages()
-    for message in live:
+    first_seq = next(iter(arriving), 0)
+    # Nearly all messages before the batch stand before its first event, too.
+    until = bisect_left(live, position_of(first_seq, 0), key=_position)
+    old = list(live[:until])
+    for message in live[until:]:
         arrived = arriving.get(message.position // MESSAGES_PER_EVENT)
         if arrived is not None:
             arrived.append(message)
             rounds -= message.is_request
-            continue
-        present.messages.append(message)
-        if not message.is_pinnable:
-            present.count += 1
-            present.tokens += message.tokens
-    present.rounds = rounds
-    return present, arriving
+        else:
+            old.append(message)
+    count = len(old) - len(pinnable_in(old))
+    return _LiveMessages(old, count, _counted_tokens(old), rounds), arriving
 
 
-def _first_eviction(
-    fired: Iterable[FiredTrigger], moment: Eviction, live: Sequence[Message], policy: Policy
-) -> Eviction | None:
-    """Return the eviction of the first fired trigger that gains enough; None without one.
+class _Choice(NamedTuple):
+    """The messages that leave because of a trigger; `is_escalated` as in `Eviction`."""
 
-    `moment` is an eviction of nothing, with the load at this moment.
+    due: FiredTrigger
+    evicted: tuple[Message, ...]
+    is_escalated: bool
+
+
+def _first_choice(
+    fired: Iterable[FiredTrigger],
+    live: Sequence[Message],
+    policy: Policy,
+    load: SessionLoad,
+    *,
+    at_ms: int,
+    is_again: bool,
+) -> _Choice | None:
+    """Return the choice of the first fired trigger that gains enough; None without one.
+
+    `is_again` if reports have caused the eviction before this one.
     """
     for due in fired:
-        eviction = _choose_evicted(replace(moment, due=due), live, policy)
-        if eviction.evicted:
-            return eviction
+        choice = _choice(due, live, policy, load, at_ms=at_ms, is_again=is_again)
+        if choice.evicted:
+            return choice
     return None
 
 
@@ -275,21 +324,25 @@ def _is_examined(before: int, after: int) -> bool:
     return before // step != after // step
 
 
-def _choose_evicted(eviction: Eviction, live: Sequence[Message], policy: Policy) -> Eviction:
-    """Return what this eviction takes; escalate if the usual one leaves the limit exceeded."""
-    due = eviction.due
-    is_escalated = due.trigger is Trigger.USAGE and eviction.gauge.evictions > 0
+def _choice(
+    due: FiredTrigger,
+    live: Sequence[Message],
+    policy: Policy,
+    load: SessionLoad,
+    *,
+    at_ms: int,
+    is_again: bool,
+) -> _Choice:
+    """Return the messages that leave; escalate if the usual ones leave the limit exceeded."""
+    evicted: tuple[Message, ...] = ()
+    is_escalated = due.trigger is Trigger.USAGE and is_again
     if not is_escalated:
-        usual = decide_eviction(
-            live, clamp_keep_tokens(policy, due), due.trigger, now_ms=eviction.at_ms
-        )
-        eviction = replace(eviction, evicted=usual.evicted if isinstance(usual, Evict) else ())
-        is_escalated = bool(eviction.evicted) and eviction.is_over
-    if not is_escalated:
-        return eviction
-    tight = decide_eviction(
-        live, replace(policy, keep_tokens=0, keep_rounds=0), due.trigger, now_ms=eviction.at_ms
-    )
-    if not isinstance(tight, Evict):
-        return eviction
-    return replace(eviction, evicted=tight.evicted, is_escalated=True)
+        usual = decide_eviction(live, clamp_keep_tokens(policy, due), due.trigger, now_ms=at_ms)
+        evicted = usual.evicted if isinstance(usual, Evict) else ()
+        is_escalated = bool(evicted) and _is_over(due, load, evicted)
+    if is_escalated:
+        least = replace(policy, keep_tokens=0, keep_rounds=0)
+        tight = decide_eviction(live, least, due.trigger, now_ms=at_ms)
+        if isinstance(tight, Evict):
+            return _Choice(due, tight.evicted, True)
+    return _Choice(due, evicted, False)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from turnfold.messages import JOINED, Message, Role, ToolCall, place_of_slot
+from turnfold.messages import JOINED, TOOL, USER, Message, Role, ToolCall, place_of_slot
 
 
 class Block(NamedTuple):
@@ -73,9 +73,9 @@ def group(messages: Sequence[Message]) -> Grouped:
     calling: dict[int, Message] = {}
     joined: dict[int, list[Message]] = {}
     for message in messages:
-        if message.role is Role.TOOL:
+        if message.role is TOOL:
             results.append(message)
-        elif message.is_pinnable:
+        elif message.role.is_system and message.is_pinnable:
             systems.append(message)
         elif message.element is JOINED and heads and is_one_event(heads[-1], message):
             joined.setdefault(heads[-1].position, []).append(message)
@@ -133,7 +133,7 @@ def newest_request(messages: Sequence[Message]) -> Message | None:
     """Return the newest message that a user wrote; otherwise the newest one in the user's role."""
     newest = None
     for message in reversed(messages):
-        if message.role is Role.USER:
+        if message.role is USER:
             if not message.is_meta:
                 return message
             newest = newest or message

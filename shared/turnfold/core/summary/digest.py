@@ -11,7 +11,7 @@ from turnfold.core.summary.sources import Source
 from turnfold.core.text.lines import clip, printable
 from turnfold.core.text.markers import defused
 from turnfold.core.text.tokens import Count
-from turnfold.messages import JOINED, Message, Role
+from turnfold.messages import JOINED, TOOL, Message
 
 DIGEST_MAX_TOKENS = 300
 DIGEST_MESSAGES = 8
@@ -52,7 +52,8 @@ def digest_eviction(
         tokens[text] = count(text)
         return tokens[text]
 
-    spoken, quoted = _spoken(evicted), digest_messages(evicted)
+    spoken = _spoken(evicted)
+    quoted = spoken[-DIGEST_MESSAGES:]
     text = digest(
         sources_of([(message, bodies[message.position], False) for message in quoted]),
         max_tokens=DIGEST_MAX_TOKENS,
@@ -67,9 +68,9 @@ def _spoken(messages: Sequence[Message]) -> Sequence[Message]:
     return [
         message
         for message in messages
-        if message.role is not Role.TOOL
-        and not message.is_pinnable
+        if message.role is not TOOL
         and message.element is not JOINED
+        and not (message.role.is_system and message.is_pinnable)
     ]
 
 
@@ -113,6 +114,8 @@ def _line(source: Source, width: int) -> str:
     text = clip(printable(source.text[: width * 5]), width)
     if source.role == "tool":
         return f"{source.tool_name or 'tool'} failed: {text}"
+    if not source.calls:
+        return f"{_ROLES[source.role]}: {text}" if text else ""
     called = ", ".join(
         f"{name}({main_argument(arguments)})" for name, arguments in source.calls[:4]
     )

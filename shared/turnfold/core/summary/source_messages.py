@@ -7,7 +7,7 @@ from typing import Any
 from turnfold.core.summary.sources import REQUEST_PREFIX, PreviousSummary, Source
 from turnfold.core.text.calls import arguments_of
 from turnfold.core.text.tokens import text_of
-from turnfold.messages import JOINED, Message, Role
+from turnfold.messages import JOINED, TOOL, Message, Role
 
 EvictedSource = tuple[Message, str, bool]
 """A message, its JSON text, and whether it reports an error."""
@@ -63,14 +63,14 @@ def _source(
     if answers is not None:
         tool_name = names.get(answers, tool_name)
     return Source(
-        message_id=message.message_id,
-        role=str(message.role),
-        text=text_of(body),
-        calls=_calls(message, body),
-        tool_name=tool_name,
-        is_error=is_error,
+        message.message_id,
+        message.role.value,
+        text_of(body),
+        _calls(message, body) if message.calls else (),
+        tool_name,
+        is_error,
         # Its call was summarized earlier: the prompt says so, or a model would take it for unasked.
-        is_late=message.role is Role.TOOL and answers is not None and answers not in names,
+        is_late=message.role is TOOL and answers is not None and answers not in names,
     )
 
 

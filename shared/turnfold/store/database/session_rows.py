@@ -20,6 +20,7 @@ from turnfold.store.database.engine import insert_for
 from turnfold.store.database.schema import (
     agents,
     audit,
+    compactions,
     erasures,
     outbox,
     session_counts,
@@ -80,6 +81,7 @@ class SessionRow:
     asked_budgets: str | None
     retracted_seq: int
     summary_tokens: int
+    evicted_to: int | None
 
     @property
     def load(self) -> SessionLoad:
@@ -100,6 +102,12 @@ class SessionRow:
     def window_tokens(self) -> int:
         """The tokens of live messages and the summary in force."""
         return self.live_tokens + self.summary_tokens
+
+    def is_after_evicted(self, position: int) -> bool:
+        """Return whether the newest compaction, if any, ended before this position."""
+        if not self.compactions:
+            return True
+        return self.evicted_to is not None and position > self.evicted_to
 
     @property
     def held_tokens(self) -> int:
@@ -153,10 +161,15 @@ _LOCKED = (
         agents.c.overrides,
         *(sessions.c[name] for name in COUNTERS),
         func.coalesce(summaries.c.tokens, literal_column("0")),
+        compactions.c.last_position,
     )
     .outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
     .outerjoin(
         summaries, (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version)
+    )
+    .outerjoin(
+        compactions,
+        (compactions.c.sid == sessions.c.sid) & (compactions.c.ordinal == sessions.c.compactions),
     )
     # One order for every transaction that locks several sessions, or PostgreSQL finds deadlocks.
     .order_by(sessions.c.sid)

@@ -1,8 +1,9 @@
 """Prepared statements: SQLAlchemy writes the SQL once, the driver gets plain tuples."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, Final, Protocol
 
 from sqlalchemy import (
     Connection,
@@ -10,9 +11,12 @@ from sqlalchemy import (
     Table,
     bindparam,
     column,
+    false,
     literal_column,
+    null,
     select,
     table,
+    true,
     update,
 )
 from sqlalchemy.engine import Dialect
@@ -191,6 +195,10 @@ def _fetched(
     return rows
 
 
+NO_CONSTANTS: Final[Mapping[str, bool | None]] = MappingProxyType({})
+_LITERALS: Final = {None: null(), False: false(), True: true()}
+
+
 class Bulk:
     """A statement run for many tuples; `names` gives the parameter of each place."""
 
@@ -232,27 +240,36 @@ class BulkInsert(Bulk):
     time of INSERTs.
     """
 
-    def __init__(self, table: Table, names: Sequence[str]) -> None:
-        super().__init__(table.insert(), names)
+    def __init__(
+        self,
+        table: Table,
+        names: Sequence[str],
+        constants: Mapping[str, bool | None] = NO_CONSTANTS,
+    ) -> None:
+        """Insert into these columns of a table; `constants` are the same in all rows."""
+        bound: dict[str, Any] = {name: bindparam(name) for name in names}
+        fixed = {name: _LITERALS[value] for name, value in constants.items()}
+        super().__init__(table.insert().values({**bound, **fixed}), names)
         self._table = table.name
-        self._places = f"({', '.join('?' * len(names))})"
+        self._constants = constants
 
     def _execute(self, connection: Connection, sql: str, rows: Sequence[tuple[Any, ...]]) -> None:
         if connection.dialect.name == "postgresql" and len(rows) >= ROWS_A_COPY:
             _, order = self._sql(connection.dialect)
-            _copied(
-                connection,
-                self._table,
-                [self._names[place] for place in order] if order is not None else self._names,
-                rows,
-            )
+            names = [self._names[place] for place in order] if order is not None else self._names
+            if self._constants:
+                names = [*names, *self._constants]
+                same = tuple(self._constants.values())
+                rows = [row + same for row in rows]
+            _copied(connection, self._table, names, rows)
             return
         written = 0
         if connection.dialect.name == "sqlite":
+            row = sql.rpartition(" VALUES ")[2]
             for size in ROWS_A_STATEMENT:
                 # Two sizes only: the driver compiles and caches a statement for each.
                 while len(rows) - written >= size:
-                    many = sql + f", {self._places}" * (size - 1)
+                    many = sql + f", {row}" * (size - 1)
                     connection.exec_driver_sql(
                         many, tuple(chain.from_iterable(rows[written : written + size]))
                     )

@@ -8,7 +8,13 @@ from sqlalchemy import Connection
 
 from turnfold.messages import SessionKey, position_of
 from turnfold.ports.ingest import DecodedEvent
-from turnfold.store.database.message_rows import STORED, message_rows, storable
+from turnfold.store.database.message_rows import (
+    PLAIN,
+    PLAIN_CONSTANTS,
+    STORED,
+    add_message_rows,
+    storable,
+)
 from turnfold.store.database.schema import events, messages, tool_calls
 from turnfold.store.database.session_rows import SessionRow
 from turnfold.store.database.statements import BulkInsert
@@ -21,6 +27,7 @@ from turnfold.store.ingest.usage import INSERT_REPORTS, NamedReport, insert_name
 _INSERT_EVENTS = BulkInsert(
     events, ("agent_id", "event_id", "sid", "stream_seq", "digest", "envelope")
 )
+_INSERT_PLAIN = BulkInsert(messages, PLAIN, PLAIN_CONSTANTS)
 _INSERT_MESSAGES = BulkInsert(messages, STORED)
 _INSERT_CALLS = BulkInsert(tool_calls, ("sid", "call_id", "position", "slot"))
 
@@ -31,11 +38,14 @@ _Row = tuple[Any, ...]
 class EventRows:
     """The rows of a batch of events by table; `named` are reports of usage with their answers.
 
+    `plain` are messages with the columns of `PLAIN` alone, which are most of them.
+
     `touched` are the call ids whose pairing may change. `limited` are the sessions whose windows
     may change. Mutable: rows of all events are collected in lists, and each list is one statement.
     """
 
     events: list[_Row] = field(default_factory=list)
+    plain: list[_Row] = field(default_factory=list)
     messages: list[_Row] = field(default_factory=list)
     calls: list[_Row] = field(default_factory=list)
     reports: list[_Row] = field(default_factory=list)
@@ -54,22 +64,30 @@ class EventRows:
             rows.events.append(
                 (key.agent_id, arrival.event_id, sid, seq, arrival.digest, arrival.envelope)
             )
-            rows.messages += message_rows(arrival, sid)
+            others = len(rows.messages)
+            add_message_rows(arrival, sid, rows.plain, rows.messages)
             if arrival.model:
                 rows._add_reports(arrival, storable(arrival.model), session)
-            rows._add_calls(arrival, sid)
+            # Plain messages neither call nor answer.
+            if len(rows.messages) > others:
+                rows._add_calls(arrival, sid)
             if arrival.retraction is not None:
                 rows.retractions.append(retraction_row(arrival, sid))
         return rows
 
-    def insert(self, connection: Connection) -> None:
-        """Insert all rows.
+    def insert_events(self, connection: Connection) -> None:
+        """Insert the events, before the rows that belong to them.
 
         Raises:
             IntegrityError: an event is stored already.
         """
+        self.events.sort(key=first_two)
+        _INSERT_EVENTS.run(connection, self.events)
+
+    def insert_rest(self, connection: Connection) -> None:
+        """Insert all rows but the events."""
         inserts = (
-            (_INSERT_EVENTS, self.events),
+            (_INSERT_PLAIN, self.plain),
             (_INSERT_MESSAGES, self.messages),
             (_INSERT_CALLS, self.calls),
             (INSERT_REPORTS, self.reports),

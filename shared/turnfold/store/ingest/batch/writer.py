@@ -218,13 +218,17 @@ class BatchWriter:
         Nearly always all are new, so the insert comes first; the unique keys report duplicates.
         """
         fresh, repeated = first_of_each(arrivals)
+        rows = self._rows(fresh)
         try:
             # A savepoint: PostgreSQL refuses every statement after an error in the transaction.
+            # It ends before the messages, because SQLite copies what it changes within one.
             with self._connection.begin_nested():
-                self._insert_rows(fresh)
+                rows.insert_events(self._connection)
         except IntegrityError:
             fresh = self._unknown(fresh)
-            self._insert_rows(fresh)
+            rows = self._rows(fresh)
+            rows.insert_events(self._connection)
+        self._insert_rest(rows)
         self._new = fresh
         # After the first occurrences are stored: now each of these is an ordinary duplicate.
         for arrival in repeated:
@@ -275,7 +279,9 @@ class BatchWriter:
         evicted = evicted_positions(connection, span)
         newest_at_ms = newest_message_at_ms(connection, span.rows_of(messages))
         delete_event(connection, span, arrival)
-        self._insert_rows([arrival])
+        rows = self._rows([arrival])
+        rows.insert_events(connection)
+        self._insert_rest(rows)
         evict_again(connection, span, evicted, first)
         session.revision += 1
         session.evicted_changes += bool(evicted)
@@ -302,11 +308,13 @@ class BatchWriter:
         )
         self._dead.append(DeadLetter(*stored_as, key=arrival.key))
 
-    def _insert_rows(self, arrivals: Sequence[DecodedEvent]) -> None:
-        rows = EventRows.of((arrival, self._sessions[arrival.key]) for arrival in arrivals)
+    def _rows(self, arrivals: Sequence[DecodedEvent]) -> EventRows:
+        return EventRows.of((arrival, self._sessions[arrival.key]) for arrival in arrivals)
+
+    def _insert_rest(self, rows: EventRows) -> None:
         self._touched |= rows.touched
         self._limited |= rows.limited
-        rows.insert(self._connection)
+        rows.insert_rest(self._connection)
 
     def _idle_at_ms(self, session: SessionRow) -> int | None:
         return idle_at_ms(
