@@ -310,6 +310,26 @@ async def test_a_question_of_a_thousand_characters_and_a_word_that_is_everywhere
     assert len(candidates.originals) == 260
 
 
+@pytest.mark.proves("F1")
+async def test_a_stretch_of_a_session_is_searched_whole_beyond_the_newest_matches(
+    stores: Stores,
+) -> None:
+    await stores.ingest(
+        *[turn(seq, *[user(f"common {seq} {index}") for index in range(50)]) for seq in range(1, 6)]
+    )
+    await indexed(stores)
+    after, before = position_of(1, 4), position_of(5, 45)
+
+    for scope, matches in (
+        (Scope(), 250),
+        (Scope(after_position=after), 245),
+        (Scope(before_position=before), 245),
+        (Scope(after_position=after, before_position=before), 240),
+    ):
+        found_in = await stores.search.candidates(KEY, question_of("common").lookups(), scope=scope)
+        assert (len(found_in.originals), found_in.is_partial) == (matches, False)
+
+
 class CountingStore:
     """A store that counts how often its index is asked."""
 

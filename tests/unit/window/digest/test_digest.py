@@ -22,9 +22,13 @@ from tests.histories import (
 )
 from turnfold.core.history.gist import Item
 from turnfold.core.policy.presets import PRESETS, Policy
+from turnfold.core.window.digest.digest import WindowDigest
 from turnfold.core.window.digest.items import newest_within, shares
+from turnfold.core.window.limits import PendingDigest
+from turnfold.core.window.views import BlockView, RoundView
 from turnfold.core.window.window import WindowPlan, WindowRequest, plan
 from turnfold.errors import CannotFit
+from turnfold.messages import CompactionId
 
 FACT = "DK-55-ALPHA"
 PATHS = [f"/src/part_{number:02d}.py" for number in range(14)]
@@ -226,6 +230,27 @@ def test_pending_messages_without_a_digest_of_their_own_are_counted() -> None:
     assert made.account.pending_digested == 2
     assert made.account.untold == 0
     assert "2 messages" in digest_of(session, made)
+
+
+@pytest.mark.proves("W9", "L6")
+def test_the_digest_of_a_compaction_adds_exactly_the_tokens_that_were_weighed_for_it() -> None:
+    pending = [PendingDigest(CompactionId(str(number)), 40 + number, 2) for number in range(3)]
+    digest = WindowDigest(
+        {one.compaction_id: one for one in pending}, budget_tokens=4_000, ratio=0.1
+    )
+    message = history([user("Where is it?")]).stored.messages[0]
+
+    added = []
+    for one in pending:
+        weighed, before = digest.cost_of(one), digest.tokens
+        digest.add(BlockView(replace(message, compaction_id=one.compaction_id), RoundView()))
+        added.append((weighed, digest.tokens - before))
+
+    assert all(weighed == more > 0 for weighed, more in added)
+    assert added[0] > added[1]
+    assert [digest.cost_of(one) for one in pending] == [0, 0, 0]
+    assert digest.content.compaction_ids == tuple(one.compaction_id for one in pending)
+    assert (digest.pending, digest.live) == (3, 0)
 
 
 @pytest.mark.proves("P1", "W9")
