@@ -56,8 +56,8 @@ mutants: setup ## change committed code in random places and count what no test 
 hosts: setup ## run the tests of the integrations, each with its framework in its own environment (HOSTS=openai-agents NEWEST=1 ignores the locks)
 	@scripts/hosts $(HOSTS)
 
-house: setup ## print the size and shape of the source beside their targets
-	@$(BIN)/python -m tests.house
+house: setup ## print the size and shape of the source beside their targets, and what one event passes
+	@$(BIN)/python -m tests.house; met=$$?; $(BIN)/python -m tests.house.journey && exit $$met
 
 costs: setup ## measure processor time over doubled sizes of generated texts, queries, events and sessions (CASES=1000 SEED=1)
 	@$(BIN)/python -m tests.costs --cases $(CASES) --seed $(or $(SEED),1)
