@@ -96,8 +96,8 @@ class Retractor:
         `stored_seqs` are the sequences that this batch stored or moved, `call_ids` those whose
         pairs it touched.
         """
-        # The pairs of these calls were left for this moment. Decided first, so that a result that is
-        # retracted with its call keeps it, in whatever order they arrived.
+        # The pairs of these calls were left for this moment. Decided first, so that a result that
+        # is retracted with its call keeps it, in whatever order they arrived.
         following = StoredRetraction(0, at_ms, Retraction(), WORKER)
         self._apply_one(session, following, set(call_ids))
         found = _SINCE.rows(self._connection, session.sid, min(stored_seqs, default=1 << 62))
