@@ -20,7 +20,16 @@ def test_talk_leaves_more_room_for_recall_than_work() -> None:
         for more in ([], CALL, [*CALL, assistant("42."), user("Thanks.")])
     ]
 
-    assert shares == pytest.approx([0.8, 0.8, 0.5])
+    assert shares == pytest.approx([0.75, 0.75, 0.5])
+
+
+@pytest.mark.proves("F2")
+def test_the_only_turn_of_a_session_is_taken_for_work() -> None:
+    """An agent works on one task from its first request on, and needs its summary."""
+    policy = Policy(recall_share=0.5)
+
+    assert share_for_recall(policy, history(CALL).stored.messages) == 0.5
+    assert share_for_recall(policy, history(TALK[:1]).stored.messages) == 0.5
 
 
 def test_a_policy_without_recall_leaves_no_room() -> None:

@@ -39,7 +39,7 @@ MESSAGE_BYTES: Final = 1_000
 """About how many bytes a message of a cached decision takes besides its text."""
 MOST_TURN_SHARE: Final = 0.25
 """The largest share of the budget that is left free for the rest of the turn."""
-TALK_RATIO: Final = 0.4
+TALK_RATIO: Final = 0.5
 """Without tool calls, what recall leaves of a budget shrinks to this ratio."""
 QUOTES_AT_REQUEST: Final = 0.5
 MORE_READ: Final = 1.1
@@ -252,13 +252,15 @@ def share_for_recall(policy: Policy, messages: Sequence[Message]) -> float:
     """Return the share of a budget that stays free for a block when a request arrives.
 
     A conversation without tool calls has nothing but what was said, and the block finds it best.
-    Calls of the newest turn do not count: within a turn, the beginning of its window stays.
+    Calls of the newest turn do not count: within a turn, the beginning of its window stays. Without
+    an earlier turn it may be the only one, of an agent that works on a single task.
     """
     if not policy.recall_share:
         return 0.0
     places = range(len(messages) - 1, -1, -1)
     request = next((place for place in places if messages[place].is_request), 0)
-    if any(message.calls for message in messages[:request]):
+    earlier = messages[:request]
+    if any(message.calls for message in earlier) or not any(one.is_request for one in earlier):
         return policy.recall_share
     return 1 - TALK_RATIO * (1 - policy.recall_share)
 
