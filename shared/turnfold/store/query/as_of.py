@@ -1,9 +1,10 @@
 """Read a session as it was: the version in force, pending evictions and live messages."""
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import bindparam, literal_column, select
 
@@ -45,7 +46,18 @@ from turnfold.store.database.schema import (
     summary_activations,
 )
 from turnfold.store.database.statements import Prepared, SupportsStatements
-from turnfold.store.query.pending import PENDING_EVICTIONS, pending_of
+
+PENDING_EVICTIONS = select(
+    compactions.c.compaction_id,
+    compactions.c.messages_evicted,
+    compactions.c.tokens_evicted,
+    compactions.c.digest,
+    compactions.c.digest_tokens,
+    compactions.c.requested_at_ms,
+    compactions.c.first_position,
+    compactions.c.last_position,
+)
+"""The columns of evictions; those of `PendingEviction` stand first."""
 
 _of_messages = messages.c.sid == bindparam("of_sid")
 _VERSIONS = Prepared(
@@ -352,3 +364,8 @@ def _newest_by(connection: SupportsStatements, sid: int, at_ms: int) -> int:
         ],
         default=0,
     )
+
+
+def pending_of(row: Sequence[Any]) -> PendingEviction:
+    """Build an eviction from a row of `PENDING_EVICTIONS`."""
+    return PendingEviction(CompactionId(str(row[0])), *row[1:6])

@@ -1,15 +1,16 @@
 """Read a session for a window in one snapshot: its row, summary, evictions, messages and texts."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import bindparam, literal_column, select
+from sqlalchemy import Table, bindparam, literal_column, select
 
 from turnfold.cache import LRUCache
 from turnfold.core.history.as_of import AsOf, AtTime
+from turnfold.core.shapes.packing import unpack
 from turnfold.errors import BadRequest
 from turnfold.messages import Message, MessageId, SessionKey
 from turnfold.ports.query import (
@@ -27,17 +28,22 @@ from turnfold.store.database.predicates import is_live, is_pending
 from turnfold.store.database.schema import (
     compactions,
     messages,
+    retracted_messages,
     summaries,
 )
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.ingest.limits import limits_of
-from turnfold.store.query.as_of import messages_as_of, pending_as_of, timeline_state
+from turnfold.store.query.as_of import (
+    PENDING_EVICTIONS,
+    messages_as_of,
+    pending_as_of,
+    pending_of,
+    timeline_state,
+)
 from turnfold.store.query.carried import with_carry
 from turnfold.store.query.message_cache import CHANGING_COLUMNS, CachedSession, state_of_row
 from turnfold.store.query.originals import originals_at
-from turnfold.store.query.pending import PENDING_EVICTIONS, pending_of
 from turnfold.store.query.session_head import REACHED, SUMMARY_COLUMNS, read_head, summary_of
-from turnfold.store.query.texts import texts_of
 
 _is_pending = is_pending & (compactions.c.messages_evicted > literal_column("0"))
 _PENDING = Prepared(
@@ -165,7 +171,7 @@ class SqlWindowStore:
             waiting = tuple([pending_of(row) for row in pending])
             seen_now = replace(facts, pending=waiting, messages=tuple(messages_now))
             chosen, positions = on_messages(seen_now)
-            return chosen, dict(texts_of(connection, sid, positions))
+            return chosen, dict(_texts_of(connection, sid, positions))
 
         try:
             # Tried first: the way to a thread and back costs more than a small window.
@@ -219,9 +225,9 @@ class SqlWindowStore:
                 messages=tuple(messages_then),
             )
             chosen, positions = on_messages(seen_then)
-            texts = dict(texts_of(connection, sid, positions))
+            texts = dict(_texts_of(connection, sid, positions))
             if state.retracted:
-                texts |= dict(texts_of(connection, sid, positions, are_retracted=True))
+                texts |= dict(_texts_of(connection, sid, positions, are_retracted=True))
             return chosen, texts
 
         return await self._database.snapshot(read)
@@ -293,3 +299,42 @@ def _live_ones(connection: SupportsStatements, sid: int, known: CachedSession) -
             (state_of_row(row), message_of(row)) for row in _LIVE_FACTS.rows(connection, sid, since)
         )
         return [known.live[state] for state in states]
+
+
+# A fixed number of places, so that one compiled statement reads any number of texts.
+_PLACES = tuple(f"at_{number}" for number in range(64))
+
+
+def _reading(table: Table, *names: str) -> Prepared:
+    places = table.c.position.in_([bindparam(place) for place in _PLACES])
+    columns = [table.c[name] for name in ("position", *names)]
+    chosen = select(*columns).where(table.c.sid == bindparam("of_sid"), places)
+    return Prepared(chosen, ("of_sid", *_PLACES))
+
+
+_TABLES = (messages, retracted_messages)
+_BODIES = tuple(_reading(table, "body") for table in _TABLES)
+_ELEMENTS = tuple(_reading(table, "body", "original") for table in _TABLES)
+
+
+def _texts_of(
+    connection: SupportsStatements,
+    sid: int,
+    positions: Sequence[int],
+    *,
+    are_retracted: bool = False,
+) -> Iterator[tuple[int, str]]:
+    """Read the texts of messages, or of retracted ones; a negated position asks for its element."""
+    bodies, elements = _BODIES[are_retracted], _ELEMENTS[are_retracted]
+    for filled in _filled([-position for position in positions if position < 0]):
+        for position, body, original in elements.rows(connection, sid, *filled):
+            yield position, unpack(original, body)
+    for filled in _filled([position for position in positions if position > 0]):
+        yield from ((position, body) for position, body in bodies.rows(connection, sid, *filled))
+
+
+def _filled(positions: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield positions in groups; the last position fills the unused parameters."""
+    for start in range(0, len(positions), len(_PLACES)):
+        places = positions[start : start + len(_PLACES)]
+        yield [*places, *[places[-1]] * (len(_PLACES) - len(places))]
