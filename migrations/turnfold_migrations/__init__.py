@@ -24,7 +24,7 @@ from turnfold.store.database.instance_lock import (
     refuse_early_schema,
 )
 from turnfold.store.database.schema import REVISION
-from turnfold.store.database.sqlite_connections import connect_sqlite
+from turnfold.store.database.sqlite_files import connect_sqlite
 
 if TYPE_CHECKING:
     # Loading Alembic takes 0.2 s, and only a service's first start needs it.

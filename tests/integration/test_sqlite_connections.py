@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from turnfold.store.database.sqlite_connections import connect_sqlite
+from turnfold.store.database.sqlite_files import connect_sqlite
 
 
 @pytest.fixture

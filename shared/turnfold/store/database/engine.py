@@ -16,8 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from turnfold.errors import StartError
 from turnfold.process.turns import Turns
 from turnfold.store.database.inline_reader import InlineReader, RawConnection, WouldBlock
-from turnfold.store.database.private_files import make_private
-from turnfold.store.database.sqlite_connections import connect_sqlite
+from turnfold.store.database.sqlite_files import connect_sqlite, make_private
 from turnfold.store.database.transactions import (
     AwaitedTransactions,
     Result,

@@ -13,8 +13,8 @@ from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import StartError, Unavailable
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import Database, insert_for
-from turnfold.store.database.private_files import FILE_MODE
 from turnfold.store.database.schema import FIRST_REVISION, REVISION, ingested_ranges, stream
+from turnfold.store.database.sqlite_files import FILE_MODE
 
 POLL_SECONDS = 0.1
 

@@ -1,8 +1,11 @@
-"""Permissions of a SQLite file: only its owner may read it, whatever the umask is."""
+"""Files of SQLite: their permissions, whatever the umask is, and the driver's connections."""
 
+import asyncio
 import os
 from pathlib import Path
+from typing import Any
 
+import aiosqlite
 from sqlalchemy.engine import URL
 
 from turnfold.errors import StartError
@@ -42,3 +45,20 @@ def make_private(url: URL) -> None:
                 f"others may read {path}, and it belongs to somebody else; "
                 "run `chmod 600` on it as its owner"
             ) from error
+
+
+async def connect_sqlite(*arguments: Any, **options: Any) -> aiosqlite.Connection:
+    """Connect, and leave no thread behind if that fails.
+
+    The driver ends its thread without waiting for it. A thread that ends after the event loop
+    prints a traceback, because it reports its end to that loop.
+    """
+    connecting = aiosqlite.connect(*arguments, **options)
+    thread = connecting._thread  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    # As SQLAlchemy does: a process may end while a connection is open.
+    thread.daemon = True
+    try:
+        return await connecting
+    except BaseException:
+        await asyncio.to_thread(thread.join)
+        raise
