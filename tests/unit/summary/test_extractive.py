@@ -20,7 +20,7 @@ from turnfold.core.summary.sources import (
     word_count,
 )
 from turnfold.core.summary.tool_calls.actions import MAX_FILES, actions, commands_of, file_changes
-from turnfold.core.summary.tool_calls.arguments import argument_texts
+from turnfold.core.summary.tool_calls.arguments import argument_texts, shell_command
 from turnfold.core.text.lines import clip
 from turnfold.core.text.values import Value, values_in
 
@@ -594,6 +594,13 @@ def test_early_facts_outlive_filler_and_five_compactions() -> None:
     assert draft is not None
     artifact = "\n".join([draft.text, *draft.ledger])
     assert [answer for _, answer in facts if answer not in artifact] == []
+
+
+@pytest.mark.parametrize("name", ["command", "cmd", "input"])
+def test_a_shell_runs_what_stands_in_any_of_the_usual_arguments(name: str) -> None:
+    assert shell_command("Bash", {name: "ls -la"}) == "ls -la"
+    assert shell_command("Bash", {name: ["ls", "-la"]}) is None
+    assert shell_command("read_file", {name: "ls -la"}) is None
 
 
 def reading(*paths: str) -> Source:
