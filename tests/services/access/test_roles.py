@@ -272,6 +272,31 @@ async def test_everything_works_for_those_who_may(guarded: Guarded, server: Nats
     assert "bus.error" not in worker.words()
 
 
+@pytest.mark.proves("X1", "L10")
+async def test_a_worker_may_fill_an_empty_database_from_the_stream(
+    guarded: Guarded, server: NatsServer, tmp_path: Path
+) -> None:
+    first = guarded.parts(server, "worker")
+    stored = "SELECT message_id FROM messages_view WHERE session_id = 'restored'"
+    async with (
+        first.running("worker"),
+        turnfold.connect(server.url, environ=guarded.environ("support")) as client,
+    ):
+        for _ in range(3):
+            await client.session("support", "restored").turn_completed([USER])
+        await wait_until(lambda: len(rows(first.database, stored)) == 3, told=first.words)
+
+    empty = Parts(tmp_path, server, SMALL | guarded.environ("provisioner"))
+    migrated = await command("migrate", environ=empty.environ)
+    second = Parts(tmp_path, server, SMALL | guarded.environ("worker"))
+    async with second.running("worker"):
+        await wait_until(lambda: len(rows(second.database, stored)) == 3, told=second.words)
+
+    assert migrated.status == 0, migrated
+    assert rows(second.database, stored) == rows(first.database, stored)
+    assert "bus.error" not in second.words()
+
+
 @pytest.mark.proves("X2", "L12")
 async def test_agents_of_any_name_reach_what_is_theirs_and_nothing_else(
     guarded: Guarded, server: NatsServer
