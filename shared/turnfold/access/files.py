@@ -1,4 +1,4 @@
-"""Files of credentials: readable by their owner only, and replaced atomically."""
+"""Files of credentials: created readable by their owner only, and replaced atomically."""
 
 import fcntl
 import os
@@ -8,12 +8,17 @@ from pathlib import Path
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace the content of a file atomically."""
+    """Replace the content of a file atomically. A new file is private; others keep their mode.
+
+    A container that reads a mounted file runs as another user, so its operator opens the file.
+    """
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     # Created with its mode before the secret is in it. A leftover of a crash may have another mode.
     draft.touch(mode=0o600, exist_ok=False)
     draft.write_text(text, encoding="utf-8")
+    draft.chmod(mode)
     draft.replace(path)
 
 

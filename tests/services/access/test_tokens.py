@@ -277,6 +277,20 @@ def test_a_file_holds_hashes_that_only_its_owner_may_read(tmp_path: Path) -> Non
 
 
 @pytest.mark.proves("X1")
+def test_a_file_that_its_operator_opened_to_a_container_stays_open(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    new_token(path, ["support"])
+    path.chmod(0o644)
+
+    new_token(path, ["other"])
+    modes = [path.stat().st_mode & 0o777]
+    revoke_token(path, next(iter(read_tokens(path))))
+    modes.append(path.stat().st_mode & 0o777)
+
+    assert modes == [0o644, 0o644]
+
+
+@pytest.mark.proves("X1")
 @pytest.mark.parametrize(
     "shown",
     [
