@@ -23,10 +23,10 @@ MUTANTS ?= 300
 MUTANTS_ENV := build/mutants/env
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test prove chaos fuzz house costs mutants hosts clients docs release up fmt lint types layers bench lock ci clean
+.PHONY: help setup demo test prove chaos fuzz house costs mutants hosts clients containers docs release up fmt lint types layers bench lock ci clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 setup: ## make .venv with everything locked in it (the other targets do it when needed)
 	@scripts/setup
@@ -64,6 +64,9 @@ costs: setup ## measure processor time over doubled sizes of generated texts, qu
 
 clients: setup ## generate a Python and a TypeScript client from OpenAPI, and run the journey of the README with each
 	@scripts/clients
+
+containers: setup ## build the image, run all of compose.yaml in containers: restarts, backup, upgrade (docker, or podman as root; KEEP=1 keeps podman's images)
+	@scripts/containers
 
 docs: setup ## build the documentation site into build/site, and check its links and that it loads nothing from elsewhere
 	@scripts/site

@@ -24,9 +24,19 @@ def code_of(commit: str, directory: Path) -> Mapping[str, str]:
     Raises:
         NoHistory: this is no clone, or a shallow one.
     """
+    unpack(commit, directory, *SHELVES)
+    return {"PYTHONPATH": os.pathsep.join(str(directory / shelf) for shelf in SHELVES)}
+
+
+def unpack(commit: str, directory: Path, *paths: str) -> None:
+    """Unpack a commit, or only these paths of it.
+
+    Raises:
+        NoHistory: this is no clone, or a shallow one.
+    """
     try:
         packed = subprocess.run(
-            ["git", "-C", ROOT, "archive", commit, *SHELVES], capture_output=True, check=True
+            ["git", "-C", ROOT, "archive", commit, *paths], capture_output=True, check=True
         ).stdout
     except FileNotFoundError:
         raise NoHistory(
@@ -41,4 +51,3 @@ def code_of(commit: str, directory: Path) -> Mapping[str, str]:
         ):  # Python 3.11.4 and newer; 3.12 and 3.13 warn when no filter is named
             archive.extraction_filter = tarfile.data_filter
         archive.extractall(directory)
-    return {"PYTHONPATH": os.pathsep.join(str(directory / shelf) for shelf in SHELVES)}
