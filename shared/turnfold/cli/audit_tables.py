@@ -66,8 +66,8 @@ def _description(phase: str, reason: str | None, details: Row) -> str:
     words: list[str] = []
     match phase:
         case "evicted" | "selective_start":
-            evicted, kept = details.get("evicted"), details.get("kept")
-            words = [f"{details.get('trigger')}: {evicted} left, {kept} stay"]
+            evicted, kept = details.get("evicted") or 0, details.get("kept") or 0
+            words = [f"{details.get('trigger')}: {evicted} of {evicted + kept} evicted"]
         case "summary_start" | "attempt_failed":
             words = [f"attempt {details['attempt']}"] if "attempt" in details else []
         case "summary_done" | "selective_done" | "promoted" | "restored":
@@ -76,11 +76,20 @@ def _description(phase: str, reason: str | None, details: Row) -> str:
             words += [details["kind"]] if details.get("kind") else []
         case _:
             words = [
-                f"{name.replace('_', ' ')} {cell(value)}"
+                f"{name.replace('_', ' ')} {_value(value)}"
                 for name, value in details.items()
                 if value not in (None, "") and name != "session_model"
             ][:3]
     return ", ".join([*words, *([reason] if reason else [])])
+
+
+def _value(value: Any) -> str:
+    """Return the text of a detail: numbers of a policy as NAME=VALUE, as commands take them."""
+    if not isinstance(value, Mapping):
+        return cell(value)
+    return " ".join(
+        f"{name}={'null' if number is None else cell(number)}" for name, number in value.items()
+    )
 
 
 def _show_details(out: Console, row: Row) -> None:
@@ -89,5 +98,5 @@ def _show_details(out: Console, row: Row) -> None:
     fields = {name: row.get(name) for name in (*FIRST, *NEXT)} | row["details"] | extra
     fields |= {name: row.get(name) for name in LAST}
     columns = list(fields)
-    blocks = {name: cell(value) for name, value in fields.items()}
+    blocks = {name: _value(value) for name, value in fields.items()}
     show_table(out, "", columns, [blocks], headings=len(FIRST), as_blocks=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from turnfold.cli.connection import connected_client
-from turnfold.cli.explain import explanations, show_explanations
+from turnfold.cli.explain import explanations, show_explanations, summary_note
 from turnfold.cli.names import existing_session
 from turnfold.cli.output import clipped, console, printable, show_json
 from turnfold.cli.tables import show_text
@@ -20,8 +20,10 @@ from turnfold.core.text.calls import called_tool, is_custom
 from turnfold.core.window.framing import Placement
 
 CLIP = 600
+MAX_LINES = 40
+MAX_ENTRIES = 12
 UNLIMITED = 1 << 30
-FULL = {"lines": UNLIMITED, "entries": UNLIMITED, "characters": UNLIMITED}
+FULL: dict[str, Any] = {"lines": UNLIMITED, "entries": UNLIMITED, "characters": UNLIMITED}
 BODY_INDENT = 10
 EMPTY_ARGUMENTS = ("", "{}", "null")
 GENERATED = {
@@ -110,7 +112,11 @@ def context(  # noqa: PLR0917  # a parameter for each option
     if as_json:
         show_json(window.raw)
     else:
-        show_window(console(), window, is_full=full)
+        out = console()
+        show_window(out, window, as_of=as_of, is_full=full)
+        if not full and _is_clipped(window):
+            hint = "This command shortens long texts; --full prints all that the model reads."
+            show_text(out, Text(hint, style="dim"))
 
 
 async def _window(agent: str, session: str, **fields: Any) -> Window:
@@ -141,17 +147,24 @@ def show_window(
     *,
     with_summary: bool = True,
     last: int | None = None,
+    as_of: str | None = None,
     is_full: bool = False,
 ) -> None:
     """Print the summary, the messages (or the `last` ones) with their roles, and the account.
 
-    With `is_full`, long texts are not shortened.
+    With `is_full`, long texts are not shortened. `as_of` names the moment in a sentence.
     """
     limit = UNLIMITED if is_full else CLIP
     if window.summary is not None and with_summary:
-        show_summary(out, window.summary, **(FULL if is_full else {}))
+        limits: dict[str, Any] = FULL if is_full else {}
+        show_summary(out, window.summary, note=summary_note(window), **limits)
     if not window.messages:
-        out.print("No messages yet. Publish a turn to this session.")
+        out.print(
+            "No messages yet. Publish a turn to this session."
+            if as_of is None
+            else f"The session had no messages as of {as_of}. Give a later time.",
+            soft_wrap=True,
+        )
     if window.system:
         show_message(out, {"role": "system", "content": window.system}, "apart", limit=limit)
     entries = window.entries or [{}] * len(window.messages)
@@ -180,9 +193,18 @@ def _heading(message_id: Any, entry: Mapping[str, Any]) -> str:
 
 
 def show_summary(
-    out: Console, summary: Summary, *, lines: int = 40, entries: int = 12, characters: int = CLIP
+    out: Console,
+    summary: Summary,
+    *,
+    note: str = "",
+    lines: int = MAX_LINES,
+    entries: int = MAX_ENTRIES,
+    characters: int = CLIP,
 ) -> None:
-    """Print a version, with limits for the lines of text and the ledger entries."""
+    """Print a version, with limits for the lines of text and the ledger entries.
+
+    `note` follows the description in the heading.
+    """
     covered = summary.covers.get("messages")
     about = [
         f"summary, version {summary.version}",
@@ -190,15 +212,28 @@ def show_summary(
         f"{summary.tokens:,} tokens",
         f"covers {covered:,} messages" if covered else "",
     ]
-    show_text(out, Text(" · ".join(filter(None, about)), style="bold blue"))
+    show_text(out, Text(" · ".join(filter(None, about)) + note, style="bold blue"))
     text = [clipped(printable(line), characters) for line in summary.text.strip().splitlines()]
-    show_text(out, Text("\n".join(text[:lines]) + _more(text, lines, "lines")), indent=2)
+    if text:
+        show_text(out, Text("\n".join(text[:lines]) + _more(text, lines, "lines")), indent=2)
     if summary.ledger:
         values = [f"· {clipped(printable(entry), characters)}" for entry in summary.ledger]
         more = _more(values, entries, "entries")
         show_text(out, Text("ledger", style="dim"), indent=2)
         show_text(out, Text("\n".join(values[:entries]) + more, style="dim"), indent=2)
     out.print()
+
+
+def _is_clipped(window: Window) -> bool:
+    """Return whether `show_window` leaves out a part of the window unless it prints it in full."""
+    texts = [window.system or ""]
+    texts += [text for message in window.messages for text, _ in _parts(message, ())]
+    if window.summary is not None:
+        lines, ledger = window.summary.text.strip().splitlines(), window.summary.ledger
+        if len(lines) > MAX_LINES or len(ledger) > MAX_ENTRIES:
+            return True
+        texts += [*lines, *ledger]
+    return any(len(text.strip()) > CLIP for text in texts)
 
 
 def _more(entries: Sequence[str], shown: int, what: str) -> str:

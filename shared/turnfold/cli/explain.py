@@ -93,8 +93,22 @@ def show_explanations(explained: Sequence[Explanation], window: Window, *, as_js
         summary = window.summary
         show_text(
             out,
-            Text(f"summary version {summary.version}: {summary.tokens:,} tokens", style="dim"),
+            Text(
+                f"summary version {summary.version}: {summary.tokens:,} tokens"
+                f"{summary_note(window)}",
+                style="dim",
+            ),
         )
+
+
+def summary_note(window: Window) -> str:
+    """Return what a window left out of its summary, to follow the summary's description."""
+    summary = window.summary
+    if summary is None or not window.raw["summary"].get("trimmed"):
+        return ""
+    if summary.text or summary.ledger:
+        return " · shortened to fit the budget"
+    return " · left out: no room in the budget"
 
 
 def _row(group: Sequence[Explanation]) -> dict[str, Any]:

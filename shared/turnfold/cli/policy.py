@@ -87,9 +87,11 @@ def set_(  # a parameter for each option
         show_json(answer)
         return
     name = agent if session is None else f"{agent} {session}"
+    count = len(answer["overrides"])
+    counted = "1 number" if count == 1 else f"{count} numbers"
     typer.echo(
         f"The policy of {name} has mode {answer['mode'] or 'unset'},"
-        f" preset {answer['preset'] or 'unset'} and {len(answer['overrides'])} numbers of its own."
+        f" preset {answer['preset'] or 'unset'} and {counted} of its own."
     )
 
 

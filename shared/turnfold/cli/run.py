@@ -86,7 +86,7 @@ def up(
         nats_server=settings.nats_server,
         environ=os.environ,
     )
-    asyncio.run(run(plan, on_ready=_print_json if as_json else _print_panel, log=_logger(settings)))
+    asyncio.run(run(plan, on_ready=_print_json if as_json else print_panel, log=_logger(settings)))
 
 
 def worker() -> None:
@@ -151,7 +151,8 @@ def _print_json(ready: Mapping[str, Any]) -> None:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
 
-def _print_panel(ready: Mapping[str, Any]) -> None:
+def print_panel(ready: Mapping[str, Any]) -> None:
+    """Print what runs and where, whole at any width."""
     from rich.console import Console
     from rich.panel import Panel
     from rich.table import Table
@@ -159,6 +160,9 @@ def _print_panel(ready: Mapping[str, Any]) -> None:
     from turnfold.settings import redacted
 
     rows = Table.grid(padding=(0, 2))
+    rows.add_column()
+    # The path of a database is one long word, which would be cut off.
+    rows.add_column(overflow="fold")
     rows.add_row("nats", redacted(ready["nats_url"]))
     rows.add_row("console", f"{ready['http_url']}/console")
     rows.add_row("http", f"{ready['http_url']}  (docs at {ready['http_url']}/docs)")

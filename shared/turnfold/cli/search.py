@@ -103,7 +103,7 @@ def _columns(hit: Hit) -> tuple[int, str, str, str, float]:
 
 def _show(out: Console, hits: Sequence[Hit], q: str) -> None:
     """Print each hit with its id, and below it the excerpt with the matches marked."""
-    out.print(Text(f"{len(hits)} matches", style="bold italic"))
+    out.print(Text("1 match" if len(hits) == 1 else f"{len(hits)} matches", style="bold italic"))
     for hit in hits:
         position, message_id, state, role, _ = _columns(hit)
         heading = Text.assemble(

@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,6 +21,7 @@ import turnfold.cli
 from tests.running_system import System, client_of, eventually, running_system
 from turnfold.cli.diagnoses import Finding
 from turnfold.cli.doctor import show_findings
+from turnfold.cli.run import print_panel
 from turnfold.client import Session
 from turnfold.client.http import ask_http
 
@@ -62,7 +63,11 @@ READS = (
     "context ada long --max-tokens 4200",
     "context ada long --max-tokens 4200 --explain",
     "context ada long --max-tokens 4200 --explain --as-of 1",
+    "context ada long --max-tokens 60",
+    "context ada long --max-tokens 60 --explain",
+    "context ada long --max-tokens 100",
     "context ada tall",
+    "context ada tall --as-of 2020-01-01T00:00:00Z",
     "history ada talk",
     "history ada long --newest 3",
     "history ada long --state pending",
@@ -71,6 +76,7 @@ READS = (
     "history ada long --as-of 99",
     "history ada nothing",
     "search ada talk PX-0001",
+    "search ada talk Ghent",
     "search ada talk nowhere",
     "summaries list ada long",
     "summaries show ada long 1",
@@ -105,6 +111,16 @@ FINDINGS = (
     Finding("dead letters", "warning", "3 events could not be stored",
             "see the reasons with `turnfold deadletters list`; after a fix run `turnfold deadletters replay --all`"),
 )  # fmt: skip
+
+
+READY: dict[str, Any] = {
+    "nats_url": "nats://127.0.0.1:4222",
+    "http_url": "http://127.0.0.1:8080",
+    "worker_url": "http://127.0.0.1:8081",
+    "database_url": "sqlite+aiosqlite:////home/developers/ada/projects/agents/support/.turnfold/turnfold.db",
+    "pids": {"nats": 101, "worker": 102, "receiver": 103, "query": 104, "lane": 105},
+}  # fmt: skip
+"""What `turnfold up` runs, in a folder whose path is longer than a line."""
 
 
 class Terminal(io.StringIO):
@@ -158,13 +174,20 @@ def run(words: str, width: int) -> str:
     return f"$ turnfold {words}\n{normalized(out.getvalue() + said)}{told}\n"
 
 
-def findings(width: int) -> str:
-    """The findings of a doctor; those of a running system have paths and ports in them."""
-    out = Terminal()
+def fixed(width: int) -> str:
+    """What doctor and up print of values that no running system changes: paths, ports, processes."""
+    printed = ""
     columns = {"COLUMNS": str(width), "TERM": "xterm", "NO_COLOR": "1"}
-    with patch.dict(os.environ, columns), contextlib.redirect_stdout(out):
-        show_findings(FINDINGS)
-    return f"$ turnfold doctor\n{normalized(out.getvalue())}\n"
+    shows: dict[str, Callable[[], None]] = {
+        "up": lambda: print_panel(READY),
+        "doctor": lambda: show_findings(FINDINGS),
+    }
+    for words, show in shows.items():
+        out = Terminal()
+        with patch.dict(os.environ, columns), contextlib.redirect_stdout(out):
+            show()
+        printed += f"$ turnfold {words}\n{normalized(out.getvalue())}\n"
+    return printed
 
 
 async def publish(session: Session, messages: list[dict[str, Any]]) -> None:
@@ -225,8 +248,7 @@ def _all(folder: Path) -> dict[int, str]:
     environ = kept | {"TURNFOLD_DATA_DIR": str(folder / "data")}
     with patch.dict(os.environ, environ, clear=True), contextlib.chdir(folder):
         printed = {
-            width: findings(width) + "".join(run(words, width) for words in READS)
-            for width in WIDTHS
+            width: fixed(width) + "".join(run(words, width) for words in READS) for width in WIDTHS
         }
         # One width after the other: each finds what the changes before it have left.
         for width in WIDTHS:
