@@ -167,7 +167,9 @@ def print_panel(ready: Mapping[str, Any]) -> None:
     rows.add_row("console", f"{ready['http_url']}/console")
     rows.add_row("http", f"{ready['http_url']}  (docs at {ready['http_url']}/docs)")
     if "proxy_url" in ready:
-        rows.add_row("proxy", f"{ready['proxy_url']}  (base URL for agents)")
+        # Clients of OpenAI append only the rest of the path, those of Anthropic the whole path.
+        rows.add_row("proxy", f"{ready['proxy_url']}/v1  (OPENAI_BASE_URL)")
+        rows.add_row("", f"{ready['proxy_url']}  (ANTHROPIC_BASE_URL)")
     rows.add_row("metrics", f"{ready['http_url']}/metrics, {ready['worker_url']}/metrics")
     rows.add_row("database", redacted(ready["database_url"]))
     rows.add_row("processes", ", ".join(f"{name} {pid}" for name, pid in ready["pids"].items()))
