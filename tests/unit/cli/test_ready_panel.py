@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnfold.cli.run import _print_panel
+from turnfold.cli.run import print_panel
 
 
 def test_the_panel_names_the_base_url_of_each_kind_of_client(
@@ -17,7 +17,7 @@ def test_the_panel_names_the_base_url_of_each_kind_of_client(
         "pids": {},
     }
 
-    _print_panel(ready)
+    print_panel(ready)
 
     shown = capsys.readouterr().out
     assert "http://127.0.0.1:8090/v1  (OPENAI_BASE_URL)" in shown
