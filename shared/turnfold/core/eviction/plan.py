@@ -174,17 +174,7 @@ def plan_evictions(
         # The factor takes force with the eviction, and knows the reports up to here.
         factor = meter.learn(live_now[-1].stream_seq, at_ms) if meter.learn else gauge.factor
         gauge = gauge.evicted(by_report=choice.due.trigger is Trigger.USAGE, factor=factor)
-        eviction = Eviction(
-            choice.due,
-            choice.evicted,
-            len(live_now),
-            load,
-            at_ms,
-            gauge,
-            seq,
-            choice.is_escalated,
-            _without(live_now, choice.evicted),
-        )
+        eviction = _eviction(choice, live_now, load, at_ms, gauge, seq)
         evictions.append(eviction)
         present.remove(eviction)
     return tuple(evictions)
@@ -285,6 +275,27 @@ class _Choice(NamedTuple):
     due: FiredTrigger
     evicted: tuple[Message, ...]
     is_escalated: bool
+
+
+def _eviction(
+    choice: _Choice,
+    live: Sequence[Message],
+    load: SessionLoad,
+    at_ms: int,
+    gauge: UsageState,
+    seq: int,
+) -> Eviction:
+    return Eviction(
+        choice.due,
+        choice.evicted,
+        len(live),
+        load,
+        at_ms,
+        gauge,
+        seq,
+        choice.is_escalated,
+        _without(live, choice.evicted),
+    )
 
 
 def _first_choice(

@@ -163,13 +163,15 @@ def add_message_rows(
             calls or tool_call_id or digest or cuts or original or element
             or is_meta or is_irregular or is_truncated or has_failed or is_error
         ):  # fmt: skip
+            call_json, answered_id, cuts_json, gist_json, place = _optional_columns(
+                calls, tool_call_id, cuts, gist, element
+            )
             others.append(
                 (
                     sid, position, event_id, role, tokens, content_tokens, reasoning_tokens,
                     characters, lines, priority, is_meta, is_irregular, is_truncated,
-                    has_failed or is_error, json.dumps(calls) if calls else None,
-                    tool_call_id and storable(tool_call_id), digest, at_ms, cuts or None, original,
-                    body, gist or None, element or None,
+                    has_failed or is_error, call_json, answered_id, digest, at_ms, cuts_json,
+                    original, body, gist_json, place,
                 )
             )  # fmt: skip
         else:
@@ -180,6 +182,18 @@ def add_message_rows(
                 )
             )  # fmt: skip
         position += 1
+
+
+def _optional_columns(
+    calls: tuple[ToolCall, ...], tool_call_id: str | None, cuts: str, gist: str, element: int
+) -> tuple[str | None, str | None, str | None, str | None, int | None]:
+    return (
+        json.dumps(calls) if calls else None,
+        tool_call_id and storable(tool_call_id),
+        cuts or None,
+        gist or None,
+        element or None,
+    )
 
 
 def storable(text: str) -> str:
