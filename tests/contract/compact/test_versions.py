@@ -217,6 +217,8 @@ async def test_a_job_that_was_written_on_a_version_no_longer_in_force_is_stale_a
         await stores.jobs.commit(slow, summary("too late"), reason=None, now_ms=NOON + 9_500)
     await stores.jobs.discard(slow, now_ms=NOON + 9_500)
     assert (await phases(stores))[-1] == "stale"
+    last = (await stores.history.audit(KEY, after=0, limit=100))[-1]
+    assert json.loads(last.details)["detail"] == "written too late"
     # At once, and for all that no version speaks for: what it would have covered, and what lost its version.
     again = await claimed(stores, NOON + 9_600)
     assert again.base_version == 1

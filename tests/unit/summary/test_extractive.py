@@ -596,6 +596,12 @@ def test_early_facts_outlive_filler_and_five_compactions() -> None:
     assert [answer for _, answer in facts if answer not in artifact] == []
 
 
+@pytest.mark.parametrize("sentence", ["这样可以？", "这样可以?", "これで大丈夫ですか。"])
+def test_an_east_asian_question_ends_with_any_of_its_marks(sentence: str) -> None:
+    assert SentenceKind.QUESTION in sentence_kinds(sentence, is_user=True)
+    assert SentenceKind.QUESTION not in sentence_kinds("这样可以。", is_user=True)
+
+
 @pytest.mark.parametrize("name", ["command", "cmd", "input"])
 def test_a_shell_runs_what_stands_in_any_of_the_usual_arguments(name: str) -> None:
     assert shell_command("Bash", {name: "ls -la"}) == "ls -la"
