@@ -61,7 +61,7 @@ from turnfold.store.compact.versions import SqlVersionStore
 from turnfold.store.compact.withdrawal import withdraw
 from turnfold.store.database.engine import Database
 from turnfold.store.database.outbox import SqlOutboxStore
-from turnfold.store.database.schema import metadata, word_index
+from turnfold.store.database.schema import metadata, word_index, word_index_segments
 from turnfold.store.ingest.budgets import SqlBudgetStore
 from turnfold.store.ingest.erase import SqlErasureStore
 from turnfold.store.ingest.idle import SqlIdleStore
@@ -222,7 +222,10 @@ async def empty_postgres(url: str) -> None:
     try:
         # A replica fires no triggers, so that audit rows may be deleted. DELETE is faster than
         # TRUNCATE for so few rows, because TRUNCATE makes new files for each table and index.
-        deletes = (f'DELETE FROM "{name}"' for name in (*metadata.tables, word_index.name))
+        deletes = (
+            f'DELETE FROM "{name}"'
+            for name in (*metadata.tables, word_index.name, word_index_segments.name)
+        )
         from_one = "SELECT setval(oid, 1, false) FROM pg_class WHERE relkind = 'S'"
         await connection.execute(
             "; ".join(("SET session_replication_role = replica", *deletes, from_one))

@@ -37,13 +37,13 @@ from turnfold.store.ingest.open_compactions import quoted_texts
 from turnfold_migrations import upgrade
 
 GROWING = (
-    "sessions", "events", "messages", "tool_calls", "usage_reports", "compactions", "summaries", "coverage", "summary_activations", "audit", "word_index",
+    "sessions", "events", "messages", "tool_calls", "usage_reports", "compactions", "summaries", "coverage", "summary_activations", "audit", "word_index_segments",
 )  # fmt: skip
 COLUMNS = {
     name: [one.name for one in table.columns if one.name != "audit_id"]
     for name, table in schema.metadata.tables.items()
 }
-COLUMNS["word_index"] = ["position", "sid", "terms"]
+COLUMNS["word_index_segments"] = [one.name for one in schema.word_index_segments.columns]
 REPORTED: Json = {"model": "m", "usage": {"prompt_tokens": 500}}
 OTHERS = [SessionKey(AgentId("ada"), SessionId(f"other-{number}")) for number in range(3)]
 COPIES = 60
@@ -60,7 +60,7 @@ TELLING = {
 SHIFTED = {
     "sid": "sid + 1000 * n", "compaction_id": "compaction_id + 1000000 * n", "session_id": "session_id || '/' || n",
     "event_id": "event_id || '/' || n", "position": "position + 100000 * 1024 * n", "stream_seq": "stream_seq + 100000 * n",
-    "terms": "replace(terms::text, chr(39) || sid, chr(39) || (sid + 1000 * n))::tsvector",
+    "segment": "segment + 100000 * n",
     "first_position": "first_position + 100000 * 1024 * n", "last_position": "last_position + 100000 * 1024 * n",
 }  # fmt: skip
 """What differs between a session and the copies that are made of it."""

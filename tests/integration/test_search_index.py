@@ -1,19 +1,22 @@
 """The index of words as each database keeps it: filled once, by many at once, and emptied of what is to be forgotten."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, text
 
-from tests.store_fixtures import Stores, new_sqlite, sql_stores, turn, user
+from tests.store_fixtures import KEY, Stores, new_sqlite, sql_stores, turn, user
 from turnfold.core.text.search import Lookup, SearchQuery
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.ports.query import (
     Scope,
 )
 from turnfold.store.database.engine import Database
-from turnfold.store.ingest.search_index import MESSAGES_AT_ONCE, delete_indexed
+from turnfold.store.database.word_segments import read_index
+from turnfold.store.ingest.index_removal import delete_indexed, delete_indexed_at
+from turnfold.store.ingest.search_index import MESSAGES_AT_ONCE
 from turnfold.store.query.search import SqlSearchStore
 from turnfold_migrations import upgrade
 
@@ -64,10 +67,15 @@ async def known(stores: Stores, key: SessionKey) -> set[int]:
 
 def rows(connection: Connection) -> int:
     """How many messages are in the index."""
-    counted = "SELECT count(*) FROM " + (
-        "word_index_docsize" if connection.dialect.name == "sqlite" else "word_index"
+    if connection.dialect.name == "sqlite":
+        counted = "SELECT count(*) FROM word_index_docsize"
+        return int(connection.execute(text(counted)).scalar_one())
+    sids = connection.execute(text("SELECT sid FROM sessions")).scalars().all()
+    return sum(
+        len(list(stored.present()))
+        for sid in sids
+        for stored in read_index(connection, sid).segments
     )
-    return int(connection.execute(text(counted)).scalar_one())
 
 
 @pytest.mark.proves("F1", "A5")
@@ -188,3 +196,81 @@ async def test_an_indexed_session_waits_for_the_index_no_more_until_something_ne
         assert [await unindexed(key) for key in KEYS] == [[], ["e3#0"]]
         await stores.index.index_some()
         assert [await unindexed(key) for key in KEYS] == [[], []]
+
+
+async def positions_of(stores: Stores, query: str, key: SessionKey = KEYS[0]) -> list[int]:
+    """The sequences of the messages with all words of a query."""
+    asked = SearchQuery.of(query)
+    candidates = await stores.search.candidates(
+        key, [*asked.lookups(), *asked.beginnings()], scope=Scope()
+    )
+    return sorted({one.position // 1024 for one in candidates.originals})
+
+
+@pytest.mark.proves("F1", "O9")
+async def test_segments_are_merged_and_all_of_them_are_searched(postgres_url: str) -> None:
+    await upgrade(postgres_url)
+    database = Database(postgres_url, writes=True)
+    async with sql_stores(postgres_url) as stores:
+        for seq in range(1, 71):
+            await stores.ingest(turn(seq, user(f"amber number{seq:02} 琥珀色"), user("obsolete")))
+            await stores.index.index_some()
+            if seq == 5:
+                await database.write(lambda at: delete_indexed_at(at, 1, [position_of(5, 1)]))
+        index = await database.snapshot(lambda connection: read_index(connection, 1))
+        everything = await positions_of(stores, "amber", KEY)
+        one = await positions_of(stores, "number40", KEY)
+        beginning = await positions_of(stores, "number6", KEY)
+        eastern = await positions_of(stores, "珀", KEY)
+        others = await positions_of(stores, "obsolete", KEY)
+    await database.close()
+
+    sizes = [len(stored.header.positions) for stored in index.segments]
+    assert (sorted(sizes, reverse=True), index.has_rows) == ([127, *[2] * 6], False)
+    assert everything == eastern == list(range(1, 71))
+    assert others == [seq for seq in range(1, 71) if seq != 5]
+    assert (one, beginning) == ([40], list(range(60, 70)))
+
+
+@pytest.mark.proves("F1", "O6")
+async def test_rows_of_an_older_worker_are_found_beside_segments(postgres_url: str) -> None:
+    await upgrade(postgres_url)
+    database = Database(postgres_url, writes=True)
+    row = text(
+        "INSERT INTO word_index (position, sid, terms)"
+        " VALUES (:position, 1, array_to_tsvector(ARRAY['1xamber', '1xolder']))"
+    )
+    async with sql_stores(postgres_url) as stores:
+        await stores.ingest(turn(1, user("amber older"), key=KEYS[0]))
+        await database.write(
+            lambda connection: connection.execute(row, {"position": position_of(1, 0)})
+        )
+        await stores.ingest(turn(2, user("amber newer"), key=KEYS[0]))
+        while await stores.index.index_some():
+            pass
+        both = await positions_of(stores, "amber")
+        older = await positions_of(stores, "old")
+        indexed = await database.snapshot(rows)
+    await database.close()
+
+    assert (both, older, indexed) == ([1, 2], [1], 1)
+
+
+@pytest.mark.proves("A6", "O6")
+async def test_an_erasure_by_an_older_worker_takes_the_segments_with_it(postgres_url: str) -> None:
+    await upgrade(postgres_url)
+    database = Database(postgres_url, writes=True)
+    async with sql_stores(postgres_url) as stores:
+        await filled(stores, 1)
+        # What a worker does that knows no segments.
+        for table in ("messages", "events", "marked_lines", "sessions"):
+            statement = text(f"DELETE FROM {table} WHERE sid = 1")
+            await database.write(partial(Connection.execute, statement=statement))
+        left = await database.snapshot(
+            lambda connection: connection.execute(
+                text("SELECT DISTINCT sid FROM word_index_segments")
+            ).all()
+        )
+    await database.close()
+
+    assert left == [(2,)]

@@ -7,6 +7,13 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Table, case, func, literal_column
 
+from turnfold.core.history.pairing import (
+    WAITS,
+    CallPosition,
+    MatchedResult,
+    ResultPosition,
+    match_results,
+)
 from turnfold.messages import (
     ELEMENTS,
     MESSAGES_PER_EVENT,
@@ -131,14 +138,14 @@ def evictable_of(row: Sequence[Any]) -> Message:
 STORED = (
     "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens",
     "characters", "lines", "priority", "is_meta", "is_irregular", "is_truncated", "is_error",
-    "calls", "tool_call_id", "content_digest", "created_at_ms", "cuts", "original", "body", "gist",
-    "element",
+    "calls", "tool_call_id", "content_digest", "answers_position", "answers_slot", "is_copy",
+    "created_at_ms", "cuts", "original", "body", "gist", "element",
 )  # fmt: skip
 """The columns that ingest fills."""
 PLAIN_CONSTANTS: Mapping[str, bool | None] = {
     "is_meta": False, "is_irregular": False, "is_truncated": False, "is_error": False,
-    "calls": None, "tool_call_id": None, "content_digest": None, "cuts": None, "original": None,
-    "element": None,
+    "calls": None, "tool_call_id": None, "content_digest": None, "answers_position": None,
+    "answers_slot": None, "is_copy": False, "cuts": None, "original": None, "element": None,
 }  # fmt: skip
 """What these columns hold for most messages, which SQLite stores a quarter faster without them."""
 PLAIN = tuple([name for name in STORED if name not in PLAIN_CONSTANTS])
@@ -147,7 +154,11 @@ PLAIN = tuple([name for name in STORED if name not in PLAIN_CONSTANTS])
 def add_message_rows(
     arrival: DecodedEvent, sid: int, plain: list[tuple[Any, ...]], others: list[tuple[Any, ...]]
 ) -> None:
-    """Add the rows of an event's messages, before pairing, of columns `PLAIN` or `STORED`."""
+    """Add the rows of an event's messages, of columns `PLAIN` or `STORED`.
+
+    They have the pairs of the event alone. Most results come with their calls, and pairing then
+    changes no row.
+    """
     event_id, at_ms, is_truncated, has_failed = (
         arrival.event_id,
         arrival.at_ms,
@@ -155,6 +166,7 @@ def add_message_rows(
         arrival.is_error,
     )
     position = position_of(arrival.stream_seq, 0)
+    pairs = _pairs_within(arrival, position)
     for (
         role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_meta,
         is_irregular, calls, cuts, tool_call_id, digest, original, body, gist, element, is_error,
@@ -166,12 +178,14 @@ def add_message_rows(
             call_json, answered_id, cuts_json, gist_json, place = _optional_columns(
                 calls, tool_call_id, cuts, gist, element
             )
+            answers, is_copy = pairs.get(position, WAITS)
             others.append(
                 (
                     sid, position, event_id, role, tokens, content_tokens, reasoning_tokens,
                     characters, lines, priority, is_meta, is_irregular, is_truncated,
-                    has_failed or is_error, call_json, answered_id, digest, at_ms, cuts_json,
-                    original, body, gist_json, place,
+                    has_failed or is_error, call_json, answered_id, digest,
+                    answers and answers.position, answers and answers.slot, is_copy, at_ms,
+                    cuts_json, original, body, gist_json, place,
                 )
             )  # fmt: skip
         else:
@@ -182,6 +196,23 @@ def add_message_rows(
                 )
             )  # fmt: skip
         position += 1
+
+
+def _pairs_within(arrival: DecodedEvent, first: int) -> Mapping[int, MatchedResult]:
+    """Match the results of an event with its calls; nothing if it has none of either."""
+    calls: dict[str, list[CallPosition]] = {}
+    for position, message in enumerate(arrival.messages, first):
+        for call in message.calls:
+            calls.setdefault(call.call_id, []).append(CallPosition(position, call.slot))
+    results: dict[str, list[ResultPosition]] = {}
+    for position, message in enumerate(arrival.messages, first) if calls else ():
+        call_id, digest = message.tool_call_id, message.content_digest
+        if call_id in calls and digest is not None:
+            results.setdefault(call_id, []).append(ResultPosition(position, digest))
+    pairs: dict[int, MatchedResult] = {}
+    for call_id, of_call in results.items():
+        pairs |= match_results(calls[call_id], of_call)
+    return pairs
 
 
 def _optional_columns(

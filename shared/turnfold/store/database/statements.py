@@ -9,6 +9,7 @@ from sqlalchemy import (
     Connection,
     Select,
     Table,
+    TableClause,
     bindparam,
     column,
     false,
@@ -242,7 +243,7 @@ class BulkInsert(Bulk):
 
     def __init__(
         self,
-        table: Table,
+        table: TableClause,
         names: Sequence[str],
         constants: Mapping[str, bool | None] = NO_CONSTANTS,
     ) -> None:

@@ -48,7 +48,7 @@ from turnfold.store.database.session_rows import (
     lock_session_counts,
 )
 from turnfold.store.database.statements import Bulk, Prepared
-from turnfold.store.ingest.search_index import queue_index_removal, remove_indexed
+from turnfold.store.ingest.index_removal import queue_index_removal, remove_indexed
 from turnfold.store.ingest.tombstones import (
     ALL_SESSIONS,
     RETENTION,

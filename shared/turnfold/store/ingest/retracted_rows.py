@@ -31,7 +31,7 @@ from turnfold.store.database.schema import (
 from turnfold.store.database.session_rows import SessionRow
 from turnfold.store.database.statements import PreparedPairs, bulk_update
 from turnfold.store.ingest.batch.counters import note_unindexed
-from turnfold.store.ingest.search_index import delete_indexed_at
+from turnfold.store.ingest.index_removal import delete_indexed_at
 from turnfold.store.ingest.tombstones import in_portions
 
 _COLUMNS = [column.name for column in messages.c]

@@ -1,31 +1,24 @@
 """Fill the word index after ingest, and mark lines for recall, in short transactions.
 
 Each term begins with the number of its session, so that a lookup reads rows of that session only.
-SQLite keeps the terms in FTS5 without texts and positions; PostgreSQL keeps them as a tsvector with
-a GIN index.
+SQLite keeps the terms in FTS5 without texts and positions. PostgreSQL keeps them in segments of
+several messages each (`turnfold.core.text.word_segments`).
 """
 
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
     Connection,
     Integer,
-    Text,
     bindparam,
-    cast,
-    delete,
     exists,
     func,
-    insert,
     literal_column,
     select,
-    text,
-    update,
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.elements import ColumnElement
@@ -35,20 +28,20 @@ from turnfold.core.text.search import Term, searchable
 from turnfold.core.text.tokens import Count
 from turnfold.core.text.words import terms
 from turnfold.store.database.engine import Database
-from turnfold.store.database.schema import (
-    index_removals,
-    marked_lines,
-    messages,
-    retracted_messages,
-    sessions,
-    word_index,
-)
+from turnfold.store.database.schema import marked_lines, messages, sessions, word_index
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn, bulk_update
+from turnfold.store.database.word_segments import late_segments
+from turnfold.store.ingest.segment_writer import (
+    insert_segments,
+    merge_session,
+    sessions_to_merge,
+)
 
 SESSIONS_AT_ONCE = 50
 MESSAGES_AT_ONCE = 200
 CHARACTERS_AT_ONCE = 400_000
-MERGED_PAGES = 200
+_Place = tuple[int, int]
+"""A session and a first position."""
 UNDIVIDED = "z"
 """The term of a text with too many terms, which every search of its session reads."""
 
@@ -89,14 +82,18 @@ class SqlSearchIndex:
         if unindexed:
             # Split into terms outside of any transaction: it takes long, and SQLite has one writer.
             made = await asyncio.to_thread(_indexed, unindexed, self._count)
-            await self._database.write(lambda connection: _store(connection, made))
+            for sid in await self._database.write(lambda connection: _store(connection, made)):
+                await merge_session(self._database, sid)
         return is_more
 
 
 class _Unindexed:
-    """Statements about messages that the index lacks."""
+    """Statements about messages that the index lacks.
 
-    def __init__(self, key: ColumnElement[int]) -> None:
+    On PostgreSQL, `indexed` is the list of positions that are in segments.
+    """
+
+    def __init__(self, key: ColumnElement[int], *more: str) -> None:
         indexed = exists().where(key == messages.c.position)
         of_session = (messages.c.sid == bindparam("of_sid")) & (
             messages.c.position >= bindparam("first")
@@ -104,20 +101,67 @@ class _Unindexed:
         places = (
             select(messages.c.position).where(of_session, ~indexed).order_by(messages.c.position)
         )
+        if more:
+            position = func.unnest(bindparam("indexed", type_=postgresql.ARRAY(BigInteger)))
+            in_segments = select(position.label("position")).subquery("in_segments")
+            places = places.where(
+                ~exists().where(in_segments.c.position == messages.c.position),
+            )
         between = (messages.c.position <= bindparam("last"),)
-        self.next = Prepared(places.limit(literal_column("1")), ("of_sid", "first"))
-        self.between = Prepared(places.where(*between), ("of_sid", "first", "last"))
-        self.bodies = Prepared(
-            places.add_columns(messages.c.body).where(*between), ("of_sid", "first", "last")
+        self._has_segments = bool(more)
+        self._next = Prepared(places.limit(literal_column("1")), ("of_sid", "first", *more))
+        self._between = Prepared(places.where(*between), ("of_sid", "first", "last", *more))
+        self._bodies = Prepared(
+            places.add_columns(messages.c.body).where(*between), ("of_sid", "first", "last", *more)
         )
         sized = places.add_columns(messages.c.characters + literal_column("4") * messages.c.tokens)
-        self.sizes = Prepared(
-            sized.limit(bindparam("most", type_=Integer)), ("of_sid", "first", "most")
+        self._sizes = Prepared(
+            sized.limit(bindparam("most", type_=Integer)), ("of_sid", "first", "most", *more)
         )
 
+    def in_segments(
+        self, connection: Connection, firsts: Sequence[tuple[int, int]]
+    ) -> Mapping[int, list[int]]:
+        """Return the positions in segments, for pairs of a session and a first position."""
+        if not self._has_segments:
+            return {}
+        return {
+            sid: [position for stored in segments for position in stored.present()]
+            for sid, segments in late_segments(connection, firsts).items()
+        }
 
-_KEYS = {"sqlite": word_index.c.rowid, "postgresql": word_index.c.position}
-_UNINDEXED = {name: _Unindexed(key) for name, key in _KEYS.items()}
+    def _more(self, indexed: Sequence[int]) -> tuple[Any, ...]:
+        return (indexed,) if self._has_segments else ()
+
+    def first(self, connection: Connection, at: _Place, indexed: Sequence[int]) -> int | None:
+        """Return the position of the first message that the index lacks."""
+        rows = self._next.rows(connection, *at, *self._more(indexed))
+        return next((position for (position,) in rows), None)
+
+    def between(
+        self, connection: Connection, at: _Place, last: int, indexed: Sequence[int]
+    ) -> list[int]:
+        """Return the positions of such messages up to `last`."""
+        rows = self._between.rows(connection, *at, last, *self._more(indexed))
+        return [position for (position,) in rows]
+
+    def sizes(
+        self, connection: Connection, at: _Place, most: int, indexed: Sequence[int]
+    ) -> Sequence[Sequence[Any]]:
+        """Return the positions and sizes of such messages."""
+        return self._sizes.rows(connection, *at, most, *self._more(indexed))
+
+    def bodies(
+        self, connection: Connection, at: _Place, last: int, indexed: Sequence[int]
+    ) -> Sequence[Sequence[Any]]:
+        """Return the positions and bodies of such messages up to `last`."""
+        return self._bodies.rows(connection, *at, last, *self._more(indexed))
+
+
+_UNINDEXED = {
+    "sqlite": _Unindexed(word_index.c.rowid),
+    "postgresql": _Unindexed(word_index.c.position, "indexed"),
+}
 _DUE = Prepared(
     select(sessions.c.sid, sessions.c.unindexed_from)
     .where(sessions.c.unindexed_from.is_not(None))
@@ -142,11 +186,13 @@ def _waiting(connection: Connection) -> tuple[dict[int, list[UnindexedMessage]],
     unindexed = _UNINDEXED[connection.dialect.name]
     messages_by_sid: dict[int, list[UnindexedMessage]] = {}
     room, characters = MESSAGES_AT_ONCE, CHARACTERS_AT_ONCE
-    due = _DUE.rows(connection, SESSIONS_AT_ONCE)
+    due = [(sid, first) for sid, first in _DUE.rows(connection, SESSIONS_AT_ONCE)]
+    in_segments = unindexed.in_segments(connection, due)
     is_more = len(due) == SESSIONS_AT_ONCE
-    for sid, first in due:
+    for at in due:
+        sid, indexed = at[0], in_segments.get(at[0], ())
         last: int | None = None
-        for position, size in unindexed.sizes.rows(connection, sid, first, room):
+        for position, size in unindexed.sizes(connection, at, room, indexed):
             # At least one message is taken, however long it is, or it would wait forever.
             if last is not None and size > characters:
                 is_more = True
@@ -158,7 +204,7 @@ def _waiting(connection: Connection) -> tuple[dict[int, list[UnindexedMessage]],
             if last is None
             else [
                 UnindexedMessage(sid, *row)
-                for row in unindexed.bodies.rows(connection, sid, first, last)
+                for row in unindexed.bodies(connection, at, last, indexed)
             ]
         )
         if room <= 0 or characters <= 0:
@@ -169,7 +215,7 @@ def _waiting(connection: Connection) -> tuple[dict[int, list[UnindexedMessage]],
 class IndexedMessage(NamedTuple):
     """The index entries of a message: its terms, and its marked lines if it has any."""
 
-    terms: list[str]
+    terms: frozenset[str]
     lines: bytes | None
 
 
@@ -179,7 +225,7 @@ def _indexed(
     return {
         sid: {
             row.position: IndexedMessage(
-                terms_of_body(sid, row.body), mark_lines(json.loads(row.body), count)
+                terms_of_body(row.body), mark_lines(json.loads(row.body), count)
             )
             for row in rows
         }
@@ -187,197 +233,65 @@ def _indexed(
     }
 
 
-def terms_of_body(sid: int, body: str) -> list[str]:
-    """Return the index terms of a message of this session."""
+def terms_of_body(body: str) -> frozenset[str]:
+    """Return the index terms of a message."""
     words = terms(searchable(json.loads(body)))
+    return frozenset((UNDIVIDED,)) if words is None else words
+
+
+def fts5_terms(sid: int, message_terms: Iterable[str]) -> str:
+    """Return the terms of a message as SQLite's index takes them."""
     of_this = of_session(sid, "")
-    return [of_this + term for term in ((UNDIVIDED,) if words is None else words)]
+    return " ".join([of_this + term for term in message_terms])
 
 
-def _store(connection: Connection, made: Mapping[int, Mapping[int, IndexedMessage]]) -> None:
+def _store(connection: Connection, made: Mapping[int, Mapping[int, IndexedMessage]]) -> list[int]:
     """Add new terms and lines, and record from where these sessions wait now.
 
-    Late events may have arrived in the meantime.
+    Late events may have arrived in the meantime. Return the sessions with segments to merge.
     """
     unindexed = _UNINDEXED[connection.dialect.name]
     wait: list[tuple[int | None, int]] = []
+    added: dict[int, dict[int, frozenset[str]]] = {}
     # The rows are locked as ingest locks them: a late event that lowers `unindexed_from` is either
     # seen here or comes after this transaction.
-    for sid, first in _LOCKED.rows(connection, sorted(made)):
-        # Another worker indexed these meanwhile.
-        if first is None:
-            continue
+    locked = _LOCKED.rows(connection, sorted(made))
+    # Another worker indexed the others meanwhile.
+    due = [(sid, first) for sid, first in locked if first is not None]
+    in_segments = unindexed.in_segments(
+        connection, [(sid, min((first, *made[sid]))) for sid, first in due]
+    )
+    for at in due:
+        sid, indexed = at[0], in_segments.get(at[0], ())
         made_here = made[sid]
+        absent: list[int] = []
         if made_here:
             # Another worker may have indexed some meanwhile. FTS5 without texts accepts a row id
             # twice, and its words could not be removed again.
-            absent = [
-                position
-                for (position,) in unindexed.between.rows(
-                    connection, sid, min(made_here), max(made_here)
-                )
-                if position in made_here
-            ]
-            _insert(connection, sid, {at: made_here[at].terms for at in absent})
+            from_here = (sid, min(made_here))
+            lacking = unindexed.between(connection, from_here, max(made_here), indexed)
+            absent = [position for position in lacking if position in made_here]
+            added[sid] = {position: made_here[position].terms for position in absent}
             _MARK.run(
                 connection,
-                [(sid, at, lines) for at in absent if (lines := made_here[at].lines) is not None],
+                [
+                    (sid, position, lines)
+                    for position in absent
+                    if (lines := made_here[position].lines) is not None
+                ],
             )
-        wait.append(
-            (
-                next(
-                    (position for (position,) in unindexed.next.rows(connection, sid, first)), None
-                ),
-                sid,
-            )
-        )
+        if connection.dialect.name == "sqlite":
+            _insert_fts5(connection, sid, added.get(sid, {}))
+        wait.append((unindexed.first(connection, at, [*indexed, *absent]), sid))
     _WAIT.run(connection, wait)
-
-
-def delete_indexed(connection: Connection, sid: int, *, first: int = 0, last: int = 2**62) -> None:
-    """Remove messages of a session from the index; call before deleting them, in one transaction.
-
-    An index without texts must be told what it contained.
-    """
-    are_marked = (marked_lines.c.sid == sid) & marked_lines.c.position.between(first, last)
-    connection.execute(delete(marked_lines).where(are_marked))
-    if connection.dialect.name != "sqlite":
-        in_range = (word_index.c.sid == sid) & word_index.c.position.between(first, last)
-        connection.execute(delete(word_index).where(in_range))
-        return
-    while True:
-        indexed = exists().where(_KEYS[connection.dialect.name] == messages.c.position)
-        selected = select(messages.c.position, messages.c.body).where(
-            messages.c.sid == sid, messages.c.position.between(first, last), indexed
-        )
-        rows = connection.execute(
-            selected.order_by(messages.c.position).limit(MESSAGES_AT_ONCE)
-        ).all()
-        if not rows:
-            return
-        connection.execute(
-            _DELETE_SQLITE, [_removal(sid, position, body) for position, body in rows]
-        )
-        first = rows[-1].position + 1
-
-
-def delete_indexed_at(connection: Connection, sid: int, positions: Sequence[int]) -> None:
-    """Remove these messages of a session from the index; call before deleting them."""
-    is_marked = (marked_lines.c.sid == sid) & marked_lines.c.position.in_(positions)
-    connection.execute(delete(marked_lines).where(is_marked))
-    if connection.dialect.name != "sqlite":
-        is_chosen = (word_index.c.sid == sid) & word_index.c.position.in_(positions)
-        connection.execute(delete(word_index).where(is_chosen))
-        return
-    indexed = exists().where(_KEYS[connection.dialect.name] == messages.c.position)
-    selected = select(messages.c.position, messages.c.body).where(
-        messages.c.sid == sid, messages.c.position.in_(positions), indexed
-    )
-    if rows := connection.execute(selected).all():
-        connection.execute(
-            _DELETE_SQLITE, [_removal(sid, position, body) for position, body in rows]
-        )
-
-
-def _removal(sid: int, position: int, body: str) -> dict[str, Any]:
-    return {"position": position, "terms": " ".join(terms_of_body(sid, body))}
-
-
-_DELETE_SQLITE = text(
-    "INSERT INTO word_index (word_index, rowid, terms) VALUES ('delete', :position, :terms)"
-)
-
-
-def queue_index_removal(connection: Connection, sids: Sequence[int]) -> None:
-    """Queue the removal of whole sessions from the index, before they are deleted.
-
-    No search uses their numbers any more. Removing their words from SQLite's index would block
-    writers, so `remove_indexed` does it later.
-    """
-    if connection.dialect.name != "sqlite":
-        connection.execute(delete(word_index).where(word_index.c.sid.in_(sids)))
-        return
-    indexed = exists().where(_KEYS[connection.dialect.name] == messages.c.position)
-    aside = select(messages.c.position, messages.c.sid, messages.c.body).where(
-        messages.c.sid.in_(sids), indexed
-    )
-    connection.execute(insert(index_removals).from_select(["position", "sid", "body"], aside))
-    # Retracted words left the index, but stay in the file until it is merged.
-    retracted = select(
-        retracted_messages.c.position, retracted_messages.c.sid, literal_column("''")
-    ).where(retracted_messages.c.sid.in_(sids))
-    connection.execute(insert(index_removals).from_select(["position", "sid", "body"], retracted))
-
-
-async def remove_indexed(database: Database) -> None:
-    """Remove erased words from the index and the file, in short transactions."""
-    if not database.is_sqlite:
-        return
-    waiting = (
-        select(index_removals.c.sid, index_removals.c.position, index_removals.c.body)
-        .where(index_removals.c.body != "")
-        .limit(MESSAGES_AT_ONCE)
-    )
-    while aside := await database.snapshot(lambda connection: connection.execute(waiting).all()):
-        gone = await asyncio.to_thread(_removals, [UnindexedMessage(*row) for row in aside])
-        await database.write(partial(_clear, gone=gone))
-    # A word goes from the file when the part of the index that names it is written anew.
-    if await database.snapshot(
-        lambda connection: connection.execute(select(index_removals.c.position).limit(1)).first()
-    ):
-        pages = -MERGED_PAGES
-        while await database.write(partial(_merged, pages=pages)):
-            pages = MERGED_PAGES
-        await database.write(
-            lambda connection: connection.execute(
-                delete(index_removals).where(index_removals.c.body == "")
-            )
-        )
-
-
-def _removals(rows: Iterable[UnindexedMessage]) -> list[dict[str, Any]]:
-    return [_removal(row.sid, row.position, row.body) for row in rows]
-
-
-def _clear(connection: Connection, *, gone: Sequence[dict[str, Any]]) -> None:
-    """Remove some queued words; the rest stays queued."""
-    connection.execute(_DELETE_SQLITE, gone)
-    connection.execute(
-        update(index_removals)
-        .where(index_removals.c.position.in_([row["position"] for row in gone]))
-        .values(body="")
-    )
-
-
-def _merged(connection: Connection, *, pages: int) -> bool:
-    """Merge pages of the index; return whether more remain (a negative number begins a merge)."""
-    before = connection.execute(text("SELECT total_changes()")).scalar_one()
-    connection.execute(
-        text("INSERT INTO word_index (word_index, rank) VALUES ('merge', :pages)"), {"pages": pages}
-    )
-    # FTS5 documents this test: a merge with nothing left to do changes fewer than two rows.
-    return int(connection.execute(text("SELECT total_changes()")).scalar_one()) - int(before) >= 2
-
-
-def _insert(connection: Connection, sid: int, made: Mapping[int, list[str]]) -> None:
-    if not made:
-        return
     if connection.dialect.name == "sqlite":
-        _INSERT_SQLITE.run(
-            connection,
-            [(position, " ".join(message_terms)) for position, message_terms in made.items()],
-        )
-        return
-    listed = [{"at": position, "of_sid": sid, "found": words} for position, words in made.items()]
-    connection.execute(_INSERT_POSTGRESQL, listed)
+        return []
+    insert_segments(connection, added)
+    return sessions_to_merge(connection, list(added))
 
 
-_INSERT_POSTGRESQL = (
-    postgresql.insert(word_index)
-    .values(
-        position=bindparam("at", type_=BigInteger),
-        sid=bindparam("of_sid", type_=BigInteger),
-        terms=func.array_to_tsvector(cast(bindparam("found"), postgresql.ARRAY(Text))),
+def _insert_fts5(connection: Connection, sid: int, added: Mapping[int, frozenset[str]]) -> None:
+    _INSERT_SQLITE.run(
+        connection,
+        [(position, fts5_terms(sid, message_terms)) for position, message_terms in added.items()],
     )
-    .on_conflict_do_nothing()
-)

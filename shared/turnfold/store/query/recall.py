@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -35,11 +36,14 @@ from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.schema import marked_lines, messages, sessions, word_index
 from turnfold.store.database.statements import Prepared
+from turnfold.store.database.word_segments import Headers, find_terms, read_index
 from turnfold.store.ingest.search_index import fts5_term, tsquery_term
 
 ORDERS_BYTES = 16_000_000
 """The most bytes of cached session orders; a message takes `ORDER_BYTES`."""
 ORDER_BYTES = 24
+HEADERS_BYTES = 8_000_000
+"""The most bytes of cached headers of segments, on PostgreSQL."""
 CHARACTERS_PER_TOKEN = 3
 UNINDEXED_MESSAGES, UNINDEXED_CHARACTERS = 2_000, 5_000
 """How many messages that the index lacks are read, the newest first, and how long they may be."""
@@ -184,10 +188,12 @@ class SqlRecallStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._orders: LRUCache[int, SessionOrder] = LRUCache(ORDERS_BYTES)
+        self._headers: Headers = LRUCache(HEADERS_BYTES)
 
     def forget(self) -> None:
-        """Clear the cache, because messages were erased."""
+        """Clear the caches, because messages were erased."""
         self._orders.clear()
+        self._headers.clear()
 
     async def recall(
         self,
@@ -208,7 +214,10 @@ class SqlRecallStore:
             lookups = asked.lookups_without(named)
 
             def look_up(lookups: Sequence[Lookup], most: int = MOST_PLACES) -> list[FoundPlaces]:
-                return [_places(connection, sid, lookup, order, until, most) for lookup in lookups]
+                return [
+                    _places(order, positions, most)
+                    for positions in self._matches(connection, sid, lookups, until, most + 1)
+                ]
 
             places_found = look_up(lookups)
             is_partial = False
@@ -236,6 +245,25 @@ class SqlRecallStore:
 
         return await self._database.snapshot(read)
 
+    def _matches(
+        self, connection: Connection, sid: int, lookups: Sequence[Lookup], until: int, most: int
+    ) -> list[list[int]]:
+        """Return for each lookup the newest positions with any of its terms, falling."""
+        if connection.dialect.name == "sqlite":
+            write = partial(fts5_term, sid)
+            return [_in_rows(connection, lookup, until, most, write) for lookup in lookups]
+        segments, has_rows = read_index(connection, sid, self._headers)
+        terms = {term for lookup in lookups for term in lookup}
+        held = find_terms(connection, sid, segments, terms, until=until, newest=most)
+        matches = []
+        for lookup in lookups:
+            found = set().union(*(held[term] for term in lookup))
+            if has_rows:
+                write = partial(tsquery_term, sid)
+                found.update(_in_rows(connection, lookup, until, most, write))
+            matches.append(sorted(found, reverse=True)[:most])
+        return matches
+
     def _order(self, connection: Connection, sid: int, total: int) -> SessionOrder:
         """Return the order of a session; read only what the cached one lacks.
 
@@ -252,19 +280,24 @@ class SqlRecallStore:
         return order
 
 
-def _places(
-    connection: Connection, sid: int, lookup: Lookup, order: SessionOrder, until: int, most: int
-) -> FoundPlaces:
-    """Return the ordinals of the messages before `until` that hold any term of a lookup.
+def _places(order: SessionOrder, positions: Sequence[int], most: int) -> FoundPlaces:
+    """Return the ordinals of found messages, of more than `most` only of the newest.
 
-    Of more than `most`, at most the newest are returned.
+    `positions` are falling.
     """
+    newest = positions[:NEWEST_PLACES] if len(positions) > most else positions
+    return FoundPlaces(order.ordinals(newest), len(positions) - len(newest))
+
+
+def _in_rows(
+    connection: Connection, lookup: Lookup, until: int, most: int, write: Callable[[Term], str]
+) -> list[int]:
+    """Return the newest positions before `until` that one row per message has of any term."""
     dialect = connection.dialect.name
-    write, either = (fts5_term, " OR ") if dialect == "sqlite" else (tsquery_term, " | ")
-    asked = either.join([write(sid, term) for term in lookup])
-    rows = _MATCHES[dialect].rows(connection, asked, until, most + 1)
-    newest = rows[:NEWEST_PLACES] if len(rows) > most else rows
-    return FoundPlaces(order.ordinals([row[0] for row in newest]), len(rows) - len(newest))
+    either = " OR " if dialect == "sqlite" else " | "
+    asked = either.join([write(term) for term in lookup])
+    rows = _MATCHES[dialect].rows(connection, asked, until, most)
+    return [position for (position,) in rows]
 
 
 def _add_unindexed(  # one step of a snapshot, apart for its length

@@ -3,7 +3,9 @@
 See `turnfold.store.ingest.search_index` for how the index is filled.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -36,6 +38,7 @@ from turnfold.store.compact.coverage import covered_compactions
 from turnfold.store.database.engine import Database
 from turnfold.store.database.predicates import is_live
 from turnfold.store.database.schema import compactions, messages, sessions, word_index
+from turnfold.store.database.word_segments import find_terms, read_index
 from turnfold.store.ingest.search_index import UNDIVIDED, fts5_term, tsquery_term
 from turnfold.store.query.originals import ORIGINALS, original_of
 
@@ -93,15 +96,16 @@ class SqlSearchStore:
         def read(connection: Connection) -> Candidates:
             sid, _ = _session(connection, key)
             matching: Matching = (
-                _matching_fts5 if connection.dialect.name == "sqlite" else _matching_tsvector
+                partial(_matching_fts5, sid)
+                if connection.dialect.name == "sqlite"
+                else _SegmentMatches(connection, sid, lookups, scope, self._looked_at).matching
             )
             sizes: Sized = {}
             is_partial = False
             for lookup in lookups:
                 if lookup:
-                    ends, is_cut = _ends(
-                        connection, *matching(sid, lookup), sid, scope, self._looked_at
-                    )
+                    places, position = matching(lookup)
+                    ends, is_cut = _ends(connection, places, position, sid, scope, self._looked_at)
                     sizes |= ends
                     is_partial |= is_cut
             chosen = _within(sizes, CHARACTERS_READ)
@@ -123,7 +127,7 @@ def _session(connection: Connection, key: SessionKey) -> tuple[int, int | None]:
 
 
 Places = Select[*tuple[Any, ...]]
-Matching = Callable[[int, Lookup], tuple[Places, ColumnElement[int]]]
+Matching = Callable[[Lookup], tuple[Places, ColumnElement[int]]]
 
 
 def _ends(
@@ -188,17 +192,52 @@ def _matching_fts5(sid: int, lookup: Lookup) -> tuple[Places, ColumnElement[int]
     return select(word_index.c.rowid.label("position")).where(matches), word_index.c.rowid
 
 
-def _matching_tsvector(sid: int, lookup: Lookup) -> tuple[Places, ColumnElement[int]]:
+class _SegmentMatches:
+    """The matches of lookups in PostgreSQL's segments, and in rows of older workers."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        sid: int,
+        lookups: Sequence[Lookup],
+        scope: Scope,
+        looked_at: int,
+    ) -> None:
+        self._sid, self._scope, self._looked_at = sid, scope, looked_at
+        segments, self._has_rows = read_index(connection, sid)
+        terms = {term for lookup in lookups for term in lookup} | {Term(UNDIVIDED)}
+        self._positions = find_terms(connection, sid, segments, terms)
+
+    def matching(self, lookup: Lookup) -> tuple[Places, ColumnElement[int]]:
+        """Select the positions of messages with all terms, the outermost ones of too many."""
+        scope, most = self._scope, max(self._looked_at, NEWEST) + 1
+        matches = set.intersection(*(self._positions[term] for term in lookup))
+        positions = sorted(matches | self._positions[Term(UNDIVIDED)])
+        if scope.after_position is not None:
+            positions = positions[bisect_right(positions, scope.after_position) :]
+        if scope.before_position is not None:
+            positions = positions[: bisect_left(positions, scope.before_position)]
+        if len(positions) > 2 * most:
+            positions = positions[:most] + positions[-most:]
+        listed = bindparam("positions", positions, postgresql.ARRAY(BigInteger), unique=True)
+        found = select(func.unnest(listed).label("position"))
+        if self._has_rows:
+            found = found.union(_matching_tsvector(self._sid, lookup)).subquery().select()
+        matched = found.cte("found").prefix_with("MATERIALIZED")
+        return select(matched.c.position), matched.c.position
+
+
+def _matching_tsvector(sid: int, lookup: Lookup) -> Places:
     """Select matching positions by the GIN index; otherwise the planner might scan positions."""
     words = " & ".join(tsquery_term(sid, term) for term in lookup)
     asked = cast(literal(f"({words}) | {tsquery_term(sid, Term(UNDIVIDED))}"), postgresql.TSQUERY)
     matches = (
         select(word_index.c.position)
         .where(word_index.c.terms.op("@@")(asked))
-        .cte("found")
+        .cte("rows")
         .prefix_with("MATERIALIZED")
     )
-    return select(matches.c.position), matches.c.position
+    return select(matches.c.position)
 
 
 def _between(places: Places, position: ColumnElement[int], scope: Scope) -> Places:

@@ -29,6 +29,7 @@ from turnfold.store.database.schema.installation import (
     stream,
     stream_purges,
     word_index,
+    word_index_segments,
 )
 from turnfold.store.database.schema.sessions import (
     agents,
@@ -80,9 +81,10 @@ __all__ = [
     "tool_calls",
     "usage_reports",
     "word_index",
+    "word_index_segments",
 ]
 
-REVISION = "1010"
+REVISION = "1011"
 """The newest migration of this schema. Services wait for it without loading Alembic."""
 FIRST_REVISION = "1001"
 """The oldest migration. Early releases had others, 0001 to 0014, with other tables."""

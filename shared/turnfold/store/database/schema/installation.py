@@ -84,7 +84,27 @@ word_index = table(
     column("sid", Big),
     column("terms", Text),
 )
-"""The search index, one row per message. The migrations create one kind per database."""
+"""The search index, one row per message. The migrations create one kind per database.
+
+On PostgreSQL only workers before revision 1011 add rows; they are still read.
+"""
+
+word_index_segments = table(
+    "word_index_segments",
+    column("sid", Big),
+    column("segment", Big),
+    # Zero: the header of the segment, which alone has values in the next three columns.
+    column("number", Integer),
+    column("messages", Integer),
+    column("last_position", Big),
+    # The ordinals of messages that are not in the index any more, as two bytes each.
+    column("removed", LargeBinary),
+    column("data", LargeBinary),
+)
+"""The search index of PostgreSQL, one row per piece of a segment; see `core.text.word_segments`.
+
+A segment never changes, except that messages are removed from it. Its number is never reused.
+"""
 
 audit = Table(
     "audit",

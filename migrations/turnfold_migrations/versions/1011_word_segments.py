@@ -1,0 +1,39 @@
+"""Segments of the word index of PostgreSQL, which take a sixth of the rows of `word_index`."""
+
+from alembic import op
+
+revision = "1011"
+down_revision = "1010"
+branch_labels = None
+depends_on = None
+
+SEGMENTS = (
+    # Rows of a session are deleted with it: older workers erase sessions without knowing this table.
+    # Piece 0 of a segment is its header and alone has `messages`, `last_position` and `removed`.
+    """CREATE TABLE word_index_segments (
+         sid BIGINT NOT NULL REFERENCES sessions (sid) ON DELETE CASCADE,
+         segment BIGINT NOT NULL,
+         last_position BIGINT,
+         number INTEGER NOT NULL,
+         messages INTEGER,
+         removed BYTEA,
+         data BYTEA NOT NULL,
+         PRIMARY KEY (sid, number, segment)
+       )""",
+    "CREATE SEQUENCE word_index_segment_ids",
+)
+
+
+def upgrade() -> None:
+    """Add the table. What `word_index` has of older messages stays there and is still read."""
+    if op.get_bind().dialect.name == "postgresql":
+        for statement in SEGMENTS:
+            op.execute(statement)
+
+
+def downgrade() -> None:
+    """Remove it. Workers of the older schema index the messages of all sessions again."""
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("DROP TABLE word_index_segments")
+        op.execute("DROP SEQUENCE word_index_segment_ids")
+        op.execute("UPDATE sessions SET unindexed_from = 0 WHERE messages_total > 0")
