@@ -60,6 +60,7 @@ from turnfold_worker.loops.prune import Pruner
 from turnfold_worker.loops.relay import Relay
 from turnfold_worker.loops.search_index import Indexer
 from turnfold_worker.loops.truncate_wal import WalTruncator
+from turnfold_worker.loops.vacuum import DeadRowVacuum
 from turnfold_worker.loops.wakeups import Wakeups
 from turnfold_worker.loops.write_probe import WriteProbe
 from turnfold_worker.receiver import Receiver, ReceiverProcess
@@ -248,6 +249,7 @@ async def _work(context: WorkerContext, stop: asyncio.Event) -> None:
         follower,
         Indexer(store=SqlSearchIndex(database, context.installation.count), is_busy=ingest.is_busy),
         WalTruncator(database),
+        DeadRowVacuum(database),
         ChildMonitor(
             summarizer=context.summarizer, on_start=partial(context.announcer.update, "model")
         ),

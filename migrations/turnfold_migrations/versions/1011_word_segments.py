@@ -21,6 +21,9 @@ SEGMENTS = (
          PRIMARY KEY (sid, number, segment)
        )""",
     "CREATE SEQUENCE word_index_segment_ids",
+    # Every message is updated once, when it is evicted, and every segment is merged several times.
+    "ALTER TABLE word_index_segments SET (autovacuum_vacuum_scale_factor = 0.05)",
+    "ALTER TABLE messages SET (autovacuum_vacuum_scale_factor = 0.05)",
 )
 
 
@@ -34,6 +37,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Remove it. Workers of the older schema index the messages of all sessions again."""
     if op.get_bind().dialect.name == "postgresql":
+        op.execute("ALTER TABLE messages RESET (autovacuum_vacuum_scale_factor)")
         op.execute("DROP TABLE word_index_segments")
         op.execute("DROP SEQUENCE word_index_segment_ids")
         op.execute("UPDATE sessions SET unindexed_from = 0 WHERE messages_total > 0")

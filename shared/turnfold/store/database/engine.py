@@ -40,6 +40,12 @@ Its locks would otherwise keep other workers from its session for as long as a s
 the machine under it, keeps the connection.
 """
 LOCK_NOT_AVAILABLE = "55P03"
+MANY_DEAD_ROWS = """
+    SELECT relname FROM pg_stat_user_tables
+     WHERE schemaname = current_schema()
+       AND relname IN ('messages', 'sessions', 'compactions', 'word_index_segments')
+       AND n_dead_tup > 500 + 0.05 * n_live_tup AND pg_table_size(relid) < 256000000"""
+"""The tables to vacuum. Larger ones are left to the autovacuum: its minute is short for them."""
 
 
 class Database:
@@ -101,6 +107,26 @@ class Database:
         return not isinstance(self._writer, ThreadTransactions) or await self._writer.apart(
             _emptied
         )
+
+    async def vacuum(self) -> list[str]:
+        """Vacuum PostgreSQL's small tables with many dead rows; return their names.
+
+        Another worker, or the autovacuum, may be at one of them: then it is passed over. Nobody
+        waits for a vacuum. No-op on SQLite.
+
+        Raises:
+            Unavailable: the database cannot be reached now.
+        """
+        if self.is_sqlite:
+            return []
+        with TranslatedErrors():
+            async with self._steps.connect() as plain:
+                # A vacuum runs in no transaction.
+                connection = await plain.execution_options(isolation_level="AUTOCOMMIT")
+                due = (await connection.execute(text(MANY_DEAD_ROWS))).scalars().all()
+                for name in due:
+                    await connection.execute(text(f"VACUUM (SKIP_LOCKED, TRUNCATE FALSE) {name}"))
+        return list(due)
 
     async def snapshot(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` in one reading snapshot; on SQLite in a thread, as `write` does.
