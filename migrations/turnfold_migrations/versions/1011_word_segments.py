@@ -8,7 +8,7 @@ branch_labels = None
 depends_on = None
 
 SEGMENTS = (
-    # Rows of a session are deleted with it: older workers erase sessions without knowing this table.
+    # Rows are deleted with their session: older workers erase sessions without knowing this table.
     # Piece 0 of a segment is its header and alone has `messages`, `last_position` and `removed`.
     """CREATE TABLE word_index_segments (
          sid BIGINT NOT NULL REFERENCES sessions (sid) ON DELETE CASCADE,

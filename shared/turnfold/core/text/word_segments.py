@@ -168,8 +168,8 @@ def merge_segments(
 def due_merge(sizes: Mapping[int, int]) -> list[int]:
     """Return which segments to merge, by their numbers of messages; nothing if there are few.
 
-    Segments of about one size are merged, those of half the most messages no more, so that each message is written again only when its
-    segment grows `MERGED_SEGMENTS` times.
+    Segments of about one size are merged, so that each message is written again only when its
+    segment grows `MERGED_SEGMENTS` times. A segment of more than half the most messages stays.
     """
     classes: dict[int, list[int]] = {}
     for segment, messages in sizes.items():

@@ -11,12 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Integer, Text, bindparam, case, cast, select, text
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import BigInteger, Connection, Text, bindparam, case, select
 
 from turnfold.cache import LRUCache
 from turnfold.core.recall.block import Quote, RecalledMessage, RecallMaterial
@@ -34,10 +32,10 @@ from turnfold.ports.recall import (
 )
 from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, message_of
-from turnfold.store.database.schema import marked_lines, messages, sessions, word_index
+from turnfold.store.database.schema import marked_lines, messages, sessions
 from turnfold.store.database.statements import Prepared
-from turnfold.store.database.word_segments import Headers, find_terms, read_index
-from turnfold.store.ingest.search_index import fts5_term, tsquery_term
+from turnfold.store.database.word_segments import Headers
+from turnfold.store.query.word_matches import newest_matches
 
 ORDERS_BYTES = 16_000_000
 """The most bytes of cached session orders; a message takes `ORDER_BYTES`."""
@@ -155,31 +153,6 @@ _RESULTS = Prepared(
     ),
     ("of_sid", *_PLACES, "call"),
 )
-_until = bindparam("until", type_=BigInteger)
-_most = bindparam("most", type_=Integer)
-_matching = (
-    select(word_index.c.position)
-    .where(
-        word_index.c.terms.op("@@")(cast(bindparam("asked", type_=Text), postgresql.TSQUERY)),
-        word_index.c.position < _until,
-    )
-    # Otherwise the planner might read all positions backwards.
-    .cte("matching")
-    .prefix_with("MATERIALIZED")
-)
-_MATCHES = {
-    "sqlite": Prepared(
-        select(word_index.c.rowid)
-        .where(text("word_index MATCH :asked"), word_index.c.rowid < _until)
-        .order_by(word_index.c.rowid.desc())
-        .limit(_most),
-        ("asked", "until", "most"),
-    ),
-    "postgresql": Prepared(
-        select(_matching.c.position).order_by(_matching.c.position.desc()).limit(_most),
-        ("asked", "until", "most"),
-    ),
-}
 
 
 class SqlRecallStore:
@@ -216,7 +189,9 @@ class SqlRecallStore:
             def look_up(lookups: Sequence[Lookup], most: int = MOST_PLACES) -> list[FoundPlaces]:
                 return [
                     _places(order, positions, most)
-                    for positions in self._matches(connection, sid, lookups, until, most + 1)
+                    for positions in newest_matches(
+                        connection, sid, lookups, until, most + 1, headers=self._headers
+                    )
                 ]
 
             places_found = look_up(lookups)
@@ -245,25 +220,6 @@ class SqlRecallStore:
 
         return await self._database.snapshot(read)
 
-    def _matches(
-        self, connection: Connection, sid: int, lookups: Sequence[Lookup], until: int, most: int
-    ) -> list[list[int]]:
-        """Return for each lookup the newest positions with any of its terms, falling."""
-        if connection.dialect.name == "sqlite":
-            write = partial(fts5_term, sid)
-            return [_in_rows(connection, lookup, until, most, write) for lookup in lookups]
-        segments, has_rows = read_index(connection, sid, self._headers)
-        terms = {term for lookup in lookups for term in lookup}
-        held = find_terms(connection, sid, segments, terms, until=until, newest=most)
-        matches = []
-        for lookup in lookups:
-            found = set().union(*(held[term] for term in lookup))
-            if has_rows:
-                write = partial(tsquery_term, sid)
-                found.update(_in_rows(connection, lookup, until, most, write))
-            matches.append(sorted(found, reverse=True)[:most])
-        return matches
-
     def _order(self, connection: Connection, sid: int, total: int) -> SessionOrder:
         """Return the order of a session; read only what the cached one lacks.
 
@@ -287,17 +243,6 @@ def _places(order: SessionOrder, positions: Sequence[int], most: int) -> FoundPl
     """
     newest = positions[:NEWEST_PLACES] if len(positions) > most else positions
     return FoundPlaces(order.ordinals(newest), len(positions) - len(newest))
-
-
-def _in_rows(
-    connection: Connection, lookup: Lookup, until: int, most: int, write: Callable[[Term], str]
-) -> list[int]:
-    """Return the newest positions before `until` that one row per message has of any term."""
-    dialect = connection.dialect.name
-    either = " OR " if dialect == "sqlite" else " | "
-    asked = either.join([write(term) for term in lookup])
-    rows = _MATCHES[dialect].rows(connection, asked, until, most)
-    return [position for (position,) in rows]
 
 
 def _add_unindexed(  # one step of a snapshot, apart for its length
