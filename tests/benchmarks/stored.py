@@ -1,11 +1,12 @@
 """Measure the bytes of a message: published, in the stream, and in either database.
 
 100 sessions of 50 turns, until nothing is pending or to be indexed (140 evictions per 1,000
-turns). The bytes include summaries, audit and search index, and the write-ahead log of SQLite, which
+turns; `BENCH_STORED_TURNS` changes the turns). The bytes include summaries, audit and search index, and the write-ahead log of SQLite, which
 the worker truncates when nothing was written for a second.
 """
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
@@ -24,7 +25,7 @@ from turnfold.store.database.engine import Database
 
 NAME = "stored"
 SESSIONS = 100
-TURNS = 50
+TURNS = int(os.environ.get("BENCH_STORED_TURNS", "50"))
 MESSAGES_A_TURN = 4
 TRUNCATED_SECONDS = 4.0
 """Longer than the worker takes to truncate the log of SQLite."""
@@ -32,7 +33,8 @@ LEFT = """SELECT (SELECT count(*) FROM sessions WHERE unindexed_from IS NOT NULL
     + (SELECT count(*) FROM compactions WHERE NOT is_covered AND status IN ('pending', 'running'))
     + (SELECT abs(:published - count(*)) FROM events)"""
 EVICTED = "SELECT count(*), sum(messages_evicted) FROM compactions_view"
-WORDS = "SELECT pg_total_relation_size('word_index')"
+SIZE = "SELECT pg_database_size(current_database())"
+WORDS = "SELECT pg_total_relation_size('word_index_segments')"
 
 
 async def measure(directory: Path) -> AsyncIterator[Figure]:
@@ -53,6 +55,7 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
         for name, url in urls.items():
             async with system(directory / name, TURNFOLD_DATABASE_URL=url) as bus:
                 database = Database(url, writes=False)
+                empty = 0 if name == "SQLite" else (await ask(database, SIZE))[0]
                 async with bus.running("worker"):
                     published, streamed = await publish(bus.url)
                     await nothing_left(database)
@@ -76,9 +79,10 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
                     )
                     yield a_message(name, size)
                 else:
-                    (size,) = await ask(database, "SELECT pg_database_size(current_database())")
+                    (size,) = await ask(database, SIZE)
                     (words,) = await ask(database, WORDS)
                     yield a_message(name, size)
+                    yield a_message(f"{name}, without those of an empty one", size - empty)
                     yield a_message(f"{name}, of it the index of words", words)
                 await database.close()
 

@@ -34,7 +34,8 @@ RELATIONS = """
 def corpus() -> tuple[list[DecodedEvent], int]:
     """Turns of several sessions, by turns, and the bytes of their events."""
     random = Random("bytes")
-    arrivals, published = [], 0
+    arrivals: list[DecodedEvent] = []
+    published = 0
     for number in range(TURNS):
         for session in range(SESSIONS):
             key = SessionKey(AgentId("bench"), SessionId(f"s{session}"))
