@@ -24,7 +24,7 @@ from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.ports.ingest import DecodedEvent
 from turnfold_migrations import upgrade
 
-SESSIONS, TURNS, AT_ONCE = 10, 60, 60
+SESSIONS, TURNS, AT_ONCE = 10, 60, 100
 POLICY = tightened(SMALL, max_live_messages=40, keep_messages=16)
 RELATIONS = """
     SELECT relname, pg_total_relation_size(oid) FROM pg_class
