@@ -51,6 +51,14 @@ class OutputFormat(StrEnum):
     ANTHROPIC = "anthropic"
 
 
+Explain = Annotated[
+    bool,
+    typer.Option(
+        "--explain", help="Show for each message of the session how it is shown, or why not."
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("context")(context)
@@ -85,12 +93,7 @@ def context(  # noqa: PLR0917  # a parameter for each option
     placement: Annotated[
         Placement, typer.Option(help="Position of the summary.")
     ] = Placement.SEPARATE,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain", help="Show for each message of the session how it is shown, or why not."
-        ),
-    ] = False,
+    explain: Explain = False,
     full: Annotated[bool, typer.Option("--full", help="Do not shorten long texts.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the answer as one JSON object.")
