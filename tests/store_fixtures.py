@@ -66,7 +66,7 @@ from turnfold.store.ingest.budgets import SqlBudgetStore
 from turnfold.store.ingest.erase import SqlErasureStore
 from turnfold.store.ingest.idle import SqlIdleStore
 from turnfold.store.ingest.ingest import SqlIngestStore
-from turnfold.store.ingest.search_index import SqlSearchIndex
+from turnfold.store.ingest.word_index.search_index import SqlSearchIndex
 from turnfold.store.query.agent_lists import SqlAgentLists
 from turnfold.store.query.dead_letters import SqlDeadLetterStore
 from turnfold.store.query.history import SqlHistoryStore

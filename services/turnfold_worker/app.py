@@ -37,7 +37,7 @@ from turnfold.store.ingest.budgets import SqlBudgetStore
 from turnfold.store.ingest.erase import SqlErasureStore
 from turnfold.store.ingest.idle import SqlIdleStore
 from turnfold.store.ingest.ingest import SqlIngestStore
-from turnfold.store.ingest.search_index import SqlSearchIndex
+from turnfold.store.ingest.word_index.search_index import SqlSearchIndex
 from turnfold_worker.command_broker import command_broker
 from turnfold_worker.context import (
     ProcessAnnouncer,

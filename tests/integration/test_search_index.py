@@ -15,8 +15,8 @@ from turnfold.ports.query import (
 )
 from turnfold.store.database.engine import Database
 from turnfold.store.database.word_segments import read_index
-from turnfold.store.ingest.index_removal import delete_indexed, delete_indexed_at
-from turnfold.store.ingest.search_index import MESSAGES_AT_ONCE
+from turnfold.store.ingest.word_index.removal import delete_indexed, delete_indexed_at
+from turnfold.store.ingest.word_index.search_index import MESSAGES_AT_ONCE
 from turnfold.store.query.search import SqlSearchStore
 from turnfold_migrations import upgrade
 

@@ -48,7 +48,6 @@ from turnfold.store.database.session_rows import (
     lock_session_counts,
 )
 from turnfold.store.database.statements import Bulk, Prepared
-from turnfold.store.ingest.index_removal import queue_index_removal, remove_indexed
 from turnfold.store.ingest.tombstones import (
     ALL_SESSIONS,
     RETENTION,
@@ -61,6 +60,7 @@ from turnfold.store.ingest.tombstones import (
     lock_against_erase,
     purge_from_stream,
 )
+from turnfold.store.ingest.word_index.removal import queue_index_removal, remove_indexed
 
 LETTERS_AT_ONCE = 50
 """Dead letters read at once; each may hold as many bytes as are kept of a payload."""

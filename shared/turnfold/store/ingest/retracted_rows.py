@@ -31,8 +31,8 @@ from turnfold.store.database.schema import (
 from turnfold.store.database.session_rows import SessionRow
 from turnfold.store.database.statements import PreparedPairs, bulk_update
 from turnfold.store.ingest.batch.counters import note_unindexed
-from turnfold.store.ingest.index_removal import delete_indexed_at
 from turnfold.store.ingest.tombstones import in_portions
+from turnfold.store.ingest.word_index.removal import delete_indexed_at
 
 _COLUMNS = [column.name for column in messages.c]
 _MARKS = ("retracted_seq", "retracted_at_ms", "is_named", "is_paired", "versions")

@@ -1,6 +1,6 @@
 """Find messages by the word index, and list those that it lacks.
 
-See `turnfold.store.ingest.search_index` for how the index is filled.
+See `turnfold.store.ingest.word_index.search_index` for how the index is filled.
 """
 
 from bisect import bisect_left, bisect_right
@@ -39,7 +39,7 @@ from turnfold.store.database.engine import Database
 from turnfold.store.database.predicates import is_live
 from turnfold.store.database.schema import compactions, messages, sessions, word_index
 from turnfold.store.database.word_segments import find_terms, read_index
-from turnfold.store.ingest.search_index import UNDIVIDED, fts5_term, tsquery_term
+from turnfold.store.ingest.word_index.search_index import UNDIVIDED, fts5_term, tsquery_term
 from turnfold.store.query.originals import ORIGINALS, original_of
 
 NEWEST, OLDEST = 200, 60

@@ -10,7 +10,7 @@ from turnfold.core.text.search import Lookup, Term
 from turnfold.store.database.schema import word_index
 from turnfold.store.database.statements import Prepared
 from turnfold.store.database.word_segments import Headers, find_terms, read_index
-from turnfold.store.ingest.search_index import fts5_term, tsquery_term
+from turnfold.store.ingest.word_index.search_index import fts5_term, tsquery_term
 
 _until = bindparam("until", type_=BigInteger)
 _most = bindparam("most", type_=Integer)

@@ -34,7 +34,7 @@ from turnfold.store.database.schema import (
     usage_reports,
 )
 from turnfold.store.database.statements import bulk_update
-from turnfold.store.ingest.index_removal import delete_indexed
+from turnfold.store.ingest.word_index.removal import delete_indexed
 
 
 def _bodies(table: Table) -> Select[*tuple[Any, ...]]:

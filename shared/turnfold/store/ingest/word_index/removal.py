@@ -28,13 +28,13 @@ from turnfold.store.database.schema import (
     word_index,
     word_index_segments,
 )
-from turnfold.store.ingest.search_index import (
+from turnfold.store.ingest.word_index.search_index import (
     MESSAGES_AT_ONCE,
     UnindexedMessage,
     fts5_terms,
     terms_of_body,
 )
-from turnfold.store.ingest.segment_writer import remove_at, remove_between
+from turnfold.store.ingest.word_index.segment_writer import remove_at, remove_between
 
 MERGED_PAGES = 200
 _is_indexed = exists().where(word_index.c.rowid == messages.c.position)

@@ -31,7 +31,7 @@ from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import marked_lines, messages, sessions, word_index
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn, bulk_update
 from turnfold.store.database.word_segments import late_segments
-from turnfold.store.ingest.segment_writer import (
+from turnfold.store.ingest.word_index.segment_writer import (
     insert_segments,
     merge_session,
     sessions_to_merge,

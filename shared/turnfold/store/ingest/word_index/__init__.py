@@ -1,0 +1,1 @@
+"""Fill the index of words in the background, and remove what was erased or retracted."""
