@@ -97,7 +97,7 @@ ADDED = {
     "G7",
     "G10",
     "G11",
-    *(f"O{number}" for number in (7, 8, 10)),
+    *(f"O{number}" for number in (7, 8, 9, 10)),
     *(f"V{number}" for number in range(1, 7)),
     *(f"X{number}" for number in range(5, 10)),
 } | {f"C{number}" for number in range(64, 83)}
