@@ -11,12 +11,12 @@ PLAIN_MESSAGE = DecodedMessage(
 )  # fmt: skip
 
 
-def event(message: DecodedMessage, **fields: bool) -> DecodedEvent:
+def event(*messages: DecodedMessage, **fields: bool) -> DecodedEvent:
     key = SessionKey(AgentId("ada"), SessionId("s"))
     told = {"is_truncated": False, "is_error": False, **fields}
     return DecodedEvent(
         7, 1_000, "turn.completed", key, EventId("e"), b"d", None,
-        told["is_truncated"], told["is_error"], None, (message,),
+        told["is_truncated"], told["is_error"], None, messages,
     )  # fmt: skip
 
 
@@ -70,10 +70,21 @@ def test_what_an_event_says_of_all_its_messages_is_written(name: str) -> None:
     assert others[0][name] is True
 
 
+def test_a_result_is_written_with_the_call_of_its_event_that_it_answers() -> None:
+    call = PLAIN_MESSAGE._replace(role="assistant", calls=(ToolCall(0, "c", "ls", 3),))
+    result = PLAIN_MESSAGE._replace(role="tool", tool_call_id="c", content_digest=b"x")
+
+    _, (called, answered, copy) = rows_of(event(call, result, result))
+
+    assert (called["answers_position"], called["answers_slot"]) == (None, None)
+    assert (answered["answers_position"], answered["answers_slot"]) == (called["position"], 0)
+    assert (answered["is_copy"], copy["is_copy"]) == (False, True)
+
+
 def test_every_column_with_a_constant_has_a_test_of_another_value() -> None:
     tested = {
         "is_meta", "is_irregular", "is_error", "calls", "tool_call_id", "content_digest", "cuts",
-        "original", "element", "is_truncated",
+        "original", "element", "is_truncated", "answers_position", "answers_slot", "is_copy",
     }  # fmt: skip
 
     assert tested == PLAIN_CONSTANTS.keys()

@@ -49,7 +49,7 @@ class SegmentHeader(NamedTuple):
         return range(first, last + 1)
 
 
-class Block(NamedTuple):
+class TermBlock(NamedTuple):
     """A decoded block: its terms in order, where the ordinals of each end, and all ordinals."""
 
     terms: Sequence[bytes]
@@ -102,20 +102,20 @@ def read_header(header: bytes) -> SegmentHeader:
     )
 
 
-def read_block(block: bytes, messages: int) -> Block:
+def read_block(block: bytes, messages: int) -> TermBlock:
     """Decode a block of a segment of so many messages."""
     if not block:
-        return Block((), (), ())
+        return TermBlock((), (), ())
     size, width = _BLOCK.unpack_from(block)
     start = _BLOCK.size + size
     terms = block[_BLOCK.size : start].split(_SEPARATOR)
     ends = list(accumulate(struct.unpack_from(f"<{len(terms)}{_CODES[width]}", block, start)))
     start += len(terms) << width
     code = _CODES[_width(messages - 1)]
-    return Block(terms, ends, struct.unpack_from(f"<{ends[-1]}{code}", block, start))
+    return TermBlock(terms, ends, struct.unpack_from(f"<{ends[-1]}{code}", block, start))
 
 
-def blocks_of(pieces: Sequence[bytes]) -> Iterator[Block]:
+def blocks_of(pieces: Sequence[bytes]) -> Iterator[TermBlock]:
     """Decode all blocks of a segment."""
     header = read_header(pieces[0])
     for block in pieces[1:] if header.first_terms else (header.block,):
@@ -138,10 +138,20 @@ def merge_segments(
     )
     if not places:
         return []
-    is_whole = not any(removed)
     now = [[-1] * len(header.positions) for header in headers]
     for after, (_, number, ordinal) in enumerate(places):
         now[number][ordinal] = after
+    merged = _merged_postings(segments, now, is_whole=not any(removed))
+    # Late messages stand between others of another segment.
+    if any(before[1] > after[1] for before, after in pairwise(places)):
+        merged = {term: array("H", sorted(ordinals)) for term, ordinals in merged.items()}
+    return pack_segment([position for position, _, _ in places], merged)
+
+
+def _merged_postings(
+    segments: Sequence[Sequence[bytes]], now: Sequence[Sequence[int]], *, is_whole: bool
+) -> dict[bytes, "array[int]"]:
+    """Return the terms of segments; `now` has the new ordinal of each message, -1 if removed."""
     merged: dict[bytes, array[int]] = {}
     for pieces, moved in zip(segments, now, strict=True):
         for block in blocks_of(pieces):
@@ -153,16 +163,7 @@ def merge_segments(
                     ordinals if is_whole else [ordinal for ordinal in ordinals if ordinal >= 0]
                 )
                 start = end
-    # Late messages stand between others of another segment.
-    is_rising = all(before[1] <= after[1] for before, after in pairwise(places))
-    return pack_segment(
-        [position for position, _, _ in places],
-        {
-            term: ordinals if is_rising else sorted(ordinals)
-            for term, ordinals in merged.items()
-            if ordinals
-        },
-    )
+    return {term: ordinals for term, ordinals in merged.items() if ordinals}
 
 
 def due_merge(sizes: Mapping[int, int]) -> list[int]:

@@ -178,13 +178,13 @@ def add_message_rows(
             call_json, answered_id, cuts_json, gist_json, place = _optional_columns(
                 calls, tool_call_id, cuts, gist, element
             )
-            answers, is_copy = pairs.get(position, WAITS)
+            answers_position, answers_slot, is_copy = pairs.get(position, _WAITS)
             others.append(
                 (
                     sid, position, event_id, role, tokens, content_tokens, reasoning_tokens,
                     characters, lines, priority, is_meta, is_irregular, is_truncated,
                     has_failed or is_error, call_json, answered_id, digest,
-                    answers and answers.position, answers and answers.slot, is_copy, at_ms,
+                    answers_position, answers_slot, is_copy, at_ms,
                     cuts_json, original, body, gist_json, place,
                 )
             )  # fmt: skip
@@ -198,8 +198,10 @@ def add_message_rows(
         position += 1
 
 
-def _pairs_within(arrival: DecodedEvent, first: int) -> Mapping[int, MatchedResult]:
-    """Match the results of an event with its calls; nothing if it has none of either."""
+def _pairs_within(
+    arrival: DecodedEvent, first: int
+) -> Mapping[int, tuple[int | None, int | None, bool]]:
+    """Return the columns of pairs by position, of the results that answer calls of the event."""
     calls: dict[str, list[CallPosition]] = {}
     for position, message in enumerate(arrival.messages, first):
         for call in message.calls:
@@ -212,7 +214,15 @@ def _pairs_within(arrival: DecodedEvent, first: int) -> Mapping[int, MatchedResu
     pairs: dict[int, MatchedResult] = {}
     for call_id, of_call in results.items():
         pairs |= match_results(calls[call_id], of_call)
-    return pairs
+    return {position: _pair_columns(pair) for position, pair in pairs.items()}
+
+
+def _pair_columns(pair: MatchedResult) -> tuple[int | None, int | None, bool]:
+    answers, is_copy = pair
+    return (None, None, is_copy) if answers is None else (answers.position, answers.slot, is_copy)
+
+
+_WAITS = _pair_columns(WAITS)
 
 
 def _optional_columns(

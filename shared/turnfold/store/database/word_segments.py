@@ -23,7 +23,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from turnfold.cache import LRUCache
 from turnfold.core.text.search import Term
-from turnfold.core.text.word_segments import Block, SegmentHeader, read_block, read_header
+from turnfold.core.text.word_segments import SegmentHeader, TermBlock, read_block, read_header
 from turnfold.store.database.schema import word_index, word_index_segments
 from turnfold.store.database.statements import Prepared, PreparedPairs
 
@@ -181,15 +181,10 @@ def find_terms(
     With `newest`, positions may be left out that are not among so many newest ones of their term.
     """
     keys = {term: term.text.encode() for term in terms}
-    places = [
-        (term, number, piece)
-        for term, key in keys.items()
-        for number, stored in enumerate(segments)
-        for piece in stored.header.pieces_of(key, is_prefix=term.is_prefix)
-    ]
+    places = _places_of(keys, segments)
     wanted = {(segments[number].segment, piece) for _, number, piece in places if piece}
     pieces = read_pieces(connection, sid, wanted)
-    blocks: dict[tuple[int, int], Block] = {}
+    blocks: dict[tuple[int, int], TermBlock] = {}
     positions: dict[Term, set[int]] = {term: set() for term in terms}
     for term, number, piece in places:
         segment, header, removed = segments[number]
@@ -197,14 +192,24 @@ def find_terms(
         if block is None:
             data = pieces.get((segment, piece), b"") if piece else header.block
             block = blocks[number, piece] = read_block(data, len(header.positions))
+        # The ordinals of a message rise with its position, so that those before `until` come first.
+        limit = len(header.positions) if until is None else bisect_left(header.positions, until)
         for found in block.find(keys[term], is_prefix=term.is_prefix):
-            ordinals = found
-            if removed:
-                ordinals = [ordinal for ordinal in ordinals if ordinal not in removed]
-            if until is not None and header.positions[-1] >= until:
-                limit = bisect_left(header.positions, until)
-                ordinals = ordinals[: bisect_left(ordinals, limit)]
-            if newest is not None:
-                ordinals = ordinals[-newest:]
+            ordinals = (
+                [ordinal for ordinal in found if ordinal not in removed] if removed else found
+            )
+            ordinals = ordinals[: bisect_left(ordinals, limit)][-newest if newest else 0 :]
             positions[term].update([header.positions[ordinal] for ordinal in ordinals])
     return positions
+
+
+def _places_of(
+    keys: Mapping[Term, bytes], segments: Sequence[StoredSegment]
+) -> list[tuple[Term, int, int]]:
+    """Return the pieces that may contain each term, with the place of their segment."""
+    return [
+        (term, number, piece)
+        for term, key in keys.items()
+        for number, stored in enumerate(segments)
+        for piece in stored.header.pieces_of(key, is_prefix=term.is_prefix)
+    ]
