@@ -233,6 +233,29 @@ async def test_an_eviction_reads_the_live_messages_alone(watched: Watched) -> No
     assert "ix_messages_live (sid=?)" in watched.steps()
 
 
+def marking_steps(watched: Watched) -> list[str]:
+    """How the messages that leave are found, to be marked."""
+    return [step for step, sql in watched.plans() if "UPDATE messages SET compaction_id" in sql]
+
+
+@pytest.mark.proves("E2")
+async def test_messages_that_leave_are_marked_by_key_where_none_left_before(
+    watched: Watched,
+) -> None:
+    await watched.stores.ingest(*turns(9_100, 8))
+
+    assert marking_steps(watched)
+    assert all("USING PRIMARY KEY (sid=? AND position>?" in step for step in marking_steps(watched))
+
+
+@pytest.mark.proves("L8", "E2")
+async def test_a_late_message_that_leaves_rereads_none_that_left_before(watched: Watched) -> None:
+    await watched.stores.ingest(*turns(8_500, 1))
+    await watched.stores.ingest(*turns(9_100, 8))
+
+    assert "ix_messages_live (sid=? AND position>?" in marking_steps(watched)[0]
+
+
 @pytest.mark.proves("T4", "L8")
 async def test_a_factor_is_learnt_from_the_newest_reports_alone(watched: Watched) -> None:
     reports = [
@@ -266,7 +289,12 @@ async def test_jobs_are_found_among_the_open_ones(watched: Watched) -> None:
     steps = watched.steps()
     assert "ix_compactions_open" in steps
     assert "ix_compactions_pending (sid=?)" in steps
-    assert "sqlite_autoindex_compactions" not in steps
+    # A session's lock reads its newest compaction by this index; nothing else does.
+    assert not [
+        sql
+        for step, sql in watched.plans()
+        if "sqlite_autoindex_compactions" in step and "FROM sessions" not in sql
+    ]
     assert job.key == KEY
 
 
