@@ -504,7 +504,8 @@ async def test_who_stands_by_or_has_lost_the_bus_is_not_ready_and_a_lost_consume
             parts.environ["TURNFOLD_WORKER_HTTP_PORT"] = str(ports[1])
             async with parts.running("worker", is_awaited=False):
                 await eventually(
-                    lambda: missing(ports[1], "another worker writes"), told=parts.words
+                    lambda: missing(ports[1], "another worker holds the writer lock"),
+                    told=parts.words,
                 )
             parts.server.kill()
             await eventually(

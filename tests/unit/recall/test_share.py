@@ -16,11 +16,11 @@ def test_talk_leaves_more_room_for_recall_than_work() -> None:
     policy = Policy(recall_share=0.5)
 
     shares = [
-        share_for_recall(policy, history([*TALK, *more]).stored.messages)
+        share_for_recall(policy, history([*TALK, *more]).stored.messages, is_asked=False)
         for more in ([], CALL, [*CALL, assistant("42."), user("Thanks.")])
     ]
 
-    assert shares == pytest.approx([0.75, 0.75, 0.5])
+    assert shares == pytest.approx([0.65, 0.65, 0.5])
 
 
 @pytest.mark.proves("F2")
@@ -28,9 +28,19 @@ def test_the_only_turn_of_a_session_is_taken_for_work() -> None:
     """An agent works on one task from its first request on, and needs its summary."""
     policy = Policy(recall_share=0.5)
 
-    assert share_for_recall(policy, history(CALL).stored.messages) == 0.5
-    assert share_for_recall(policy, history(TALK[:1]).stored.messages) == 0.5
+    for said in (CALL, TALK[:1]):
+        assert share_for_recall(policy, history(said).stored.messages, is_asked=True) == 0.5
+
+
+@pytest.mark.proves("F2")
+def test_a_request_with_its_own_query_leaves_more_room_in_talk() -> None:
+    talk = history(TALK).stored.messages
+
+    assert share_for_recall(Policy(recall_share=0.5), talk, is_asked=True) == pytest.approx(0.8)
 
 
 def test_a_policy_without_recall_leaves_no_room() -> None:
-    assert share_for_recall(Policy(recall_share=0.0), history(TALK).stored.messages) == 0.0
+    assert (
+        share_for_recall(Policy(recall_share=0.0), history(TALK).stored.messages, is_asked=True)
+        == 0.0
+    )

@@ -237,7 +237,7 @@ class WindowReading:
     ) -> WindowRequest:
         request = self.request
         is_anthropic = request.format == "anthropic"
-        recalls = self.environment.recall is not None and RecallWish.of(request, policy) is not None
+        wish = RecallWish.of(request, policy) if self.environment.recall is not None else None
         return WindowRequest(
             budget_tokens=self._budget_tokens(policy, model_window),
             max_messages=request.max_messages,
@@ -246,7 +246,9 @@ class WindowReading:
             shape=SHAPES[request.format],
             aside_tokens=ASIDE_TOKENS if is_anthropic else 0,
             aside_messages=ASIDE_MESSAGES if is_anthropic else 0,
-            recall_share=share_for_recall(policy, snapshot.messages) if recalls else 0.0,
+            recall_share=0.0
+            if wish is None
+            else share_for_recall(policy, snapshot.messages, is_asked=wish.query is not None),
         )
 
     def _budget_tokens(self, policy: Policy, model_window: int) -> int | None:

@@ -39,8 +39,12 @@ MESSAGE_BYTES: Final = 1_000
 """About how many bytes a message of a cached decision takes besides its text."""
 MOST_TURN_SHARE: Final = 0.25
 """The largest share of the budget that is left free for the rest of the turn."""
-TALK_RATIO: Final = 0.5
-"""Without tool calls, what recall leaves of a budget shrinks to this ratio."""
+TALK_RATIO: Final = 0.7
+ASKED_TALK_RATIO: Final = 0.4
+"""Without tool calls, what recall leaves of a budget shrinks to the first ratio.
+
+To the second if the request names its own query: its caller asks for what was said before.
+"""
 QUOTES_AT_REQUEST: Final = 0.5
 MORE_READ: Final = 1.1
 """So many times the tokens that fit are read: neighbors take fewer in a block than in the count."""
@@ -248,12 +252,13 @@ def _lines(session: SearchedSession, moment: RecallMoment) -> Iterator[tuple[int
         yield ordinal, line
 
 
-def share_for_recall(policy: Policy, messages: Sequence[Message]) -> float:
+def share_for_recall(policy: Policy, messages: Sequence[Message], *, is_asked: bool) -> float:
     """Return the share of a budget that stays free for a block when a request arrives.
 
     A conversation without tool calls has nothing but what was said, and the block finds it best.
     Calls of the newest turn do not count: within a turn, the beginning of its window stays. Without
-    an earlier turn it may be the only one, of an agent that works on a single task.
+    an earlier turn it may be the only one, of an agent that works on a single task. `is_asked` if
+    the request names its own query.
     """
     if not policy.recall_share:
         return 0.0
@@ -262,7 +267,7 @@ def share_for_recall(policy: Policy, messages: Sequence[Message]) -> float:
     earlier = messages[:request]
     if any(message.calls for message in earlier) or not any(one.is_request for one in earlier):
         return policy.recall_share
-    return 1 - TALK_RATIO * (1 - policy.recall_share)
+    return 1 - (ASKED_TALK_RATIO if is_asked else TALK_RATIO) * (1 - policy.recall_share)
 
 
 def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, factor: float) -> int:
