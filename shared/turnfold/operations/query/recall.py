@@ -54,6 +54,8 @@ FIRST_RANKED: Final = 40
 """So many messages are ranked by the words of the question alone."""
 RELATED_MESSAGES: Final = 8
 """The words that so many of the best messages share rank the others."""
+MOST_SEARCHED_AGAIN: Final = 5_000
+"""In longer sessions they are not looked up: the index reads every message with such a word."""
 MOST_FILLED: Final = 1_000
 """How many of the newest messages are examined to fill a block."""
 
@@ -223,13 +225,13 @@ def ranked(session: SearchedSession) -> Iterator[int]:
     scores = score(session.matches, session.tokens, until)
     first = rank(scores, session.tokens, session.spoken)[:FIRST_RANKED]
     yield from first
-    if first:
+    if first and until <= MOST_SEARCHED_AGAIN:
         lookups = related_lookups(session.texts(first[:RELATED_MESSAGES]), session.question)
         add_related(scores, session.look_up(lookups, MOST_PLACES_OF_RELATED), until)
-        again = set(first)
-        for ordinal in rank(scores, session.tokens, session.spoken):
-            if ordinal not in again:
-                yield ordinal
+    again = set(first)
+    for ordinal in rank(scores, session.tokens, session.spoken):
+        if ordinal not in again:
+            yield ordinal
 
 
 def _lines(session: SearchedSession, moment: RecallMoment) -> Iterator[tuple[int, MarkedLine]]:
