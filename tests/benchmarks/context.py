@@ -2,7 +2,8 @@
 
 Three sessions of 100, 10,000 and 100,000 messages with the same last hundred take turns, 400
 each: publish a turn, wait until it is stored, time a request with `max_tokens` 8,000 and `after`,
-which is never cached, and time an echo. All evict at the same moments.
+which is never cached, and time an echo. All evict at the same moments. Recall is on, and the texts
+share a vocabulary so small that each of its words stands in every long session's messages.
 """
 
 import json
