@@ -73,7 +73,7 @@ def result(call_id: str, content: str) -> Json:
 
 
 def fates(given: Sequence[Json], shown: Sequence[Json], compressor: LadderCompressor) -> list[str]:
-    """What became of each message; results are known by their call, others by how they begin."""
+    """The form of each message; results are known by their call, others by how they begin."""
     found = []
     for message in given:
         same = next((one for one in shown if is_same(message, one)), None)

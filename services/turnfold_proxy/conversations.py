@@ -65,7 +65,7 @@ class Call:
 
     @property
     def asked(self) -> Hashable:
-        """What its window depends on, without the list and the tokens of instructions and tools."""
+        """The inputs of its window, without the list and the tokens of instructions and tools."""
         output = self.conversation.max_output_tokens
         return self.api.shape, self.model, self.budget_tokens, output
 

@@ -11,13 +11,12 @@ import ssl
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from tests.containers.compose_file import Json
 from tests.containers.podman import Podman
-from tests.containers.programs import BUILD_SECONDS, CommandFailed, output
+from tests.containers.programs import BUILD_SECONDS, output
 
 DEBIAN = "debian-stand-in"
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
@@ -134,9 +133,10 @@ def _index_settings() -> Iterator[tuple[str, str]]:
     yield "UV_SYSTEM_CERTS", "1"
     named = {name: os.environ[name] for name in INDEX_VARIABLES if os.environ.get(name)}
     if "PIP_INDEX_URL" not in named:
-        with suppress(CommandFailed):  # no file of pip's names an index
-            found = output([sys.executable, "-m", "pip", "config", "get", "global.index-url"])
-            named["PIP_INDEX_URL"] = found.decode().strip()
+        settings = output([sys.executable, "-m", "pip", "config", "list"]).decode()
+        for name, _, value in (line.partition("=") for line in settings.splitlines()):
+            if name.startswith("global.index"):
+                named["PIP_INDEX_URL"] = value.strip("'")
     yield from named.items()
 
 

@@ -1,4 +1,4 @@
-"""What a published byte takes in either database: tables, indexes, summaries and audit included."""
+"""The bytes on disk for a published byte in either database, with indexes, summaries and audit."""
 
 import sqlite3
 from collections.abc import Mapping

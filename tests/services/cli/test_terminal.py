@@ -175,7 +175,7 @@ def run(words: str, width: int) -> str:
 
 
 def fixed(width: int) -> str:
-    """What doctor and up print of values that no running system changes: paths, ports, processes."""
+    """The output of doctor and up for fixed paths, ports and processes."""
     printed = ""
     columns = {"COLUMNS": str(width), "TERM": "xterm", "NO_COLOR": "1"}
     shows: dict[str, Callable[[], None]] = {

@@ -1,4 +1,4 @@
-"""What a regeneration may ask for, and what a restored compaction answers."""
+"""Options of a regeneration, and the answer about a restored compaction."""
 
 from collections.abc import AsyncGenerator
 from pathlib import Path

@@ -22,7 +22,7 @@ LENGTH_POWER: Final = 0.7
 """A score is divided by this power of the tokens, between these two limits."""
 _LENGTHS: Final = [max(tokens, LEAST_TOKENS) ** -LENGTH_POWER for tokens in range(MOST_TOKENS + 1)]
 RELATED: Final = 0.5
-"""What a word counts that is not in the question, but in several of the best messages."""
+"""The weight of a word that several of the best messages share and the question lacks."""
 MOST_RELATED: Final = 0.1
 MOST_PLACES_OF_RELATED: Final = 100
 """Such a word is ignored if more than this share of the session's messages hold it, or so many."""

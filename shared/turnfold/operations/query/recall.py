@@ -47,15 +47,15 @@ To the second if the request names its own query: its caller asks for what was s
 """
 QUOTES_AT_REQUEST: Final = 0.5
 MORE_READ: Final = 1.1
-"""So many times the tokens that fit are read: neighbors take fewer in a block than in the count."""
+"""Messages of this many times the room are read: neighbors take fewer tokens in a block."""
 LEAST_TOKENS: Final = 8
 """No message is looked for that takes fewer tokens."""
 FIRST_RANKED: Final = 40
-"""So many messages are ranked by the words of the question alone."""
+"""The number of messages that are ranked by the words of the question alone."""
 RELATED_MESSAGES: Final = 8
-"""The words that so many of the best messages share rank the others."""
+"""The number of best messages whose shared words rank the others."""
 MOST_SEARCHED_AGAIN: Final = 5_000
-"""In longer sessions they are not looked up: the index reads every message with such a word."""
+"""The longest session in which they are looked up: the index reads all places of a word."""
 MOST_FILLED: Final = 1_000
 """How many of the newest messages are examined to fill a block."""
 
@@ -218,8 +218,8 @@ def _chosen(session: SearchedSession, moment: RecallMoment) -> Choice:
 def ranked(session: SearchedSession) -> Iterator[int]:
     """Yield the ordinals of the messages that match the question, best first.
 
-    After the first ones, words that the best messages share count, too: whoever has room for more
-    finds what the question does not name. They are looked up only then.
+    After the first ones, words that the best messages share count, too, and find messages in other
+    words than the question's. They are looked up only if the block has room for more.
     """
     until = len(session.positions)
     scores = score(session.matches, session.tokens, until)
