@@ -207,6 +207,29 @@ async def test_a_turn_keeps_its_block_also_on_another_server(
 
 
 @pytest.mark.proves("F2", "L11")
+async def test_a_version_written_after_the_request_gives_every_server_the_same_block(
+    stores: Stores,
+) -> None:
+    """Messages that leave the window with the new version may be recalled, also in later steps."""
+    await stores.ingest(turn(1, user(FACT), assistant("Noted.")), *turns(10, 30))
+    await stores.ingest(turn(40, user(QUESTION)))
+    await indexed(stores)
+    asker = Asker(stores)
+    before = await asker.told(max_tokens=2_000)
+
+    while jobs := await stores.claim():
+        for job in jobs:
+            await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 45)
+    told = [await one.told(max_tokens=2_000) for one in (asker, Asker(stores))]
+    assert told[0]["summary"] != before["summary"]
+    assert block_of(told[0]) == block_of(told[1]) != block_of(before)
+    await stores.ingest(turn(50, assistant(None, "c1"), tool("c1")))
+    later = [await one.told(max_tokens=2_000) for one in (asker, Asker(stores))]
+
+    assert block_of(later[0]) == block_of(later[1]) == block_of(told[0])
+
+
+@pytest.mark.proves("F2", "L11")
 async def test_a_turn_that_outgrows_its_reserve_halves_its_block_and_then_drops_it(
     stores: Stores,
 ) -> None:

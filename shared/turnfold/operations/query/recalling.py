@@ -1,12 +1,15 @@
 """Add the recall block to a window, as it was decided at an earlier moment of the turn."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
-from turnfold.core.history.as_of import AtMessage, AtVersion
+from turnfold.core.history.as_of import AsOf, AtMessage, AtTime, AtVersion
 from turnfold.core.recall.quotes import NameNumber, numbers_of_names
 from turnfold.core.window.rendering.render import visible_summary
 from turnfold.errors import CannotFit
+from turnfold.messages import Message
 from turnfold.operations.query.planning import PlannedWindow, WindowReading
 from turnfold.operations.query.recall import (
     Recall,
@@ -32,10 +35,10 @@ async def with_recall(
 ) -> PlannedWindow:
     """Add the recall block of a window, if the request wants one and anything is not shown.
 
-    The block is decided from the window of the moment when the deciding message had just arrived,
-    so that every step of the turn, on every server, shows the same one. A turn that has outgrown
-    the room of its request gets another one with each version of the summary: that moves the
-    beginning of the window anyway, and shows less of the turn.
+    The block is decided from the window as it was while the deciding message was the newest, so
+    that every step of the turn, on every server, shows the same one. A new version of the summary
+    moves the beginning of the window, so it may change the block: always while no message has
+    followed, later if the turn has outgrown the room of its request.
     """
     session, builder = planned.snapshot.session, planned.builder
     message, wish = deciding_message(builder), planned.recall_wish
@@ -43,19 +46,33 @@ async def with_recall(
         return planned
     if wish is None or recall is None or planned.shows_everything:
         return planned
-    moments: list[AtMessage | AtVersion] = [AtMessage(message.event_id, message.index)]
+    following = _following(builder.taken, message)
+    moments: list[AsOf | None] = [_before(following, message) if following else None]
     summary = planned.snapshot.summary
-    if summary is not None and summary.created_at_ms > message.created_at_ms:
+    if following and summary is not None and summary.created_at_ms >= following.created_at_ms:
         moments.insert(0, AtVersion(summary.version))
     deciding = _Deciding(planned, reading, store, recall, wish, session, builder.request.position)
     for moment in moments:
         try:
-            decision = await deciding.decision(moment)
+            decision = await deciding.decision(message, moment)
         except CannotFit:  # a call that waited for its result took more than both take now
             return planned
         if decision.block is not None or moment is moments[-1]:
             return planned.with_recall(decision)
     return planned
+
+
+def _following(taken: Sequence[Message], message: Message) -> Message | None:
+    """Return the message after another one; None if that is the newest."""
+    after = bisect_right(taken, message.position, key=attrgetter("position"))
+    return taken[after] if after < len(taken) else None
+
+
+def _before(following: Message, message: Message) -> AsOf:
+    """Return the last moment at which a message was the newest."""
+    if following.created_at_ms > message.created_at_ms:
+        return AtTime(following.created_at_ms - 1)
+    return AtMessage(message.event_id, message.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +87,29 @@ class _Deciding:
     session: SessionSnapshot
     request_position: int
 
-    async def decision(self, at: AtMessage | AtVersion) -> RecallDecision:
+    async def decision(self, message: Message, at: AsOf | None) -> RecallDecision:
         """Decide the block of a moment, or return what was decided before.
+
+        `at` None is now, while the deciding `message` is the newest. What was decided then is found
+        again in later steps, until a version of the summary is written.
 
         Raises:
             CannotFit: the window of that moment needs a larger budget.
         """
-        planned = self.planned
-        shown, newest = shown_positions(planned.builder), planned.builder.taken[-1]
-        is_now = at == AtMessage(newest.event_id, newest.index)
-        # A retraction changes what may be told.
-        state = (self.session.sid, self.session.retracted_seq)
-        key = (state, at, planned.asked, self.wish) if planned.request.as_of is None else None
+        planned, session = self.planned, self.session
+        shown = shown_positions(planned.builder)
+        key: object = None
+        if planned.request.as_of is None:
+            # A retraction changes what may be told.
+            state = (session.sid, session.retracted_seq, session.version)
+            by = at if isinstance(at, AtVersion) else message.position
+            key = (state, by, planned.asked, self.wish)
         decision = self.recall.cached(key)
         # Decided again if the window shows a message of the block by itself: it must not stand
         # twice. Also if the index was incomplete, but only until the turn goes on: the model has
         # seen it then.
-        if decision is None or decision.shows_any(shown) or (decision.is_partial and is_now):
-            then = planned if is_now else await self._window_at(at)
+        if decision is None or decision.shows_any(shown) or (decision.is_partial and at is None):
+            then = planned if at is None else await self._window_at(at)
             last = then.builder.taken[-1].position if then.builder.taken else self.request_position
             moment = RecallMoment(
                 sid=self.session.sid,
@@ -103,7 +125,7 @@ class _Deciding:
             decision = await self.recall.decide(moment, self.wish, key)
         return decision
 
-    async def _window_at(self, at: AtMessage | AtVersion) -> PlannedWindow:
+    async def _window_at(self, at: AsOf) -> PlannedWindow:
         """Plan the window of an earlier moment."""
 
         def choose(snapshot: WindowSnapshot) -> tuple[PlannedWindow, Sequence[int]]:
