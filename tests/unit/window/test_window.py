@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -751,6 +752,21 @@ def test_under_a_tiny_budget_the_summary_is_cut_before_the_request() -> None:
     assert session.summary_text.startswith(session.rendered(cut).summary_text)
     assert none.summary is None
     assert shown(none) == ["e1#0"]
+
+
+@pytest.mark.proves("L6", "C13")
+@pytest.mark.parametrize("said", [[system(words(300))], []])
+def test_a_summary_without_messages_is_cut_to_the_budget(said: list[dict[str, Any]]) -> None:
+    session = history(said, summary=words(120), ledger=["path a.py"], covered=9)
+    smallest = 0
+    if said:
+        with pytest.raises(CannotFit) as refused:
+            asked_of(session, 2)
+        smallest = refused.value.needed_tokens or 0
+    whole = asked_of(session, 5_000).tokens
+
+    for budget in range(smallest, whole + 1, 3):
+        assert asked_of(session, budget).tokens <= budget
 
 
 @pytest.mark.proves("S11", "C75")

@@ -41,9 +41,10 @@ def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
         if makes_room and _lacks_room(window, message):
             _trim(window, window.limits_by_turns.at_arrival, number)
             window.made_room_after = message
-    if is_postponed:
-        # The window must fit now. But a window that grew on would be trimmed at another message:
-        # only one built from the start has the content that these messages give.
+    if is_postponed or window.is_over:
+        # The window must fit now, also one of a system message and a summary alone. But a window
+        # that grew on would be trimmed at another message: only one built from the start has the
+        # content that these messages give.
         window.begin_trim()
         trim_to_budget(window)
         window.can_continue = False
