@@ -88,7 +88,8 @@ class WindowSnapshot:
     """The data that a window is decided from, read in one snapshot.
 
     `ingested_to` is the sequence up to which every event is ingested. `refused` is the number of
-    events of the session that became dead letters.
+    events of the session that became dead letters. `covered_calls` are the covered messages with
+    calls that came after the last request before them that is not covered.
     """
 
     ingested_to: int
@@ -97,6 +98,7 @@ class WindowSnapshot:
     pending: tuple[PendingEviction, ...] = ()
     messages: tuple[Message, ...] = ()
     refused: int = 0
+    covered_calls: tuple[Message, ...] = ()
 
 
 END_POSITION: Final = 2**63 - 1

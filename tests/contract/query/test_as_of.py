@@ -55,6 +55,7 @@ def essence(facts: WindowSnapshot) -> Seen:
         facts.summary,
         facts.pending,
         facts.messages,
+        facts.covered_calls,
     )
 
 
@@ -75,6 +76,30 @@ async def states(stores: Stores, as_of: str | None = None, **fields: Any) -> dic
     request = HistoryRequest(limit=1_000, as_of=as_of, **fields)
     page = json.loads(await history(KEY, request, store=stores.history))
     return {stored["message_id"]: stored["state"] for stored in page["messages"]}
+
+
+@pytest.mark.proves("W10", "W6")
+async def test_calls_of_a_turn_that_are_covered_while_it_runs_are_known_until_the_next_version(
+    stores: Stores,
+) -> None:
+    await stores.ingest(turn(1, user("Read all parts."), at_ms=at(1)))
+    seen: list[tuple[AsOf, Seen]] = []
+    for seq in range(2, 60):
+        said = [user(f"And part {seq}?")] if seq == 50 else []
+        call = assistant(None, f"c{seq}")
+        await stores.ingest(turn(seq, *said, call, tool(f"c{seq}"), at_ms=at(seq)))
+        for job in await stores.claim(at(seq)):
+            await stores.jobs.commit(job, summary(), reason=None, now_ms=at(seq) + 5)
+        now = await stores.facts()
+        seen.append((AtTime(at(seq) + 9), essence(now)))
+        if seq == 50:
+            assert now.covered_calls
+        if seq < 50:
+            calls = [one for one in (*now.covered_calls, *now.messages) if one.calls]
+            assert [one.event_id for one in calls] == [f"e{number}" for number in range(2, seq + 1)]
+
+    for moment, was in seen:
+        assert essence(await then(stores, moment)) == was, moment
 
 
 @pytest.mark.proves("W6", "L7", "L10")
@@ -112,7 +137,7 @@ async def test_every_moment_of_a_session_can_be_seen_as_it_was(stores: Stores, c
                     (AtVersion(number), now),
                 ]
 
-    assert any(pending for _, (_, _, pending, _) in seen) is (commit == "immediate")
+    assert any(pending for _, (_, _, pending, *_) in seen) is (commit == "immediate")
     assert sum(isinstance(moment, AtVersion) for moment, _ in seen) >= 3
     for moment, was in seen:
         assert essence(await then(stores, moment)) == was, moment

@@ -13,6 +13,7 @@ from turnfold.core.history.gist import (
     clipped,
     gist_of,
 )
+from turnfold.core.summary.digest import main_argument
 from turnfold.messages import Json
 
 
@@ -107,3 +108,24 @@ def test_a_line_is_clipped_to_its_length_and_not_before(length: int) -> None:
     line = "x" * length
 
     assert clipped(line, 11) == (line if length <= 11 else "x" * 10 + "…")
+
+
+@pytest.mark.proves("W10")
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            '{"name": "box-7", "command": "grep \\"x\\" a.py | head", "timeout": 9}',
+            'grep "x" a.py | head',
+        ),
+        ('{"note": "n", "flight_id": "HAT001"}', "HAT001"),
+        ('{"todos": [{"content": "Install it"}]}', "Install it"),
+        ('{"input":"*** Begin"}', "*** Begin"),
+        ('{"path": "a\\q.py"}', "a\\q.py"),
+        ('{"command": "\\ud800ls"}', "ls"),
+        ('{"n": 3}', ""),
+        ("", ""),
+    ],
+)
+def test_a_call_is_told_by_what_it_is_about(arguments: str, told: str) -> None:
+    assert main_argument(arguments) == told

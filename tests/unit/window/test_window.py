@@ -25,7 +25,13 @@ from turnfold.core.window.framing import Placement
 from turnfold.core.window.leveling import level_sizes
 from turnfold.core.window.truncation import STAND_IN, Form
 from turnfold.core.window.views import ShownMessage
-from turnfold.core.window.window import WindowPlan, WindowRequest, budget_of, build_window, plan
+from turnfold.core.window.window import (
+    WindowPlan,
+    WindowRequest,
+    budget_of,
+    build_window,
+    plan,
+)
 from turnfold.errors import CannotFit
 from turnfold.messages import Priority
 

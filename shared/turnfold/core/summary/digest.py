@@ -3,6 +3,7 @@
 It is written in the transaction that evicts, so its cost is bounded, whatever the messages hold.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -24,13 +25,15 @@ _ROLES = {
     "assistant": "Assistant",
     "tool": "Tool",
 }
-_SHOWN_ARGUMENT = re.compile(
-    r'"(?:file_?path|path|file_?name|command|cmd|query|url|pattern|[a-z_]*id|[a-z_]*name)"'
-    r'\s*:\s*"((?:[^"\\]|\\.){1,80})',
-    re.IGNORECASE,
-)
-_FIRST_ARGUMENT = re.compile(r'\s*\{\s*"[^"]{1,40}"\s*:\s*"((?:[^"\\]|\\.){1,60})"')
-_INPUT = re.compile(r'\{"input":"((?:[^"\\]|\\.){1,60})')
+_MAIN_ARGUMENTS = [
+    re.compile(names + r'\s*:\s*"((?:[^"\\]|\\.){1,80})', re.IGNORECASE)
+    for names in (
+        r'"(?:file_?path|path|file_?name|command|cmd|script|query|url|pattern)"',
+        r'"[a-z_]*(?:id|name)"',
+        "",
+    )
+]
+"""What a call is about, the best first: without a path or command an id, else any first text."""
 _LEFT_OUT_LINE_TOKENS = 16
 
 
@@ -127,12 +130,14 @@ def _line(source: Source, width: int) -> str:
 
 def main_argument(arguments: str) -> str:
     """Return the argument that says what a call is about: a path, command, query or id."""
-    match = (
-        _SHOWN_ARGUMENT.search(arguments, 0, 400)
-        or _FIRST_ARGUMENT.match(arguments, 0, 400)
-        or _INPUT.match(arguments, 0, 400)
-    )
-    return clip(printable(match[1]), 60) if match else ""
+    for names in _MAIN_ARGUMENTS:
+        if match := names.search(arguments, 0, 400):
+            try:
+                text = json.loads(f'"{match[1]}"')
+            except ValueError:  # irregular JSON, as models write it
+                text = match[1]
+            return clip(printable(text), 60)
+    return ""
 
 
 def _newest_within(lines: list[str], characters: int) -> list[str]:

@@ -50,7 +50,6 @@ class WindowBuilder:
         self.prefix = prefix
         self.taken: list[Message] = []
         self.live = 0
-
         self.summary = (
             summary_within(prefix.summary, prefix.placement, limits.summary_tokens)
             if prefix.summary
@@ -68,7 +67,7 @@ class WindowBuilder:
             is_told=tells_omitted,
         )
         self._digest_tokens = self._digest_size = 0
-
+        self._unnamed = list(reversed(prefix.covered_calls))
         self.blocks: list[BlockView] = []
         self.request: BlockView | None = None
         self.unseen: BlockView | None = None
@@ -79,7 +78,6 @@ class WindowBuilder:
         self.pending_blocks: dict[CompactionId, list[BlockView]] = {}
         self.digested: set[CompactionId] = set() if policy.shows_pending else set(prefix.pending)
         self._held: list[BlockView] = []
-
         self._shows_items = prefix.shape is Shape.RESPONSES
         self.turns = TurnSizes()
         self.never_overflows = False
@@ -100,15 +98,16 @@ class WindowBuilder:
         """Return whether these fit without trimming, however many calls are open at a time."""
         tokens, size = upper_bounds(messages, self.prefix.shape)
         limit = self.limits.arrival_tokens if self.has_hidden else self.limits.tokens
-        return (
-            self._most_tokens + tokens <= limit and self._most_size + size <= self.limits.messages
-        )
+        tokens, size = self._most_tokens + tokens, self._most_size + size
+        is_small = tokens <= limit and size <= self.limits.messages
+        return is_small and not self.prefix.covered_calls  # the digest names as many as it can
 
     def extend(self, messages: Sequence[Message]) -> None:
         """Add the next messages, in order of position, without trimming."""
         self.take(messages)
         for message in messages:
             self.add(message)
+        self.name_covered_calls()
 
     def take(self, messages: Sequence[Message]) -> None:
         """Count the next messages, each of which is then added."""
@@ -120,6 +119,7 @@ class WindowBuilder:
 
     def add(self, message: Message) -> None:
         """Add a message that was taken. Pinned messages stand in the prefix, if anywhere."""
+        self.name_covered_calls(message)
         self.turns.add(message)
         if message.role is Role.TOOL:
             self._add_result(message)
@@ -127,6 +127,12 @@ class WindowBuilder:
             self._join(message)
         elif not message.is_pinnable:
             self._add_block(message)
+
+    def name_covered_calls(self, before: Message | None = None) -> None:
+        """Let the digest name the covered calls that came before a message, or all of them."""
+        while self._unnamed and (before is None or self._unnamed[-1].position < before.position):
+            self.digest.name_covered(BlockView(self._unnamed.pop(), self.open_round))
+            self._count_digest()
 
     def begin_trim(self) -> None:
         """Tell all that is possible of what is left out, before more has to go."""
@@ -379,22 +385,7 @@ class WindowBuilder:
             return [block]
         return [other for other in block.in_round.shown if not self.is_protected(other)]
 
-    def cut_summary(self) -> None:
-        """Shorten the summary to the tokens that the rest of the window leaves."""
-        if self.summary is None or self.prefix.summary is None or self.total <= self.limits.tokens:
-            return
-        room = self.summary.tokens - (self.total - self.limits.tokens)
-        form = summary_within(self.prefix.summary, self.prefix.placement, room)
-        self.total -= self.summary.tokens - (form.tokens if form else 0)
-        self.size -= 0 if form else self.prefix.summary_messages
-        self.summary = form
-
     def oldest(self, is_enough: Callable[[], bool]) -> Iterator[BlockView]:
         """Yield the blocks that may be left out, the oldest first, until it is enough."""
         self.looked_at += len(self.candidates.passed_over)
         return self.candidates.oldest(is_enough, self.is_protected)
-
-    def fold_oldest(self, is_enough: Callable[[], bool]) -> None:
-        """Leave out the oldest blocks, of any priority, until it is enough."""
-        for block in self.oldest(is_enough):
-            self.leave_out(block)

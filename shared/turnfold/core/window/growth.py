@@ -41,6 +41,7 @@ def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
         if makes_room and _lacks_room(window, message):
             _trim(window, window.limits_by_turns.at_arrival, number)
             window.made_room_after = message
+    window.name_covered_calls()
     if is_postponed or window.is_over:
         # The window must fit now, also one of a system message and a summary alone. But a window
         # that grew on would be trimmed at another message: only one built from the start has the

@@ -11,7 +11,7 @@ from turnfold.core.policy.presets import View
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.digest.digest import DigestForm
 from turnfold.core.window.leveling import keep_longer_cut, level_sizes
-from turnfold.core.window.protected import cap_unseen, trim_protected
+from turnfold.core.window.protected import cap_unseen, leave_out_oldest, trim_protected
 from turnfold.core.window.truncation import cut_characters, cut_to, cut_within
 from turnfold.core.window.views import BlockView, MessageView
 from turnfold.messages import Role
@@ -32,7 +32,7 @@ def trim_to_budget(window: WindowBuilder) -> None:
         # Only down to the limit: room for what comes next is not worth a cut in what is protected.
         trim_protected(window)
     if window.size > window.limits.messages:
-        window.fold_oldest(lambda: window.size <= window.limits.target_messages)
+        leave_out_oldest(window, lambda: window.size <= window.limits.target_messages)
         # The digest is a message, too.
         if window.size > window.limits.messages:
             window.shorten_digest(DigestForm.NONE)
@@ -250,7 +250,7 @@ def trim_for_emergency(window: WindowBuilder) -> None:
     for rounds in (5, 2):
         if window.is_over:
             _keep_rounds(window, rounds)
-    window.fold_oldest(lambda: not window.is_over)
+    leave_out_oldest(window, lambda: not window.is_over)
     trim_protected(window)
     if window.size > window.limits.messages:
         window.shorten_digest(DigestForm.NONE)

@@ -85,7 +85,9 @@ class WindowLimits:
 class WindowPrefix:
     """The pinned system message, the summary, and the compactions that wait for one.
 
-    `shape` is the format of the window, because a response is several items there.
+    `shape` is the format of the window, because a response is several items there. `covered_calls`
+    are messages that the summary covers, with calls of a turn whose request is not covered: the
+    digest names these calls.
     """
 
     pinned: Message | None
@@ -93,6 +95,7 @@ class WindowPrefix:
     placement: Placement
     pending: Mapping[CompactionId, PendingDigest]
     shape: Shape = Shape.CHAT
+    covered_calls: tuple[Message, ...] = ()
 
     @property
     def summary_messages(self) -> int:

@@ -9,6 +9,7 @@ from typing import Final
 
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.digest.digest import DigestForm
+from turnfold.core.window.framing import summary_within
 from turnfold.core.window.leveling import level, level_sizes
 from turnfold.core.window.truncation import (
     LEAST_ARGUMENTS_TOKENS,
@@ -79,6 +80,17 @@ def _shorten_request(window: WindowBuilder) -> None:
         _keep_beginning(window, block)
 
 
+def _cut_summary(window: WindowBuilder) -> None:
+    """Shorten the summary to the tokens that the rest of the window leaves."""
+    summary, whole = window.summary, window.prefix.summary
+    if summary is not None and whole is not None:
+        room = summary.tokens - (window.total - window.limits.tokens)
+        form = summary_within(whole, window.prefix.placement, room)
+        window.total -= summary.tokens - (form.tokens if form else 0)
+        window.size -= 0 if form else window.prefix.summary_messages
+        window.summary = form
+
+
 def _shorten_interrupted_request(window: WindowBuilder) -> None:
     """Cut the request that a newer one interrupted to its beginning."""
     if window.interrupted_request is not None:
@@ -111,9 +123,15 @@ def _count_only(window: WindowBuilder) -> None:
     window.shorten_digest(DigestForm.SHORT)
 
 
+def leave_out_oldest(window: WindowBuilder, is_enough: Callable[[], bool]) -> None:
+    """Leave out the oldest blocks, of any priority, until it is enough."""
+    for block in window.oldest(is_enough):
+        window.leave_out(block)
+
+
 def _fold_rest(window: WindowBuilder) -> None:
     """Leave out blocks that stayed because their digest takes more tokens than they do."""
-    window.fold_oldest(lambda: not window.is_over)
+    leave_out_oldest(window, lambda: not window.is_over)
 
 
 def _tell_nothing(window: WindowBuilder) -> None:
@@ -126,7 +144,7 @@ PROTECTED_STEPS: Final[tuple[Callable[[WindowBuilder], None], ...]] = (
     _preview_unseen_arguments,
     _name_open_round_only,
     _shorten_unseen_results,
-    WindowBuilder.cut_summary,
+    _cut_summary,
     _shorten_interrupted_request,
     _level_unseen,
     _reduce_unseen,

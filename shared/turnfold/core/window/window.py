@@ -49,6 +49,7 @@ class WindowInput:
     covered: int = 0
     total: int = 0
     factor: float = 1.0
+    covered_calls: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +161,7 @@ def build_window(
 
     Raises:
         CannotFit: the pinned system message, the newest request and the newest open block exceed
-            the budget even at their shortest (with mode `off`: the whole history does). The error
-            names the budget that works.
+            the budget even at their shortest (with mode `off`: the whole history does).
     """
     limits = _limits(asked, policy, stored.factor)
     new = None
@@ -215,7 +215,6 @@ def _new_messages(
     if earlier.taken != list(stored.messages[:known]):
         return None
     new = stored.messages[known:]
-    # Only the new messages are searched for a system message: the earlier one is known.
     prefix = _prefix(stored, asked, pinned_message(new) or earlier.prefix.pinned)
     if (earlier.limits, earlier.policy, earlier.prefix) != (limits, policy, prefix):
         return None
@@ -244,6 +243,7 @@ def _prefix(stored: WindowInput, asked: WindowRequest, pinned: Message | None) -
         placement=asked.placement,
         shape=asked.shape,
         pending={row.compaction_id: row for row in stored.pending},
+        covered_calls=stored.covered_calls,
     )
 
 
@@ -383,8 +383,7 @@ def _account(
     pinned = window.prefix.pinned
     is_pinned_live = pinned is not None and pinned.compaction_id is None
     live_shown = sum([part.stored for part in live]) + is_pinned_live
-    stored_shown = sum([part.stored for part in parts])
-    pending_shown = stored_shown + (pinned is not None) - live_shown
+    pending_shown = sum([part.stored for part in parts]) + (pinned is not None) - live_shown
     return WindowAccount(
         total=stored.total,
         shown=live_shown,

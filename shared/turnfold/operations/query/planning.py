@@ -306,6 +306,7 @@ def _window_input(snapshot: WindowSnapshot) -> WindowInput:
         covered=session.messages_total - len(snapshot.messages),
         total=session.messages_total,
         factor=session.factor,
+        covered_calls=snapshot.covered_calls,
     )
 
 

@@ -35,16 +35,20 @@ class CachedSession:
     """The messages of a session as they were read: live ones by state, evicted ones by eviction.
 
     Evicted messages hardly ever change; the session counts when they do (`changes`).
+    `covered_calls` are those of the windows of `calls_of`: a version, and the first request shown.
     """
 
     changes: int = 0
     live: dict[State, Message] = field(default_factory=dict)
     evicted: dict[int, list[Message]] = field(default_factory=dict)
+    calls_of: State = ()
+    covered_calls: tuple[Message, ...] = ()
 
     @property
     def size(self) -> int:
         """The number of messages."""
-        return len(self.live) + sum([len(evicted) for evicted in self.evicted.values()])
+        evicted = sum([len(evicted) for evicted in self.evicted.values()])
+        return len(self.live) + evicted + len(self.covered_calls)
 
     def is_at_hand(self, live: int, changes: int, pending: Sequence[Sequence[Any]]) -> bool:
         """Return whether few enough messages must be read to do it in the loop's thread."""

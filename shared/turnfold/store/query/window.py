@@ -41,6 +41,7 @@ from turnfold.store.query.as_of import (
     timeline_state,
 )
 from turnfold.store.query.carried import with_carry
+from turnfold.store.query.covered_calls import covered_calls, covered_calls_as_of, requests_in
 from turnfold.store.query.message_cache import CHANGING_COLUMNS, CachedSession, state_of_row
 from turnfold.store.query.originals import originals_at
 from turnfold.store.query.session_head import REACHED, SUMMARY_COLUMNS, read_head, summary_of
@@ -154,22 +155,23 @@ class SqlWindowStore:
                 raise TooLargeHere
             # Taken out while it is used: two reader threads must not change one entry.
             known = self._known.pop(key) or CachedSession()
-            # Before anything large is read in the event loop's thread.
-            if is_near and not known.is_at_hand(facts.session.live_messages, changes, pending):
+            try:
+                messages_now = _read(connection, facts, changes, pending, known, is_near=is_near)
+            except WouldBlock:
                 self._known.put(key, known, known.size)
-                raise WouldBlock
-            evicted = _evicted(connection, sid, known, changes, pending)
-            messages_now = [*evicted, *_live_ones(connection, sid, known)]
+                raise
             self._known.put(key, known, known.size)
             # Only known after the messages were read, unlike the sizes above.
             calls = sum([len(message.calls) for message in messages_now])
             if self._most is not None and calls > CALLS_AT_ONCE:
                 raise TooLargeHere
-            # Stragglers: evicted and live messages may alternate.
-            if evicted:
-                messages_now.sort(key=attrgetter("position"))
             waiting = tuple([pending_of(row) for row in pending])
-            seen_now = replace(facts, pending=waiting, messages=tuple(messages_now))
+            seen_now = replace(
+                facts,
+                pending=waiting,
+                messages=tuple(messages_now),
+                covered_calls=known.covered_calls,
+            )
             chosen, positions = on_messages(seen_now)
             return chosen, dict(_texts_of(connection, sid, positions))
 
@@ -223,6 +225,7 @@ class SqlWindowStore:
                 summary=summary,
                 pending=pending,
                 messages=tuple(messages_then),
+                covered_calls=covered_calls_as_of(connection, sid, messages_then),
             )
             chosen, positions = on_messages(seen_then)
             texts = dict(_texts_of(connection, sid, positions))
@@ -259,6 +262,38 @@ def _limits_as_of(
     if session.window_limits is None:
         return None
     return json.dumps(limits_of(connection, session.sid, at_ms))
+
+
+def _read(
+    connection: SupportsStatements,
+    facts: WindowSnapshot,
+    changes: int,
+    pending: Sequence[Sequence[Any]],
+    known: CachedSession,
+    *,
+    is_near: bool,
+) -> list[Message]:
+    """Return the messages that are not covered, in order, and bring the cache up to date.
+
+    Raises:
+        WouldBlock: too much must be read for the thread of the event loop (`is_near`).
+    """
+    assert facts.session is not None
+    sid, live = facts.session.sid, facts.session.live_messages
+    if is_near and not known.is_at_hand(live, changes, pending):
+        raise WouldBlock
+    evicted = _evicted(connection, sid, known, changes, pending)
+    messages_now = [*evicted, *_live_ones(connection, sid, known)]
+    # Stragglers: evicted and live messages may alternate.
+    if evicted:
+        messages_now.sort(key=attrgetter("position"))
+    calls_of = (facts.session.version, changes, next(requests_in(messages_now), None))
+    if calls_of != known.calls_of:
+        if is_near:
+            raise WouldBlock
+        known.covered_calls = covered_calls(connection, sid, messages_now)
+        known.calls_of = calls_of
+    return messages_now
 
 
 def _evicted(

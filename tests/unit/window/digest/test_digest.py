@@ -97,6 +97,56 @@ def test_every_call_of_the_open_round_is_named_before_any_older_round_is_shown(
     assert "Please read the 14 files" in shown
 
 
+def partly_covered(session: History, calls: int) -> History:
+    """The session, with so many calls of its newest round and their results in a summary."""
+    found = [message for message in session.stored.messages if message.calls][:calls]
+    covered = {message.position for message in found}
+    left = [
+        message
+        for message in session.stored.messages
+        if message.position not in covered
+        and not (message.answers and message.answers.position in covered)
+    ]
+    size = history([user("x")], summary=words(60), covered=2 * calls).stored.summary
+    stored = replace(
+        session.stored,
+        messages=tuple(left),
+        covered_calls=tuple(found),
+        covered=2 * calls,
+        summary=size,
+    )
+    return replace(session, stored=stored)
+
+
+@pytest.mark.proves("W10", "L6", "L7")
+@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("budget", [700, 3_000, 7_000, 12_000, 60_000])
+def test_calls_of_the_open_round_that_a_summary_covers_are_named(name: str, budget: int) -> None:
+    session = partly_covered(reading(PATHS, rounds=2), 9)
+
+    made = asked(session, budget, PRESETS[name])
+
+    shown = "".join(session.rendered(made).messages)
+    assert made.tokens <= budget
+    assert budget < 7_000 or [path for path in PATHS if path not in shown] == []
+    account = made.account
+    assert account.total == account.shown + account.folded + account.covered
+    if budget == 60_000:
+        digest = digest_of(session, made)
+        assert (account.folded, "messages with" in digest) == (0, False)
+        assert all(path in digest for path in PATHS[:9])
+
+
+@pytest.mark.proves("W10", "L6")
+def test_a_window_of_covered_calls_fits_every_budget_that_is_not_refused() -> None:
+    session = partly_covered(reading(PATHS, rounds=0), 14)
+    with pytest.raises(CannotFit) as refused:
+        asked(session, 1, Policy())
+
+    for budget in range(refused.value.needed_tokens or 0, 600, 5):
+        assert asked(session, budget, Policy()).tokens <= budget
+
+
 @pytest.mark.proves("W10")
 def test_names_take_at_most_their_share_and_older_calls_are_counted_by_tool() -> None:
     session = reading([f"/srv/app/module_{number:03d}/part.py" for number in range(120)], rounds=0)

@@ -105,6 +105,12 @@ class WindowDigest:
             self._earlier.add(block, tokens, is_named=is_named)
         self._has_changed()
 
+    def name_covered(self, block: BlockView) -> None:
+        """Name the calls of a block of the open round that a summary covers: it is not left out."""
+        tokens = sum([item.tokens for item in calls_told(block.head.message)])
+        self._calls_of(block.in_round).add(block, tokens)
+        self._has_changed()
+
     def add_late(self, block: BlockView) -> None:
         """Count a message that came after its block was left out."""
         self._count(block, 1)
@@ -169,15 +175,15 @@ class WindowDigest:
         self.size = int(self.tokens > 0)
 
     def _cost(self) -> int:
-        is_needed = self._is_told and self.live + self.pending > 0
-        if not is_needed or self.form is DigestForm.NONE:
-            return 0
-        if self.form is DigestForm.SHORT:
-            return SHORT_DIGEST_TOKENS
         # Upper bounds: the text is written only if the window is rendered.
         names = self._named.cost if self._named else 0
+        is_left_out = self.live + self.pending > 0
+        if not (self._is_told and (is_left_out or names)) or self.form is DigestForm.NONE:
+            return 0
+        if self.form is DigestForm.SHORT:
+            return SHORT_DIGEST_TOKENS if is_left_out else 0
         if self.form is DigestForm.NAMES:
-            return DIGEST_FRAME_TOKENS + COUNT_TOKENS + names
+            return DIGEST_FRAME_TOKENS + is_left_out * COUNT_TOKENS + names
         digests = [
             digest_tokens(self._compactions[told].digest_tokens) for told in self._told_compactions
         ]
@@ -191,7 +197,8 @@ class WindowDigest:
             return DigestText(text=short_digest(messages, self.calls), is_framed=False)
         names = self._named.lines if self._named else []
         if self.form is DigestForm.NAMES:
-            return DigestText((), "\n".join([count_line(messages, self.calls), *names]))
+            counted = [count_line(messages, self.calls)] if messages else []
+            return DigestText((), "\n".join([*counted, *names]))
         # In the order of the session, whichever left first.
         told = tuple([name for name in self._compactions if name in self._told_compactions])
         named_round = self._named.in_round if self._named else None
