@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 from weakref import WeakValueDictionary
 
 from turnfold.bus.events import BusEvents
@@ -33,6 +33,14 @@ from turnfold_worker.handlers import Handle, Reply
 
 INGEST_SECONDS = 3.0
 INGEST_POLL_SECONDS = 0.05
+
+
+class Circumstances(TypedDict):
+    """The arguments that every change of a session takes: where, when and by whom it is made."""
+
+    installation: Installation
+    now_ms: int
+    actor: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +87,14 @@ class Commands:
             "deadletters.replay": self._replay,
         }
 
+    def _made_by(self, actor: str) -> Circumstances:
+        """Return the circumstances of a change that `actor` makes now."""
+        return {"installation": self.installation, "now_ms": self.now_ms(), "actor": actor}
+
     async def _set_policy(
         self, key: SessionKey | AgentId, request: PolicyRequest, actor: str
     ) -> Reply:
-        return await self.sessions.set_policy(
-            key, request, installation=self.installation, now_ms=self.now_ms(), actor=actor
-        )
+        return await self.sessions.set_policy(key, request, **self._made_by(actor))
 
     async def _erase(self, key: SessionKey | AgentId, request: EraseRequest, actor: str) -> Reply:
         # Events up to this sequence are erased even if no worker has stored them yet.
@@ -111,53 +121,25 @@ class Commands:
             )
 
     async def _compact(self, key: SessionKey, _: CompactionRequest, actor: str) -> Reply:
-        opened = await self.sessions.compact_now(
-            key, installation=self.installation, now_ms=self.now_ms(), actor=actor
-        )
+        opened = await self.sessions.compact_now(key, **self._made_by(actor))
         return {"compaction_id": opened}
 
     async def _promote(self, key: SessionKey, request: PromoteRequest, actor: str) -> Reply:
-        await self.versions.promote(
-            key,
-            request.version,
-            over=request.over,
-            installation=self.installation,
-            now_ms=self.now_ms(),
-            actor=actor,
-        )
+        await self.versions.promote(key, request.version, over=request.over, **self._made_by(actor))
         asked = SummaryRequest(version=request.version)
         return await history.summary(key, asked, store=self.histories)
 
     async def _restore(self, key: SessionKey, request: RestoreRequest, actor: str) -> Reply:
-        return await versions.restore(
-            key,
-            request,
-            store=self.versions,
-            installation=self.installation,
-            now_ms=self.now_ms(),
-            actor=actor,
-        )
+        return await versions.restore(key, request, store=self.versions, **self._made_by(actor))
 
     async def _regenerate(self, key: SessionKey, request: RegenerateRequest, actor: str) -> Reply:
-        return await versions.regenerate(
-            key,
-            request,
-            store=self.versions,
-            installation=self.installation,
-            now_ms=self.now_ms(),
-            actor=actor,
-        )
+        return await versions.regenerate(key, request, store=self.versions, **self._made_by(actor))
 
     async def _begin_campaign(
         self, agent_id: AgentId | None, request: CampaignRequest, actor: str
     ) -> Reply:
         return await versions.begin_campaign(
-            agent_id,
-            request,
-            store=self.campaigns,
-            installation=self.installation,
-            now_ms=self.now_ms(),
-            actor=actor,
+            agent_id, request, store=self.campaigns, **self._made_by(actor)
         )
 
     async def _progress(self, _: None, request: ProgressRequest, __: str) -> Reply:

@@ -228,14 +228,12 @@ def _converted(name: str, value: Any) -> Any:
     accepted = get_args(kind) or (kind,)
     if value is None and type(None) in accepted:
         return None
-    for target in accepted:
-        if target is type(None):
-            continue
-        try:
-            return _as(target, value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{name} cannot be {_named(value)}") from error
-    raise ValueError(f"{name} cannot be {_named(value)}")
+    # A field of a policy has one type, and may also be unset.
+    [target] = (member for member in accepted if member is not type(None))
+    try:
+        return _as(target, value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name} cannot be {_named(value)}") from error
 
 
 def _named(value: Any) -> str:
