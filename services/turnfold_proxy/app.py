@@ -76,6 +76,7 @@ async def _run(settings: Settings, upstream_url: str) -> None:
                 app,
                 host=settings.proxy_host,
                 port=settings.proxy_port,
+                port_setting="--port or TURNFOLD_PROXY_PORT",
                 connections=settings.max_connections,
             )
             try:

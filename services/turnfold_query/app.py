@@ -103,7 +103,9 @@ async def _run(
         stop=stop,
     )
     try:
-        await wait_for_schema(database)
+        await wait_for_schema(
+            database, on_wait=partial(log.info, "tables.awaited", made_by="turnfold migrate")
+        )
         client = await connect(settings, name="query", seconds=60.0)
         try:
             await wait_for_streams(client)
@@ -167,7 +169,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         await listener.opened()
         _tune_interpreter()
         announcement.open(lane.pid)
-        log.info("query.started", pid=os.getpid(), port=http_address[1])
+        log.info("query.started", pid=os.getpid(), port=listener.port)
         await _stopped(stop, listener.ended)
     finally:
         await _stop(listener, broker, server)
@@ -286,6 +288,7 @@ def _http_server(app: ASGIApp, settings: Settings, address: tuple[str, int]) -> 
         app,
         host=host,
         port=port,
+        port_setting="TURNFOLD_HTTP_PORT",
         connections=settings.max_connections,
         certificate=settings.http_certificate,
         certificate_key=settings.http_certificate_key,

@@ -147,6 +147,7 @@ async def _http_server(settings: Settings, telemetry: Telemetry) -> AsyncGenerat
         make_http(telemetry.health, telemetry.metrics),
         host=settings.worker_http_host,
         port=settings.worker_http_port,
+        port_setting="TURNFOLD_WORKER_HTTP_PORT",
         connections=HEALTH_CONNECTIONS,
     )
     await server.opened()
@@ -183,7 +184,8 @@ async def _start(
         on_start=partial(announcer.update, "receiver"),
         on_failure=telemetry.metrics.failed,
     )
-    await _unless(stop, wait_for_schema(database))
+    on_wait = partial(log.info, "tables.awaited", made_by="turnfold migrate")
+    await _unless(stop, wait_for_schema(database, on_wait=on_wait))
     client = await connect(settings, name="worker", seconds=60.0)
     try:
         created = await _unless(stop, wait_for_streams(client))

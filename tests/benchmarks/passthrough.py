@@ -33,7 +33,9 @@ async def main(url: str, port: int) -> None:
         )
         await relay(response, receive, send, headers={})
 
-    server = HttpServer(forward, host="127.0.0.1", port=port, connections=CONNECTIONS)
+    server = HttpServer(
+        forward, host="127.0.0.1", port=port, port_setting="--port", connections=CONNECTIONS
+    )
     await server.opened()
     print("{}", flush=True)
     await asyncio.Event().wait()

@@ -180,6 +180,17 @@ async def test_a_database_of_an_early_release_is_refused_with_a_way_to_carry_it_
 
 
 @pytest.mark.proves("O6")
+async def test_a_service_that_waits_for_the_tables_reports_it_once(database_url: str) -> None:
+    waits: list[None] = []
+    database = Database(database_url, writes=False)
+
+    with pytest.raises(StartError, match="run `turnfold migrate` first"):
+        await wait_for_schema(database, seconds=0.3, on_wait=lambda: waits.append(None))
+
+    assert waits == [None]
+    await database.close()
+
+
 async def test_a_database_that_newer_code_brought_further_is_left_as_it_is_and_served(
     migrated_url: str,
 ) -> None:

@@ -18,6 +18,8 @@ log = structlog.get_logger()
 
 ERROR_EVERY_SECONDS = 10.0
 """The interval at which the same error is logged again."""
+QUIET_SECONDS = 3.0
+"""The time after which a connection that is not there yet is logged."""
 
 
 def connect_options(settings: Settings, name: str) -> dict[str, Any]:
@@ -90,19 +92,31 @@ async def connect(settings: Settings, *, name: str, seconds: float = 10.0) -> Na
     client = NatsClient()
     attempt = _Attempt(client)
     options = connect_options(settings, name)
-    log_error = options["error_cb"]
+    log_error, log_disconnection = options["error_cb"], options["disconnected_cb"]
 
     async def on_error(error: Exception) -> None:
         attempt.failed(error)
         await log_error(error)
 
+    async def on_disconnected() -> None:
+        # nats-py also calls it when the service closes the connection itself.
+        if not client.is_closed:
+            await log_disconnection()
+
     options["error_cb"] = on_error
+    options["disconnected_cb"] = on_disconnected
     # In a task, because nats-py retries rejected credentials forever and reports them only to
     # `error_cb`.
     connecting = asyncio.ensure_future(client.connect(**options))
-    await asyncio.wait(
-        [connecting, attempt.refused], timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+    ends = [connecting, attempt.refused]
+    ended, _ = await asyncio.wait(
+        ends, timeout=min(seconds, QUIET_SECONDS), return_when=asyncio.FIRST_COMPLETED
     )
+    if not ended and seconds > QUIET_SECONDS:
+        log.info("bus.awaited", connection=name, url=redacted(settings.nats_url), seconds=seconds)
+        await asyncio.wait(
+            ends, timeout=seconds - QUIET_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
     if connecting.done() and connecting.exception() is None:
         return client
     await cancel_and_wait(connecting)

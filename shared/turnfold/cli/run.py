@@ -7,12 +7,15 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from turnfold.cli import services
 from turnfold.settings import Settings, read_settings
+
+if TYPE_CHECKING:
+    from turnfold.process.supervisor import SystemConfig
 
 DATA_DIR = Path(".turnfold")
 NATS_PORT = 4222
@@ -41,7 +44,12 @@ def up(
     ] = NATS_PORT,
     http_port: Annotated[
         int | None,
-        typer.Option(min=0, max=65_535, metavar="PORT", help="Port of HTTP; 0 picks a free one."),
+        typer.Option(
+            min=0,
+            max=65_535,
+            metavar="PORT",
+            help="Port of HTTP; 0 picks a free one (default: 8080).",
+        ),
     ] = None,
     proxy_url: Annotated[
         str | None,
@@ -50,17 +58,42 @@ def up(
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
     """Run the whole system: NATS, database, worker and query service. Stop it with Ctrl-C."""
-    from turnfold.access.bearers import check_bind_address
-    from turnfold.process.supervisor import SystemConfig, run
+    from turnfold.process.supervisor import run
 
     # NATS starts here. The URL of an earlier run in this directory must not be used.
-    options = {
+    given = {
         "data_dir": data_dir,
         "http_port": http_port,
         "nats_url": f"nats://127.0.0.1:{nats_port}",
         "proxy_upstream": proxy_url,
     }
-    settings = read_settings(os.environ, options)
+    settings = read_settings(os.environ, given, options={"proxy_upstream": "--proxy"})
+    plan, logger = _plan(settings, nats_port), _logger(settings)
+
+    def on_start() -> None:
+        # With --json, a program waits for the ready line and reads nothing else.
+        if not as_json:
+            announce(plan, settings, logger)
+
+    asyncio.run(
+        run(
+            plan,
+            on_start=on_start,
+            on_ready=_print_json if as_json else print_panel,
+            log=lambda event, **fields: logger().warning(event, **fields),
+        )
+    )
+
+
+def _plan(settings: Settings, nats_port: int) -> "SystemConfig":
+    """Return what `turnfold up` runs.
+
+    Raises:
+        StartError: HTTP or the proxy would be open to strangers.
+    """
+    from turnfold.access.bearers import check_bind_address
+    from turnfold.process.supervisor import SystemConfig
+
     check_bind_address(
         settings.http_host,
         has_tokens=settings.http_tokens is not None,
@@ -72,7 +105,7 @@ def up(
             has_tokens=False,
             is_checked_elsewhere=settings.http_checked_elsewhere,
         )
-    plan = SystemConfig(
+    return SystemConfig(
         data_dir=settings.data_dir or DATA_DIR,
         nats_port=nats_port,
         http_host=settings.http_host,
@@ -86,7 +119,6 @@ def up(
         nats_server=settings.nats_server,
         environ=os.environ,
     )
-    asyncio.run(run(plan, on_ready=_print_json if as_json else print_panel, log=_logger(settings)))
 
 
 def worker() -> None:
@@ -108,7 +140,12 @@ def proxy(
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65_535, metavar="PORT", help="Port to listen on; 0 picks one."),
+        typer.Option(
+            min=0,
+            max=65_535,
+            metavar="PORT",
+            help="Port to listen on; 0 picks a free one (default: 8090).",
+        ),
     ] = None,
 ) -> None:
     """Run a proxy for agents that only change their base URL. It prints its address."""
@@ -120,14 +157,14 @@ def migrate() -> None:
     raise typer.Exit(services.migrate())
 
 
-def _logger(settings: Settings) -> Callable[..., None]:
-    """Return the supervisor's log function; it configures logs at the first line.
+def _logger(settings: Settings) -> Callable[[], Any]:
+    """Return a function that returns the supervisor's logger, and configures it when first called.
 
     Most starts log nothing, and are faster without the import.
     """
 
     @functools.cache
-    def ready() -> Any:
+    def logger() -> Any:
         import structlog
 
         from turnfold.observability.logs import configure_logs
@@ -135,10 +172,26 @@ def _logger(settings: Settings) -> Callable[..., None]:
         configure_logs(role="up", level=settings.log_level, format=settings.log_format)
         return structlog.get_logger()
 
-    def log(event: str, **fields: Any) -> None:
-        ready().warning(event, **fields)
+    return logger
 
-    return log
+
+def announce(plan: "SystemConfig", settings: Settings, logger: Callable[[], Any]) -> None:
+    """Report on standard error what starts now: as text for people, else as a line of the log.
+
+    Standard output has nothing before the ready line.
+    """
+    is_for_people = settings.log_format == "console" or (
+        settings.log_format == "auto" and sys.stderr.isatty()
+    )
+    if not is_for_people:
+        logger().info("system.starting", data_dir=str(plan.data_dir))
+        return
+    proxy = "" if plan.proxy_upstream is None else " and a proxy"
+    services = f"a worker{',' if proxy else ' and'} a query service{proxy}"
+    typer.echo(
+        f"Starting NATS, {services}. This takes some seconds.\nData directory: {plan.data_dir}",
+        err=True,
+    )
 
 
 def _print_json(ready: Mapping[str, Any]) -> None:

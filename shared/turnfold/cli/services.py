@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from turnfold.errors import StartError
-from turnfold.settings import Settings, read_settings
+from turnfold.settings import Settings, read_settings, redacted
 
 
 def worker() -> int:
@@ -79,6 +79,13 @@ def migrate() -> int:
         from turnfold_migrations import migrate as bring_up_to_date
 
     bring_up_to_date(settings)
+    import structlog
+
+    structlog.get_logger().info(
+        "system.migrated",
+        nats_url=redacted(settings.nats_url),
+        database_url=redacted(settings.database_url),
+    )
     return 0
 
 
@@ -106,6 +113,8 @@ def _skip_unused_imports(settings: Settings) -> None:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # the stubs allow modules only
 
 
+OPTIONS = {"proxy_upstream": "--upstream", "proxy_port": "--port"}
+"""The options of `turnfold proxy` by their settings."""
 SERVICES: Mapping[str, Callable[[], int]] = {
     "worker": worker,
     "receiver": receiver,
@@ -118,7 +127,7 @@ SERVICES: Mapping[str, Callable[[], int]] = {
 
 def _settings(role: str, options: Mapping[str, Any] | None = None) -> Settings:
     """Read the settings of a service, configure its logs, and bind its life to its parent's."""
-    settings = read_settings(os.environ, options)
+    settings = read_settings(os.environ, options, options=OPTIONS)
     _check_system_is_named(settings, role)
     _skip_unused_imports(settings)
     from turnfold.observability.logs import configure_logs

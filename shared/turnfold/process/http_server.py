@@ -38,7 +38,8 @@ log = structlog.get_logger()
 class HttpServer:
     """Serves an application until it is closed. `ended` is done if the server fails.
 
-    For port 0, `port` is the free port that was chosen. With a certificate and its key (PEM files),
+    For port 0, `port` is the free port that was chosen. `port_setting` tells a user how to choose
+    another. With a certificate and its key (PEM files),
     the server uses TLS.
     """
 
@@ -48,10 +49,12 @@ class HttpServer:
         *,
         host: str,
         port: int,
+        port_setting: str,
         connections: int,
         certificate: Path | None = None,
         certificate_key: Path | None = None,
     ) -> None:
+        self._port_setting = port_setting
         self._where = f"{host}:{port}"
         self._server = _Server(
             uvicorn.Config(
@@ -82,7 +85,8 @@ class HttpServer:
         listening.cancel()
         if self.ended.done():
             raise StartError(
-                f"HTTP cannot listen on {self._where}; choose another port"
+                f"HTTP cannot listen on {self._where};"
+                f" choose another port with {self._port_setting}"
             ) from self.ended.exception()
 
     def refuse(self) -> None:

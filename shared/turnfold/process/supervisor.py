@@ -68,11 +68,16 @@ class SystemConfig:
 
 
 async def run(
-    plan: SystemConfig, *, on_ready: Callable[[Mapping[str, Any]], None], log: Callable[..., None]
+    plan: SystemConfig,
+    *,
+    on_start: Callable[[], None],
+    on_ready: Callable[[Mapping[str, Any]], None],
+    log: Callable[..., None],
 ) -> None:
     """Run the whole system until SIGTERM, SIGINT or SIGHUP.
 
-    `on_ready` receives each new ready line, and `log` the name and the fields of an event.
+    `on_start` is called once, when the directory and the ports are free. `on_ready` receives each
+    new ready line, and `log` the name and the fields of an event.
 
     Raises:
         StartError: the directory or a port is in use, or a process cannot start.
@@ -98,7 +103,7 @@ async def run(
             stack.callback(proxy_port.release)
             ports = ports._replace(proxy=proxy_port.number)
         system = _System(plan, directory, ports, on_ready=on_ready, log=log)
-        await system.run()
+        await system.run(on_start)
 
 
 def absolute_database_url(url: str) -> str:
@@ -192,13 +197,14 @@ class _System:
             orphaned_by=signal.SIGTERM,
         )
 
-    async def run(self) -> None:
+    async def run(self, on_start: Callable[[], None]) -> None:
         """Start all processes, and restart them until a stop signal."""
         loop = asyncio.get_running_loop()
         # asyncio would start a thread per child to wait for it (before Python 3.12).
         loop.add_signal_handler(signal.SIGCHLD, self._look)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_stop_signal)
+        on_start()
         keepers = [asyncio.create_task(self._guard(part), name=part.name) for part in self._parts]
         try:
             await self._until_stopped()

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from turnfold.core.policy.allowance import CEILINGS, UNLIMITED_AT_ZERO
@@ -43,9 +44,14 @@ class _Layer:
 
 
 def read_settings(
-    environ: Mapping[str, str], command_line: Mapping[str, Any] | None = None
+    environ: Mapping[str, str],
+    command_line: Mapping[str, Any] | None = None,
+    *,
+    options: Mapping[str, str] = MappingProxyType({}),
 ) -> Settings:
     """Read the settings of this process.
+
+    `options` names the options of the command line that are not called as their setting.
 
     The command line overrides the environment, which overrides the file that TURNFOLD_CONFIG names.
     If no NATS URL is set, the URLs come from the ready line in the data directory, provided that a
@@ -58,7 +64,7 @@ def read_settings(
         {name: value for name, value in (command_line or {}).items() if value is not None},
         {},
         {},
-        lambda name: f"--{name}",
+        lambda name: options.get(name, f"--{name.replace('_', '-')}"),
     )
     environment = _environment(environ)
     config = arguments.values.get("config") or environment.values.get("config")

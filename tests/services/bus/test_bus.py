@@ -11,6 +11,7 @@ import trustme
 from faststream.nats import NatsBroker
 from nats.aio.client import Client
 from nats.js.api import StorageType, StreamConfig
+from structlog.testing import capture_logs
 
 import turnfold
 from tests.nats_server import NatsServer, nats_server, subscriptions_known
@@ -168,6 +169,23 @@ async def test_the_creation_time_of_the_stream_survives_a_crash_of_the_server(
     after = await wait_for_streams(client, seconds=20)
 
     assert after == before
+
+
+async def test_a_service_that_waits_for_the_bus_says_so_and_names_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turnfold.bus.connection.QUIET_SECONDS", 0.1)
+    with nats_server(tmp_path) as running:
+        url = running.url
+    settings = Settings(nats_url=url.replace("://", "://me:secret@"))
+
+    with capture_logs() as logged, pytest.raises(StartError):
+        await connect(settings, name="worker", seconds=0.3)
+
+    awaited = [line for line in logged if line["event"] == "bus.awaited"]
+    assert [(line["connection"], "secret" in line["url"]) for line in awaited] == [
+        ("worker", False)
+    ]
 
 
 async def test_nobody_on_the_bus_is_said_in_time_with_what_would_help(tmp_path: Path) -> None:

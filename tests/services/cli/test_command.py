@@ -1,8 +1,10 @@
 """The command `turnfold` ends as promised: 0 done, 1 failed with one line, 2 wrong usage."""
 
+import asyncio
 import os
 import subprocess
 import sys
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,33 @@ def test_a_data_directory_that_cannot_be_made_is_said_with_the_option_that_chang
     assert ended.returncode == 1
     assert ended.stderr.endswith("choose another --data-dir\n")
     assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.proves("O3")
+@pytest.mark.parametrize(
+    ("format", "first"),
+    [("console", "Starting NATS, a worker and a query service."), ("json", '"system.starting"')],
+)
+async def test_up_reports_at_once_what_it_starts_and_prints_nothing_before_it_is_ready(
+    tmp_path: Path, format: str, first: str
+) -> None:
+    words = ("up", "--data-dir", str(tmp_path), "--nats-port", "0", "--http-port", "0")
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "turnfold.cli", *words),
+        env=os.environ | {"TURNFOLD_LOG_FORMAT": format},
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    assert child.stdout
+    assert child.stderr
+
+    said = (await child.stderr.readline()).decode()
+    child.terminate()
+    printed, _ = await child.communicate()
+
+    assert first in said
+    assert child.returncode == 0
+    assert printed == b"" or printed.decode().startswith("╭")
 
 
 @pytest.mark.proves("O3")

@@ -39,6 +39,7 @@ plan = SystemConfig(environ=os.environ, **given | paths)
 try:
     asyncio.run(run(
         plan,
+        on_start=lambda: None,
         on_ready=lambda ready: print(json.dumps(ready), flush=True),
         log=lambda event, **fields: print(event, fields, file=sys.stderr, flush=True),
     ))

@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import os
+from collections.abc import Callable
 from typing import IO
 
 from sqlalchemy import Connection, func, select
@@ -17,6 +18,7 @@ from turnfold.store.database.schema import FIRST_REVISION, REVISION, ingested_ra
 from turnfold.store.database.sqlite_files import FILE_MODE
 
 POLL_SECONDS = 0.1
+REPORT_SECONDS = 3.0
 
 
 async def next_seq(database: Database) -> int:
@@ -94,15 +96,19 @@ async def wait_until_adopted(
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def wait_for_schema(database: Database, *, seconds: float = 60.0) -> None:
+async def wait_for_schema(
+    database: Database, *, seconds: float = 60.0, on_wait: Callable[[], object] = lambda: None
+) -> None:
     """Wait until the tables are those of this code or newer.
 
-    Migrations only add, so that older code works on newer tables.
+    Migrations only add, so that older code works on newer tables. `on_wait` is called once if the
+    tables are not there after some seconds.
 
     Raises:
         StartError: the tables are still older after `seconds`, or an early release made them.
     """
-    deadline = asyncio.get_running_loop().time() + seconds
+    began = asyncio.get_running_loop().time()
+    has_reported = False
     while True:
         try:
             async with database.read() as connection:
@@ -116,7 +122,11 @@ async def wait_for_schema(database: Database, *, seconds: float = 60.0) -> None:
         # services of two versions can run during an upgrade.
         if revision is not None and revision >= REVISION:
             return
-        if asyncio.get_running_loop().time() > deadline:
+        waited_seconds = asyncio.get_running_loop().time() - began
+        if waited_seconds > min(seconds, REPORT_SECONDS) and not has_reported:
+            has_reported = True
+            on_wait()
+        if waited_seconds > seconds:
             raise StartError(
                 f"the tables are not there after {seconds:g} s; run `turnfold migrate` first"
             )
