@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import turnfold.cli
-from turnfold.cli.command_groups import SortedCommands
+from turnfold.cli.command_groups import PlainCommand, SortedCommands
 from turnfold.cli.command_names import COMPLETE_VARIABLE, PANELS
 from turnfold.cli.services import SERVICES
 
@@ -42,8 +42,12 @@ def application(arguments: Sequence[str] = ()) -> typer.Typer:
         # Commands that were added without a name have that of their function.
         name = command_info.name or str(getattr(command_info.callback, "__name__", ""))
         command_info.rich_help_panel = PANELS.get(name, OTHER_COMMANDS)
+        command_info.cls = PlainCommand
     for group_info in app.registered_groups:
         group_info.rich_help_panel = PANELS.get(str(group_info.name), OTHER_COMMANDS)
+        assert group_info.typer_instance is not None
+        for command_info in group_info.typer_instance.registered_commands:
+            command_info.cls = PlainCommand
     return app
 
 

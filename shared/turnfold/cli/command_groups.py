@@ -1,18 +1,38 @@
-"""Groups of commands: the application itself, and commands with the same first word."""
+"""Commands, and groups of them: the application itself, and commands with the same first word."""
 
 import sys
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from turnfold.cli.command_names import close_names, sort_key
 
 WRONG_USAGE = 2
 
 
+class PlainCommand(TyperCommand):
+    """A command whose help shows no types of Python."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the arguments and options."""
+        return [_without_type(param) for param in super().get_params(ctx)]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; an error names the value without the words of a library."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message.replace("Value error, ", "")
+            raise
+
+
 class SortedCommands(TyperGroup):
     """The commands in groups, with those used most often first."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options."""
+        return [_without_type(param) for param in super().get_params(ctx)]
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names in the order of the help."""
@@ -28,6 +48,21 @@ class SortedCommands(TyperGroup):
             )
             raise typer.Exit(WRONG_USAGE)
         return super().resolve_command(ctx, args)
+
+
+def _without_type(param: Any) -> Any:
+    """Return the parameter; the help shows its name or its choices instead of a type like <str>."""
+    if not isinstance(param, TyperOption | TyperArgument) or "display_type_rich" in vars(param):
+        return param
+    name = None if isinstance(param, TyperArgument) or param.is_flag else param.metavar
+    if name is None and isinstance(param, TyperOption) and param.type_descriptor.choices:
+        # As a type, they would be broken inside a word on 80 columns.
+        name = param.opts[-1].lstrip("-").upper()
+    if param.type_descriptor.choices:
+        names = ", ".join(str(choice.value) for choice in param.type_descriptor.choices)
+        param.help = f"{param.help} One of: {names}."
+    vars(param)["display_type_rich"] = lambda **_: name
+    return param
 
 
 def group(app: typer.Typer, name: str, about: str) -> typer.Typer:

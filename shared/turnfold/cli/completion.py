@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def completion(
-    shell: Annotated[Shell, typer.Argument(metavar="bash | zsh | fish", help="Your shell.")],
+    shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="Your shell.")],
 ) -> None:
     """Print a script that completes commands and options in your shell.
 

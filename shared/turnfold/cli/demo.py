@@ -170,7 +170,8 @@ async def _show_session(
         await _show_recalled(out, session, recording.conversation.question)
     trail = [row async for row in session.audit_trail()]
     more = f" (the last {AUDIT_ROWS} of {len(trail)} rows)" if len(trail) > AUDIT_ROWS else ""
-    show_trail(out, f"audit trail{more}", trail[-AUDIT_ROWS:])
+    if trail:
+        show_trail(out, f"audit trail{more}", trail[-AUDIT_ROWS:])
 
 
 async def _show_recalled(out: Console, session: Session, question: str) -> None:

@@ -61,8 +61,8 @@ def erase(
         show_json(counts)
         return
     typer.echo(
-        f"Erased {what}: {counts['sessions']:,} sessions, {counts['messages']:,} messages."
-        f" System: {system.name}"
+        f"Erased {what}: {_counted(counts['sessions'], 'session')},"
+        f" {_counted(counts['messages'], 'message')}. System: {system.name}"
     )
 
 
@@ -73,3 +73,7 @@ async def _erased(
         if session is not None:
             return await client.session(agent, session).erase()
         return await client.erase_agent(agent, prefix=prefix)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

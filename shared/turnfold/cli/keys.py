@@ -169,16 +169,17 @@ def revoke(
 ) -> None:
     """Revoke a key or a token.
 
-    A token is revoked at once, a key when the NATS server reads its accounts again.
+    A token is revoked at once, a key when NATS reads its accounts again.
     """
     from turnfold.access.bearers import revoke_token
     from turnfold.access.keys import read_keys, revoke_key, write_accounts
 
     matches = [row for row in _known(directory) if row["name"].startswith(name)]
     if len(matches) != 1 or len(name) < MIN_PREFIX_LENGTH:
+        number = len(matches) or "no"
         raise TurnfoldError(
-            f"{len(matches)} keys and tokens match {name!r};"
-            f" specify one by at least {MIN_PREFIX_LENGTH} characters"
+            f"{number} keys and tokens begin with {name!r}; specify one of those that"
+            f" `turnfold keys list` shows, by at least {MIN_PREFIX_LENGTH} characters"
         )
     (row,) = matches
     if row["kind"] == "token":

@@ -111,9 +111,12 @@ def replay(
 ) -> None:
     """Publish recorded conversations and show the result of each.
 
-    Formats: this project's JSONL, lists of OpenAI messages or items, and sessions of Claude Code,
-    Codex and nanobot. A line on stderr counts what is not imported.
-    A replay can be repeated. Events that were published before are not stored again.
+    Formats: this project's JSONL, lists of OpenAI messages or items,
+    and sessions of Claude Code, Codex and nanobot.
+
+    A line on stderr counts what is not imported.
+
+    A replay can be repeated; it stores no event a second time.
     """
     system = system_to_change()
     left_out: dict[str, Mapping[str, int]] = {}

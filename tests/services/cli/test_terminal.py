@@ -2,28 +2,30 @@
 
 import asyncio
 import contextlib
-import io
 import json
 import os
 import re
-import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import nats
 import pytest
+from typer.main import get_group
 
-import turnfold.cli
 from tests.running_system import System, client_of, eventually, running_system
+from tests.terminal_output import Terminal, columns, normalized, run, run_service
+from turnfold.cli.application import application
 from turnfold.cli.diagnoses import Finding
 from turnfold.cli.doctor import show_findings
-from turnfold.cli.run import print_panel
+from turnfold.cli.run import announce, print_panel
 from turnfold.client import Session
 from turnfold.client.http import ask_http
+from turnfold.process.supervisor import SystemConfig
+from turnfold.settings import Settings
 
 EXPECTED = Path(__file__).parents[2] / "expected" / "cli"
 WIDTHS = (80, 120, 200)
@@ -53,8 +55,6 @@ TALK: list[dict[str, Any]] = [
 
 READS = (
     "--version",
-    "-h",
-    "history -h",
     "console",
     "sessions",
     "sessions --agent adda",
@@ -91,7 +91,25 @@ READS = (
     "deadletters show 1",
     "deadletters show 9",
     "fly",
+    "history ada talk --state folded",
+    "mcp ada talk",
+    "completion bash",
+    "completion zsh",
+    "completion fish",
+    "completion tcsh",
+    "demo talk.json",
+    "demo nothing.json",
+    "up",
+    "up --data-dir two --nats-port {nats_port}",
+    "TURNFOLD_DATA_DIR=none worker",
+    "TURNFOLD_DATA_DIR=none query",
+    "TURNFOLD_DATA_DIR=none migrate",
+    "TURNFOLD_DATA_DIR=none sessions",
+    "TURNFOLD_HTTP_HOST=0.0.0.0 up --data-dir two",
+    "proxy",
+    "proxy --upstream ftp://models.example",
 )
+"""Commands that change nothing."""
 CHANGES = (
     "replay talk.json --agent replayed-{width}",
     "policy set ada policy --number max_live_messages=40",
@@ -101,9 +119,25 @@ CHANGES = (
     "erase ada nothing --yes",
     "erase replayed-{width} --yes",
     "deadletters replay 1",
-    "keys new agent ada --json",
-    "keys list",
+    "keys new agent ada --json --dir keys-{width}",
+    "keys new worker --dir keys-{width}",
+    "keys token --dir keys-{width}",
+    "keys token ada --dir keys-{width}",
+    "keys list --dir keys-{width}",
+    "keys nats --dir none",
+    "keys revoke tf_guessed --dir keys-{width}",
+    "keys new ada --dir keys-{width}",
 )  # fmt: skip
+SERVICES = {
+    "worker": "worker.standby",
+    "TURNFOLD_HTTP_PORT=0 query": "query.started",
+    "TURNFOLD_HTTP_PORT={http_port} query": "choose another port",
+    "proxy --upstream http://127.0.0.1:9/v1 --port 0": "turnfold proxy: ",
+    "proxy --upstream http://127.0.0.1:9/v1 --port {http_port}": "choose another port",
+    "migrate": "system.migrated",
+}
+"""Commands that go on, or set up their process: each runs in one of its own, until it prints this."""
+SERVICES_AT_ONCE = 2
 FINDINGS = (
     Finding("system", "ok", "/var/lib/turnfold (nats://127.0.0.1:4222)"),
     Finding("streams", "failed", "TURNFOLD_EVENTS: max_bytes", "run `turnfold migrate`"),
@@ -117,75 +151,33 @@ READY: dict[str, Any] = {
     "nats_url": "nats://127.0.0.1:4222",
     "http_url": "http://127.0.0.1:8080",
     "worker_url": "http://127.0.0.1:8081",
+    "proxy_url": "http://127.0.0.1:8090",
     "database_url": "sqlite+aiosqlite:////home/developers/ada/projects/agents/support/.turnfold/turnfold.db",
     "pids": {"nats": 101, "worker": 102, "receiver": 103, "query": 104, "lane": 105},
 }  # fmt: skip
 """What `turnfold up` runs, in a folder whose path is longer than a line."""
 
 
-class Terminal(io.StringIO):
-    """A terminal, as far as commands look at it."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def normalized(text: str) -> str:
-    """The text without what differs between runs, each part of the same length."""
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    text = re.sub(
-        r"\d{4}-\d\d-\d\d([T ])\d\d:\d\d:\d\d(\.\d{3})?",
-        lambda found: f"2026-01-02{found[1]}03:04:05{'.678' if found[2] else ''}",
-        text,
-    )
-    text = re.sub(r"\b\d\d:\d\d:\d\d\.\d{3}\b", "03:04:05.678", text)
-    text = re.sub(r"\b\d{4}-\d\d-\d\d \d\d:\d\d(?!:)", "2026-01-02 03:04", text)
-    text = re.sub(r"^\d{4}-\d\d-\d\d +\n", "2026-01-02\n", text, flags=re.MULTILINE)
-    text = re.sub(r"\b[0-9a-f]{64}\b", "5e" * 32, text)
-    text = re.sub(r"(?<=  )[0-9a-f]{8}(?=\s*$)", "5e5e5e5e", text, flags=re.MULTILINE)
-    text = re.sub(r"\S+ \(nats://127.0.0.1:\d+\)", "DATA (nats://127.0.0.1:4222)", text)
-    text = re.sub(r"http://127\.0\.0\.1:\d+", "http://127.0.0.1:8080", text)
-    text = re.sub(r"agent-ada-\w+", "agent-ada-AAAAAAAA", text)
-    text = re.sub(r"\bU[A-Z2-7]{55}\b", "U" + "A" * 55, text)
-    text = re.sub(r"\b\d{15,19}\b", "1234567890123456789", text)
-    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-
-
-def run(words: str, width: int) -> str:
-    """What a command prints on a terminal, and its status if that is not 0."""
-    out, err = Terminal(), io.StringIO()
-    mask = os.umask(0o077)
-    status: Any = 0
-    with (
-        patch.dict(os.environ, {"COLUMNS": str(width), "TERM": "xterm", "NO_COLOR": "1"}),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        try:
-            turnfold.cli.main(shlex.split(words))
-        except SystemExit as ended:
-            status = ended.code or 0
-        finally:
-            os.umask(mask)
-    said = "".join(
-        line for line in err.getvalue().splitlines(keepends=True) if "system: " not in line
-    )
-    told = f"(status {status})\n" if status else ""
-    return f"$ turnfold {words}\n{normalized(out.getvalue() + said)}{told}\n"
-
-
 def fixed(width: int) -> str:
     """The output of doctor and up for fixed paths, ports and processes."""
     printed = ""
-    columns = {"COLUMNS": str(width), "TERM": "xterm", "NO_COLOR": "1"}
-    shows: dict[str, Callable[[], None]] = {
-        "up": lambda: print_panel(READY),
-        "doctor": lambda: show_findings(FINDINGS),
+    plan = SystemConfig(data_dir=Path(".turnfold"), proxy_upstream="https://models.example/v1")
+    shows: dict[str, tuple[Callable[[], object], ...]] = {
+        "up --proxy https://models.example/v1": (
+            lambda: announce(plan, Settings(), lambda: None),
+            lambda: print_panel(READY),
+        ),
+        "doctor": (lambda: show_findings(FINDINGS),),
     }
-    for words, show in shows.items():
+    for words, parts in shows.items():
         out = Terminal()
-        with patch.dict(os.environ, columns), contextlib.redirect_stdout(out):
-            show()
+        with (
+            patch.dict(os.environ, columns(width)),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(out),
+        ):
+            for show in parts:
+                show()
         printed += f"$ turnfold {words}\n{normalized(out.getvalue())}\n"
     return printed
 
@@ -233,44 +225,122 @@ async def fill(system: System) -> None:
         await eventually(is_refused)
 
 
-async def transcripts() -> Mapping[int, str]:
-    """Everything that the commands print, by width."""
+async def transcripts() -> Mapping[str, str]:
+    """Everything that the commands print, by the name of the file that has it."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        (folder / "talk.json").write_text(json.dumps(TALK[:2]))
+        (folder / "talk.json").write_text(json.dumps(TALK))
         async with running_system(folder / "data", environ=SMALL) as system:
             await fill(system)
-            return await asyncio.to_thread(_all, folder)
+            printed = await asyncio.to_thread(_all, folder, system)
+            for width in WIDTHS:
+                printed[f"services-{width}"] = await _services(width, folder, system)
+        words = {str(folder): "/home/ada"} | dict.fromkeys(_ports(system).values(), "8080")
+        return {name: _replaced(text, words) for name, text in printed.items()}
 
 
-def _all(folder: Path) -> dict[int, str]:
+def _replaced(text: str, words: Mapping[str, str]) -> str:
+    for word, other in words.items():
+        text = text.replace(word, other)
+    return text
+
+
+def _environment(folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TURNFOLD_")}
-    environ = kept | {"TURNFOLD_DATA_DIR": str(folder / "data")}
-    with patch.dict(os.environ, environ, clear=True), contextlib.chdir(folder):
+    return kept | {"TURNFOLD_DATA_DIR": str(folder / "data")}
+
+
+def _ports(system: System) -> dict[str, str]:
+    return {
+        "nats_port": system.nats_url.rpartition(":")[2],
+        "http_port": system.http_url.rpartition(":")[2],
+    }
+
+
+def _all(folder: Path, system: System) -> dict[str, str]:
+    reads = [words.format(**_ports(system)) for words in READS]
+    with patch.dict(os.environ, _environment(folder), clear=True), contextlib.chdir(folder):
         printed = {
-            width: fixed(width) + "".join(run(words, width) for words in READS) for width in WIDTHS
+            str(width): fixed(width) + "".join(run(words, width) for words in reads)
+            for width in WIDTHS
         }
         # One width after the other: each finds what the changes before it have left.
         for width in WIDTHS:
-            printed[width] += "".join(run(words.format(width=width), width) for words in CHANGES)
+            printed[str(width)] += "".join(
+                run(words.format(width=width), width) for words in CHANGES
+            )
+            printed[f"help-{width}"] = "".join(
+                run(f"{words} -h".strip(), width) for words in commands()
+            )
     return printed
 
 
+async def _services(width: int, folder: Path, system: System) -> str:
+    places = asyncio.Semaphore(SERVICES_AT_ONCE)
+
+    async def printed_by(command: str, told: str) -> str:
+        async with places:
+            environ = _environment(folder)
+            return await run_service(command.format(**_ports(system)), told, width, environ)
+
+    return "".join(await asyncio.gather(*(printed_by(*service) for service in SERVICES.items())))
+
+
+def commands() -> list[str]:
+    """The names of all commands and groups, the application itself first."""
+    return list(_names(get_group(application()), ""))
+
+
+def _names(group: Any, path: str) -> Iterator[str]:
+    yield path
+    for name in group.list_commands(None) if hasattr(group, "commands") else ():
+        yield from _names(group.commands[name], f"{path} {name}".strip())
+
+
 @pytest.fixture(scope="module")
-def printed() -> Mapping[int, str]:
+def printed() -> Mapping[str, str]:
     return asyncio.run(transcripts())
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.proves("V6", "C80")
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("part", ["", "help-", "services-"])
+def test_commands_print_what_is_expected_on_a_terminal(
+    printed: Mapping[str, str], part: str, width: int
+) -> None:
+    name = f"{part}{width}"
+
+    assert printed[name] == (EXPECTED / f"{name}.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.proves("V6")
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_command_has_an_expected_output_beside_its_help(width: int) -> None:
+    texts = [(EXPECTED / f"{part}{width}.txt").read_text() for part in ("", "services-")]
+    shown = re.findall(r"^\$ .*?\bturnfold ([^\n]*)$", "\n".join(texts), re.MULTILINE)
+    _, *names = commands()
+    leaves = [name for name in names if not any(other.startswith(f"{name} ") for other in names)]
+
+    missing = [
+        name for name in leaves if not any(f"{one} ".startswith(f"{name} ") for one in shown)
+    ]
+
+    assert not missing
+    assert {"proxy", "summaries diff", "keys token"} <= set(leaves)
 
 
 @pytest.mark.proves("V6", "C80")
 @pytest.mark.parametrize("width", WIDTHS)
-def test_commands_print_what_is_expected_on_a_terminal(
-    printed: Mapping[int, str], width: int
-) -> None:
-    assert printed[width] == (EXPECTED / f"{width}.txt").read_text(encoding="utf-8")
+def test_a_help_is_as_wide_as_the_terminal_at_most_and_shows_no_type_of_python(width: int) -> None:
+    text = (EXPECTED / f"help-{width}.txt").read_text()
+
+    assert max(map(len, text.splitlines())) <= width
+    assert not re.findall(r"<\w+[>|]|\bValue error\b|…", text)
 
 
 if __name__ == "__main__":
     EXPECTED.mkdir(exist_ok=True)
-    for columns, text in asyncio.run(transcripts()).items():
-        (EXPECTED / f"{columns}.txt").write_text(text, encoding="utf-8")
+    for file, text in asyncio.run(transcripts()).items():
+        (EXPECTED / f"{file}.txt").write_text(text, encoding="utf-8")
     sys.stdout.write(f"wrote {EXPECTED}\n")

@@ -196,7 +196,7 @@ async def test_the_command_asks_first_and_erases_a_session_or_an_agent(tmp_path:
         assert session.rows == [{**KEY._asdict(), "sessions": 1, "messages": 4}]
         assert agent.status == 0
         assert agent.out.startswith(
-            "Erased the agent support with all its sessions: 1 sessions, 6 messages. System: "
+            "Erased the agent support with all its sessions: 1 session, 6 messages. System: "
         )
         assert [
             tuple(row) for row in rows(parts.database, "SELECT agent_id FROM sessions_view")
