@@ -1,7 +1,10 @@
 """The console in a real browser: what each page is for, and who sees what."""
 
 import re
+import sqlite3
+import time
 from collections.abc import AsyncGenerator
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import httpx
@@ -370,3 +373,21 @@ async def test_an_operator_has_a_summary_written_anew_and_undoes_a_compaction(
         await page.click("button:has-text('Undo')")
         await page.wait_for_selector("[role=status]:has-text('The compaction was undone')")
         assert await page.locator("td .badge.restored").count() == 1
+
+
+@pytest.mark.proves("V1")
+async def test_costs_are_drawn_once_a_model_was_called(site: Site) -> None:
+    today = int(time.time()) // 86_400
+    page = "/console/costs?agent=other"
+    async with http(site.open_url) as visitor:
+        before = (await visitor.get(page)).text
+    with closing(sqlite3.connect(site.parts.database, timeout=30)) as database, database:
+        database.execute("INSERT INTO summary_token_usage VALUES ('other', ?, 1200)", (today,))
+    # Each service keeps its answer for some seconds, so another one is asked.
+    async with http(site.url, site.operator) as visitor:
+        after = (await visitor.get(page)).text
+
+    assert "None: no model was called." in before
+    assert 'class="bars"' not in before
+    assert "None: no model was called." not in after
+    assert ": 1,200</title>" in after
