@@ -2,7 +2,8 @@
 
 The state machine in `tests/property/test_states.py` applies the same calls to this model and to a
 database, and compares the results. Decisions come from `turnfold.core`, as in the store. The model
-has no usage, campaigns, erasures, search, notices, audit log, digests, idle sessions or agents.
+has no usage, campaigns, erasures, search, notices, audit log, digests, idle sessions or agents. It
+retracts messages, but not those that were evicted.
 """
 
 from collections.abc import Sequence

@@ -5,14 +5,22 @@ and the compactions at each call. That is slow, but nothing can get out of step.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from turnfold.core.eviction.triggers import SessionLoad, Trigger, cooldown_ms
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.core.policy.overrides import PolicyOverrides
-from turnfold.messages import CompactionId, Message, MessageId, Role, SessionKey, position_of
+from turnfold.messages import (
+    MESSAGES_PER_EVENT,
+    CompactionId,
+    Message,
+    MessageId,
+    Role,
+    SessionKey,
+    position_of,
+)
 from turnfold.ports.admin import ActiveVersion
 from turnfold.ports.compact import Job, JobKind, RegenerateOptions, Version
 from turnfold.ports.ingest import DecodedEvent
@@ -104,8 +112,9 @@ class SessionState:
 
     @property
     def messages(self) -> list[Message]:
-        """All messages in stream order, with everything that evictions depend on."""
-        messages = _messages(sorted(self.events.values(), key=lambda event: event.stream_seq))
+        """All messages but retracted ones in stream order, with what evictions depend on."""
+        messages, retracted = self.all_messages
+        messages = [message for message in messages if message.position not in retracted]
         evicted_by = {
             message_id: row.compaction_id
             for row in self.compactions
@@ -115,6 +124,11 @@ class SessionState:
         for message in messages:
             message.compaction_id = evicted_by.get(message.message_id)
         return messages
+
+    @property
+    def all_messages(self) -> tuple[list[Message], dict[int, int]]:
+        """All messages with retracted ones, and the retraction of each of those by position."""
+        return _messages(sorted(self.events.values(), key=lambda event: event.stream_seq))
 
     @property
     def live(self) -> list[Message]:
@@ -233,8 +247,30 @@ class SessionState:
         self.cooldown_reason = reason
 
 
-def _messages(events: Iterable[DecodedEvent]) -> list[Message]:
-    """Return the messages of events; each result refers to the call that it answers."""
+def _named(events: Iterable[DecodedEvent]) -> dict[int, int]:
+    """Return the positions that retractions name, each with the first of these retractions."""
+    named: dict[int, int] = {}
+    positions: dict[str, int] = {}
+    for event in events:
+        if event.retraction is not None:
+            ids, after, is_all = event.retraction
+            if after is not None:
+                first = positions.get(after, event.stream_seq * MESSAGES_PER_EVENT)
+                ids = tuple([name for name, position in positions.items() if position > first])
+            for message_id in positions if is_all else ids:
+                if message_id in positions:
+                    named.setdefault(positions[message_id], event.stream_seq)
+        for index, _ in enumerate(event.messages):
+            positions[f"{event.event_id}#{index}"] = position_of(event.stream_seq, index)
+    return named
+
+
+def _messages(events: Sequence[DecodedEvent]) -> tuple[list[Message], dict[int, int]]:
+    """Return the messages of events, and the retractions of those that are retracted.
+
+    Each result refers to the call that it answers.
+    """
+    named = _named(events)
     messages: dict[int, Message] = {}
     calls: defaultdict[str, list[CallPosition]] = defaultdict(list)
     results: defaultdict[str, list[ResultPosition]] = defaultdict(list)
@@ -245,12 +281,15 @@ def _messages(events: Iterable[DecodedEvent]) -> list[Message]:
             message.is_meta = decoded.is_meta
             message.calls, message.created_at_ms = decoded.calls, event.at_ms
             messages[position] = message
+            by = named.get(position)
             for call in decoded.calls:
-                calls[call.call_id].append(CallPosition(position, call.slot))
+                calls[call.call_id].append(CallPosition(position, call.slot, by))
             if decoded.tool_call_id and decoded.content_digest is not None:
-                result = ResultPosition(position, decoded.content_digest)
+                result = ResultPosition(position, decoded.content_digest, by)
                 results[decoded.tool_call_id].append(result)
     for call_id, positions in results.items():
         for position, match in match_results(calls[call_id], positions).items():
             messages[position].answers, messages[position].is_copy = match.answers, match.is_copy
-    return list(messages.values())
+            if match.retracted_seq is not None:
+                named[position] = match.retracted_seq
+    return list(messages.values()), named

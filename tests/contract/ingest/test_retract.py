@@ -271,7 +271,7 @@ async def test_every_order_of_arrival_ends_the_same(
             repr(
                 (
                     [(one.message, one.body) for one in session.messages],
-                    [(one.message.message_id, one.seq, one.is_named) for one in session.retracted],
+                    [(one.message.message_id, one.seq, one.named_seq) for one in session.retracted],
                     session.counters.messages_total,
                     session.counters.tokens_total,
                     session.counters.live_tokens,

@@ -1,70 +1,173 @@
-"""Match tool results with calls, per call id, as a function of the stream alone."""
+"""Match tool results with calls, per call id, as a function of the stream alone.
 
+Retractions are part of the stream: a result that is taken back frees its call, and a result follows
+a call that is taken back.
+"""
+
+from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from turnfold.messages import CallRef
+from turnfold.messages import CallRef, position_of
 
 
 class CallPosition(NamedTuple):
-    """A call: the position of its message, and its slot there."""
+    """A call: the position of its message, its slot there, and the first retraction naming it."""
 
     position: int
     slot: int
+    named_seq: int | None = None
 
 
 class ResultPosition(NamedTuple):
-    """A result; equal contents have equal digests."""
+    """A result, and the first retraction naming it; equal contents have equal digests."""
 
     position: int
     digest: bytes
+    named_seq: int | None = None
 
 
 class MatchedResult(NamedTuple):
-    """A result answers a call, is a copy, or (neither) waits for its call."""
+    """A result answers a call, is a copy, or (neither) waits for its call.
+
+    `retracted_seq` is the retraction that takes it back, by its own name or with its call. One that
+    was retracted alone keeps the call that it answered then.
+    """
 
     answers: CallRef | None
     is_copy: bool
+    retracted_seq: int | None = None
 
 
 WAITS = MatchedResult(None, False)
 
 
 def match_results(
-    calls: Iterable[CallPosition], results: Iterable[ResultPosition]
+    calls: Sequence[CallPosition], results: Sequence[ResultPosition]
 ) -> dict[int, MatchedResult]:
     """Match the results of one call id; return the match of each position.
 
     A result answers the nearest earlier unanswered call. Without one, it is a copy if it equals the
     last result; otherwise it waits for the next call, and the oldest waiting result is matched
-    first.
+    first. Results and copies follow their retracted call. A result that is retracted earlier leaves
+    its call to its first copy, or to the oldest waiting result, or to a later one.
     """
-    verdicts: dict[int, MatchedResult] = {}
-    unanswered: list[CallPosition] = []
-    waiting: deque[ResultPosition] = deque()
-    last: bytes | None = None
+    # Most ids are used once; the general case takes five times as long.
+    if len(calls) == 1 and len(results) == 1 and calls[0][2] is results[0][2] is None:
+        return {results[0][0]: MatchedResult(CallRef(*calls[0][:2]), False)}
+    matching = _Matching()
     for seen in _in_stream_order(calls, results):
         if isinstance(seen, CallPosition):
-            if waiting:
-                verdicts[waiting.popleft().position] = MatchedResult(CallRef(*seen), False)
-            else:
-                unanswered.append(seen)
-        elif unanswered:
-            # The newest call: ids may repeat, and an older call of this id may never be answered.
-            verdicts[seen.position] = MatchedResult(CallRef(*unanswered.pop()), False)
-            last = seen.digest
-        elif seen.digest == last:
-            verdicts[seen.position] = MatchedResult(None, True)
+            matching.add_call(seen)
+        elif isinstance(seen, ResultPosition):
+            matching.add_result(seen)
         else:
-            verdicts[seen.position] = WAITS
-            waiting.append(seen)
-            last = seen.digest
-    return verdicts
+            matching.retract(seen)
+    return matching.verdicts()
+
+
+class _Naming(NamedTuple):
+    """A retraction of a result. Of several at once the newest is first: none answers in between."""
+
+    position: int
+    newest_first: int
+    result: ResultPosition
 
 
 def _in_stream_order(
-    calls: Iterable[CallPosition], results: Iterable[ResultPosition]
-) -> Sequence[CallPosition | ResultPosition]:
-    # A call and a result never share a position; calls of one message are ordered by slot.
-    return sorted([*calls, *results])
+    calls: Sequence[CallPosition], results: Sequence[ResultPosition]
+) -> Sequence[CallPosition | ResultPosition | _Naming]:
+    seen: list[CallPosition | ResultPosition | _Naming] = [*calls, *results]
+    seen += [
+        _Naming(position_of(one.named_seq, 0), -one.position, one)
+        for one in seen
+        if isinstance(one, ResultPosition) and one.named_seq is not None
+    ]
+    # A call, a result and a retraction never share a position; calls of one message are ordered by
+    # slot.
+    return sorted(seen)
+
+
+class _Answer:
+    """A result and its copies, by position. The first answers the call, or waits for one."""
+
+    __slots__ = ("call", "digest", "positions")
+
+    def __init__(self, call: CallPosition | None, result: ResultPosition) -> None:
+        self.call = call
+        self.digest = result.digest
+        # Not a list, because any of thousands of copies may be retracted.
+        self.positions = {result.position: None}
+
+    def verdict(self, *, is_copy: bool, retracted_seq: int | None) -> MatchedResult:
+        """Return the match of the first one, or of a copy."""
+        call = None if is_copy else self.call
+        answers = None if call is None else CallRef(call.position, call.slot)
+        return MatchedResult(answers, is_copy, retracted_seq)
+
+    def is_gone(self, position: int) -> bool:
+        """Return whether its call is retracted before a position, or there."""
+        named_seq = None if self.call is None else self.call.named_seq
+        return named_seq is not None and position_of(named_seq, 0) <= position
+
+
+class _Matching:
+    """The answers so far, calls without one, answers without a call, and those retracted alone."""
+
+    def __init__(self) -> None:
+        self._answers: list[_Answer] = []
+        self._answer_of: dict[int, _Answer] = {}
+        self._unanswered: list[CallPosition] = []
+        self._waiting: deque[_Answer] = deque()
+        self._alone: dict[int, MatchedResult] = {}
+
+    def add_call(self, call: CallPosition) -> None:
+        """Let the oldest waiting result answer a call."""
+        while self._waiting:
+            answer = self._waiting.popleft()
+            if answer.positions:
+                answer.call = call
+                return
+        insort(self._unanswered, call)
+
+    def add_result(self, result: ResultPosition) -> None:
+        """Let a result answer a call, repeat the last result, or wait."""
+        position = result.position
+        # The newest call: ids may repeat, and an older call of this id may never be answered.
+        call = self._unanswered.pop() if self._unanswered else None
+        while self._answers and not self._answers[-1].positions:
+            self._answers.pop()
+        last = self._answers[-1] if self._answers and call is None else None
+        # What is published again after its retraction is no copy.
+        if last is not None and last.digest == result.digest and not last.is_gone(position):
+            last.positions[position] = None
+            self._answer_of[position] = last
+            return
+        answer = self._answer_of[position] = _Answer(call, result)
+        self._answers.append(answer)
+        if call is None:
+            self._waiting.append(answer)
+
+    def retract(self, naming: _Naming) -> None:
+        """Take back a result alone, unless its call is retracted too."""
+        position, named_seq = naming.result.position, naming.result.named_seq
+        answer = self._answer_of[position]
+        if answer.is_gone(naming.position):
+            return
+        is_copy = position != next(iter(answer.positions))
+        self._alone[position] = answer.verdict(is_copy=is_copy, retracted_seq=named_seq)
+        del answer.positions[position]
+        if answer.call is not None and not answer.positions:
+            self.add_call(answer.call)
+
+    def verdicts(self) -> dict[int, MatchedResult]:
+        """Return the match of each result."""
+        verdicts = self._alone
+        for answer in self._answers:
+            with_call = None if answer.call is None else answer.call.named_seq
+            is_copy = False
+            for position in answer.positions:
+                verdicts[position] = answer.verdict(is_copy=is_copy, retracted_seq=with_call)
+                is_copy = True
+        return verdicts

@@ -19,7 +19,6 @@ from turnfold.store.database.predicates import is_uncovered
 from turnfold.store.database.schema import (
     compactions,
     coverage,
-    retracted_messages,
     summaries,
     summary_activations,
 )
@@ -83,20 +82,15 @@ _RESTORED = PreparedIn(
     ),
     "chosen",
 )
-# The newest version when messages of an eviction were retracted; later ones do not hold them.
-_RETRACTED = Prepared(
-    select(retracted_messages.c.compaction_id, func.max(retracted_messages.c.versions))
-    .where(
-        retracted_messages.c.sid == bindparam("of_sid"),
-        retracted_messages.c.compaction_id.is_not(None),
-    )
-    .group_by(retracted_messages.c.compaction_id),
-    ("of_sid",),
-)
-_BASE = Prepared(
-    select(summaries.c.base_version).where(
-        summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number")
-    ),
+# What a version told of when it was written, and what is left of that now.
+_TOLD = Prepared(
+    select(
+        summaries.c.base_version,
+        summaries.c.messages_covered,
+        select(func.coalesce(func.sum(compactions.c.messages_evicted), literal_column("0")))
+        .where(compactions.c.compaction_id.in_(_covered))
+        .scalar_subquery(),
+    ).where(summaries.c.sid == _of_sid, summaries.c.version == bindparam("number")),
     ("of_sid", "number"),
 )
 _UNCOVERED = Prepared(
@@ -138,18 +132,16 @@ def any_restored(connection: Connection, compaction_ids: Sequence[int]) -> bool:
 
 
 def valid_version(connection: Connection, sid: int, version: int | None) -> int | None:
-    """Return a version, or the newest below it that covers no message retracted since; or None."""
-    retracted = {int(by): int(newest) for by, newest in _RETRACTED.rows(connection, sid)}
-    while (
-        version is not None
-        and retracted
-        and any(
-            version <= retracted.get(compaction_id, 0)
-            for compaction_id in covered_by(connection, sid, version)
-        )
-    ):
-        ((version,),) = _BASE.rows(connection, sid, version)
-    return version
+    """Return a version, or the newest below it that covers no message retracted since; or None.
+
+    Retracting lowers the count of an eviction, and nothing raises it again.
+    """
+    while version is not None:
+        ((base_version, told, left),) = _TOLD.rows(connection, sid, version)
+        if left >= told:
+            return version
+        version = base_version
+    return None
 
 
 class RewriteScope(NamedTuple):

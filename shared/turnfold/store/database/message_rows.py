@@ -218,7 +218,7 @@ def _pairs_within(
 
 
 def _pair_columns(pair: MatchedResult) -> tuple[int | None, int | None, bool]:
-    answers, is_copy = pair
+    answers, is_copy, _ = pair
     return (None, None, is_copy) if answers is None else (answers.position, answers.slot, is_copy)
 
 

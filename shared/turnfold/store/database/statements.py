@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Select,
     Table,
@@ -197,6 +198,7 @@ def _fetched(
 
 
 NO_CONSTANTS: Final[Mapping[str, bool | None]] = MappingProxyType({})
+NONE_COMPUTED: Final[Mapping[str, ColumnElement[Any]]] = MappingProxyType({})
 _LITERALS: Final = {None: null(), False: false(), True: true()}
 
 
@@ -301,9 +303,19 @@ def _copied(
         raise DBAPIError(f"COPY {table}", None, error) from error
 
 
-def bulk_update(table: Table, *, where: Sequence[str], values: Sequence[str]) -> Bulk:
-    """Update rows by key; a tuple holds the new values first, then the key."""
-    statement = update(table).values({name: bindparam(f"new_{name}") for name in values})
+def bulk_update(
+    table: Table,
+    *,
+    where: Sequence[str],
+    values: Sequence[str],
+    computed: Mapping[str, ColumnElement[Any]] = NONE_COMPUTED,
+) -> Bulk:
+    """Update rows by key; a tuple holds the new values first, then the key.
+
+    `computed` columns are made of the parameters `new_<value>` and `old_<key>`.
+    """
+    new: dict[str, Any] = {name: bindparam(f"new_{name}") for name in values}
+    statement = update(table).values({**new, **computed})
     for name in where:
         statement = statement.where(table.c[name] == bindparam(f"old_{name}"))
     return Bulk(

@@ -1,23 +1,55 @@
 """Pair tool results with calls again, for the call ids that an event touched."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, Table, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    Select,
+    Table,
+    bindparam,
+    case,
+    func,
+    select,
+)
 
 from turnfold.core.history.pairing import CallPosition, MatchedResult, ResultPosition, match_results
 from turnfold.messages import CallRef
-from turnfold.store.database.schema import messages, retracted_messages, tool_calls
+from turnfold.store.database.schema import messages, retracted_messages, retractions, tool_calls
 from turnfold.store.database.statements import PreparedPairs, bulk_update
 
 Touched = tuple[int, str]
 """The number of a session and one of its call ids."""
 
+first_named_seq: ColumnElement[int | None] = func.coalesce(
+    retracted_messages.c.named_seq,
+    # Rows of workers before revision 1012.
+    case((retracted_messages.c.is_named, retracted_messages.c.retracted_seq)),
+).label("first_named_seq")
+"""The first retraction that names a retracted message, or null: it only follows its call."""
+
+
+def retracted_at_ms(sid: ColumnElement[int], seq: ColumnElement[int]) -> ScalarSelect[int]:
+    """Select the time of a retraction."""
+    of_retraction = (retractions.c.sid == sid) & (retractions.c.stream_seq == seq)
+    return select(retractions.c.at_ms).where(of_retraction).scalar_subquery()
+
+
 _pairs = PreparedPairs.pairs
 _KINDS = (tool_calls.c.sid.type, tool_calls.c.call_id.type)
-_CALLS = PreparedPairs(
-    select(tool_calls).where(tool_calls.c.sid == _pairs.c.a, tool_calls.c.call_id == _pairs.c.b),
+_IS_TOUCHED = (tool_calls.c.sid == _pairs.c.a, tool_calls.c.call_id == _pairs.c.b)
+_CALLS = PreparedPairs(select(tool_calls).where(*_IS_TOUCHED), _KINDS)
+_CALLS_AND_RETRACTIONS = PreparedPairs(
+    select(tool_calls, first_named_seq)
+    .outerjoin(
+        retracted_messages,
+        (retracted_messages.c.sid == tool_calls.c.sid)
+        & (retracted_messages.c.position == tool_calls.c.position),
+    )
+    .where(*_IS_TOUCHED),
     _KINDS,
 )
 
@@ -34,95 +66,92 @@ def _results(table: Table) -> Select[*tuple[Any, ...]]:
 
 _RESULTS = PreparedPairs(_results(messages), _KINDS)
 _RETRACTED = PreparedPairs(
-    _results(retracted_messages)
-    .add_columns(retracted_messages.c.is_named)
-    .where(retracted_messages.c.is_paired),
+    _results(retracted_messages).add_columns(first_named_seq, retracted_messages.c.retracted_seq),
     _KINDS,
 )
 _DECIDED = bulk_update(
     messages, where=("sid", "position"), values=("answers_position", "answers_slot", "is_copy")
 )
+_DECIDED_RETRACTED = bulk_update(
+    retracted_messages,
+    where=("sid", "position"),
+    values=("answers_position", "answers_slot", "is_copy", "retracted_seq"),
+    computed={
+        "retracted_at_ms": retracted_at_ms(bindparam("old_sid"), bindparam("new_retracted_seq"))
+    },
+)
 AT_ONCE = 400
 
 
-class RepairedPairs(NamedTuple):
-    """The sessions in which an evicted message changed, and results that lost a retracted call."""
+class PairChange(NamedTuple):
+    """A result whose match is not the stored one; an evicted result is in caches of queries."""
 
-    changed_sids: set[int]
-    released: set[int]
+    sid: int
+    position: int
+    match: MatchedResult
+    stored: MatchedResult
+    is_evicted: bool
 
 
-def repair_pairs(
-    connection: Connection, touched: Iterable[Touched], *, has_retracted: bool = False
-) -> RepairedPairs:
+def repair_pairs(connection: Connection, touched: Iterable[Touched]) -> set[int]:
     """Recompute the pairs of these call ids in stream order, and store changes.
 
-    Evicted messages are included. So are retracted calls, and with `has_retracted` the retracted
-    results that answer them; those that now answer another call are returned and not changed.
+    Evicted messages are included. The sessions have no retractions. Return those in which an
+    evicted message changed.
     """
-    wanted = sorted(set(touched))
-    pairs = RepairedPairs(set(), set())
-    for start in range(0, len(wanted), AT_ONCE):
-        _pair_some(connection, wanted[start : start + AT_ONCE], pairs, has_retracted=has_retracted)
-    return pairs
-
-
-_Place = tuple[int, int]
-
-
-class _StoredPairs:
-    """The calls and results of some call ids; `retracted` results are named by a retraction or not.
-
-    `evicted` results are in caches of queries.
-    """
-
-    def __init__(
-        self, connection: Connection, touched: list[Touched], *, has_retracted: bool
-    ) -> None:
-        self.calls: defaultdict[Touched, list[CallPosition]] = defaultdict(list)
-        self.results: defaultdict[Touched, list[ResultPosition]] = defaultdict(list)
-        self.stored: dict[_Place, MatchedResult] = {}
-        self.evicted: set[_Place] = set()
-        self.retracted: dict[_Place, bool] = {}
-        for sid, call_id, position, slot in _CALLS.rows(connection, touched):
-            self.calls[sid, call_id].append(CallPosition(position, slot))
-        self._read_results(connection, touched, has_retracted=has_retracted)
-
-    def _read_results(
-        self, connection: Connection, touched: list[Touched], *, has_retracted: bool
-    ) -> None:
-        rows = [(*row, None) for row in _RESULTS.rows(connection, touched)]
-        if has_retracted:
-            rows += [tuple(row) for row in _RETRACTED.rows(connection, touched)]
-        for sid, call_id, position, digest, answers, slot, is_copy, compaction_id, is_named in rows:
-            self.results[sid, call_id].append(ResultPosition(position, digest))
-            self.stored[sid, position] = MatchedResult(
-                None if answers is None else CallRef(answers, slot), bool(is_copy)
-            )
-            if is_named is not None:
-                self.retracted[sid, position] = bool(is_named)
-            elif compaction_id is not None:
-                self.evicted.add((sid, position))
-
-    def changed(self) -> list[tuple[int | None, int | None, bool, int, int]]:
-        """Return what is to be stored: the call that a result answers, whether it is a copy, it."""
-        return [
-            (answers.position, answers.slot, verdict.is_copy, sid, position)
-            if (answers := verdict.answers) is not None
-            else (None, None, verdict.is_copy, sid, position)
-            for (sid, call_id), seen in self.results.items()
-            for position, verdict in match_results(self.calls[sid, call_id], seen).items()
-            if self.stored[sid, position] != verdict
-        ]
-
-
-def _pair_some(
-    connection: Connection, touched: list[Touched], pairs: RepairedPairs, *, has_retracted: bool
-) -> None:
-    found = _StoredPairs(connection, touched, has_retracted=has_retracted)
-    changed = found.changed()
-    _DECIDED.run(connection, [row for row in changed if row[-2:] not in found.retracted])
+    changes = changed_pairs(connection, touched)
+    store_pairs(connection, changes)
     # Queries cache evicted messages. The caller counts the change, which invalidates the cache.
-    pairs.changed_sids.update(row[-2] for row in changed if row[-2:] in found.evicted)
-    # Those that a retraction names stay retracted, whatever they answer.
-    pairs.released.update(row[-1] for row in changed if not found.retracted.get(row[-2:], True))
+    return {change.sid for change in changes if change.is_evicted}
+
+
+def changed_pairs(
+    connection: Connection, touched: Iterable[Touched], *, has_retracted: bool = False
+) -> list[PairChange]:
+    """Recompute the pairs of these call ids in stream order, and return the changes."""
+    wanted = sorted(set(touched))
+    return [
+        change
+        for start in range(0, len(wanted), AT_ONCE)
+        for change in _changed(
+            connection, wanted[start : start + AT_ONCE], has_retracted=has_retracted
+        )
+    ]
+
+
+def store_pairs(connection: Connection, changes: Sequence[PairChange]) -> None:
+    """Store changed pairs. Messages that these retract or bring back were moved before."""
+    live, retracted = [], []
+    for sid, position, match, *_ in changes:
+        answers = (None, None) if match.answers is None else match.answers
+        row = (*answers, match.is_copy)
+        if match.retracted_seq is None:
+            live.append((*row, sid, position))
+        else:
+            retracted.append((*row, match.retracted_seq, sid, position))
+    _DECIDED.run(connection, live)
+    _DECIDED_RETRACTED.run(connection, retracted)
+
+
+def _changed(
+    connection: Connection, touched: list[Touched], *, has_retracted: bool
+) -> Iterator[PairChange]:
+    calls: defaultdict[Touched, list[CallPosition]] = defaultdict(list)
+    results: defaultdict[Touched, list[ResultPosition]] = defaultdict(list)
+    stored: dict[tuple[int, int], tuple[MatchedResult, bool]] = {}
+    read = _CALLS_AND_RETRACTIONS if has_retracted else _CALLS
+    for sid, call_id, *call in read.rows(connection, touched):
+        calls[sid, call_id].append(CallPosition(*call))
+    rows = [(*row, None, None) for row in _RESULTS.rows(connection, touched)]
+    if has_retracted:
+        rows += [tuple(row) for row in _RETRACTED.rows(connection, touched)]
+    for sid, call_id, position, digest, answers, slot, is_copy, by, named_seq, retracted in rows:
+        results[sid, call_id].append(ResultPosition(position, digest, named_seq))
+        answered = None if answers is None else CallRef(answers, slot)
+        is_evicted = by is not None and retracted is None
+        stored[sid, position] = MatchedResult(answered, bool(is_copy), retracted), is_evicted
+    for (sid, call_id), of_call in results.items():
+        for position, match in match_results(calls[sid, call_id], of_call).items():
+            was, is_evicted = stored[sid, position]
+            if match != was:
+                yield PairChange(sid, position, match, was, is_evicted)

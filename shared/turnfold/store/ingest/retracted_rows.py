@@ -4,7 +4,7 @@ The search index, the counts of compactions and the session row follow. Pairs do
 decides them again for the call ids that `RetractedRows` collects.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -16,26 +16,27 @@ from sqlalchemy import (
     literal,
     null,
     select,
+    update,
 )
 
 from turnfold.core.eviction.triggers import load_of
-from turnfold.messages import Message, position_of
+from turnfold.messages import Message
 from turnfold.store.database.message_rows import EVICTABLE, evictable_of
 from turnfold.store.database.schema import (
     compactions,
     messages,
     retracted_messages,
     tool_calls,
-    usage_reports,
 )
+from turnfold.store.database.schema.definitions import Big
 from turnfold.store.database.session_rows import SessionRow
 from turnfold.store.database.statements import PreparedPairs, bulk_update
 from turnfold.store.ingest.batch.counters import note_unindexed
+from turnfold.store.ingest.pairing import retracted_at_ms
 from turnfold.store.ingest.tombstones import in_portions
 from turnfold.store.ingest.word_index.removal import delete_indexed_at
 
 _COLUMNS = [column.name for column in messages.c]
-_MARKS = ("retracted_seq", "retracted_at_ms", "is_named", "is_paired", "versions")
 _LESSEN = bulk_update(
     compactions,
     where=("compaction_id",),
@@ -64,18 +65,37 @@ class RetractedRows:
         self.compaction_ids: set[int] = set()
         self.call_ids: set[str] = set()
 
-    def take(self, positions: Sequence[int], seq: int, at_ms: int, *, is_named: bool) -> None:
+    def take(self, positions: Sequence[int], seq: int, *, is_named: bool) -> None:
         """Retract messages by the retraction at a sequence; unless named, they follow a call."""
-        marks = (seq, at_ms, is_named, not is_named, self._session.versions)
+        session = self._session
+        marks: dict[str, ColumnElement[Any]] = {
+            "retracted_seq": literal(seq, Big),
+            "retracted_at_ms": retracted_at_ms(literal(session.sid), literal(seq)),
+            "is_named": literal(is_named),
+            "is_paired": literal(not is_named),
+            "versions": literal(session.versions),
+            "named_seq": literal(seq, Big) if is_named else null(),
+        }
         for portion in in_portions(sorted(positions)):
-            taken = self._rows(messages, portion)
-            self._count_taken(taken)
-            delete_indexed_at(self._connection, self._session.sid, portion)
-            self._shift(
-                messages, retracted_messages, portion, dict(zip(_MARKS, marks, strict=True))
+            self._count_taken(self._rows(messages, portion))
+            delete_indexed_at(self._connection, session.sid, portion)
+            self._shift(messages, retracted_messages, portion, marks)
+
+    def name(self, positions: Sequence[int], seq: int) -> None:
+        """Record that an earlier retraction names these retracted messages than was known."""
+        table, session = retracted_messages, self._session
+        at_ms = retracted_at_ms(literal(session.sid), literal(seq))
+        for portion in in_portions(sorted(positions)):
+            self._rows(table, portion)
+            are_chosen = self._is_in(table, portion)
+            named = update(table).where(are_chosen).values(named_seq=seq, is_named=True)
+            earlier = (
+                update(table)
+                .where(are_chosen, table.c.retracted_seq > seq)
+                .values(retracted_seq=seq, retracted_at_ms=at_ms)
             )
-        if positions:
-            self._delete_reports(min(positions), seq)
+            self._connection.execute(named)
+            self._connection.execute(earlier)
 
     def bring_back(self, positions: Iterable[int]) -> None:
         """Make retracted messages live again, because they arrived in another order."""
@@ -135,24 +155,14 @@ class RetractedRows:
             rows.append((number - len(gone), tokens - sum(gone), "", 0, compaction_id))
         _LESSEN.run(self._connection, rows)
 
-    def _delete_reports(self, first: int, seq: int) -> None:
-        """Delete reports that counted a retracted message: they would teach a wrong factor."""
-        is_stale = (
-            (usage_reports.c.sid == self._session.sid)
-            & (usage_reports.c.position >= first)
-            & (usage_reports.c.position < position_of(seq, 0))
-        )
-        self._connection.execute(delete(usage_reports).where(is_stale))
-        self._session.reported_tokens = 0
-
     def _shift(
-        self, source: Table, target: Table, positions: Sequence[int], changes: dict[str, Any]
+        self,
+        source: Table,
+        target: Table,
+        positions: Sequence[int],
+        changes: Mapping[str, ColumnElement[Any]],
     ) -> None:
-        values: dict[str, ColumnElement[Any]] = {name: source.c[name] for name in _COLUMNS}
-        for name, value in changes.items():
-            values[name] = (
-                value if isinstance(value, ColumnElement) else literal(value, target.c[name].type)
-            )
+        values = {name: source.c[name] for name in _COLUMNS} | dict(changes)
         chosen = select(*values.values()).where(self._is_in(source, positions))
         self._connection.execute(insert(target).from_select(list(values), chosen))
         self._connection.execute(delete(source).where(self._is_in(source, positions)))

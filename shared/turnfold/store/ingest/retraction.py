@@ -6,18 +6,17 @@ other items of a response follow a retracted one: their chat view is one message
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Select,
     Table,
     bindparam,
     delete,
     select,
-    update,
 )
 
 from turnfold.contracts.retractions import Retraction
@@ -25,11 +24,16 @@ from turnfold.contracts.subjects import id_fault
 from turnfold.core.history.audit_chain import LOCAL, WORKER
 from turnfold.messages import MESSAGES_PER_EVENT, position_of, split_message_id
 from turnfold.ports.ingest import DecodedEvent, Installation
-from turnfold.store.database.schema import messages, retracted_messages, retractions
+from turnfold.store.database.schema import (
+    messages,
+    retracted_messages,
+    retractions,
+    usage_reports,
+)
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared
 from turnfold.store.ingest.batch.duplicates import KNOWN_EVENTS
-from turnfold.store.ingest.pairing import repair_pairs
+from turnfold.store.ingest.pairing import changed_pairs, first_named_seq, store_pairs
 from turnfold.store.ingest.responses import rest_of_responses
 from turnfold.store.ingest.retracted_rows import RetractedRows
 from turnfold.store.ingest.tombstones import in_portions
@@ -96,54 +100,94 @@ class Retractor:
         `stored_seqs` are the sequences that this batch stored or moved, `call_ids` those whose
         pairs it touched.
         """
-        # The pairs of these calls were left for this moment. Decided first, so that a result that
-        # is retracted with its call keeps it, in whatever order they arrived.
-        following = StoredRetraction(0, at_ms, Retraction(), WORKER)
-        self._apply_one(session, following, set(call_ids))
-        found = _SINCE.rows(self._connection, session.sid, min(stored_seqs, default=1 << 62))
-        for seq, retracted_at_ms, named, actor in found:
+        # The pairs of these calls were left for this moment.
+        self._apply_one(session, StoredRetraction(0, at_ms, Retraction(), WORKER), call_ids)
+        since = min(stored_seqs, default=1 << 62)
+        for seq, retracted_at_ms, named, actor in _SINCE.rows(self._connection, session.sid, since):
             ids, after, is_all = json.loads(named)
             retraction = Retraction(tuple(ids), after, bool(is_all))
             source = StoredRetraction(int(seq), int(retracted_at_ms), retraction, actor)
             self._apply_one(session, source, is_new=seq in stored_seqs)
 
-    def bring_back_event(
-        self, session: SessionRow, arrival: DecodedEvent, old_seq: int
-    ) -> set[str]:
-        """Undo what concerns an event that moves to an earlier sequence; return its call ids."""
+    def bring_back(self, session: SessionRow, seq: int) -> set[str]:
+        """Bring back the retracted messages of an event, so that it can move; return call ids."""
+        first, last = position_of(seq, 0), position_of(seq, MESSAGES_PER_EVENT - 1)
+        return self._bring_back(session, retracted_messages.c.position.between(first, last))
+
+    def move_retraction(self, session: SessionRow, old_seq: int, seq: int) -> set[str]:
+        """Note that a stored retraction came earlier; return the call ids that this concerns.
+
+        `apply` retracts again what another retraction names too.
+        """
+        is_old = (retractions.c.sid == session.sid) & (retractions.c.stream_seq == old_seq)
+        self._connection.execute(delete(retractions).where(is_old))
+        rows, is_named = RetractedRows(self._connection, session), first_named_seq == old_seq
+        before = [_Positions(0, position_of(seq, 0))]
+        rows.name(self._positions(retracted_messages, session, before, is_named), seq)
+        return rows.call_ids | self._bring_back(session, is_named)
+
+    def _bring_back(self, session: SessionRow, condition: ColumnElement[bool]) -> set[str]:
         rows = RetractedRows(self._connection, session)
-        first, last = position_of(old_seq, 0), position_of(old_seq, MESSAGES_PER_EVENT - 1)
-        is_moved: ColumnElement[bool] = retracted_messages.c.position.between(first, last)
-        if arrival.retraction is not None:
-            is_moved |= retracted_messages.c.retracted_seq == old_seq
-            is_old = (retractions.c.sid == session.sid) & (retractions.c.stream_seq == old_seq)
-            self._connection.execute(delete(retractions).where(is_old))
-        of_session = retracted_messages.c.sid == session.sid
-        found = select(retracted_messages.c.position).where(of_session, is_moved)
-        rows.bring_back(self._connection.execute(found).scalars().all())
+        rows.bring_back(self._positions(retracted_messages, session, [_EVERYWHERE], condition))
         return rows.call_ids
 
     def _apply_one(
         self,
         session: SessionRow,
         source: StoredRetraction,
-        call_ids: Collection[str] = (),
+        call_ids: Iterable[str] = (),
         *,
         is_new: bool = False,
     ) -> None:
         before, rows = session.window_tokens, RetractedRows(self._connection, session)
-        rows.call_ids |= set(call_ids)
+        rows.call_ids.update(call_ids)
         if source.seq:
-            chosen = self._with_responses(session, source, self._chosen(session, source))
-            self._mark_again(session, source, chosen)
-            rows.take(
-                self._positions(messages, session, chosen), source.seq, source.at_ms, is_named=True
-            )
-            self._keep_pairs(session, source.seq)
-        self._follow(session, rows)
+            self._name(session, source, rows)
+        self._pair(session, rows)
         if is_new or rows.messages:
             counts = RetractedCounts(source, rows.messages, before, rows.compaction_ids, is_new)
             self._withdraw(self._connection, session, self._journal, self._installation, counts)
+
+    def _name(self, session: SessionRow, source: StoredRetraction, rows: RetractedRows) -> None:
+        """Retract the messages that a retraction names, unless an earlier one names them."""
+        chosen = self._with_responses(session, source, self._chosen(session, source))
+        is_later = first_named_seq.is_(None) | (first_named_seq > source.seq)
+        rows.name(self._positions(retracted_messages, session, chosen, is_later), source.seq)
+        rows.take(self._positions(messages, session, chosen), source.seq, is_named=True)
+        if rows.messages:
+            session.reported_tokens = 0
+        self._delete_reports(session, chosen, source.seq)
+
+    def _delete_reports(
+        self, session: SessionRow, chosen: Sequence["_Positions"], seq: int
+    ) -> None:
+        """Delete reports that counted a named message: they would teach a wrong factor."""
+        named = self._positions(retracted_messages, session, chosen)
+        if not named:
+            return
+        is_stale = (
+            (usage_reports.c.sid == session.sid)
+            & (usage_reports.c.position >= min(named))
+            & (usage_reports.c.position < position_of(seq, 0))
+        )
+        self._connection.execute(delete(usage_reports).where(is_stale))
+
+    def _pair(self, session: SessionRow, rows: RetractedRows) -> None:
+        """Decide pairs again: results follow retracted calls, or come back as others answer."""
+        touched = [(session.sid, call_id) for call_id in rows.call_ids]
+        changes = changed_pairs(self._connection, touched, has_retracted=True)
+        back, following = [], defaultdict[int, list[int]](list)
+        for change in changes:
+            seq, known_seq = change.match.retracted_seq, change.stored.retracted_seq
+            if seq is None and known_seq is not None:
+                back.append(change.position)
+            elif seq is not None and known_seq is None:
+                following[seq].append(change.position)
+        rows.bring_back(back)
+        for seq, positions in following.items():
+            rows.take(positions, seq, is_named=False)
+        store_pairs(self._connection, changes)
+        session.evicted_changes += any(change.is_evicted for change in changes)
 
     def _chosen(self, session: SessionRow, source: StoredRetraction) -> list["_Positions"]:
         """Return the positions that a retraction names, as ranges or lists."""
@@ -190,64 +234,21 @@ class Retractor:
         )
 
     def _positions(
-        self, table: Table, session: SessionRow, chosen: Iterable["_Positions"]
+        self,
+        table: Table,
+        session: SessionRow,
+        chosen: Iterable["_Positions"],
+        *conditions: ColumnElement[bool],
     ) -> list[int]:
         found = [
             select(table.c.position).where(table.c.sid == session.sid, part.are_in(table))
             for part in chosen
         ]
-        return [position for rows in found for position in self._connection.execute(rows).scalars()]
-
-    def _mark_again(
-        self, session: SessionRow, source: StoredRetraction, chosen: Iterable["_Positions"]
-    ) -> None:
-        """Record a retraction of messages that another one, or their call, has retracted before."""
-        table = retracted_messages
-        for part in chosen:
-            is_chosen = (table.c.sid == session.sid) & part.are_in(table)
-            named = update(table).where(is_chosen, ~table.c.is_named).values(is_named=True)
-            earlier = (
-                update(table)
-                .where(is_chosen, table.c.retracted_seq > source.seq)
-                .values(retracted_seq=source.seq, retracted_at_ms=source.at_ms)
-            )
-            self._connection.execute(named)
-            self._connection.execute(earlier)
-
-    def _keep_pairs(self, session: SessionRow, seq: int) -> None:
-        """Keep results paired whose calls are retracted too; others free their calls."""
-        table = retracted_messages
-        call = table.alias("call")
-        has_retracted_call = (
-            select(call.c.position)
-            .where(call.c.sid == session.sid, call.c.position == table.c.answers_position)
-            .exists()
-        )
-        of_retraction = (table.c.sid == session.sid) & (table.c.retracted_seq == seq)
-        self._connection.execute(
-            update(table).where(of_retraction, has_retracted_call).values(is_paired=True)
-        )
-
-    def _follow(self, session: SessionRow, rows: RetractedRows) -> None:
-        """Decide pairs again, and retract results of retracted calls, until nothing changes."""
-        while rows.call_ids:
-            ids = sorted(rows.call_ids)
-            rows.call_ids = set()
-            touched = [(session.sid, call_id) for call_id in ids]
-            pairs = repair_pairs(self._connection, touched, has_retracted=True)
-            session.evicted_changes += session.sid in pairs.changed_sids
-            if pairs.released:
-                # Decided with the next turn of this loop, now that they are among the others.
-                rows.bring_back(pairs.released)
-                rows.call_ids |= set(ids)
-                continue
-            following: dict[tuple[int, int], list[int]] = {}
-            for portion in in_portions(ids):
-                for row in self._connection.execute(_followers(session.sid, portion)):
-                    mark = (row.retracted_seq, row.retracted_at_ms)
-                    following.setdefault(mark, []).append(row.position)
-            for (seq, at_ms), positions in following.items():
-                rows.take(positions, seq, at_ms, is_named=False)
+        return [
+            position
+            for rows in found
+            for position in self._connection.execute(rows.where(*conditions)).scalars()
+        ]
 
 
 class _Positions(NamedTuple):
@@ -264,11 +265,4 @@ class _Positions(NamedTuple):
         return is_within if self.places is None else is_within & column.in_(self.places)
 
 
-def _followers(sid: int, call_ids: Sequence[str]) -> Select[*tuple[int, int, int]]:
-    """Select the results that answer retracted calls, each with the retraction of its call."""
-    call = retracted_messages.alias("call")
-    return (
-        select(messages.c.position, call.c.retracted_seq, call.c.retracted_at_ms)
-        .join(call, (call.c.sid == sid) & (call.c.position == messages.c.answers_position))
-        .where(messages.c.sid == sid, messages.c.tool_call_id.in_(call_ids))
-    )
+_EVERYWHERE = _Positions(0, 1 << 62)

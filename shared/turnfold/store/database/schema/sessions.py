@@ -280,11 +280,13 @@ retracted_messages = Table(
     Column("retracted_at_ms", Big, nullable=False),
     # False: a result that only follows its call.
     Column("is_named", Boolean, nullable=False),
-    # Of a result: it still answers its call, which is retracted too.
+    # Of a result: it was not named. Only workers before revision 1012 read it.
     Column("is_paired", Boolean, nullable=False),
-    # The newest version when it was retracted: none up to it may take force that covers it.
+    # The newest version when it was retracted. Only workers before revision 1012 read it.
     Column("versions", Integer, nullable=False),
-    # Pairing: the retracted results that still answer, by call id.
+    # The first retraction that names the message itself; older workers write null, and `is_named`.
+    Column("named_seq", Big),
+    # Pairing: the retracted results, by call id.
     Index(
         "ix_retracted_messages_results",
         "sid",

@@ -30,6 +30,7 @@ from turnfold.store.database.schema import (
     messages,
     reported_limits,
     retracted_messages,
+    retractions,
     tool_calls,
     usage_reports,
 )
@@ -100,12 +101,25 @@ def _content(body: str, original: str | None, element: int | None) -> tuple[int,
     return element or 0, _without_mark(json.loads(text))
 
 
-def newest_message_at_ms(connection: Connection, where: ColumnElement[bool]) -> int | None:
-    """Return when the newest of some messages was published, or None if there is none."""
-    newest: int | None = connection.execute(
-        select(func.max(messages.c.created_at_ms)).where(where)
-    ).scalar()
-    return newest
+def newest_event_at_ms(
+    connection: Connection, sid: int, *, first: int = 0, last: int = 2**62
+) -> int | None:
+    """Return when the newest event between two positions was published, or None if unknown.
+
+    Unknown is the time of a report of usage that came alone.
+    """
+    times = [
+        select(func.max(table.c.created_at_ms)).where(
+            table.c.sid == sid, table.c.position.between(first, last)
+        )
+        for table in (messages, retracted_messages)
+    ]
+    are_between = retractions.c.stream_seq.between(
+        first // MESSAGES_PER_EVENT, last // MESSAGES_PER_EVENT
+    )
+    times.append(select(func.max(retractions.c.at_ms)).where(retractions.c.sid == sid, are_between))
+    found = connection.execute(union_all(*times)).scalars()
+    return max([at_ms for at_ms in found if at_ms is not None], default=None)
 
 
 def evicted_positions(connection: Connection, span: EventSpan) -> Sequence[EvictedPosition]:

@@ -5,7 +5,7 @@ opens the transaction.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection, delete
 from sqlalchemy.exc import IntegrityError
@@ -22,7 +22,7 @@ from turnfold.ports.ingest import (
 )
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import insert_for
-from turnfold.store.database.schema import dead_letters, messages, sessions
+from turnfold.store.database.schema import dead_letters, sessions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key, write_back
 from turnfold.store.ingest.batch.counters import count_events, note_unindexed
 from turnfold.store.ingest.batch.duplicates import (
@@ -39,7 +39,7 @@ from turnfold.store.ingest.batch.stored_events import (
     evict_again,
     evicted_positions,
     is_equal_content,
-    newest_message_at_ms,
+    newest_event_at_ms,
 )
 from turnfold.store.ingest.evict import evict
 from turnfold.store.ingest.limits import learn_limits
@@ -113,7 +113,7 @@ class BatchWriter:
         touched = self._touched
         if retracting:
             touched = {(sid, call_id) for sid, call_id in touched if sid not in retracting}
-        paired = repair_pairs(self._connection, touched).changed_sids
+        paired = repair_pairs(self._connection, touched)
         for session in self._sessions.values():
             session.evicted_changes += session.sid in paired
         # Before counting, which sets the model.
@@ -273,15 +273,17 @@ class BatchWriter:
         """Move a stored event to the earlier sequence of its duplicate; evictions stay."""
         connection, session = self._connection, self._sessions[arrival.key]
         first = position_of(arrival.stream_seq, 0)
+        old_at_ms = newest_event_at_ms(connection, span.sid, first=span.first, last=span.last)
         if session.retracted_seq:
-            call_ids = self._retractor.bring_back_event(session, arrival, span.stream_seq)
-            self._touched |= {(session.sid, call_id) for call_id in call_ids}
+            self._touch(session, self._retractor.bring_back(session, span.stream_seq))
         evicted = evicted_positions(connection, span)
-        newest_at_ms = newest_message_at_ms(connection, span.rows_of(messages))
         delete_event(connection, span, arrival)
         rows = self._rows([arrival])
         rows.insert_events(connection)
         self._insert_rest(rows)
+        if arrival.retraction is not None:
+            moved = self._retractor.move_retraction(session, span.stream_seq, arrival.stream_seq)
+            self._touch(session, moved)
         evict_again(connection, span, evicted, first)
         session.revision += 1
         session.evicted_changes += bool(evicted)
@@ -289,11 +291,13 @@ class BatchWriter:
         session.gauge = session.gauge.moved(span.stream_seq, arrival.stream_seq, arrival.at_ms)
         # The event moved to an earlier time. If it was the newest, its old time would keep the
         # session from becoming idle.
-        if newest_at_ms == session.last_event_at_ms:
-            is_of_session = messages.c.sid == session.sid
-            session.last_event_at_ms = newest_message_at_ms(connection, is_of_session)
+        if old_at_ms == session.last_event_at_ms:
+            session.last_event_at_ms = newest_event_at_ms(connection, span.sid)
             session.idle_at_ms = self._idle_at_ms(session)
         self._moved.setdefault(arrival.key, set()).add(arrival.stream_seq)
+
+    def _touch(self, session: SessionRow, call_ids: Iterable[str]) -> None:
+        self._touched |= {(session.sid, call_id) for call_id in call_ids}
 
     def _refuse(self, arrival: DecodedEvent, reason: str, detail: str) -> None:
         payload = self._payloads.get(arrival.stream_seq, b"")
