@@ -180,13 +180,16 @@ def _turn_completed(
         _require_roles(messages)
     else:
         shape = _elements_shape(named, messages)
-    check_carry(fields.get("carry"), len(messages))
+    if "carry" in fields:
+        check_carry(fields["carry"], len(messages))
     metadata = _optional(fields, "metadata", dict)
     is_meta = bool(_optional(fields, "is_meta", bool))
     # Before the marks are taken off, so that the digest is that of the published texts.
     digest = _digest(elements)
     metas = [
-        (_take_mark(message, elements, index) or is_meta) and message.get("role") == "user"
+        (is_meta or META_MARK in message)
+        and (_take_mark(message, elements, index) or is_meta)
+        and message.get("role") == "user"
         for index, message in enumerate(messages)
     ]
     return Event(

@@ -37,6 +37,8 @@ def write_gist(body: Json, calls: Sequence[ToolCall], count: Count) -> str:
     `calls` are those of its calls that may be sent.
     """
     role, content = body.get("role"), body.get("content")
+    if role == "user" and isinstance(content, str):
+        return _gist_of_user(content, None, count)
     text_tokens = count(text_of(body)) if isinstance(content, list) else None
     if role == "user":
         return _gist_of_user(text_of(body), text_tokens, count)

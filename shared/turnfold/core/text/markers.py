@@ -37,6 +37,9 @@ def defused(text: str) -> str:
 
     Nothing in the result can close the tags around it.
     """
+    # Nearly every text of a user has none of these, and the pattern takes ten times as long.
+    if "<" not in text and "[" not in text and "#" not in text and "\uff1c" not in text:
+        return text
     return _MARKERS.sub(_replaced, text)
 
 

@@ -49,6 +49,8 @@ FACTS = facts_of(messages)
 """The columns of a message without its text, in the order that `message_of` reads."""
 
 _PRIORITIES = tuple(Priority)
+# Members of an enumeration are found slowly.
+_NORMAL, _CHAT = Priority.NORMAL, ELEMENTS[0]
 
 
 @lru_cache(maxsize=1_024)
@@ -123,7 +125,7 @@ def evictable_of(row: Sequence[Any]) -> Message:
         position % MESSAGES_PER_EVENT,
         ROLES[role],
         tokens,
-        0, 0, 0, 0, Priority.NORMAL,
+        0, 0, 0, 0, _NORMAL,
         tuple([ToolCall(*call) for call in json.loads(calls)]) if calls else (),
         None if answers_position is None else CallRef(answers_position, answers_slot),
         False,
@@ -131,7 +133,7 @@ def evictable_of(row: Sequence[Any]) -> Message:
         False, False, "",
         created_at_ms,
         None, False, "", "",
-        ELEMENTS[element] if element else ELEMENTS[0],
+        ELEMENTS[element] if element else _CHAT,
     )  # fmt: skip
 
 
@@ -166,7 +168,9 @@ def add_message_rows(
         arrival.is_error,
     )
     position = position_of(arrival.stream_seq, 0)
-    pairs = _pairs_within(arrival, position)
+    first = position
+    # Most events have no result.
+    pairs: Mapping[int, tuple[int | None, int | None, bool]] | None = None
     for (
         role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_meta,
         is_irregular, calls, cuts, tool_call_id, digest, original, body, gist, element, is_error,
@@ -178,7 +182,11 @@ def add_message_rows(
             call_json, answered_id, cuts_json, gist_json, place = _optional_columns(
                 calls, tool_call_id, cuts, gist, element
             )
-            answers_position, answers_slot, is_copy = pairs.get(position, _WAITS)
+            if tool_call_id and pairs is None:
+                pairs = _pairs_within(arrival, first)
+            answers_position, answers_slot, is_copy = (
+                pairs.get(position, _WAITS) if pairs else _WAITS
+            )
             others.append(
                 (
                     sid, position, event_id, role, tokens, content_tokens, reasoning_tokens,
