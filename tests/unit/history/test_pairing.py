@@ -13,21 +13,26 @@ from turnfold.core.history.pairing import (
     ResultPosition,
     match_results,
 )
-from turnfold.messages import CallRef
+from turnfold.messages import CallRef, position_of
 
 COPY = MatchedResult(None, True)
 
 
-def call(position: int, slot: int = 0) -> CallPosition:
-    return CallPosition(position, slot)
+def call(position: int, slot: int = 0, *, named: int | None = None) -> CallPosition:
+    return CallPosition(position, slot, named)
 
 
-def result(position: int, said: str = "42") -> ResultPosition:
-    return ResultPosition(position, said.encode())
+def result(position: int, said: str = "42", *, named: int | None = None) -> ResultPosition:
+    return ResultPosition(position, said.encode(), named)
 
 
-def to(position: int, slot: int = 0) -> MatchedResult:
-    return MatchedResult(CallRef(position, slot), False)
+def to(position: int, slot: int = 0, *, by: int | None = None) -> MatchedResult:
+    return MatchedResult(CallRef(position, slot), False, by)
+
+
+def at(seq: int) -> int:
+    """Return the position of the first message of an event."""
+    return position_of(seq, 0)
 
 
 @pytest.mark.proves("I1")
@@ -97,6 +102,64 @@ def test_an_id_used_again_in_later_turns_is_answered_each_time() -> None:
     }
 
 
+@pytest.mark.proves("G1")
+def test_results_and_their_copies_follow_a_retracted_call_whenever_they_come() -> None:
+    calls = [call(at(1), named=3)]
+
+    for seqs in ((2, 4), (4, 5)):
+        matches = match_results(calls, [result(at(seq)) for seq in seqs])
+        assert matches[at(seqs[0])] == to(at(1), by=3)
+    assert match_results(calls, [result(at(2)), result(at(2) + 1)]) == {
+        at(2): to(at(1), by=3),
+        at(2) + 1: MatchedResult(None, True, 3),
+    }
+
+
+@pytest.mark.proves("G1")
+def test_a_result_retracted_before_its_call_frees_it_and_one_retracted_later_stays() -> None:
+    late = result(at(5), "new")
+
+    freed = match_results([call(at(1), named=4)], [result(at(2), named=3), late])
+    kept = match_results([call(at(1), named=3)], [result(at(2), named=4), late])
+
+    assert freed == {at(2): to(at(1), by=3), at(5): to(at(1), by=4)}
+    assert kept == {at(2): to(at(1), by=3), at(5): WAITS}
+
+
+@pytest.mark.proves("G1")
+def test_the_first_copy_takes_the_place_of_a_retracted_result_or_the_oldest_that_waits() -> None:
+    gone = result(at(2), named=5)
+
+    assert match_results([call(at(1))], [gone, result(at(3)), result(at(4))]) == {
+        at(2): to(at(1), by=5),
+        at(3): to(at(1)),
+        at(4): COPY,
+    }
+    assert match_results([call(at(1))], [gone, result(at(3), "a"), result(at(4), "b")]) == {
+        at(2): to(at(1), by=5),
+        at(3): to(at(1)),
+        at(4): WAITS,
+    }
+
+
+@pytest.mark.proves("G1")
+def test_results_that_one_retraction_names_do_not_answer_for_one_another() -> None:
+    matches = match_results(
+        [call(at(1))], [result(at(2), named=4), result(at(3), "other", named=4)]
+    )
+
+    assert matches == {at(2): to(at(1), by=4), at(3): WAITS._replace(retracted_seq=4)}
+
+
+@pytest.mark.proves("G1")
+def test_what_is_said_again_after_its_retraction_is_no_copy() -> None:
+    calls = [call(at(1), named=3), call(at(5))]
+
+    matches = match_results(calls, [result(at(2)), result(at(4))])
+
+    assert matches == {at(2): to(at(1), by=3), at(4): to(at(5))}
+
+
 def test_a_call_without_a_result_leaves_no_verdict() -> None:
     assert match_results([call(1)], []) == {}
 
@@ -137,6 +200,39 @@ def test_the_order_of_arrival_changes_nothing(
     shuffled = match_results(random.sample(calls, len(calls)), random.sample(results, len(results)))
 
     assert shuffled == match_results(calls, results)
+
+
+@pytest.mark.proves("G1", "L5")
+@given(seen, st.lists(st.one_of(st.none(), st.integers(1, 14)), min_size=12, max_size=12))
+def test_a_live_result_answers_a_live_call_and_one_that_is_not_named_follows_its_call(
+    entries: list[tuple[bool, str]], retractions: list[int | None]
+) -> None:
+    # Events have even sequences here, and retractions odd ones.
+    named = [
+        None if seq is None or seq <= place else 2 * seq - 1
+        for place, seq in enumerate(retractions)
+    ]
+    places = [(at(2 * place), *entry, named[place]) for place, entry in enumerate(entries)]
+    calls = [call(position, named=seq) for position, is_call, _, seq in places if is_call]
+    results = [
+        result(position, said, named=seq) for position, is_call, said, seq in places if not is_call
+    ]
+
+    matches = match_results(calls, results)
+
+    by_call = {one.position: one.named_seq for one in calls}
+    answered = []
+    for one in results:
+        match = matches[one.position]
+        of_call = by_call[match.answers.position] if match.answers else None
+        assert match.retracted_seq is not None or of_call is None
+        if one.named_seq is None and match.answers:
+            assert match.retracted_seq == of_call
+        if match.answers and match.retracted_seq in (None, of_call):
+            answered.append(match.answers)
+    assert len(answered) == len(set(answered))
+    waits = any(one == WAITS for one in matches.values())
+    assert not waits or {ref.position for ref in answered} == set(by_call)
 
 
 @pytest.mark.proves("L11")
