@@ -28,6 +28,46 @@ Part = int | Element
 
 
 @dataclass(frozen=True, slots=True)
+class ListDigest:
+    """A list of elements by its length, the size of its JSON without the end, and the hash of it.
+
+    Marks of a provider's cache do not count.
+    """
+
+    length: int
+    size: int
+    digest: bytes
+
+
+class ListJson:
+    """The JSON of a list, by which the lists are recognized that it continues."""
+
+    def __init__(self, elements: Sequence[Element]) -> None:
+        text = json.dumps(elements)
+        if MARKER in text:
+            text = json.dumps(without_markers(list(elements)))
+        self._length = len(elements)
+        self._data = text.encode()
+
+    @property
+    def digest(self) -> ListDigest:
+        """The digest of the whole list."""
+        size = len(self._data) - 1
+        return ListDigest(self._length, size, self._digest_of(size))
+
+    def begins_with(self, beginning: ListDigest) -> bool:
+        """Return whether the list begins with all elements of another one."""
+        # The JSON of a longer list is the same up to the end of the shorter one.
+        return (
+            self._data[beginning.size : beginning.size + 1] in (b",", b"]")
+            and self._digest_of(beginning.size) == beginning.digest
+        )
+
+    def _digest_of(self, size: int) -> bytes:
+        return blake2b(memoryview(self._data)[:size]).digest()
+
+
+@dataclass(frozen=True, slots=True)
 class KnownWindow:
     """The window of a list: `parts`, or None if it is the list as it came.
 
@@ -35,8 +75,7 @@ class KnownWindow:
     window without them, which has room for `budget_tokens`.
     """
 
-    length: int
-    digest: bytes
+    listed: ListDigest
     asked: Hashable
     beside_tokens: int
     parts: Sequence[Part] | None
@@ -88,31 +127,23 @@ class KnownWindows:
         self._windows.pop(session, None)
 
 
-def digest_of(elements: Sequence[Element]) -> bytes:
-    """Return the hash of a list, without the marks of a provider's cache."""
-    text = json.dumps(elements)
-    if MARKER in text:
-        text = json.dumps(without_markers(list(elements)))
-    return blake2b(text.encode()).digest()
-
-
 def grown(
     known: KnownWindow,
     api: Api,
     own: Sequence[Element],
+    own_json: ListJson,
     *,
     asked: Hashable,
     beside_tokens: int,
     count: Callable[[str], int],
 ) -> GrownWindow | None:
     """Return the window of a longer list; None if only the services can tell it."""
-    new = own[known.length :]
+    new = own[known.listed.length :]
     if known.asked != asked or known.budget_tokens is None or not new:
         return None
     if not _is_continuation(api, new, has_recall=known.parts is not None):
         return None
-    # The cheap checks first: this one reads all of the list.
-    if digest_of(own[: known.length]) != known.digest:
+    if not own_json.begins_with(known.listed):
         return None
     tokens = known.tokens + sum(count(dumped(one)) + ELEMENT_TOKENS for one in new)
     if tokens + max(beside_tokens - known.beside_tokens, 0) > known.budget_tokens:

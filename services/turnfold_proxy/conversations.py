@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from operator import is_
@@ -13,11 +13,19 @@ from typing import Any, Final, cast
 import structlog
 
 from turnfold.client import Session, Window
-from turnfold.client.mirror import mirror, place_of
+from turnfold.client.mirror import place_of
 from turnfold.client.token_counter import counter
 from turnfold.errors import CannotFit, RequestError, TurnfoldError, Unavailable
 from turnfold_proxy.apis.api import Api, Element, ModelAnswer, RequestConversation
-from turnfold_proxy.continuing import KnownWindow, KnownWindows, digest_of, grown, parts_of
+from turnfold_proxy.continuing import (
+    KnownWindow,
+    KnownWindows,
+    ListDigest,
+    ListJson,
+    grown,
+    parts_of,
+)
+from turnfold_proxy.recording import EventOf, RecordedList, mirror_all, mirror_rest, shows_all
 
 REMEMBERED_SESSIONS: Final = 10_000
 MOST_COUNTS: Final = 64
@@ -84,10 +92,14 @@ class PreparedCall:
 
 @dataclass(slots=True)
 class _SessionState:
-    """The newest call of a session, by number, and what keeps its calls in order."""
+    """The newest call of a session, by number, and what keeps its calls in order.
+
+    `recorded` is None if the session must be asked what it holds.
+    """
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     newest: int = 0
+    recorded: RecordedList | None = None
 
 
 class Recorder:
@@ -118,12 +130,13 @@ class Recorder:
         state = self._state(call)
         state.newest += 1
         number = state.newest
-        if (continued := self._continued(call)) is not None:
-            self._begin(self._refreshed(call, state))
+        own_json = ListJson(call.conversation.elements)
+        if (continued := self._continued(call, own_json)) is not None:
+            self._begin(self._refreshed(call, own_json, number, state))
             return continued, number
         try:
             async with asyncio.timeout(self._wait_seconds), state.lock:
-                return await self._prepared(call), number
+                return await self._prepared(call, own_json, number, state), number
         except (TimeoutError, Unavailable) as error:
             self._pause(call)
             raise Unavailable("Turnfold does not answer in time") from error
@@ -165,7 +178,7 @@ class Recorder:
         conversation = call.conversation
         return [self._tokens(text) for text in (conversation.instructions, conversation.tools)]
 
-    def _continued(self, call: Call) -> PreparedCall | None:
+    def _continued(self, call: Call, own_json: ListJson) -> PreparedCall | None:
         """Return the window of the call before with what is new, if nobody need be asked."""
         known = self._windows.get(call.key)
         if known is None:
@@ -176,6 +189,7 @@ class Recorder:
                 known,
                 api,
                 conversation.elements,
+                own_json,
                 asked=call.asked,
                 beside_tokens=beside_tokens,
                 count=counter(),
@@ -189,12 +203,14 @@ class Recorder:
             body = api.with_elements(call.body, conversation.leading, window.elements)
         return PreparedCall(body, window.tokens + beside_tokens, window.version)
 
-    async def _refreshed(self, call: Call, state: _SessionState) -> None:
+    async def _refreshed(
+        self, call: Call, own_json: ListJson, number: int, state: _SessionState
+    ) -> None:
         """Record a call that was sent already, and take its window for the next one."""
         try:
             async with asyncio.timeout(RECORD_SECONDS), state.lock:
                 await asyncio.sleep(SEND_SECONDS)
-                await self._prepared(call)
+                await self._prepared(call, own_json, number, state)
         except (TimeoutError, Unavailable) as error:
             self._pause(call)
             log.warning("proxy.unrecorded", error=type(error).__name__)
@@ -202,23 +218,44 @@ class Recorder:
             self._windows.forget(call.key)
             log.warning("proxy.unrecorded", error=type(error).__name__)
 
-    async def _prepared(self, call: Call) -> PreparedCall:
-        api, conversation = call.api, call.conversation
-        session = self._session(*call.key)
-        await self._mirror(session, call, conversation.elements)
-        beside = self._beside(call)
-        window = await self._window(session, call, beside)
+    async def _prepared(
+        self, call: Call, own_json: ListJson, number: int, state: _SessionState
+    ) -> PreparedCall:
+        """Record a call and take its window."""
+        session, beside = self._session(*call.key), self._beside(call)
+        own, event = call.conversation.elements, EventOf(session, call.api, call.model)
+        recorded, state.recorded = state.recorded, None
+        mirrored = None
+        if recorded is not None and own_json.begins_with(recorded.listed):
+            mirrored = await mirror_rest(event, recorded, own)
+        if mirrored is None:
+            mirrored = await mirror_all(event, own)
+            window = await self._window(session, call, beside)
+        else:
+            window = await self._window(session, call, beside)
+            if window.fresh and not shows_all(window, mirrored):
+                # Another program has changed the session, or the newest message is not shown.
+                mirrored = await mirror_all(event, own, compare_all=True)
+                window = await self._window(session, call, beside)
         if not window.fresh or window.refused:
             raise Unavailable("the session does not hold all of the conversation")
+        listed = own_json.digest
+        state.recorded = RecordedList(number, listed, mirrored, mirrored)
+        return self._ready(call, window, listed, sum(beside))
+
+    def _ready(
+        self, call: Call, window: Window, listed: ListDigest, beside_tokens: int
+    ) -> PreparedCall:
+        """Return what is sent for a window, and remember it for the next call."""
+        api, conversation = call.api, call.conversation
         own = conversation.elements
         elements = _own_elements(api, window, own)
         is_same = len(elements) == len(own) and all(map(is_, elements, own))
         version = window.summary.version if window.summary is not None else 0
         known = KnownWindow(
-            length=len(own),
-            digest=digest_of(own),
+            listed=listed,
             asked=call.asked,
-            beside_tokens=sum(beside),
+            beside_tokens=beside_tokens,
             parts=None if is_same else parts_of(elements, own),
             tokens=window.tokens,
             budget_tokens=window.budget_tokens,
@@ -226,7 +263,7 @@ class Recorder:
         )
         self._windows.put(call.key, known)
         body = None if is_same else api.with_elements(call.body, conversation.leading, elements)
-        return PreparedCall(body, window.tokens + sum(beside), version)
+        return PreparedCall(body, window.tokens + beside_tokens, version)
 
     async def _window(self, session: Session, call: Call, beside: Sequence[int]) -> Window:
         ask = partial(
@@ -252,33 +289,24 @@ class Recorder:
             # The smallest window is nearer to what was asked for than the whole list.
             return await ask(max_tokens=error.needed_tokens)
 
-    async def _mirror(
-        self,
-        session: Session,
-        call: Call,
-        elements: Sequence[Element],
-        usage: dict[str, Any] | None = None,
-    ) -> None:
-        api = call.api
-        await mirror(
-            session,
-            [api.stored(element) for element in elements],
-            shape=None if api.shape == "chat" else api.shape,
-            model=call.model,
-            usage=usage,
-            identity=api.identity,
-        )
-
     async def _recorded(
         self, call: Call, number: int, answer: ModelAnswer, state: _SessionState
     ) -> None:
         session = self._session(call.agent_id, call.session_id)
+        event = EventOf(session, call.api, call.model, answer.usage)
         elements = [*call.conversation.elements, *answer.elements]
         try:
             async with asyncio.timeout(RECORD_SECONDS), state.lock:
                 # A newer call holds the answer itself, or the caller has dropped it.
-                if state.newest == number:
-                    await self._mirror(session, call, elements, answer.usage)
+                if state.newest != number:
+                    return
+                recorded, state.recorded = state.recorded, None
+                if recorded is not None and recorded.number == number:
+                    stored = await mirror_rest(event, recorded, elements)
+                    if stored is not None:
+                        state.recorded = replace(recorded, stored=stored)
+                        return
+                await mirror_all(event, elements)
         except (TimeoutError, TurnfoldError) as error:
             log.warning("proxy.unrecorded", error=type(error).__name__)
 

@@ -39,18 +39,39 @@ ShapeName = Literal["chat", "responses", "anthropic"]
 
 
 @dataclass(frozen=True, slots=True)
+class MirroredList:
+    """A list that a session holds: so many elements, their hash, and the messages that they are.
+
+    New events of the session get the `mark`.
+    """
+
+    length: int
+    digest: str
+    messages: int
+    mark: str
+
+    def is_newest(self, message_ids: Sequence[str | None]) -> bool:
+        """Return whether one of these messages is of the event with which the list ends."""
+        runs = (_run_of(message_id) for message_id in message_ids if message_id is not None)
+        return any(
+            run is not None and (run.end, run.digest) == (self.length, self.digest) for run in runs
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class MirrorReceipt:
     """The result of a mirrored list: the changes that made the session equal to it.
 
     `kept` elements were stored already, `published` ones were new. `is_edited` means that messages
     were retracted, because the list does not have them. `seq` is the freshness token of the newest
-    event, and 0 if nothing was published.
+    event, and 0 if nothing was published. `mirrored` is what `mirror_longer` continues.
     """
 
     kept: int
     published: int
     is_edited: bool
     seq: int
+    mirrored: MirroredList
 
 
 class _Run(NamedTuple):
@@ -89,12 +110,14 @@ async def mirror(
     usage: dict[str, Any] | None = None,
     carry: Sequence[Any] | None = None,
     identity: Callable[[Element], Any] | None = None,
+    compare_all: bool = False,
 ) -> MirrorReceipt:
     """Make a session equal to a list of messages: publish what is new, retract what is not there.
 
     `messages` are chat messages, or elements of the `shape`. `model`, `usage` and `carry` are those
     of `Session.turn_completed`, of what is new. A session that is mirrored has no other publisher.
     `identity` returns the JSON by which elements are compared, by default all of the element.
+    With `compare_all`, every stored event is compared, and not only the newest one.
     Several processes may send the same list, or longer ones, at once. If they send different lists
     at once, the session may hold parts of both, until the next call.
 
@@ -107,35 +130,38 @@ async def mirror(
     elements = [message_json(message) for message in messages]
     if carry is not None and len(carry) != len(elements):
         raise BadRequest(f"carry has {len(carry)} values for {len(elements)} messages")
-    listed = _List(session, elements, shape, identity)
-    common = await _common(session, listed)
-    events: list[OutgoingEvent] = []
-    if common.has_more:
-        event_id = f"mirror-{common.kept}-{_hash(common.newest_id, str(common.last_id))}"
-        events.append(
-            retraction_event(
-                session.key, after=common.last_id, is_all=not common.kept, event_id=event_id
-            )
-        )
-    runs = list(listed.runs(common.kept, common.mark))
-    for run in runs:
-        is_last = run.end == len(elements)
-        events.append(
-            turn_event(
-                session.key,
-                elements[run.start : run.end],
-                event_id=run.event_id,
-                shape=shape,
-                model=model,
-                usage=usage if is_last else None,
-                carry=None if carry is None else carry[run.start : run.end],
-            )
-        )
-    seq = 0
-    for batch in batches(events, most=BATCH_EVENTS):
-        receipts = await session.publish_batch(batch)
-        seq = max([seq, *(receipt.seq for receipt in receipts)])
-    return MirrorReceipt(common.kept, len(elements) - common.kept, common.has_more, seq)
+    listed = _List(elements, shape, identity, _beginning(session, shape))
+    common = await _common(session, listed, compare_all=compare_all)
+    event = _EventFields(shape, model, usage, carry)
+    return await _published(session, listed, common, event)
+
+
+async def mirror_longer(
+    session: Session,
+    beginning: MirroredList,
+    messages: Sequence[Element],
+    *,
+    stored: MirroredList,
+    shape: ShapeName | None = None,
+    model: str | None = None,
+    usage: dict[str, Any] | None = None,
+    identity: Callable[[Element], Any] | None = None,
+) -> MirrorReceipt | None:
+    """Publish what a list adds to the `stored` one, without asking what the session holds.
+
+    For the only publisher of a session. `messages` are the last one of the list `beginning`, and
+    all after it. Returns None if the whole list must be mirrored: it does not begin with the
+    `stored` one, or its new elements belong into an event that is stored.
+
+    Raises:
+        BadRequest, TooLarge, Unavailable: as `mirror` does.
+    """
+    before, *elements = messages
+    listed = _List(elements, shape, identity, beginning, before)
+    if not listed.holds(stored) or listed.joins(stored.length):
+        return None
+    common = _Common(stored.length, mark=stored.mark)
+    return await _published(session, listed, common, _EventFields(shape, model, usage))
 
 
 def place_of(message_id: str) -> int | None:
@@ -151,37 +177,110 @@ def place_of(message_id: str) -> int | None:
     return end - elements + min(int(index), elements - 1)
 
 
+class _EventFields(NamedTuple):
+    """What events have besides elements. `carry` has a value for each element of the list."""
+
+    shape: ShapeName | None
+    model: str | None
+    usage: dict[str, Any] | None
+    carry: Sequence[Any] | None = None
+
+
+async def _published(
+    session: Session, listed: "_List", common: _Common, fields: _EventFields
+) -> MirrorReceipt:
+    """Publish what a session lacks of a list, and retract what it has besides."""
+    shape, model, usage, carry = fields
+    events: list[OutgoingEvent] = []
+    if common.has_more:
+        event_id = f"mirror-{common.kept}-{_hash(common.newest_id, str(common.last_id))}"
+        events.append(
+            retraction_event(
+                session.key, after=common.last_id, is_all=not common.kept, event_id=event_id
+            )
+        )
+    for run in listed.runs(common.kept, common.mark):
+        is_last = run.end == listed.length
+        events.append(
+            turn_event(
+                session.key,
+                listed.elements_of(run),
+                event_id=run.event_id,
+                shape=shape,
+                model=model,
+                usage=usage if is_last else None,
+                carry=None if carry is None else carry[run.start : run.end],
+            )
+        )
+    seq = 0
+    for batch in batches(events, most=BATCH_EVENTS):
+        receipts = await session.publish_batch(batch)
+        seq = max([seq, *(receipt.seq for receipt in receipts)])
+    return MirrorReceipt(
+        common.kept,
+        listed.length - common.kept,
+        common.has_more,
+        seq,
+        listed.mirrored(common.mark),
+    )
+
+
+def _beginning(session: Session, shape: ShapeName | None) -> MirroredList:
+    """Return the empty list of a session."""
+    return MirroredList(0, _hash(*session.key, shape or "chat"), 0, UNMARKED)
+
+
 class _List:
-    """The elements of a list, with the hash of each beginning of it."""
+    """The elements of a list after its `beginning`, with the hash of each longer beginning of it.
+
+    `before` is the element with which the beginning ends.
+    """
 
     def __init__(
         self,
-        session: Session,
         elements: Sequence[Element],
         shape: ShapeName | None,
         identity: Callable[[Element], Any] | None,
+        beginning: MirroredList,
+        before: Element | None = None,
     ) -> None:
         self._shape = shape or "chat"
         self._elements = elements
-        seed = _hash(*session.key, self._shape)
+        self._first = beginning.length
+        self._before = before
+        self.length = beginning.length + len(elements)
         compared = elements if identity is None else map(identity, elements)
-        self._digests = list(accumulate(map(_canonical, compared), _hash, initial=seed))
-        counts = self._message_counts()
-        self._totals = list(accumulate(counts, initial=0))
+        digests = accumulate(map(_canonical, compared), _hash, initial=beginning.digest)
+        totals = accumulate(self._message_counts(), initial=beginning.messages)
+        self._digests = dict(enumerate(digests, start=self._first))
+        self._totals = dict(enumerate(totals, start=self._first))
+
+    def holds(self, beginning: MirroredList) -> bool:
+        """Return whether the list begins with this one."""
+        return self._digests.get(beginning.length) == beginning.digest
+
+    def mirrored(self, mark: str) -> MirroredList:
+        """Return the list, as all of it is stored."""
+        return MirroredList(
+            self.length, self._digests[self.length], self._totals[self.length], mark
+        )
+
+    def elements_of(self, run: _Run) -> Sequence[Element]:
+        """Return the elements of one event."""
+        return self._elements[run.start - self._first : run.end - self._first]
 
     def is_beginning(self, run: _Run, messages: int) -> bool:
         """Return whether so many stored messages are this part of the list, all of it."""
         return (
-            run.end < len(self._digests)
-            and self._digests[run.end] == run.digest
+            self._digests.get(run.end) == run.digest
             and messages == self._totals[run.end] - self._totals[run.start]
         )
 
     def runs(self, start: int, mark: str) -> Iterator[_Run]:
         """Yield the parts of the list from a place on, each for one event."""
-        places = [place for place in range(start + 1, len(self._elements)) if not self.joins(place)]
-        if start < len(self._elements):
-            for end in (*places, len(self._elements)):
+        places = [place for place in range(start + 1, self.length) if not self.joins(place)]
+        if start < self.length:
+            for end in (*places, self.length):
                 yield _Run(start, end, self._digests[end], mark)
                 start = end
 
@@ -191,12 +290,16 @@ class _List:
         Instructions in mid-conversation keep their place only there, and so do the items of one
         response.
         """
-        if not 0 < place < len(self._elements):
+        if not 0 < place < self.length:
             return False
-        before, element = self._elements[place - 1 : place + 1]
+        at = place - self._first
+        before = self._elements[at - 1] if at else self._before
+        element = self._elements[at]
         if element.get("role") in _INSTRUCTIONS:
             return True
-        return self._shape == "responses" and is_of_model(before) and is_of_model(element)
+        if self._shape != "responses" or before is None:
+            return False
+        return is_of_model(before) and is_of_model(element)
 
     def _message_counts(self) -> list[int]:
         if self._shape != "anthropic":
@@ -207,7 +310,7 @@ class _List:
         return counts
 
 
-async def _common(session: Session, listed: _List) -> _Common:
+async def _common(session: Session, listed: _List, *, compare_all: bool) -> _Common:
     """Compare a session with a list."""
     try:
         page = await session.history(
@@ -221,9 +324,10 @@ async def _common(session: Session, listed: _List) -> _Common:
     if not page.messages:
         return _Common()
     newest = page.messages[-1]
-    run = _run_of(newest)
+    run = _run_of(newest.message_id)
     if (
-        run is not None
+        not compare_all
+        and run is not None
         and newest.state != "retracted"
         and _is_whole(listed, run, total)
         and not listed.joins(run.end)
@@ -243,7 +347,7 @@ async def _compared(session: Session, listed: _List, newest_id: str) -> _Common:
     kept: list[tuple[int, str | None]] = [(0, None)]
     has_more = False
     async for event in _events(session):
-        run = _run_of(event[0])
+        run = _run_of(event[0].message_id)
         if run is None or run.start != kept[-1][0] or not listed.is_beginning(run, len(event)):
             has_more = True
             break
@@ -259,7 +363,7 @@ async def _events(session: Session) -> AsyncIterator[list[StoredMessage]]:
     """Iterate over the messages of a session, event by event."""
     event: list[StoredMessage] = []
     async for stored in session.originals():
-        if event and _event_id(event[0]) != _event_id(stored):
+        if event and _event_id(event[0].message_id) != _event_id(stored.message_id):
             yield event
             event = []
         event.append(stored)
@@ -267,16 +371,16 @@ async def _events(session: Session) -> AsyncIterator[list[StoredMessage]]:
         yield event
 
 
-def _run_of(stored: StoredMessage) -> _Run | None:
-    """Return what the id of an event says; None if no mirror published it."""
-    match = _ID.fullmatch(_event_id(stored))
+def _run_of(message_id: str) -> _Run | None:
+    """Return what the event id of a message says; None if no mirror published it."""
+    match = _ID.fullmatch(_event_id(message_id))
     if match is None or int(match[2]) > int(match[1]):
         return None
     return _Run(int(match[1]) - int(match[2]), int(match[1]), match[3], match[4])
 
 
-def _event_id(stored: StoredMessage) -> str:
-    return stored.message_id.rpartition("#")[0]
+def _event_id(message_id: str) -> str:
+    return message_id.rpartition("#")[0]
 
 
 def _canonical(element: Any) -> str:

@@ -11,6 +11,7 @@ import pytest
 import turnfold
 from tests.running_system import running_parts
 from turnfold.client import Client, Session, connect
+from turnfold.client.mirror import mirror_longer
 from turnfold.errors import BadRequest
 
 Json = dict[str, Any]
@@ -40,7 +41,7 @@ def talk(turns: int, **edits: str) -> list[Json]:
     return messages
 
 
-async def stored(session: Session) -> list[Json]:
+async def stored_messages(session: Session) -> list[Json]:
     """The messages of the session, when all of them are stored."""
     await session.history(newest=1, after="latest", wait_ms=5_000)
     return [one.message async for one in session.originals()]
@@ -67,7 +68,7 @@ async def test_a_growing_list_is_published_once_also_after_a_restart_of_the_host
             again = restarted.session("support", "user-42")
             done += await sent(again, talk(3), talk(4), carry=None)
             window = await again.context(wait_ms=5_000)
-        held = await stored(session)
+        held = await stored_messages(session)
 
     assert done == [
         (0, 3, False), (3, 0, False), (3, 4, False), (7, 0, False), (7, 2, False),
@@ -82,12 +83,12 @@ async def test_what_followed_an_edit_is_retracted_and_the_new_branch_stands(tmp_
     async with working(tmp_path) as (url, client):
         session = client.session("support", "user-42")
         done = await sent(session, talk(4), edited)
-        branch = await stored(session)
+        branch = await stored_messages(session)
         async with connect(url, environ={}) as restarted:
             again = restarted.session("support", "user-42")
             done += await sent(again, edited, talk(4), talk(5), edited, [])
         done += await sent(session, talk(1))
-        held = await stored(session)
+        held = await stored_messages(session)
         everything = await session.history(include_retracted=True, limit=1_000)
 
     assert done == [
@@ -110,7 +111,7 @@ async def test_what_others_changed_is_mended(tmp_path: Path) -> None:
         done = await sent(session, talk(3))
         await session.turn_completed([{"role": "user", "content": "Stranger."}])
         done += await sent(session, talk(3), talk(2), talk(3))
-        held = await stored(session)
+        held = await stored_messages(session)
 
     assert done == [(5, 2, False), (7, 0, True), (5, 0, True), (5, 2, False)]
     assert held == talk(3)
@@ -130,11 +131,11 @@ async def test_several_mirrors_at_once_publish_one_list_and_the_next_call_ends_a
         for turns in range(1, 6):
             growing = [sent(one, talk(turns + more)) for more, one in enumerate(sessions)]
             await asyncio.gather(*growing)
-        agreed = await stored(sessions[0])
+        agreed = await stored_messages(sessions[0])
         branches = [talk(7, at_6=f"Branch {number}.") for number in range(3)]
         await asyncio.gather(*map(sent, sessions, branches))
         await sent(sessions[1], branches[1])
-        settled = await stored(sessions[1])
+        settled = await stored_messages(sessions[1])
 
     assert agreed == talk(7)
     assert settled == branches[1]
@@ -170,6 +171,50 @@ async def test_elements_of_other_shapes_are_mirrored_too(tmp_path: Path, shape: 
     values = [entry.get("carry") for entry in window.entries or ()]
     firsts = [one[0] if isinstance(one, list) else one for one in values]
     assert firsts[len(lists[0]) :] == list(range(len(lists[0]), len(lists[-1])))
+
+
+@pytest.mark.proves("G10", "C78", "L2")
+@pytest.mark.parametrize("shape", ["chat", "responses", "anthropic"])
+async def test_a_longer_list_is_published_as_if_the_session_had_been_asked(
+    tmp_path: Path, shape: str
+) -> None:
+    """Event by event, so that a later comparison finds all of it."""
+    short, longer = [talk(1), talk(4)] if shape == "chat" else _elements(shape)
+    named: Any = shape
+    async with working(tmp_path) as (_, client):
+        session = client.session("support", "user-42")
+        first = (await turnfold.mirror(session, short, shape=named)).mirrored
+        rest = longer[len(short) - 1 :]
+        receipt = await mirror_longer(session, first, rest, stored=first, shape=named)
+        assert receipt is not None
+        same = await mirror_longer(session, first, rest, stored=receipt.mirrored, shape=named)
+        compared = await turnfold.mirror(session, longer, shape=named)
+
+    assert (receipt.kept, receipt.published) == (len(short), len(longer) - len(short))
+    assert same is not None
+    assert (same.kept, same.published) == (len(longer), 0)
+    assert (compared.kept, compared.published) == (len(longer), 0)
+    assert receipt.mirrored == same.mirrored == compared.mirrored
+
+
+@pytest.mark.proves("G10", "C78")
+async def test_a_list_that_does_not_continue_the_stored_one_publishes_nothing(
+    tmp_path: Path,
+) -> None:
+    async with working(tmp_path) as (_, client):
+        session = client.session("support", "user-42")
+        first = (await turnfold.mirror(session, talk(1))).mirrored
+        stored = (await turnfold.mirror(session, talk(2))).mirrored
+        branch = [talk(1)[-1], {"role": "user", "content": "Something else?"}]
+        told = [talk(2)[-1], {"role": "system", "content": "Be brief."}]
+
+        edited = await mirror_longer(session, first, branch, stored=stored)
+        joined = await mirror_longer(session, stored, told, stored=stored)
+        held = await stored_messages(session)
+
+    assert edited is None
+    assert joined is None
+    assert held == talk(2)
 
 
 def _elements(shape: str) -> list[list[Json]]:

@@ -12,12 +12,14 @@ from tests.ports import free_port
 from tests.provider import ProviderReply, chunks, completion
 from tests.running_system import eventually
 from tests.services.proxy.conftest import KEY, ProxyScene
+from turnfold.errors import UnknownSession
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PATH = "/v1/chat/completions"
 SYSTEM = {"role": "system", "content": "Be brief."}
 STREAM = "text/event-stream"
+BYPASSED = "x-turnfold-bypassed"
 Json = dict[str, Any]
 
 
@@ -169,6 +171,36 @@ async def test_steps_of_tools_continue_the_window_of_the_call_before(scene: Prox
     assert all(later[: len(one)] == one for one, later in pairwise(sent))
     assert sent[-1][-2:] == messages[-4:-2]
     assert [role for role, _ in texts[-7:]] == ["assistant", "tool"] * 3 + ["assistant"]
+
+
+@pytest.mark.proves("G10", "L1", "L2")
+@pytest.mark.parametrize("change", ["popped", "added", "replaced", "erased"])
+async def test_a_session_that_another_program_changed_is_made_equal_to_the_next_call(
+    scene: ProxyScene, change: str
+) -> None:
+    """The proxy publishes what is new without asking; the window tells that this was not enough."""
+    name = f"changed-{change}"
+    session = scene.client.session("proxy", name)
+    messages = [user("Where is 7341?")]
+    messages.append((await asked(scene, messages, session=name)).json()["choices"][0]["message"])
+    messages.append(user("And 7342?"))
+    messages.append((await asked(scene, messages, session=name)).json()["choices"][0]["message"])
+    await eventually(lambda: _of_length(scene, name, 4))
+
+    if change == "erased":
+        await session.erase()
+    if change in ("popped", "replaced"):
+        await session.pop()
+    if change in ("added", "replaced"):
+        await session.turn_completed([assistant("It is lost.")])
+    messages.append(user("And 7343?"))
+    answer = await asked(scene, messages, session=name)
+    messages.append(answer.json()["choices"][0]["message"])
+
+    assert BYPASSED not in answer.headers
+    assert scene.provider.requests[-1].body["messages"] == messages[:-1]
+    expected = [(one["role"], one["content"]) for one in messages]
+    await eventually(lambda: _is_held(scene, name, expected))
 
 
 @pytest.mark.proves("G10", "C79")
@@ -358,6 +390,14 @@ async def test_items_of_responses_come_and_go_to_the_letter(scene: ProxyScene) -
 
 def _event(event: Json) -> bytes:
     return f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()
+
+
+async def _is_held(scene: ProxyScene, session_id: str, expected: list[tuple[str, object]]) -> bool:
+    """Whether a session holds this and nothing else."""
+    try:
+        return await scene.texts(session_id) == expected
+    except UnknownSession:
+        return False
 
 
 async def _of_length(

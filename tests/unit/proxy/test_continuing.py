@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from turnfold_proxy.apis import APIS
-from turnfold_proxy.continuing import GrownWindow, KnownWindow, digest_of, grown, parts_of
+from turnfold_proxy.continuing import GrownWindow, KnownWindow, ListJson, grown, parts_of
 
 Json = dict[str, Any]
 
@@ -31,8 +31,7 @@ def continued(
 ) -> GrownWindow | None:
     """The window of `OLD` and what is new; `window` is that of `OLD`, or None if it was whole."""
     known = KnownWindow(
-        length=len(OLD),
-        digest=digest_of(OLD),
+        listed=ListJson(OLD).digest,
         asked="m",
         beside_tokens=10,
         parts=None if window is None else parts_of(window, OLD),
@@ -42,7 +41,7 @@ def continued(
     )
     # As the next request brings them: equal, and other objects.
     own = json.loads(json.dumps([*OLD, *new]))
-    return grown(known, CHAT, own, asked="m", beside_tokens=10, count=len)
+    return grown(known, CHAT, own, ListJson(own), asked="m", beside_tokens=10, count=len)
 
 
 def test_the_results_of_calls_stand_after_the_window_of_the_list_before() -> None:
@@ -84,9 +83,13 @@ def test_a_window_never_grows_beyond_its_budget() -> None:
 
 
 def test_an_edited_list_is_left_to_the_services() -> None:
-    known = KnownWindow(3, digest_of([USER, SPOKEN, SPOKEN]), "m", 0, None, 1, 1_000, 0)
+    edited = ListJson([USER, SPOKEN, SPOKEN]).digest
+    known = KnownWindow(edited, "m", 0, None, 1, 1_000, 0)
+    own = [*OLD, USER]
 
-    assert grown(known, CHAT, [*OLD, USER], asked="m", beside_tokens=0, count=len) is None
+    window = grown(known, CHAT, own, ListJson(own), asked="m", beside_tokens=0, count=len)
+
+    assert window is None
 
 
 def test_marks_of_a_cache_are_no_edit_and_results_of_anthropic_are_no_request() -> None:
@@ -101,9 +104,9 @@ def test_marks_of_a_cache_are_no_edit_and_results_of_anthropic_are_no_request() 
         {"role": "assistant", "content": [use]},
         {"role": "user", "content": [result]},
     ]
-    known = KnownWindow(1, digest_of(before), "m", 0, [SUMMARY, 0], 1, 1_000, 1)
+    known = KnownWindow(ListJson(before).digest, "m", 0, [SUMMARY, 0], 1, 1_000, 1)
 
-    window = grown(known, api, own, asked="m", beside_tokens=0, count=len)
+    window = grown(known, api, own, ListJson(own), asked="m", beside_tokens=0, count=len)
 
     assert window is not None
     assert window.elements == [SUMMARY, *own]

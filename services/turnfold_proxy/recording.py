@@ -1,0 +1,89 @@
+"""Keep a session equal to the lists of its calls, and remember how far it is.
+
+The proxy is the only publisher of a session, so a list that continues the recorded one is published
+without asking what the session holds. The window shows afterwards whether that was right.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from turnfold.client import Session, Window
+from turnfold.client.mirror import MirroredList, mirror, mirror_longer, place_of
+from turnfold_proxy.apis.api import Api, Element
+from turnfold_proxy.continuing import ListDigest
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedList:
+    """The list of the call of this `number`, and what the session holds: its answer as well."""
+
+    number: int
+    listed: ListDigest
+    mirrored: MirroredList
+    stored: MirroredList
+
+
+class EventOf(NamedTuple):
+    """The session of a list, and what its events hold besides elements."""
+
+    session: Session
+    api: Api
+    model: str | None
+    usage: dict[str, Any] | None = None
+
+    @property
+    def shape(self) -> Literal["responses", "anthropic"] | None:
+        """The shape of the elements; None for chat messages."""
+        return None if self.api.shape == "chat" else self.api.shape
+
+
+async def mirror_all(
+    event: EventOf, elements: Sequence[Element], *, compare_all: bool = False
+) -> MirroredList:
+    """Compare a list with its session, and make the session equal to it.
+
+    With `compare_all`, an event at the end that was published without a comparison proves nothing.
+    """
+    receipt = await mirror(
+        event.session,
+        [event.api.stored(element) for element in elements],
+        shape=event.shape,
+        model=event.model,
+        usage=event.usage,
+        identity=event.api.identity,
+        compare_all=compare_all,
+    )
+    return receipt.mirrored
+
+
+async def mirror_rest(
+    event: EventOf, recorded: RecordedList, elements: Sequence[Element]
+) -> MirroredList | None:
+    """Publish what is new in a list that begins with a recorded one.
+
+    Returns None, and publishes nothing, if the session holds something else after that.
+    """
+    last = recorded.listed.length - 1
+    receipt = await mirror_longer(
+        event.session,
+        recorded.mirrored,
+        [event.api.stored(element) for element in elements[last:]],
+        stored=recorded.stored,
+        shape=event.shape,
+        model=event.model,
+        usage=event.usage,
+        identity=event.api.identity,
+    )
+    return None if receipt is None else receipt.mirrored
+
+
+def shows_all(window: Window, mirrored: MirroredList) -> bool:
+    """Return whether a session holds a list and nothing else, as far as its window shows."""
+    shown = [one if isinstance(one, list) else [one] for one in window.message_ids]
+    return (
+        window.account.total == mirrored.messages
+        and bool(shown)
+        and mirrored.is_newest(shown[-1])
+        and all(one is None or place_of(one) is not None for ids in shown for one in ids)
+    )
