@@ -40,7 +40,7 @@ from turnfold.store.query.inspection import SqlInspectionStore
 from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.window import AT_ONCE, SqlWindowStore
 from turnfold_query.asyncapi import asyncapi_document
-from turnfold_query.handlers import CONTEXT, QueryDispatcher, QueryServer, make_router
+from turnfold_query.handlers import DIRECT, QueryDispatcher, QueryServer, make_router
 from turnfold_query.hints import HintSender
 from turnfold_query.http.app import make_http
 from turnfold_query.http.inspector import Inspector
@@ -149,7 +149,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     )
     admission = ConcurrencyLimiter(shares_of(settings))
     server = QueryServer(dispatcher, metrics, admission)
-    broker = _broker(settings, server, [name for name in dispatcher.shapes if name != CONTEXT])
+    broker = _broker(settings, server, [name for name in dispatcher.shapes if name not in DIRECT])
     app = _http_app(
         settings, database, client, dispatcher, metrics, admission, bearers, is_stopping=stop.is_set
     )
@@ -163,7 +163,8 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     try:
         await lane.start()
         await _subscribe_to_ingest(client, arrivals, clear_caches)
-        await server.listen(client, CONTEXT)
+        for name in DIRECT:
+            await server.listen(client, name)
         await broker.start()
         await _confirm_subscriptions(client, broker.config.connection_state.connection)
         await listener.opened()

@@ -66,6 +66,9 @@ log = structlog.get_logger()
 
 CONTEXT = "context.get"
 """Asked before every call of a model, and nobody waits for anything else."""
+HISTORY = "history.get"
+DIRECT = (CONTEXT, HISTORY)
+"""Taken from the bus without a framework, because agents wait for them."""
 OF_AGENTS = ("agent.policy", *AGENT_READS)
 """Requests whose subjects name an agent alone."""
 ANSWER_ROOM_BYTES = 64 * 1024
@@ -107,7 +110,7 @@ class QueryDispatcher:
         self._explain = explain
         self.shapes: Mapping[str, type[Request]] = {
             CONTEXT: ContextRequest,
-            "history.get": HistoryRequest,
+            HISTORY: HistoryRequest,
             "history.search": SearchRequest,
             "summary.list": SessionRequest,
             "summary.get": SummaryRequest,

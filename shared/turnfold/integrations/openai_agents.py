@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from turnfold.client import PortalClient, StoredMessage
+from turnfold.client.replies import read
 from turnfold.errors import TooLarge, Unavailable, UnknownSession
 from turnfold.integrations import requires
 from turnfold.integrations.clients import shared_client
@@ -109,18 +110,20 @@ class TurnfoldSession:
 
     async def _tail(self, limit: int) -> list[TResponseInputItem]:
         """Return the newest items, all for a negative limit, as SQLite does."""
-        messages: list[StoredMessage] = []
+        messages: list[dict[str, Any]] = []
         size = PAGE_ITEMS
         position: int | None = None
         while limit < 0 or len(messages) < limit:
             count = size if limit < 0 else min(size, limit - len(messages))
+            fields = {
+                "limit" if position else "newest": count,
+                "before_position": position,
+                "after": "latest",
+                "wait_ms": WAIT_MS,
+            }
             try:
-                page = await self._session.history(
-                    newest=None if position else count,
-                    limit=count if position else None,
-                    before_position=position,
-                    after="latest",
-                    wait_ms=WAIT_MS,
+                page = await self._session.ask(
+                    "history.get", fields, patience_seconds=WAIT_MS / 1000
                 )
             except UnknownSession:
                 break
@@ -129,12 +132,12 @@ class TurnfoldSession:
                     raise
                 size = max(size // 4, 1)
                 continue
-            _require_fresh(is_fresh=page.fresh)
-            messages[:0] = page.messages
-            position = page.previous_position
+            _require_fresh(is_fresh=page.get("fresh") is True)
+            messages[:0] = page["messages"]
+            position = page.get("previous_position")
             if position is None:
                 break
-        return list(_items(messages))[-limit:] if limit else []
+        return read(_listed, {"messages": messages})[-limit:] if limit else []
 
     async def _retracted_with(self, popped: StoredMessage) -> list[TResponseInputItem]:
         """Return the items before this one that left with it, because they are one response."""
@@ -149,6 +152,17 @@ class TurnfoldSession:
                 break
             left.insert(0, message)
         return list(_items(left))
+
+
+def _listed(answer: Mapping[str, Any]) -> list[TResponseInputItem]:
+    """Return the items of an answer to `history.get`, without a value for each message."""
+    items: list[TResponseInputItem] = []
+    for entry in answer["messages"]:
+        if entry.get("shape") == "responses":
+            items.append(entry["element"])
+        else:
+            items += responses_from_chat([entry["message"]])
+    return items
 
 
 def _items(messages: Iterable[StoredMessage]) -> Iterator[TResponseInputItem]:

@@ -127,25 +127,26 @@ def _page(originals: Sequence[OriginalMessage], places: Mapping[str, int | None]
 
 def original_json(original: OriginalMessage, score: float | None = None) -> str:
     """Return a message as JSON text, with its body as it was stored."""
-    fields: dict[str, Any] = {
-        "message_id": original.message_id,
-        "position": original.position,
-        "state": str(original.state),
-    }
+    # Joined, because an encoder takes twice as long for the many short fields of a page.
+    parts = [
+        f'"message_id": {json.dumps(original.message_id)}',
+        f'"position": {original.position}',
+        f'"state": "{original.state.value}"',
+    ]
     if original.is_meta:
-        fields[META_MARK] = True
+        parts.append(f'"{META_MARK}": true')
     if score is not None:
-        fields["score"] = score
+        parts.append(f'"score": {json.dumps(score)}')
     if original.element is not None:
-        fields["shape"] = str(original.shape)
-    content = (
-        f', "original_content": {original.original_content}'
-        if original.original_content is not None
-        else ""
-    )
-    element = f', "element": {original.element}' if original.element is not None else ""
-    carry = f', "carry": {original.carry}' if original.carry is not None else ""
-    return f'{json.dumps(fields)[:-1]}, "message": {original.body}{content}{element}{carry}}}'
+        parts.append(f'"shape": "{original.shape.value}"')
+    parts.append(f'"message": {original.body}')
+    if original.original_content is not None:
+        parts.append(f'"original_content": {original.original_content}')
+    if original.element is not None:
+        parts.append(f'"element": {original.element}')
+    if original.carry is not None:
+        parts.append(f'"carry": {original.carry}')
+    return f"{{{', '.join(parts)}}}"
 
 
 async def session(key: SessionKey, _: SessionRequest, *, store: HistoryStore) -> dict[str, Any]:
