@@ -124,7 +124,8 @@ async def test_the_client_of_openai(
                 text = (await events.get_final_response()).output_text
         else:
             text = (await client.responses.create(**asked, extra_headers=named)).output_text
-        roles = await stored(system, session_id)
+    # The proxy has recorded all calls before it ends.
+    roles = await stored(system, session_id)
 
     assert (messages[-1]["content"], text) == ("In Ghent.", "In Ghent.")
     assert roles == ["user", "assistant", "tool", "assistant"]
@@ -148,7 +149,8 @@ async def test_the_client_of_anthropic(
         ]  # fmt: skip
         async with client.messages.stream(**asked, messages=messages) as stream:
             second = await stream.get_final_message()
-        roles = await stored(system, session_id)
+    # The proxy has recorded all calls before it ends.
+    roles = await stored(system, session_id)
 
     assert second.content[0].text == "In Ghent."
     assert roles == ["user", "assistant", "user", "assistant"]
