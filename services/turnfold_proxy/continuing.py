@@ -8,8 +8,9 @@ with what they answered.
 import asyncio
 import json
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
+from math import ceil
 from typing import Final
 
 from cachetools import TTLCache
@@ -72,7 +73,8 @@ class KnownWindow:
     """The window of a list: `parts`, or None if it is the list as it came.
 
     `asked` is what else it depends on. `beside_tokens` counts instructions and tools, `tokens` the
-    window without them, which has room for `budget_tokens`.
+    window without them, which has room for `budget_tokens`. Tokens are the vocabulary's times the
+    `factor` of the model, which is None until it is known.
     """
 
     listed: ListDigest
@@ -82,6 +84,7 @@ class KnownWindow:
     tokens: int
     budget_tokens: int | None
     version: int
+    factor: float | None
 
     @property
     def bytes(self) -> int:
@@ -122,6 +125,12 @@ class KnownWindows:
             self._windows[session] = known
             asyncio.get_running_loop().call_later(KEEP_SECONDS, self._windows.expire)
 
+    def calibrate(self, session: Hashable, factor: float) -> None:
+        """Add the factor of the model to the window of a session that lacks it."""
+        known = self.get(session)
+        if known is not None and known.factor is None:
+            self.put(session, replace(known, factor=factor))
+
     def forget(self, session: Hashable) -> None:
         """Ask for the next window of a session again."""
         self._windows.pop(session, None)
@@ -139,13 +148,14 @@ def grown(
 ) -> GrownWindow | None:
     """Return the window of a longer list; None if only the services can tell it."""
     new = own[known.listed.length :]
-    if known.asked != asked or known.budget_tokens is None or not new:
+    if known.asked != asked or known.budget_tokens is None or known.factor is None or not new:
         return None
     if not _is_continuation(api, new, has_recall=known.parts is not None):
         return None
     if not own_json.begins_with(known.listed):
         return None
-    tokens = known.tokens + sum(count(dumped(one)) + ELEMENT_TOKENS for one in new)
+    counted = sum(count(dumped(one)) + ELEMENT_TOKENS for one in new)
+    tokens = known.tokens + ceil(known.factor * counted)
     if tokens + max(beside_tokens - known.beside_tokens, 0) > known.budget_tokens:
         return None
     elements: list[Element] | None = None

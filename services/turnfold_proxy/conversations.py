@@ -25,7 +25,14 @@ from turnfold_proxy.continuing import (
     grown,
     parts_of,
 )
-from turnfold_proxy.recording import EventOf, RecordedList, mirror_all, mirror_rest, shows_all
+from turnfold_proxy.recording import (
+    EventOf,
+    RecordedList,
+    calibrated_by,
+    mirror_all,
+    mirror_rest,
+    shows_all,
+)
 
 REMEMBERED_SESSIONS: Final = 10_000
 MOST_COUNTS: Final = 64
@@ -94,12 +101,15 @@ class PreparedCall:
 class _SessionState:
     """The newest call of a session, by number, and what keeps its calls in order.
 
-    `recorded` is None if the session must be asked what it holds.
+    `recorded` is None if the session must be asked what it holds. `factor` is that of the model,
+    as it was when `factor_of` described the session.
     """
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     newest: int = 0
     recorded: RecordedList | None = None
+    factor: float | None = None
+    factor_of: Hashable = None
 
 
 class Recorder:
@@ -241,10 +251,33 @@ class Recorder:
             raise Unavailable("the session does not hold all of the conversation")
         listed = own_json.digest
         state.recorded = RecordedList(number, listed, mirrored, mirrored)
-        return self._ready(call, window, listed, sum(beside))
+        if state.factor_of != (described := calibrated_by(window)):
+            state.factor, state.factor_of = None, described
+            # After the call, which does not wait for it.
+            self._begin(self._calibrated(session, call, state))
+        return self._ready(call, window, listed, sum(beside), state.factor)
+
+    async def _calibrated(self, session: Session, call: Call, state: _SessionState) -> None:
+        """Ask for the factor of a session, without which its windows are not continued."""
+        described = state.factor_of
+        try:
+            async with asyncio.timeout(RECORD_SECONDS):
+                factor = float((await session.status())["factor"])
+        except (TimeoutError, TurnfoldError) as error:
+            log.warning("proxy.uncalibrated", error=type(error).__name__)
+            state.factor_of = None
+            return
+        if state.factor_of == described:
+            state.factor = factor
+            self._windows.calibrate(call.key, factor)
 
     def _ready(
-        self, call: Call, window: Window, listed: ListDigest, beside_tokens: int
+        self,
+        call: Call,
+        window: Window,
+        listed: ListDigest,
+        beside_tokens: int,
+        factor: float | None,
     ) -> PreparedCall:
         """Return what is sent for a window, and remember it for the next call."""
         api, conversation = call.api, call.conversation
@@ -260,6 +293,7 @@ class Recorder:
             tokens=window.tokens,
             budget_tokens=window.budget_tokens,
             version=version,
+            factor=factor,
         )
         self._windows.put(call.key, known)
         body = None if is_same else api.with_elements(call.body, conversation.leading, elements)

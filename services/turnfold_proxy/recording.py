@@ -4,7 +4,7 @@ The proxy is the only publisher of a session, so a list that continues the recor
 without asking what the session holds. The window shows afterwards whether that was right.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -87,3 +87,13 @@ def shows_all(window: Window, mirrored: MirroredList) -> bool:
         and mirrored.is_newest(shown[-1])
         and all(one is None or place_of(one) is not None for ids in shown for one in ids)
     )
+
+
+def calibrated_by(window: Window) -> Hashable:
+    """Return what changes whenever the factor of a session's model may have changed.
+
+    That is an eviction or a new version of the summary.
+    """
+    account = window.account
+    version = window.summary.version if window.summary is not None else 0
+    return version, account.covered + account.pending_shown + account.pending_digested

@@ -27,7 +27,11 @@ OLD = [USER, SPOKEN, USER]
 
 
 def continued(
-    new: list[Json], *, window: list[Json] | None = None, budget_tokens: int = 1_000
+    new: list[Json],
+    *,
+    window: list[Json] | None = None,
+    budget_tokens: int = 1_000,
+    factor: float | None = 1.0,
 ) -> GrownWindow | None:
     """The window of `OLD` and what is new; `window` is that of `OLD`, or None if it was whole."""
     known = KnownWindow(
@@ -38,6 +42,7 @@ def continued(
         tokens=500,
         budget_tokens=budget_tokens,
         version=3,
+        factor=factor,
     )
     # As the next request brings them: equal, and other objects.
     own = json.loads(json.dumps([*OLD, *new]))
@@ -82,9 +87,29 @@ def test_a_window_never_grows_beyond_its_budget() -> None:
     assert continued([CALL, result], window=[SUMMARY, OLD[2]], budget_tokens=2_000) is not None
 
 
+@pytest.mark.proves("T5", "L6")
+def test_new_elements_count_as_the_model_counts_them() -> None:
+    result = RESULT | {"content": "Ghent " * 50}
+    plain = continued([CALL, result], window=[SUMMARY, OLD[2]], budget_tokens=2_000)
+    billed = continued([CALL, result], window=[SUMMARY, OLD[2]], budget_tokens=2_000, factor=1.25)
+
+    assert plain is not None
+    assert billed is not None
+    assert billed.tokens - 500 >= 1.25 * (plain.tokens - 500)
+    room = plain.tokens
+    assert continued([CALL, result], window=[SUMMARY, OLD[2]], budget_tokens=room) is not None
+    assert (
+        continued([CALL, result], window=[SUMMARY, OLD[2]], budget_tokens=room, factor=1.25) is None
+    )
+
+
+def test_a_window_is_not_continued_before_the_factor_of_its_model_is_known() -> None:
+    assert continued([CALL, RESULT], window=[SUMMARY, OLD[2]], factor=None) is None
+
+
 def test_an_edited_list_is_left_to_the_services() -> None:
     edited = ListJson([USER, SPOKEN, SPOKEN]).digest
-    known = KnownWindow(edited, "m", 0, None, 1, 1_000, 0)
+    known = KnownWindow(edited, "m", 0, None, 1, 1_000, 0, 1.0)
     own = [*OLD, USER]
 
     window = grown(known, CHAT, own, ListJson(own), asked="m", beside_tokens=0, count=len)
@@ -104,7 +129,7 @@ def test_marks_of_a_cache_are_no_edit_and_results_of_anthropic_are_no_request() 
         {"role": "assistant", "content": [use]},
         {"role": "user", "content": [result]},
     ]
-    known = KnownWindow(ListJson(before).digest, "m", 0, [SUMMARY, 0], 1, 1_000, 1)
+    known = KnownWindow(ListJson(before).digest, "m", 0, [SUMMARY, 0], 1, 1_000, 1, 1.0)
 
     window = grown(known, api, own, ListJson(own), asked="m", beside_tokens=0, count=len)
 
