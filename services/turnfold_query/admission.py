@@ -24,6 +24,8 @@ BODY_SHARE = 0.25
 BODY_SECONDS = 30.0
 PROGRESS_SECONDS = 5.0
 """The longest pause between two parts of a body."""
+WATCH_AFTER_SECONDS = 0.05
+"""The time that a read request takes before its connection is watched."""
 _PLACE = "turnfold.place"
 
 
@@ -149,25 +151,58 @@ class ConcurrencyMiddleware:
 
     async def _read(self, scope: Scope, body: bytes, receive: Receive, answer: "_Answer") -> None:
         """Answer a read request; stop if the caller hangs up or the time is over."""
-        leaving = asyncio.ensure_future(receive())
-        working = asyncio.ensure_future(
-            self._app(scope, _again(body, lambda: asyncio.shield(leaving)), answer.send)
-        )
+        limit = answer.limit = asyncio.timeout(self._seconds)
+        departure = _Departure(receive, answer.stop)
         try:
-            await asyncio.wait(
-                (working, leaving), timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-            # Finish an answer that has begun, because its status line cannot be taken back.
-            if working.done() or answer.has_begun:
-                await working
-            elif not leaving.done():
+            async with limit:
+                await self._app(scope, _again(body, departure.message), answer.send)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            if not departure.is_seen:
                 raise Unavailable(
                     "the request took too long and was ended", retry_after_ms=RETRY_AFTER_MS
-                )
+                ) from None
         finally:
             answer.is_over = True
-            leaving.cancel()
-            working.cancel()
+            departure.close()
+
+
+class _Departure:
+    """Ends a request if its caller hangs up.
+
+    The connection is watched by a task, which costs as much as the admission of a request, so only
+    requests that take longer than most have one.
+    """
+
+    def __init__(self, receive: Receive, on_seen: Callable[[], object]) -> None:
+        self._receive = receive
+        self._on_seen = on_seen
+        self._watching: asyncio.Future[Message] | None = None
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_SECONDS, self._watch)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether the caller has hung up."""
+        return self._watching is not None and self._watching.done()
+
+    async def message(self) -> Message:
+        """Return the message that the caller has hung up, when it has."""
+        return await asyncio.shield(self._begun())
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._timer.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+
+    def _begun(self) -> asyncio.Future[Message]:
+        if self._watching is None:
+            self._watching = asyncio.ensure_future(self._receive())
+        return self._watching
+
+    def _watch(self) -> None:
+        self._begun().add_done_callback(lambda _: self._on_seen())
 
 
 class _Answer:
@@ -183,6 +218,19 @@ class _Answer:
         self.has_begun = False
         self.is_over = False
         self.on_begin: Callable[[], object] = lambda: None
+        self.limit: asyncio.Timeout | None = None
+
+    def stop(self) -> None:
+        """End the request now, unless its answer has begun."""
+        if self.limit is not None and not (self.is_over or self.limit.expired()):
+            self.limit.reschedule(asyncio.get_running_loop().time())
+
+    def _begin(self) -> None:
+        """Let the answer finish: its status line cannot be taken back."""
+        self.has_begun = True
+        if self.limit is not None and not self.limit.expired():
+            self.limit.reschedule(None)
+        self.limit = None
 
     async def send(self, message: Message) -> None:
         """Send a part, the head together with the first one."""
@@ -192,7 +240,8 @@ class _Answer:
         if message["type"] == "http.response.start":
             self._start = message
             return
-        self.has_begun = True
+        if not self.has_begun:
+            self._begin()
         size = len(message.get("body", b""))
         if size > LEAST_BYTES:
             try:
@@ -233,10 +282,13 @@ async def _body(
         RequestError: the body is too long or too slow, or there is no room for it.
     """
     parts: list[bytes] = []
-    size = taken = 0
-    if _has_body(scope):
-        taken = LEAST_BYTES
-        take(taken)
+    size = 0
+    if not _has_body(scope):
+        # The server has seen the end of the request already.
+        message = await receive()
+        return b"" if message["type"] == "http.request" else None
+    taken = LEAST_BYTES
+    take(taken)
     deadline = asyncio.get_running_loop().time() + BODY_SECONDS
     while True:
         message = await _next(receive, deadline)

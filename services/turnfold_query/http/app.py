@@ -40,6 +40,7 @@ from turnfold_query.http.pages import add_lists, add_probes, add_references
 from turnfold_query.http.publish import add_publish
 from turnfold_query.http.reads import add_agent_lists, add_policies, add_reads, add_tools
 from turnfold_query.http.responses import json_response
+from turnfold_query.http.windows import WindowRoute
 from turnfold_query.metrics import QueryMetrics
 
 ENVELOPE_BYTES = 64 * 1024
@@ -84,7 +85,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     add_references(app, asyncapi)
     event_bytes = limits.bytes + ENVELOPE_BYTES
     limited = ConcurrencyMiddleware(
-        app,
+        WindowRoute(app, dispatcher),
         admission,
         BodyMemory(memory_bytes, max(int(memory_bytes * BODY_SHARE), event_bytes)),
         most_bytes=lambda scope: (

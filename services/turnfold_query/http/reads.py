@@ -44,6 +44,7 @@ from turnfold_query.http.responses import (
     decode_id,
     session_key,
 )
+from turnfold_query.http.windows import PATH, answer_window
 
 Reply = Callable[[str, Request, str, str, RequestModel], Awaitable[Response]]
 
@@ -73,7 +74,7 @@ def _add_messages(app: FastAPI, dispatcher: QueryDispatcher, reply: Reply) -> No
     """Add the window, the history and the search."""
 
     @app.get(
-        SESSION + "/context",
+        PATH,
         **described_request(
             "context.get",
             "What should my model see next?",
@@ -86,16 +87,7 @@ def _add_messages(app: FastAPI, dispatcher: QueryDispatcher, reply: Reply) -> No
         query: Annotated[ContextQuery, Query()],
         http: Request,
     ) -> Response:
-        request = query.request()
-        tag = http.headers.get("if-none-match")
-        if tag is not None and request.etag is None:
-            etag = tag.strip().removeprefix("W/").strip('"')
-            request = request.model_copy(update={"etag": etag})
-        key = session_key(agent_id, session_id)
-        window = await dispatcher.context(key, request, place_of(http.scope))
-        if not window.is_modified:
-            return Response(status_code=304, headers={"ETag": f'"{window.etag}"'})
-        return bytes_response(window.body, ETag=f'"{window.etag}"')
+        return await answer_window(dispatcher, http.scope, agent_id, session_id, query)
 
     @app.get(
         SESSION + "/history",

@@ -132,12 +132,14 @@ class ContextQuery(ContextFields):
 
     def request(self) -> ContextRequest:
         """Return the same request as NATS carries it."""
+        recall: RecallFields | Literal[False] | None = None
+        if not self.recall:
+            recall = False
+        elif self.recall_tokens is not None or self.recall_share is not None:
+            recall = RecallFields(tokens=self.recall_tokens, share=self.recall_share)
         fields = {name: getattr(self, name) for name in ContextFields.model_fields}
-        recall = RecallFields(tokens=self.recall_tokens, share=self.recall_share)
-        is_plain = recall == RecallFields()
-        return ContextRequest(
-            **fields, recall=False if not self.recall else None if is_plain else recall
-        )
+        # The fields are valid: this model has the same ones.
+        return ContextRequest.model_construct(**fields, recall=recall)
 
 
 class SummaryRequest(Request):

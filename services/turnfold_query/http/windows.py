@@ -1,0 +1,76 @@
+"""The route of windows: agents wait for it before each call of their model.
+
+FastAPI's own work on a request takes three times as long as a cached window, so `WindowRoute`
+answers valid requests before it. FastAPI has the same route, for its description and for errors.
+"""
+
+import re
+from typing import Final
+from urllib.parse import parse_qsl
+
+from fastapi import FastAPI, Response
+from pydantic import ValidationError
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from turnfold.contracts.requests import ContextQuery
+from turnfold.errors import RequestError
+from turnfold_query.admission import place_of, refusal
+from turnfold_query.handlers import QueryDispatcher
+from turnfold_query.http.responses import SESSION, bytes_response, session_key
+
+PATH: Final = SESSION + "/context"
+_PATH: Final = re.compile(re.sub(r"\{\w+\}", "([^/]+)", PATH))
+
+
+async def answer_window(
+    dispatcher: QueryDispatcher, scope: Scope, agent_id: str, session_id: str, query: ContextQuery
+) -> Response:
+    """Answer a request for a window.
+
+    Raises:
+        RequestError: as `turnfold.operations.query.context.context` does.
+    """
+    request = query.request()
+    tag = Headers(scope=scope).get("if-none-match")
+    if tag is not None and request.etag is None:
+        etag = tag.strip().removeprefix("W/").strip('"')
+        request = request.model_copy(update={"etag": etag})
+    key = session_key(agent_id, session_id)
+    window = await dispatcher.context(key, request, place_of(scope))
+    if not window.is_modified:
+        return Response(status_code=304, headers={"ETag": f'"{window.etag}"'})
+    return bytes_response(window.body, ETag=f'"{window.etag}"')
+
+
+class WindowRoute:
+    """Answers valid requests for windows, and passes everything else on to the application."""
+
+    def __init__(self, app: FastAPI, dispatcher: QueryDispatcher) -> None:
+        self._app: ASGIApp = app
+        self._dispatcher = dispatcher
+        (self._route,) = [route for route in app.routes if getattr(route, "path", None) == PATH]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request, or pass it on."""
+        ids = _PATH.fullmatch(scope["path"]) if scope["method"] == "GET" else None
+        query = None if ids is None else query_of(scope["query_string"])
+        if ids is None or query is None:
+            await self._app(scope, receive, send)
+            return
+        # Tracing names the request after it.
+        scope["route"] = self._route
+        try:
+            response = await answer_window(self._dispatcher, scope, ids[1], ids[2], query)
+        except RequestError as error:
+            response = refusal(error)
+        await response(scope, receive, send)
+
+
+def query_of(query_string: bytes) -> ContextQuery | None:
+    """Read the fields of a URL; None if they are invalid, and FastAPI tells why."""
+    fields = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
+    try:
+        return ContextQuery.model_validate(dict(fields))
+    except ValidationError:
+        return None
