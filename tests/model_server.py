@@ -17,6 +17,10 @@ SUMMARY = {
 }
 
 
+SLOW_SECONDS = 2.0
+"""How long a `slow` answer takes."""
+
+
 @dataclass
 class ModelServer:
     """Answers with `fault`, or with the next of `script` while there is one; keeps what it was asked.
@@ -53,6 +57,9 @@ class ModelServer:
             return
         if fault == "trickle":
             await _trickle(writer)
+        if fault == "slow":
+            await asyncio.sleep(SLOW_SECONDS)
+            fault = "answer"
         asked = self.requests[-1]
         if fault == "small":
             size = sum(len(message["content"]) for message in asked["messages"])

@@ -24,7 +24,7 @@ BODY_SHARE = 0.25
 BODY_SECONDS = 30.0
 PROGRESS_SECONDS = 5.0
 """The longest pause between two parts of a body."""
-WATCH_AFTER_SECONDS = 0.05
+WATCH_AFTER_SECONDS = 0.002
 """The time that a read request takes before its connection is watched."""
 _PLACE = "turnfold.place"
 

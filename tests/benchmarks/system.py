@@ -72,12 +72,19 @@ class System:
 
     def ask(self, sql: str) -> tuple[Any, ...]:
         """The first row of a reading query; the system is not asked, so nothing is left behind in it."""
+        found: tuple[Any, ...] = self._read(sql).fetchone()
+        return found
+
+    def all(self, sql: str) -> list[tuple[Any, ...]]:
+        """The same for all rows."""
+        return self._read(sql).fetchall()
+
+    def _read(self, sql: str) -> sqlite3.Cursor:
         if self._reader is None:
             self._reader = sqlite3.connect(
                 f"file:{self.database}?mode=ro", uri=True, timeout=10, isolation_level=None
             )
-        found: tuple[Any, ...] = self._reader.execute(sql).fetchone()
-        return found
+        return self._reader.execute(sql)
 
     def logged(self) -> int:
         """How many lines its services have logged."""

@@ -6,15 +6,17 @@ The number and the duration of connections are limited, so that one client canno
 import asyncio
 import contextlib
 import resource
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from socket import socket
 from typing import Any
 
+import httptools
 import structlog
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from turnfold.errors import StartError
@@ -23,6 +25,8 @@ STOP_SECONDS = 10.0
 HEAD_SECONDS = 10.0
 """Time limit for the request line and headers, and for a TLS handshake."""
 HEAD_BYTES = 16 * 1024
+MOST_PIPELINED = 16
+"""The most requests of a connection that wait for an earlier one."""
 IDLE_SECONDS = 5.0
 """Time limit of a connection between two requests."""
 REST_SECONDS = 2.0
@@ -62,7 +66,6 @@ class HttpServer:
                 ssl_certfile=certificate, ssl_keyfile=certificate_key,
                 http=_Connection,
                 ws="none",
-                h11_max_incomplete_event_size=HEAD_BYTES,
                 timeout_keep_alive=int(IDLE_SECONDS),
             ),
             most=_within_file_limit(connections),
@@ -115,8 +118,15 @@ class _State(ServerState):
             next(iter(self.without_request)).drop()
 
 
-class _Connection(H11Protocol):
-    """uvicorn's connection, with time limits for receiving requests and for sending replies."""
+class _TooMuch(Exception):
+    """A head is too long, or too many requests are pipelined; the parser stops with it."""
+
+
+class _Connection(HttpToolsProtocol):
+    """uvicorn's connection, with time limits for receiving requests and for sending replies.
+
+    Its parser limits neither the bytes of a head nor the number of pipelined requests.
+    """
 
     def __init__(
         self, config: uvicorn.Config, server_state: ServerState, *more: Any, **named: Any
@@ -124,14 +134,17 @@ class _Connection(H11Protocol):
         super().__init__(config, server_state, *more, **named)
         assert isinstance(server_state, _State)
         self._open = server_state
-        self._newest: RequestResponseCycle | None = None
+        self._head_bytes = 0
+        self._unseen_bytes = 0
+        self._data = b""
         self._head_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
 
     @property
     def _has_request(self) -> bool:
-        return self._newest is not None and not self._newest.response_complete
+        # uvicorn makes a cycle per request, as soon as its headers are complete.
+        return bool(self.cycle) and not self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -149,26 +162,74 @@ class _Connection(H11Protocol):
         # The first byte of a further request on the same connection. Its time begins here.
         if self._head_timer is None and not self._has_request:
             self._wait_for_request()
+        self._data = data
+        self._unseen_bytes += len(data)
         super().data_received(data)
+        # The parser holds an unfinished header, or one after a body, until it is complete.
+        if self._unseen_bytes > HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("A header is too long.")
 
-    def handle_events(self) -> None:
-        super().handle_events()
-        # uvicorn makes a cycle per request, as soon as its headers are complete.
-        if self.cycle is not self._newest:
-            self._newest = self.cycle
-            self._open.without_request.pop(self, None)
-            self._stop_head_timer()
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._open.without_request.pop(self, None)
+        self._stop_head_timer()
+        if len(self.pipeline) > MOST_PIPELINED:
+            self.drop()
+            raise _TooMuch
+
+    def on_body(self, body: bytes) -> None:
+        self._unseen_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unseen_bytes = 0
+        super().on_message_complete()
+
+    def _count_head(self, size: int) -> None:
+        self._unseen_bytes = 0
+        self._head_bytes += size
+        if self._head_bytes > HEAD_BYTES:
+            raise _TooMuch
+
+    def _should_upgrade(self) -> bool:
+        # uvicorn begins no cycle then, but calls the next method.
+        return True
+
+    def handle_websocket_upgrade(self) -> None:
+        """Read the request as one without a wish to upgrade, whose body the parser would skip."""
+        upgrade = sys.exc_info()[1]
+        assert isinstance(upgrade, httptools.HttpParserUpgrade)
+        method, rest = self.scope["method"], self._data[upgrade.args[0] :]
+        if method == "CONNECT":
+            self.send_400_response("There is nothing to connect to.")
+            return
+        headers = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        head = b"%s %s HTTP/1.1\r\n%s\r\n" % (method.encode(), self.url, b"".join(headers))
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(head + rest)
 
     def on_response_complete(self) -> None:
-        before = self.cycle
         super().on_response_complete()
-        # With pipelining, uvicorn has begun the next request inside the call above.
-        if self.cycle is before and not self.transport.is_closing():
+        answered = self.cycle
+        # With pipelining, the newest request is another one, which runs now or waits.
+        if answered.response_complete and not self.transport.is_closing():
             self._open.without_request[self] = None
             # Closing at once would reset the connection, and the client might lose the reply.
-            if before.more_body:
+            if answered.more_body:
                 self._rest_timer = self.loop.call_later(
-                    REST_SECONDS, self._close_unless_complete, before
+                    REST_SECONDS, self._close_unless_complete, answered
                 )
 
     def pause_writing(self) -> None:

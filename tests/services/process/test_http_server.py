@@ -1,0 +1,201 @@
+"""The limits of a connection: long heads, pipelined requests, and requests to upgrade."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from tests.ports import free_port
+from turnfold.process.http_server import HttpServer
+
+GET = b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n"
+SECONDS = 20
+
+
+class Application:
+    """Answers with the path and the body, as soon as `may_answer` is set; counts what began."""
+
+    def __init__(self) -> None:
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.begun = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.begun += 1
+        parts = [scope["path"].encode()]
+        while True:
+            message = await receive()
+            parts.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                break
+        await self.may_answer.wait()
+        body = b"".join(parts)
+        length = [(b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": length})
+        await send({"type": "http.response.body", "body": body})
+
+
+class Peer:
+    """A client that sends bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def answer(self) -> tuple[bytes, bytes]:
+        """The head and the body of the next answer."""
+        async with asyncio.timeout(SECONDS):
+            head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+            length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            return head, await self._reader.readexactly(length)
+
+    async def rest(self) -> bytes:
+        """What comes until the server closes the connection."""
+        async with asyncio.timeout(SECONDS):
+            try:
+                return await self._reader.read()
+            except ConnectionError:
+                return b""
+
+    async def flood(self, head: bytes, part: bytes, times: int) -> int:
+        """Send a part again and again; return how many were sent before the connection ended."""
+        try:
+            await self.send(head)
+            for number in range(times):
+                await self.send(part)
+                await asyncio.sleep(0)
+                if self._reader.at_eof():
+                    return number
+        except ConnectionError:
+            return 0
+        return times
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@asynccontextmanager
+async def connected(app: Application) -> AsyncGenerator[Peer]:
+    server = HttpServer(app, host="127.0.0.1", port=free_port(), connections=100)
+    await server.opened()
+    peer = Peer(*await asyncio.open_connection("127.0.0.1", server.port))
+    try:
+        yield peer
+    finally:
+        peer.close()
+        await server.close()
+
+
+async def test_requests_of_one_connection_are_answered_one_after_the_other() -> None:
+    async with connected(Application()) as peer:
+        for number in range(3):
+            await peer.send(GET % number)
+            _, body = await peer.answer()
+            assert body == b"/%d" % number
+
+
+async def test_pipelined_requests_are_answered_in_order() -> None:
+    async with connected(Application()) as peer:
+        await peer.send(b"".join(GET % number for number in range(10)))
+
+        bodies = [(await peer.answer())[1] for _ in range(10)]
+
+    assert bodies == [b"/%d" % number for number in range(10)]
+
+
+async def test_a_connection_with_too_many_pipelined_requests_is_dropped() -> None:
+    app = Application()
+    app.may_answer.clear()
+    async with connected(app) as peer:
+        await peer.send(b"".join(GET % number for number in range(100)))
+
+        rest = await peer.rest()
+        app.may_answer.set()
+
+    assert b"200" not in rest
+    assert app.begun <= 1
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n"
+        + b"".join(b"X-%d: %s\r\n" % (number, b"a" * 50) for number in range(400))
+        + b"\r\n",
+    ],
+    ids=["path", "header", "headers"],
+)
+async def test_a_head_above_the_limit_is_a_bad_request(head: bytes) -> None:
+    app = Application()
+    async with connected(app) as peer:
+        await peer.send(head)
+
+        rest = await peer.rest()
+
+    assert rest.startswith(b"HTTP/1.1 400")
+    assert not app.begun
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX-Endless: ",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX-Endless",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-Endless: ",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5;endless=",
+    ],
+    ids=["path", "value", "name", "trailer", "extension"],
+)
+async def test_an_endless_part_of_a_head_ends_the_connection(head: bytes) -> None:
+    async with connected(Application()) as peer:
+        sent = await peer.flood(head, b"a" * 8_192, 1_000)
+
+    assert sent < 1_000
+
+
+async def test_a_long_body_in_many_parts_is_no_head() -> None:
+    async with connected(Application()) as peer:
+        await peer.send(b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 400000\r\n\r\n")
+        for _ in range(100):
+            await peer.send(b"b" * 4_000)
+        _, long = await peer.answer()
+        await peer.send(GET % 7)
+        _, next_body = await peer.answer()
+
+    assert len(long) == 400_002
+    assert next_body == b"/7"
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+async def test_a_request_to_upgrade_is_read_like_any_other(parts: int) -> None:
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: A\r\n"
+    request = b"POST /u HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n%s\r\nbody" % upgrade
+    size = -(-len(request) // parts)
+    async with connected(Application()) as peer:
+        for _ in range(2):
+            for start in range(0, len(request), size):
+                await peer.send(request[start : start + size])
+                await asyncio.sleep(0.01)
+            _, body = await peer.answer()
+            assert body == b"/ubody"
+        await peer.send(GET % 7)
+        _, body = await peer.answer()
+
+    assert body == b"/7"
+
+
+async def test_a_request_to_connect_is_a_bad_request() -> None:
+    async with connected(Application()) as peer:
+        await peer.send(b"CONNECT example.org:443 HTTP/1.1\r\nHost: x\r\n\r\n")
+        rest = await peer.rest()
+
+    assert rest.startswith(b"HTTP/1.1 400")
