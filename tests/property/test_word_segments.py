@@ -14,8 +14,8 @@ from turnfold.core.text.word_segments import (
     due_merge,
     merge_segments,
     pack_segment,
+    posting_lists,
     postings_of,
-    read_block,
     read_header,
 )
 
@@ -38,8 +38,8 @@ def found(pieces: Sequence[bytes], term: str, *, is_prefix: bool) -> set[int]:
     return {
         header.positions[ordinal]
         for block in blocks
-        for ordinals in read_block(block, len(header.positions)).find(key, is_prefix=is_prefix)
-        for ordinal in ordinals
+        for postings in posting_lists(block, len(header.positions), key, is_prefix=is_prefix)
+        for ordinal in postings.ordinals()
     }
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 from turnfold.core.recall.block import RecallMaterial
 from turnfold.core.recall.question import RecallQuestion
 from turnfold.core.recall.quotes import MarkedLine
-from turnfold.core.recall.ranking import FoundPlaces
+from turnfold.core.recall.ranking import Places
 from turnfold.core.text.search import Lookup
 
 
@@ -18,17 +18,17 @@ class SearchedSession:
     `positions` and `tokens` are those of every message, in order; messages that are never recalled
     have 0 tokens. `matches` has one entry per lookup of `question`. `spoken` are the messages of
     the speaker whom the question names, None unless it names exactly one. `look_up` searches the
-    index alone, and reads no lookup further than a number of places. `texts` reads the texts of
-    messages, and `marked_lines` the marked lines of the newest ones, oldest first.
+    index alone, and finds nothing for a lookup with more than a number of places. `texts` reads the
+    texts of messages, and `marked_lines` the marked lines of the newest ones, oldest first.
     """
 
     question: RecallQuestion
 
     positions: Sequence[int]
     tokens: Sequence[int]
-    matches: Sequence[FoundPlaces]
+    matches: Sequence[Places]
     spoken: Collection[int] | None
-    look_up: Callable[[Sequence[Lookup], int], Sequence[FoundPlaces]]
+    look_up: Callable[[Sequence[Lookup], int], Sequence[Places]]
     texts: Callable[[Sequence[int]], Sequence[str]]
     marked_lines: Callable[[], Mapping[int, Sequence[MarkedLine]]]
 

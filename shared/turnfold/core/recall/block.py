@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from turnfold.core.history.gist import gist_of
 from turnfold.core.recall.quotes import MarkedLine, quotable_text
@@ -31,6 +31,7 @@ HEADING_TOKENS: Final = 2
 DIGITS_OF_A_TOKEN: Final = 3
 MINUTE_TOKENS: Final = 5
 DATE_TOKENS: Final = 7
+DATE_CHARACTERS: Final = len("2026-11-20")
 MARK_TOKENS: Final = 3
 PART: Final = ", in part:"
 PART_TOKENS: Final = 4
@@ -42,8 +43,7 @@ LEAST_ROOM: Final = FRAME_TOKENS + HEADING_TOKENS + MINUTE_TOKENS + DATE_TOKENS 
 """A smaller room holds no block that would be worth its frame."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecalledMessage:
+class RecalledMessage(NamedTuple):
     """A message that may be recalled, with its JSON body.
 
     `ordinal` counts within the session, and `said_at` is a time as `2026-11-20 10:00`.
@@ -62,12 +62,12 @@ class RecalledMessage:
     @property
     def date(self) -> str:
         """The day on which it was said."""
-        return self.said_at.partition(" ")[0]
+        return self.said_at[:DATE_CHARACTERS]
 
     @property
     def time(self) -> str:
         """The minute at which it was said."""
-        return self.said_at.partition(" ")[2]
+        return self.said_at[DATE_CHARACTERS + 1 :]
 
     @property
     def call_position(self) -> int | None:
@@ -147,6 +147,7 @@ class _BlockWriter:
             if recalled.call_position is not None:
                 self._results[recalled.call_position].append(recalled)
         self._texts: dict[int, str] = {}
+        self._bounds: dict[str, int] = {}
         self._quoted: dict[int, tuple[RecalledMessage, list[MarkedLine]]] = {}
         self._ordinals: set[int] = set()
         self._times: set[str] = set()
@@ -158,10 +159,10 @@ class _BlockWriter:
             new = [part for part in unit if part.position not in self._texts]
             if self._quoted and any(part.position in self._quoted for part in new):
                 continue
-            texts = {part.position: self._text_of(part) for part in new}
-            tokens = sum(self._tokens(part, texts[part.position]) for part in new)
-            if self._takes(new, tokens):
-                self._texts |= texts
+            told = [self._told(part) for part in new]
+            if self._takes(new, sum([tokens for _, tokens in told])):
+                for part, (text, _) in zip(new, told, strict=True):
+                    self._texts[part.position] = text
                 return
 
     def quote(self, quote: Quote) -> None:
@@ -173,34 +174,38 @@ class _BlockWriter:
         if of.position in self._quoted:
             if self._takes((), tokens):
                 self._quoted[of.position][1].append(line)
-        elif self._takes([of], tokens + self._speaker_tokens(of) + SPEAKER_TOKENS + PART_TOKENS):
+        elif self._takes(
+            [of],
+            tokens + self._speaker_tokens(of, self._speaker(of)) + SPEAKER_TOKENS + PART_TOKENS,
+        ):
             self._quoted[of.position] = (of, [line])
 
     def _takes(self, new: Sequence[RecalledMessage], tokens: int) -> bool:
         """Take room for these messages, if there is enough for their tokens and headings."""
-        ordinals = {part.ordinal for part in new} - self._ordinals
+        held, times = self._ordinals, self._times
+        ordinals = [part.ordinal for part in new if part.ordinal not in held]
         tokens += self._heading_tokens * self._more_stretches(ordinals)
-        dates = {part.date for part in new} - self._times
-        minutes = {part.said_at for part in new} - self._times
+        minutes = {part.said_at for part in new if part.said_at not in times}
+        dates = {said_at[:DATE_CHARACTERS] for said_at in minutes} - times if minutes else minutes
         tokens += DATE_TOKENS * len(dates) + MINUTE_TOKENS * len(minutes)
         if self._used + tokens > self.room:
             return False
         self._used += tokens
-        self._times |= dates | minutes
-        self._ordinals |= ordinals
+        times |= dates | minutes
+        held.update(ordinals)
         return True
 
     def _more_stretches(self, ordinals: Collection[int]) -> int:
         """Return how many more rows of neighbors these ordinals make; joining rows makes fewer."""
         held = self._ordinals
-        joined = sum((ordinal + 1 in held) + (ordinal - 1 in held) for ordinal in ordinals)
-        return len(ordinals) - joined - sum(ordinal + 1 in ordinals for ordinal in ordinals)
+        more = sum([1 - (ordinal + 1 in held) - (ordinal - 1 in held) for ordinal in ordinals])
+        return more - sum([ordinal + 1 in ordinals for ordinal in ordinals])
 
     def written(self) -> RecallBlock | None:
         """Return the block; None if it is empty."""
         for position, (of, lines) in self._quoted.items():
             told = [_text_of_line(of, line) for line in sorted(lines)]
-            self._texts[position] = f"{self._speaker(of)}{PART} {chr(10).join(told)}"
+            self._texts[position] = defused(f"{self._speaker(of)}{PART} {chr(10).join(told)}")
         chosen = [self._by_position[position] for position in sorted(self._texts)]
         if not chosen:
             return None
@@ -211,15 +216,13 @@ class _BlockWriter:
             tuple(recalled.message.message_id for recalled in chosen),
         )
 
-    def _units(self, recalled: RecalledMessage) -> Iterator[Sequence[RecalledMessage]]:
-        """Yield what may be added for a message, the best choice first."""
+    def _units(self, recalled: RecalledMessage) -> Sequence[Sequence[RecalledMessage]]:
+        """Return what may be added for a message, the best choice first."""
         if recalled.call_position is not None:
             call = self._by_position.get(recalled.call_position)
-            yield [recalled] if call is None else [call, recalled]
-            return
-        if results := self._results.get(recalled.position):
-            yield [recalled, *results]
-        yield [recalled]
+            return ([recalled] if call is None else [call, recalled],)
+        results = self._results.get(recalled.position)
+        return ([recalled, *results], [recalled]) if results else ([recalled],)
 
     def _lines(self, chosen: Sequence[RecalledMessage]) -> Iterator[str]:
         """Yield the texts, with a heading before each stretch of neighbors.
@@ -238,14 +241,28 @@ class _BlockWriter:
                 )
                 date, said_at = recalled.date, recalled.said_at
             before = recalled.ordinal
-            yield defused(self._texts[recalled.position])
+            yield self._texts[recalled.position]
 
-    def _text_of(self, recalled: RecalledMessage) -> str:
-        """Return a message as text: who spoke, what was said, and what was called."""
-        text, speaker = text_of(recalled.body), self._speaker(recalled)
-        lines = [f"{speaker}: {text}"] if text or not recalled.message.calls else []
-        lines += [f"{speaker} called {call}" for call in _calls(recalled)]
-        return "\n".join(lines)
+    def _told(self, recalled: RecalledMessage) -> tuple[str, int]:
+        """Return a message as text, and an upper bound of its tokens in the block.
+
+        The text says who spoke, what was said, and what was called. The count of the content
+        contains images, which are not told; the gist has the size of the text alone. The overhead
+        of each call stands for `called` and the line end.
+        """
+        message, body = recalled.message, recalled.body
+        calls, said, speaker = message.calls, text_of(body), self._speaker(recalled)
+        lines = [f"{speaker}: {said}"] if said or not calls else []
+        if calls:
+            lines += [f"{speaker} called {call}" for call in _calls(recalled)]
+        text = "\n".join(lines)
+        tokens = message.content_tokens + sum([call.tokens for call in calls])
+        if isinstance(body.get("content"), list):
+            known = gist_of(message).text_tokens if not calls else None
+            tokens = min(tokens, token_upper_bound(text) if known is None else known)
+        tokens += self._speaker_tokens(recalled, speaker) * (1 + len(calls)) + SPEAKER_TOKENS
+        marks = markers_in(text)
+        return (defused(text), tokens + MARK_TOKENS * marks) if marks else (text, tokens)
 
     def _speaker(self, recalled: RecalledMessage) -> str:
         """Return who spoke; of a result whose call is known, what returned it."""
@@ -258,30 +275,17 @@ class _BlockWriter:
         name = recalled.body.get("name")
         return name if isinstance(name, str) and name else recalled.message.role.value
 
-    def _tokens(self, recalled: RecalledMessage, text: str) -> int:
-        """Return an upper bound of a message's tokens in the block.
-
-        Only its text and its calls are told. The count of its content contains its images; the gist
-        has the size of the text alone. The overhead of each of its calls stands for `called` and
-        the line end.
-        """
-        message = recalled.message
-        tokens = message.content_tokens + sum([call.tokens for call in message.calls])
-        if isinstance(recalled.body.get("content"), list):
-            known = gist_of(recalled.message).text_tokens if not recalled.message.calls else None
-            tokens = min(tokens, token_upper_bound(text) if known is None else known)
-        tokens += self._speaker_tokens(recalled) * (1 + len(recalled.message.calls))
-        return tokens + SPEAKER_TOKENS + MARK_TOKENS * markers_in(text)
-
-    def _speaker_tokens(self, recalled: RecalledMessage) -> int:
+    def _speaker_tokens(self, recalled: RecalledMessage, speaker: str) -> int:
         """Return an upper bound of a speaker's tokens.
 
         The name of a message was counted with it: its tokens are those of no other part.
         """
-        message, speaker = recalled.message, self._speaker(recalled)
+        message = recalled.message
         if speaker == message.role.value:
             return 1
-        bound = token_upper_bound(speaker)
+        bound = self._bounds.get(speaker)
+        if bound is None:
+            bound = self._bounds[speaker] = token_upper_bound(speaker)
         if speaker != recalled.body.get("name") or message.calls:
             return bound
         parts = MESSAGE_TOKENS + message.content_tokens + message.reasoning_tokens

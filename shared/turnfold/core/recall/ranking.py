@@ -6,8 +6,9 @@ messages, so that an answer is found by the words of its question. Long messages
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import repeat
 from math import log
+from operator import itemgetter, mul
 from typing import Final
 
 DECAY: Final = (1.0, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -29,120 +30,116 @@ MOST_PLACES_OF_RELATED: Final = 100
 LEAST_RARITY: Final = 0.1
 """Lookups are ignored whose rarity is below this share of the rarest one's."""
 MOST_PLACES: Final = 600
-"""Of a lookup with more places, only the newest `NEWEST_PLACES` are looked at."""
+"""A lookup that more messages match is left out, unless no other finds any."""
 NEWEST_PLACES: Final = 200
+"""Of each lookup, if all of them have more places, so many of the newest are looked at."""
 MOST_RANKED: Final = 400
 STRETCH: Final = REACH + 1
 """So many messages in a row are weighed together before single ones are."""
-MOST_PROMISING: Final = 100
-"""Only messages near so many promising places are scored, so that long sessions take no longer."""
+MOST_CANDIDATES: Final = 300
+"""Once the rarest lookups match so many messages, the others only count for these and near them."""
+LEAST_PROMISING: Final = 40
+TOKENS_A_PROMISING: Final = 50
+"""Only the stretches of so many promising places are scored, of one for so many tokens of room."""
 AROUND: Final = 0.1
 """The weight of a match in the stretches around a place, beside one in the message itself."""
 
-
-@dataclass(frozen=True, slots=True)
-class FoundPlaces:
-    """The places of one lookup as ordinals in the session, newest first.
-
-    `older` are not among them, but count for how rare the lookup is.
-    """
-
-    places: Sequence[int]
-    older: int = 0
+Places = Sequence[int]
+"""The messages that a lookup matches, as ordinals in the session, newest first."""
 
 
 def score(
-    lookups: Sequence[FoundPlaces], tokens: Sequence[int], until: int
+    lookups: Sequence[Places], tokens: Sequence[int], until: int, room: int
 ) -> defaultdict[int, float]:
     """Return what the matches count for each message before `until`, by its ordinal.
 
-    `tokens` holds the size of each message of the session, 0 if it is never recalled.
+    `tokens` holds the size of each message of the session, 0 if it is never recalled. Messages of
+    `room` tokens are wanted.
     """
     scores: defaultdict[int, float] = defaultdict(float)
-    weighted = [(_rarity(matches, until), matches.places) for matches in lookups if matches.places]
+    weighted = [(_rarity(places, until), places) for places in lookups if places]
     rarest = max((rarity for rarity, _ in weighted), default=0.0)
     weighted = [found for found in weighted if found[0] >= LEAST_RARITY * rarest]
-    for rarity, places in _near_best(weighted, tokens):
+    promising = max(LEAST_PROMISING, room // TOKENS_A_PROMISING)
+    for rarity, places in _near_best(weighted, tokens, promising):
         _add(scores, rarity, places, until)
     return scores
 
 
-def add_related(
-    scores: defaultdict[int, float], lookups: Sequence[FoundPlaces], until: int
-) -> None:
+def add_related(scores: defaultdict[int, float], lookups: Sequence[Places], until: int) -> None:
     """Add lookups for words that the best messages share.
 
     Only messages with the word itself count. A word that many messages hold says nothing, and one
     that no second message holds finds nothing.
     """
-    most = min(MOST_PLACES_OF_RELATED, MOST_RELATED * until)
-    for matches in lookups:
-        if 1 < len(matches.places) + matches.older <= most:
-            weight = RELATED * _rarity(matches, until)
-            for place in matches.places:
+    most = MOST_RELATED * until
+    for places in lookups:
+        if 1 < len(places) <= most:
+            weight = RELATED * _rarity(places, until)
+            for place in places:
                 scores[place] += weight
 
 
 def rank(
     scores: Mapping[int, float], tokens: Sequence[int], spoken: Collection[int] | None
 ) -> list[int]:
-    """Return the ordinals of the best messages, best first.
+    """Return the ordinals of the best messages, best first, of equals the newest.
 
     `spoken` are the messages of the one speaker that the question names, if it names exactly one.
     """
-    named: Collection[int] = () if spoken is None else spoken
-    values = [
-        (
-            scored
-            * (SPEAKER if ordinal in named else 1.0)
-            * _LENGTHS[min(tokens[ordinal], MOST_TOKENS)],
-            ordinal,
-        )
-        for ordinal, scored in scores.items()
-        if tokens[ordinal]
-    ]
-    values.sort(reverse=True)
-    return [ordinal for _, ordinal in values[:MOST_RANKED]]
+    values = _per_length(scores, tokens)
+    for ordinal in values.keys() & spoken if spoken is not None else ():
+        values[ordinal] *= SPEAKER
+    return [ordinal for ordinal in _best(values) if tokens[ordinal]][:MOST_RANKED]
+
+
+def _best(values: Mapping[int, float]) -> list[int]:
+    """Return ordinals by their values, best first, of equals the newest."""
+    return sorted(sorted(values, reverse=True), key=values.__getitem__, reverse=True)
+
+
+def _per_length(scores: Mapping[int, float], tokens: Sequence[int]) -> dict[int, float]:
+    """Return scores divided by a power of the lengths of their messages."""
+    sizes = map(min, map(tokens.__getitem__, scores), repeat(MOST_TOKENS))
+    return dict(
+        zip(scores, map(mul, scores.values(), map(_LENGTHS.__getitem__, sizes)), strict=True)
+    )
 
 
 def _near_best(
-    weighted: Sequence[tuple[float, Sequence[int]]], tokens: Sequence[int]
-) -> Sequence[tuple[float, Sequence[int]]]:
-    """Leave out the places that are far from the most promising ones, so that few are scored.
+    weighted: Sequence[tuple[float, Places]], tokens: Sequence[int], most: int
+) -> Sequence[tuple[float, Places]]:
+    """Leave out the places that are far from the `most` promising ones, so that few are scored.
 
     A place promises the rarities of its own matches, and a part of those in the stretches around.
     """
     own: defaultdict[int, float] = defaultdict(float)
-    for rarity, places in weighted:
-        for place in places:
+    for rarity, places in sorted(weighted, key=itemgetter(0), reverse=True):
+        for place in places if len(own) < MOST_CANDIDATES else own.keys() & places:
             own[place] += rarity
-    if len(own) <= MOST_PROMISING:
+    if len(own) <= most:
         return weighted
     sums: defaultdict[int, float] = defaultdict(float)
     for place, rarity in own.items():
         sums[place // STRETCH] += rarity
     around = {at: sums.get(at - 1, 0.0) + here + sums.get(at + 1, 0.0) for at, here in sums.items()}
-    promises = [
-        (
-            (rarity + AROUND * around[place // STRETCH])
-            * _LENGTHS[min(tokens[place], MOST_TOKENS)],
-            place,
-        )
-        for place, rarity in own.items()
-    ]
-    promises.sort(reverse=True)
-    best = {place // STRETCH for _, place in promises[:MOST_PROMISING]}
-    near = {beside for at in best for beside in (at - 1, at, at + 1)}
+    for place in own:
+        own[place] += AROUND * around[place // STRETCH]
+    promising = _best(_per_length(own, tokens))[:most]
+    near = {
+        STRETCH * stretch + number
+        for stretch in {place // STRETCH for place in promising}
+        for number in range(STRETCH)
+    }
     return [
-        (rarity, [place for place in places if place // STRETCH in near])
-        for rarity, places in weighted
+        (rarity, sorted(near.intersection(places), reverse=True)) for rarity, places in weighted
     ]
 
 
-def _rarity(matches: FoundPlaces, messages: int) -> float:
+def _rarity(places: Places, messages: int) -> float:
     """Return the inverse document frequency, as BM25 defines it."""
-    places = len(matches.places) + matches.older
-    return log(1 + (max(messages - places, 0) + 0.5) / (places + 0.5))
+    found = len(places)
+    return log(1 + (max(messages - found, 0) + 0.5) / (found + 0.5))
 
 
 def _add(scores: defaultdict[int, float], rarity: float, places: Sequence[int], until: int) -> None:
@@ -153,12 +150,19 @@ def _add(scores: defaultdict[int, float], rarity: float, places: Sequence[int], 
     """
     weights = [rarity * share for share in DECAY]
     own = weights[0] + OWN_WORD * rarity
+    around = [
+        (distance, weights[abs(distance)]) for distance in range(-REACH, REACH + 1) if distance
+    ]
     after = until + REACH  # places come newest first
     for number, place in enumerate(places, start=1):
         before = places[number] if number < len(places) else -REACH - 1
         scores[place] += own
-        for distance in range(1, min(REACH, (after - place) // 2, until - 1 - place) + 1):
-            scores[place + distance] += weights[distance]
-        for distance in range(1, min(REACH, (place - before - 1) // 2, place) + 1):
-            scores[place - distance] += weights[distance]
+        if after - place > 2 * REACH < place - before:
+            for distance, weight in around:
+                scores[place + distance] += weight
+        else:
+            for distance in range(1, min(REACH, (after - place) // 2, until - 1 - place) + 1):
+                scores[place + distance] += weights[distance]
+            for distance in range(1, min(REACH, (place - before - 1) // 2, place) + 1):
+                scores[place - distance] += weights[distance]
         after = place

@@ -7,7 +7,7 @@ are its blocks, in the order of their terms. Messages are named by their ordinal
 
 import struct
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import Final, NamedTuple
@@ -55,15 +55,6 @@ class TermBlock(NamedTuple):
     terms: Sequence[bytes]
     ends: Sequence[int]
     ordinals: Sequence[int]
-
-    def find(self, term: bytes, *, is_prefix: bool) -> Iterator[Sequence[int]]:
-        """Yield the ordinals of a term, or those of each term that begins so."""
-        place = bisect_left(self.terms, term)
-        while place < len(self.terms) and (
-            self.terms[place].startswith(term) if is_prefix else self.terms[place] == term
-        ):
-            yield self.ordinals[self.ends[place - 1] if place else 0 : self.ends[place]]
-            place += 1
 
 
 def postings_of(terms: Iterable[Iterable[str]]) -> Postings:
@@ -113,6 +104,51 @@ def read_block(block: bytes, messages: int) -> TermBlock:
     start += len(terms) << width
     code = _CODES[_width(messages - 1)]
     return TermBlock(terms, ends, struct.unpack_from(f"<{ends[-1]}{code}", block, start))
+
+
+class PostingList(NamedTuple):
+    """The packed ordinals of the messages with a term, in a block from the byte `start` on."""
+
+    term: bytes
+    block: bytes
+    start: int
+    messages: int
+    code: str
+
+    def ordinals(self) -> Sequence[int]:
+        """Return the rising ordinals."""
+        return struct.unpack_from(f"<{self.messages}{self.code}", self.block, self.start)
+
+
+def posting_lists(
+    block: bytes, messages: int, term: bytes, *, is_prefix: bool
+) -> Iterator[PostingList]:
+    """Yield where the ordinals of a term stand in a block, or those of each term that begins so.
+
+    Nothing else is decoded: a block has a hundred terms, and a frequent one thousands of ordinals.
+    """
+    if not block:
+        return
+    size, width = _BLOCK.unpack_from(block)
+    terms = _SEPARATOR + block[_BLOCK.size : _BLOCK.size + size] + _SEPARATOR
+    at = terms.find(_SEPARATOR + term + (b"" if is_prefix else _SEPARATOR))
+    if at < 0:
+        return
+    number = terms.count(_SEPARATOR, 0, at)
+    code = _CODES[_width(messages - 1)]
+    counts = struct.unpack_from(
+        f"<{terms.count(_SEPARATOR) - 1}{_CODES[width]}", block, _BLOCK.size + size
+    )
+    start = _BLOCK.size + size + (len(counts) << width)
+    start += sum(counts[:number]) << _width(messages - 1)
+    while terms.startswith(term, at + 1):
+        end = terms.find(_SEPARATOR, at + 1)
+        yield PostingList(terms[at + 1 : end], block, start, counts[number], code)
+        if not is_prefix:
+            return
+        start += counts[number] << _width(messages - 1)
+        number += 1
+        at = end
 
 
 def blocks_of(pieces: Sequence[bytes]) -> Iterator[TermBlock]:

@@ -48,9 +48,9 @@ To the second if the request names its own query: its caller asks for what was s
 QUOTES_AT_REQUEST: Final = 0.5
 MORE_READ: Final = 1.1
 """Messages of this many times the room are read: neighbors take fewer tokens in a block."""
-LEAST_TOKENS: Final = 8
-"""No message is looked for that takes fewer tokens."""
-FIRST_RANKED: Final = 40
+LEAST_LEFT: Final = 0.05
+"""If a smaller share of that is left, no more messages are looked for: the block is full."""
+FIRST_RANKED: Final = 60
 """The number of messages that are ranked by the words of the question alone."""
 RELATED_MESSAGES: Final = 8
 """The number of best messages whose shared words rank the others."""
@@ -199,9 +199,10 @@ def _chosen(session: SearchedSession, moment: RecallMoment) -> Choice:
         if sum(session.tokens[request:known]) < moment.least_growth:
             return Choice(())
     left = int(MORE_READ * (moment.room - FRAME_TOKENS))
+    least = LEAST_LEFT * left
     chosen: dict[int, None] = {}
     newest = islice(range(known - 1, -1, -1), MOST_FILLED)
-    for ordinal in chain(ranked(session), newest):
+    for ordinal in chain(ranked(session, left), newest):
         tokens = session.tokens[ordinal]
         if (
             0 < tokens <= left
@@ -210,28 +211,30 @@ def _chosen(session: SearchedSession, moment: RecallMoment) -> Choice:
         ):
             chosen[ordinal] = None
             left -= tokens
-            if left < LEAST_TOKENS:
+            if left < least:
                 break
     return Choice(list(chosen), list(_lines(session, moment)) if moment.share_of_quotes else ())
 
 
-def ranked(session: SearchedSession) -> Iterator[int]:
-    """Yield the ordinals of the messages that match the question, best first.
+def ranked(session: SearchedSession, room: int) -> Iterator[int]:
+    """Yield the ordinals of the messages that match the question, best first, for so many tokens.
 
     After the first ones, words that the best messages share count, too, and find messages in other
     words than the question's. They are looked up only if the block has room for more.
     """
     until = len(session.positions)
-    scores = score(session.matches, session.tokens, until)
-    first = rank(scores, session.tokens, session.spoken)[:FIRST_RANKED]
+    scores = score(session.matches, session.tokens, until, room)
+    best = rank(scores, session.tokens, session.spoken)
+    first = best[:FIRST_RANKED]
     yield from first
     if first and until <= MOST_SEARCHED_AGAIN:
         lookups = related_lookups(session.texts(first[:RELATED_MESSAGES]), session.question)
         add_related(scores, session.look_up(lookups, MOST_PLACES_OF_RELATED), until)
-    again = set(first)
-    for ordinal in rank(scores, session.tokens, session.spoken):
-        if ordinal not in again:
-            yield ordinal
+        known = set(first)
+        again = rank(scores, session.tokens, session.spoken)
+        yield from (ordinal for ordinal in again if ordinal not in known)
+    else:
+        yield from best[FIRST_RANKED:]
 
 
 def _lines(session: SearchedSession, moment: RecallMoment) -> Iterator[tuple[int, MarkedLine]]:

@@ -111,15 +111,16 @@ class _Deciding:
         if decision is None or decision.shows_any(shown) or (decision.is_partial and at is None):
             then = planned if at is None else await self._window_at(at)
             last = then.builder.taken[-1].position if then.builder.taken else self.request_position
+            quotes = share_of_quotes(then.builder)
             moment = RecallMoment(
                 sid=self.session.sid,
                 request_position=self.request_position,
                 until=last + 1,
                 shown=shown | shown_positions(then.builder),
                 whole=whole_positions(then.builder),
-                known_names=_names_in_summary(then),
+                known_names=_names_in_summary(then) if quotes else frozenset(),
                 room=room_for_recall(then.builder, then.policy, self.wish, then.stored.factor),
-                share_of_quotes=share_of_quotes(then.builder),
+                share_of_quotes=quotes,
                 least_growth=_least_growth(then) if isinstance(at, AtVersion) else 0,
             )
             decision = await self.recall.decide(moment, self.wish, key)

@@ -152,7 +152,7 @@ async def _searched(key: SessionKey, wanted: SearchHistory, stores: ToolStores) 
     def choose(session: SearchedSession) -> Choice:
         left = MOST_TOKENS - FRAME_TOKENS
         chosen = []
-        for ordinal in ranked(session):
+        for ordinal in ranked(session, left):
             if session.tokens[ordinal] <= left:
                 chosen.append(ordinal)
                 left -= session.tokens[ordinal]

@@ -40,6 +40,8 @@ Its locks would otherwise keep other workers from its session for as long as a s
 the machine under it, keeps the connection.
 """
 LOCK_NOT_AVAILABLE = "55P03"
+VOCABULARY = "word_vocabulary"
+"""The terms of SQLite's word index, in order: a temporary table of each connection that reads."""
 MANY_DEAD_ROWS = """
     SELECT relname FROM pg_stat_user_tables
      WHERE schemaname = current_schema()
@@ -319,6 +321,11 @@ def _prepare_sqlite(engine: Engine, *, writes: bool) -> None:
         # The driver begins no transaction by itself; `begin` says which kind it is.
         connection.isolation_level = None
         cursor = connection.cursor()
+        if not writes:
+            cursor.execute(
+                f"CREATE VIRTUAL TABLE temp.{VOCABULARY} "
+                "USING fts5vocab(main, word_index, 'instance')"
+            )
         for setting in [f"busy_timeout={BUSY_SECONDS * 1000}", "foreign_keys=ON", *settings]:
             cursor.execute(f"PRAGMA {setting}")
         cursor.close()

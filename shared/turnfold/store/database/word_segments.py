@@ -5,7 +5,8 @@ See `turnfold.core.text.word_segments` for their form.
 
 import struct
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import (
@@ -23,7 +24,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 from turnfold.cache import LRUCache
 from turnfold.core.text.search import Term
-from turnfold.core.text.word_segments import SegmentHeader, TermBlock, read_block, read_header
+from turnfold.core.text.word_segments import PostingList, SegmentHeader, posting_lists, read_header
 from turnfold.store.database.schema import word_index, word_index_segments
 from turnfold.store.database.statements import Prepared, PreparedPairs
 
@@ -172,35 +173,98 @@ def find_terms(
     sid: int,
     segments: Sequence[StoredSegment],
     terms: Collection[Term],
-    *,
-    until: int | None = None,
-    newest: int | None = None,
 ) -> Mapping[Term, set[int]]:
-    """Return the positions of the messages with each term, before `until`.
+    """Return the positions of the messages with each term."""
+    positions: dict[Term, set[int]] = {term: set() for term in terms}
+    for term, stored, postings in _postings(connection, sid, segments, terms):
+        positions[term].update(_positions(stored, postings.ordinals()))
+    return positions
 
-    With `newest`, positions may be left out that are not among so many newest ones of their term.
+
+def newest_of_terms(  # the same as `find_terms`, and a limit
+    connection: Connection,
+    sid: int,
+    segments: Sequence[StoredSegment],
+    terms: Collection[Term],
+    *,
+    until: int,
+    newest: int,
+) -> Mapping[Term, set[int]]:
+    """Return positions before `until` of each term, so many of the newest ones at least."""
+    positions: dict[Term, set[int]] = {term: set() for term in terms}
+    for term, stored, postings in _postings(connection, sid, segments, terms):
+        ordinals = _before(stored, postings.ordinals(), until)
+        positions[term].update(_positions(stored, ordinals)[-newest:])
+    return positions
+
+
+def rare_terms(  # the same as `find_terms`, and a limit
+    connection: Connection,
+    sid: int,
+    segments: Sequence[StoredSegment],
+    terms: Collection[Term],
+    *,
+    until: int,
+    most: int,
+) -> Mapping[Term, set[int] | None]:
+    """Return the positions before `until` of each term, None if it surely has more than `most`.
+
+    What a frequent word has in a segment is counted without decoding it.
     """
+    found: dict[Term, list[tuple[StoredSegment, PostingList]]] = {term: [] for term in terms}
+    for term, stored, postings in _postings(connection, sid, segments, terms):
+        found[term].append((stored, postings))
+    return {term: _rare(of_term, until, most) for term, of_term in found.items()}
+
+
+def _rare(
+    found: Sequence[tuple[StoredSegment, PostingList]], until: int, most: int
+) -> set[int] | None:
+    counts: Counter[bytes] = Counter()
+    for stored, postings in found:
+        if not stored.removed and stored.header.positions[-1] < until:
+            counts[postings.term] += postings.messages
+    # A message counts once for each word, but may have several that begin alike.
+    if max(counts.values(), default=0) > most:
+        return None
+    return {
+        position
+        for stored, postings in found
+        for position in _positions(stored, _before(stored, postings.ordinals(), until))
+    }
+
+
+def _postings(
+    connection: Connection, sid: int, segments: Sequence[StoredSegment], terms: Collection[Term]
+) -> Iterator[tuple[Term, StoredSegment, PostingList]]:
+    """Yield what the segments hold of terms."""
     keys = {term: term.text.encode() for term in terms}
     places = _places_of(keys, segments)
     wanted = {(segments[number].segment, piece) for _, number, piece in places if piece}
     pieces = read_pieces(connection, sid, wanted)
-    blocks: dict[tuple[int, int], TermBlock] = {}
-    positions: dict[Term, set[int]] = {term: set() for term in terms}
     for term, number, piece in places:
-        segment, header, removed = segments[number]
-        block = blocks.get((number, piece))
-        if block is None:
-            data = pieces.get((segment, piece), b"") if piece else header.block
-            block = blocks[number, piece] = read_block(data, len(header.positions))
-        # The ordinals of a message rise with its position, so that those before `until` come first.
-        limit = len(header.positions) if until is None else bisect_left(header.positions, until)
-        for found in block.find(keys[term], is_prefix=term.is_prefix):
-            ordinals = (
-                [ordinal for ordinal in found if ordinal not in removed] if removed else found
-            )
-            ordinals = ordinals[: bisect_left(ordinals, limit)][-newest if newest else 0 :]
-            positions[term].update([header.positions[ordinal] for ordinal in ordinals])
-    return positions
+        stored = segments[number]
+        block = pieces.get((stored.segment, piece), b"") if piece else stored.header.block
+        size = len(stored.header.positions)
+        for postings in posting_lists(block, size, keys[term], is_prefix=term.is_prefix):
+            yield term, stored, postings
+
+
+def _before(stored: StoredSegment, ordinals: Sequence[int], until: int) -> Sequence[int]:
+    """Return the ordinals of the messages before a position."""
+    positions = stored.header.positions
+    if positions[-1] < until:
+        return ordinals
+    # The ordinals of messages rise with their positions.
+    return ordinals[: bisect_left(ordinals, bisect_left(positions, until))]
+
+
+def _positions(stored: StoredSegment, ordinals: Sequence[int]) -> list[int]:
+    """Return the positions of the messages with these ordinals, without removed ones."""
+    positions, removed = stored.header.positions, stored.removed
+    if removed:
+        return [positions[ordinal] for ordinal in ordinals if ordinal not in removed]
+    return [positions[ordinal] for ordinal in ordinals]
 
 
 def _places_of(

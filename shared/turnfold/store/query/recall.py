@@ -8,11 +8,12 @@ import json
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import islice
-from typing import Any
+from functools import lru_cache
+from itertools import islice, repeat
+from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, Text, bindparam, case, select
 
@@ -20,7 +21,7 @@ from turnfold.cache import LRUCache
 from turnfold.core.recall.block import Quote, RecalledMessage, RecallMaterial
 from turnfold.core.recall.question import RecallQuestion
 from turnfold.core.recall.quotes import NEWEST_MESSAGES, MarkedLine, read_marks
-from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, FoundPlaces
+from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, Places
 from turnfold.core.text.search import Lookup, Term, TextWords, searchable
 from turnfold.core.text.tokens import MESSAGE_TOKENS, text_of
 from turnfold.core.text.words import normalize, runs
@@ -35,7 +36,7 @@ from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.schema import marked_lines, messages, sessions
 from turnfold.store.database.statements import Prepared
 from turnfold.store.database.word_segments import Headers
-from turnfold.store.query.word_matches import newest_matches
+from turnfold.store.query.word_matches import WordMatches
 
 ORDERS_BYTES = 16_000_000
 """The most bytes of cached session orders; a message takes `ORDER_BYTES`."""
@@ -77,13 +78,14 @@ class SessionOrder:
             tokens = min(tokens, characters // CHARACTERS_PER_TOKEN + MESSAGE_TOKENS)
         self.tokens.append(tokens)
 
-    def ordinals(self, positions: Iterable[int]) -> list[int]:
+    def ordinals(self, positions: Collection[int]) -> list[int]:
         """Return the ordinals of these positions, of those that are in the order."""
         known, number = self.positions, len(self.positions)
+        places = map(bisect_left, repeat(known), positions)
         return [
             ordinal
-            for position in positions
-            if (ordinal := bisect_left(known, position)) < number and known[ordinal] == position
+            for position, ordinal in zip(positions, places, strict=True)
+            if ordinal < number and known[ordinal] == position
         ]
 
 
@@ -186,26 +188,19 @@ class SqlRecallStore:
             named = asked.words & order.spoken.keys()
             lookups = asked.lookups_without(named)
 
-            def look_up(lookups: Sequence[Lookup], most: int = MOST_PLACES) -> list[FoundPlaces]:
-                return [
-                    _places(order, positions, most)
-                    for positions in newest_matches(
-                        connection, sid, lookups, until, most + 1, headers=self._headers
-                    )
-                ]
+            words = WordMatches(connection, sid, until, messages=total, headers=self._headers)
+            unindexed = _unindexed(connection, sid, unindexed_from, until)
+            found = _found(words, lookups, unindexed.words)
 
-            places_found = look_up(lookups)
-            is_partial = False
-            if unindexed_from is not None and unindexed_from < until:
-                is_partial = _add_unindexed(
-                    connection, sid, (unindexed_from, until), lookups, order, places_found
-                )
+            def look_up(lookups: Sequence[Lookup], most: int) -> list[Places]:
+                return [order.ordinals(places or ()) for places in words.rare(lookups, most)]
+
             speakers = [order.spoken[word] for word in named]
             session = SearchedSession(
                 asked,
                 order.positions[:end],
                 order.tokens,
-                places_found,
+                [order.ordinals(positions) for positions in found],
                 speakers[0] if len(speakers) == 1 else None,
                 look_up,
                 lambda ordinals: _texts(connection, sid, [order.positions[at] for at in ordinals]),
@@ -216,7 +211,7 @@ class SqlRecallStore:
             # part.
             self._orders.put(sid, order, ORDER_BYTES * len(order.positions))
             newest = until if unindexed_from is None else min(unindexed_from, until)
-            return Recollection(material, newest // MESSAGES_PER_EVENT, is_partial)
+            return Recollection(material, newest // MESSAGES_PER_EVENT, unindexed.is_partial)
 
         return await self._database.snapshot(read)
 
@@ -236,42 +231,64 @@ class SqlRecallStore:
         return order
 
 
-def _places(order: SessionOrder, positions: Sequence[int], most: int) -> FoundPlaces:
-    """Return the ordinals of found messages, of more than `most` only of the newest.
+class _Unindexed(NamedTuple):
+    """The words of messages that the index may lack, by position.
 
-    `positions` are falling.
+    `is_partial` if there are more of them.
     """
-    newest = positions[:NEWEST_PLACES] if len(positions) > most else positions
-    return FoundPlaces(order.ordinals(newest), len(positions) - len(newest))
+
+    words: Mapping[int, TextWords]
+    is_partial: bool
 
 
-def _add_unindexed(  # one step of a snapshot, apart for its length
-    connection: Connection,
-    sid: int,
-    span: tuple[int, int],
-    lookups: Sequence[Lookup],
-    order: SessionOrder,
-    places_found: list[FoundPlaces],
-) -> bool:
-    """Add places in messages that the index may lack; return whether some were left out.
+def _unindexed(
+    connection: Connection, sid: int, unindexed_from: int | None, until: int
+) -> _Unindexed:
+    """Read the newest messages from a position on.
 
     Only words are looked for, in a twentieth of the time that the index takes for a message.
     """
-    rows = _UNINDEXED.rows(connection, sid, span[0], span[1] - 1)
-    held = {
+    if unindexed_from is None or unindexed_from >= until:
+        return _Unindexed({}, is_partial=False)
+    rows = _UNINDEXED.rows(connection, sid, unindexed_from, until - 1)
+    words = {
         position: TextWords(searchable(json.loads(body)))
         for position, body in rows[:UNINDEXED_MESSAGES]
     }
-    for number, lookup in enumerate(lookups):
-        more = [
-            position
-            for position, words in held.items()
-            if any(_holds(words, term) for term in lookup)
-        ]
-        if more:
-            places = sorted({*order.ordinals(more), *places_found[number].places}, reverse=True)
-            places_found[number] = FoundPlaces(places, places_found[number].older)
-    return len(rows) > UNINDEXED_MESSAGES
+    return _Unindexed(words, is_partial=len(rows) > UNINDEXED_MESSAGES)
+
+
+def _found(
+    words: WordMatches, lookups: Sequence[Lookup], unindexed: Mapping[int, TextWords]
+) -> list[Sequence[int]]:
+    """Return the falling positions of each lookup, none if it matches too many messages.
+
+    If no lookup is rare enough, return the newest positions of each.
+    """
+    rare = [
+        () if positions is None else _with_unindexed(lookup, positions, unindexed)
+        for lookup, positions in zip(lookups, words.rare(lookups, MOST_PLACES), strict=True)
+    ]
+    found = [positions if len(positions) <= MOST_PLACES else () for positions in rare]
+    if any(found):
+        return found
+    newest = words.newest(lookups, NEWEST_PLACES)
+    return [
+        _with_unindexed(lookup, positions, unindexed)[:NEWEST_PLACES]
+        for lookup, positions in zip(lookups, newest, strict=True)
+    ]
+
+
+def _with_unindexed(
+    lookup: Lookup, positions: Sequence[int], unindexed: Mapping[int, TextWords]
+) -> Sequence[int]:
+    """Add positions of messages that the index may lack."""
+    more = [
+        position
+        for position, words in unindexed.items()
+        if any(_holds(words, term) for term in lookup)
+    ]
+    return sorted({*more, *positions}, reverse=True) if more else positions
 
 
 def _holds(words: TextWords, term: Term) -> bool:
@@ -342,9 +359,16 @@ def _partners(connection: Connection, sid: int, whole: Iterable[Message]) -> set
 
 
 def _recalled(message: Message, body: str, ordinal: int) -> RecalledMessage:
-    said_at = datetime.fromtimestamp(message.created_at_ms // 1000, tz=UTC)
-    to_the_minute = said_at.isoformat(" ", "minutes").partition("+")[0]
-    return RecalledMessage(message, ordinal, to_the_minute, json.loads(body))
+    return RecalledMessage(
+        message, ordinal, _to_the_minute(message.created_at_ms // 60_000), json.loads(body)
+    )
+
+
+@lru_cache(maxsize=4_096)
+def _to_the_minute(minutes: int) -> str:
+    """Return a time since the epoch as `2026-11-20 10:00`."""
+    said_at = datetime.fromtimestamp(60 * minutes, tz=UTC)
+    return said_at.isoformat(" ", "minutes").partition("+")[0]
 
 
 def _messages(

@@ -1,0 +1,98 @@
+"""The messages that a lookup of recall matches in the index, beside those that the texts name (F2)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+from sqlalchemy import Connection
+
+from tests.store_fixtures import Stores, new_sqlite, sql_stores, turn, user
+from turnfold.cache import LRUCache
+from turnfold.core.text.search import Lookup, Term
+from turnfold.messages import AgentId, SessionId, SessionKey, position_of
+from turnfold.store.database.engine import Database
+from turnfold.store.query import word_matches
+from turnfold.store.query.word_matches import MOST_FORMS, WordMatches
+from turnfold_migrations import upgrade
+
+OTHER = SessionKey(AgentId("ada"), SessionId("s-2"))
+MESSAGES = 90
+WORDS = ["amber", "ambers", "ambergris", "amb", "coral", "élan", "élans", "42", "琥珀", "zebra"]
+MANY = [f"many{number:02}" for number in range(MOST_FORMS + 5)]
+LOOKUPS: list[Lookup] = [
+    (Term("xamber", is_prefix=True),),
+    (Term("xamb"), Term("xcoral")),
+    (Term("xcoral"), Term("xamber", is_prefix=True)),
+    (Term("xélan", is_prefix=True),),
+    (Term("xmany", is_prefix=True),),
+    (Term("x琥珀"),),
+    (Term("x42"), Term("xzebra")),
+    (Term("xnothing", is_prefix=True),),
+    (Term("xnothing"),),
+]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where a database is."""
+    if request.param == "sqlite":
+        return new_sqlite(tmp_path)
+    made: str = request.getfixturevalue("postgres_url")
+    return made
+
+
+async def filled(stores: Stores) -> list[set[str]]:
+    """Store messages of random words, and return the words of each; another session has others."""
+    random = Random(5)
+    said: list[set[str]] = []
+    for seq in range(MESSAGES):
+        words = {word for word in WORDS if random.random() < 1 / (1 + WORDS.index(word))}
+        words |= set(random.sample(MANY, random.randint(0, 1)))
+        said.append(words)
+        await stores.ingest(
+            turn(2 * seq + 1, user(" ".join(["so", *sorted(words)]))),
+            turn(2 * seq + 2, user("amber coral zebra many77"), key=OTHER),
+        )
+    while await stores.index.index_some():
+        pass
+    return said
+
+
+def matching(said: Sequence[set[str]], lookup: Lookup, until: int) -> list[int]:
+    """The falling positions of the messages with any of the terms, by their words."""
+    return [
+        position_of(2 * seq + 1, 0)
+        for seq in range(len(said) - 1, -1, -1)
+        if position_of(2 * seq + 1, 0) < until
+        and any(term.matches(f"x{word}") for term in lookup for word in said[seq])
+    ]
+
+
+@pytest.mark.proves("F2", "X6")
+@pytest.mark.parametrize("is_long", [False, True])
+async def test_lookups_of_few_messages_find_all_of_them_and_others_none_or_the_newest(
+    url: str, is_long: bool
+) -> None:
+    await upgrade(url)
+    async with sql_stores(url) as stores:
+        said = await filled(stores)
+    database = Database(url, writes=False)
+    untils = [position_of(2 * MESSAGES + 1, 0), position_of(61, 0), position_of(2, 0), 0]
+
+    for until in untils:
+        expected = [matching(said, lookup, until) for lookup in LOOKUPS]
+
+        def check(
+            connection: Connection, until: int = until, expected: list[list[int]] = expected
+        ) -> None:
+            length = word_matches.LEAST_EXPANDED if is_long else MESSAGES
+            words = WordMatches(connection, 1, until, messages=length, headers=LRUCache(1_000_000))
+            for most in (0, 1, 7, 30, MESSAGES):
+                rare = words.rare(LOOKUPS, most)
+                assert rare == [found if len(found) <= most else None for found in expected]
+                newest = words.newest(LOOKUPS, most)
+                assert newest == [found[:most] for found in expected]
+
+        await database.snapshot(check)
+    await database.close()
