@@ -7,13 +7,13 @@ from typing import NamedTuple, Protocol
 from turnfold.core.recall.block import RecallMaterial
 from turnfold.core.recall.question import RecallQuestion
 from turnfold.core.recall.quotes import MarkedLine
-from turnfold.core.recall.ranking import Places
+from turnfold.core.recall.ranking import Matches
 from turnfold.core.text.search import Lookup
 
 
 @dataclass(frozen=True, slots=True)
 class SearchedSession:
-    """Where the lookups of a question match in a session, by ordinals of its messages.
+    """Where the lookups of a question match in a session, by positions of its messages.
 
     `positions` and `tokens` are those of every message, in order; messages that are never recalled
     have 0 tokens. `matches` has one entry per lookup of `question`. `spoken` are the messages of
@@ -26,9 +26,9 @@ class SearchedSession:
 
     positions: Sequence[int]
     tokens: Sequence[int]
-    matches: Sequence[Places]
+    matches: Sequence[Matches]
     spoken: Collection[int] | None
-    look_up: Callable[[Sequence[Lookup], int], Sequence[Places]]
+    look_up: Callable[[Sequence[Lookup], int], Sequence[Matches]]
     texts: Callable[[Sequence[int]], Sequence[str]]
     marked_lines: Callable[[], Mapping[int, Sequence[MarkedLine]]]
 

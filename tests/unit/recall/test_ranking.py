@@ -10,7 +10,7 @@ from turnfold.core.recall.question import (
     related_lookups,
     stem_of,
 )
-from turnfold.core.recall.ranking import Places, add_related, rank, score
+from turnfold.core.recall.ranking import Matches, add_related, rank, score
 
 
 @pytest.mark.proves("F2")
@@ -103,9 +103,9 @@ ROOM = 4_000
 
 
 def best_of(
-    lookups: Sequence[Places], sizes: Sequence[int], until: int, spoken: set[int] | None
+    lookups: Sequence[Matches], sizes: Sequence[int], until: int, spoken: set[int] | None
 ) -> list[int]:
-    return rank(score(lookups, sizes, until, ROOM), sizes, spoken)
+    return rank(score(lookups, range(until), sizes, ROOM), sizes, spoken)
 
 
 @pytest.mark.proves("F2")
@@ -118,8 +118,8 @@ def test_words_that_the_best_messages_share_find_what_the_question_does_not_name
     assert shared[0] == question_of("clarinet").lookups[0]
     assert question_of("plays").lookups[0] not in shared
 
-    scores = score([[10, 5]], SIZES, 100, ROOM)
-    add_related(scores, [[90, 10], [50], range(40)], 100)
+    scores = score([[10, 5]], range(100), SIZES, ROOM)
+    add_related(scores, [[90, 10], [50], range(40)], range(100))
 
     ranked = rank(scores, SIZES, None)
     assert ranked[0] == 10

@@ -4,8 +4,9 @@ A lookup counts for a message by its rarity in the session, where it matches bes
 messages, so that an answer is found by the words of its question. Long messages count less.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import repeat
 from math import log
 from operator import itemgetter, mul
@@ -44,39 +45,53 @@ TOKENS_A_PROMISING: Final = 50
 AROUND: Final = 0.1
 """The weight of a match in the stretches around a place, beside one in the message itself."""
 
-Places = Sequence[int]
-"""The messages that a lookup matches, as ordinals in the session, newest first."""
+Matches = Sequence[int]
+"""The positions of the messages that a lookup matches, newest first."""
+
+
+def ordinals_of(matches: Matches, positions: Sequence[int]) -> list[int]:
+    """Return the ordinals of messages by their positions, of those that are in the session."""
+    places = map(bisect_left, repeat(positions), matches)
+    number = len(positions)
+    return [
+        place
+        for position, place in zip(matches, places, strict=True)
+        if place < number and positions[place] == position
+    ]
 
 
 def score(
-    lookups: Sequence[Places], tokens: Sequence[int], until: int, room: int
+    lookups: Sequence[Matches], positions: Sequence[int], tokens: Sequence[int], room: int
 ) -> defaultdict[int, float]:
-    """Return what the matches count for each message before `until`, by its ordinal.
+    """Return what the matches count for each message, by its ordinal.
 
-    `tokens` holds the size of each message of the session, 0 if it is never recalled. Messages of
-    `room` tokens are wanted.
+    `positions` and `tokens` are those of the session in order; a message that is never recalled has
+    no tokens. Messages of `room` tokens are wanted.
     """
+    number = len(positions)
     scores: defaultdict[int, float] = defaultdict(float)
-    weighted = [(_rarity(places, until), places) for places in lookups if places]
-    rarest = max((rarity for rarity, _ in weighted), default=0.0)
-    weighted = [found for found in weighted if found[0] >= LEAST_RARITY * rarest]
+    weighted = [(_rarity(matches, number), matches) for matches in lookups if matches]
+    weighted.sort(key=itemgetter(0), reverse=True)
+    weighted = [found for found in weighted if found[0] >= LEAST_RARITY * weighted[0][0]]
     promising = max(LEAST_PROMISING, room // TOKENS_A_PROMISING)
-    for rarity, places in _near_best(weighted, tokens, promising):
-        _add(scores, rarity, places, until)
+    for rarity, places in _near_best(weighted, positions, tokens, promising):
+        _add(scores, rarity, places, number)
     return scores
 
 
-def add_related(scores: defaultdict[int, float], lookups: Sequence[Places], until: int) -> None:
+def add_related(
+    scores: defaultdict[int, float], lookups: Sequence[Matches], positions: Sequence[int]
+) -> None:
     """Add lookups for words that the best messages share.
 
     Only messages with the word itself count. A word that many messages hold says nothing, and one
     that no second message holds finds nothing.
     """
-    most = MOST_RELATED * until
-    for places in lookups:
-        if 1 < len(places) <= most:
-            weight = RELATED * _rarity(places, until)
-            for place in places:
+    most = MOST_RELATED * len(positions)
+    for matches in lookups:
+        if 1 < len(matches) <= most:
+            weight = RELATED * _rarity(matches, len(positions))
+            for place in ordinals_of(matches, positions):
                 scores[place] += weight
 
 
@@ -107,38 +122,53 @@ def _per_length(scores: Mapping[int, float], tokens: Sequence[int]) -> dict[int,
 
 
 def _near_best(
-    weighted: Sequence[tuple[float, Places]], tokens: Sequence[int], most: int
-) -> Sequence[tuple[float, Places]]:
-    """Leave out the places that are far from the `most` promising ones, so that few are scored.
+    weighted: Sequence[tuple[float, Matches]],
+    positions: Sequence[int],
+    tokens: Sequence[int],
+    most: int,
+) -> Iterator[tuple[float, Sequence[int]]]:
+    """Yield the places of lookups near the `most` promising ones, so that few are scored.
 
-    A place promises the rarities of its own matches, and a part of those in the stretches around.
+    The rarest lookups come first. A place promises the rarities of its own matches, and a part of
+    those in the stretches around.
     """
     own: defaultdict[int, float] = defaultdict(float)
-    for rarity, places in sorted(weighted, key=itemgetter(0), reverse=True):
-        for place in places if len(own) < MOST_CANDIDATES else own.keys() & places:
+    candidates: dict[int, int] = {}
+    for rarity, matches in weighted:
+        if len(candidates) < MOST_CANDIDATES:
+            places = ordinals_of(matches, positions)
+            candidates.update(zip([positions[place] for place in places], places, strict=True))
+        else:
+            places = [candidates[position] for position in candidates.keys() & matches]
+        for place in places:
             own[place] += rarity
-    if len(own) <= most:
-        return weighted
-    sums: defaultdict[int, float] = defaultdict(float)
-    for place, rarity in own.items():
-        sums[place // STRETCH] += rarity
-    around = {at: sums.get(at - 1, 0.0) + here + sums.get(at + 1, 0.0) for at, here in sums.items()}
-    for place in own:
-        own[place] += AROUND * around[place // STRETCH]
-    promising = _best(_per_length(own, tokens))[:most]
-    near = {
-        STRETCH * stretch + number
-        for stretch in {place // STRETCH for place in promising}
-        for number in range(STRETCH)
-    }
-    return [
-        (rarity, sorted(near.intersection(places), reverse=True)) for rarity, places in weighted
-    ]
+    near = _near(own, tokens, most)
+    ordinals = {positions[place]: place for place in near if place < len(positions)}
+    for rarity, matches in weighted:
+        found = ordinals.keys() & matches
+        yield rarity, sorted([ordinals[position] for position in found], reverse=True)
 
 
-def _rarity(places: Places, messages: int) -> float:
+def _near(own: dict[int, float], tokens: Sequence[int], most: int) -> Iterator[int]:
+    """Yield the places in the stretches of the `most` promising ones."""
+    promising: Collection[int] = own
+    if len(own) > most:
+        sums: defaultdict[int, float] = defaultdict(float)
+        for place, rarity in own.items():
+            sums[place // STRETCH] += rarity
+        around = {
+            at: AROUND * (sums.get(at - 1, 0.0) + here + sums.get(at + 1, 0.0))
+            for at, here in sums.items()
+        }
+        promises = {place: rarity + around[place // STRETCH] for place, rarity in own.items()}
+        promising = _best(_per_length(promises, tokens))[:most]
+    for stretch in {place // STRETCH for place in promising}:
+        yield from range(STRETCH * stretch, STRETCH * (stretch + 1))
+
+
+def _rarity(matches: Matches, messages: int) -> float:
     """Return the inverse document frequency, as BM25 defines it."""
-    found = len(places)
+    found = len(matches)
     return log(1 + (max(messages - found, 0) + 0.5) / (found + 0.5))
 
 

@@ -222,14 +222,13 @@ def ranked(session: SearchedSession, room: int) -> Iterator[int]:
     After the first ones, words that the best messages share count, too, and find messages in other
     words than the question's. They are looked up only if the block has room for more.
     """
-    until = len(session.positions)
-    scores = score(session.matches, session.tokens, until, room)
+    scores = score(session.matches, session.positions, session.tokens, room)
     best = rank(scores, session.tokens, session.spoken)
     first = best[:FIRST_RANKED]
     yield from first
-    if first and until <= MOST_SEARCHED_AGAIN:
+    if first and len(session.positions) <= MOST_SEARCHED_AGAIN:
         lookups = related_lookups(session.texts(first[:RELATED_MESSAGES]), session.question)
-        add_related(scores, session.look_up(lookups, MOST_PLACES_OF_RELATED), until)
+        add_related(scores, session.look_up(lookups, MOST_PLACES_OF_RELATED), session.positions)
         known = set(first)
         again = rank(scores, session.tokens, session.spoken)
         yield from (ordinal for ordinal in again if ordinal not in known)

@@ -8,11 +8,11 @@ import json
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import islice, repeat
+from itertools import islice
 from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Connection, Text, bindparam, case, select
@@ -21,7 +21,7 @@ from turnfold.cache import LRUCache
 from turnfold.core.recall.block import Quote, RecalledMessage, RecallMaterial
 from turnfold.core.recall.question import RecallQuestion
 from turnfold.core.recall.quotes import NEWEST_MESSAGES, MarkedLine, read_marks
-from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, Places
+from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, Matches, ordinals_of
 from turnfold.core.text.search import Lookup, Term, TextWords, searchable
 from turnfold.core.text.tokens import MESSAGE_TOKENS, text_of
 from turnfold.core.text.words import normalize, runs
@@ -78,15 +78,9 @@ class SessionOrder:
             tokens = min(tokens, characters // CHARACTERS_PER_TOKEN + MESSAGE_TOKENS)
         self.tokens.append(tokens)
 
-    def ordinals(self, positions: Collection[int]) -> list[int]:
+    def ordinals(self, positions: Sequence[int]) -> list[int]:
         """Return the ordinals of these positions, of those that are in the order."""
-        known, number = self.positions, len(self.positions)
-        places = map(bisect_left, repeat(known), positions)
-        return [
-            ordinal
-            for position, ordinal in zip(positions, places, strict=True)
-            if ordinal < number and known[ordinal] == position
-        ]
+        return ordinals_of(positions, self.positions)
 
 
 _of_session = messages.c.sid == bindparam("of_sid", type_=BigInteger)
@@ -192,15 +186,15 @@ class SqlRecallStore:
             unindexed = _unindexed(connection, sid, unindexed_from, until)
             found = _found(words, lookups, unindexed.words)
 
-            def look_up(lookups: Sequence[Lookup], most: int) -> list[Places]:
-                return [order.ordinals(places or ()) for places in words.rare(lookups, most)]
+            def look_up(lookups: Sequence[Lookup], most: int) -> list[Matches]:
+                return [matches or () for matches in words.rare(lookups, most)]
 
             speakers = [order.spoken[word] for word in named]
             session = SearchedSession(
                 asked,
-                order.positions[:end],
+                order.positions if end == total else order.positions[:end],
                 order.tokens,
-                [order.ordinals(positions) for positions in found],
+                found,
                 speakers[0] if len(speakers) == 1 else None,
                 look_up,
                 lambda ordinals: _texts(connection, sid, [order.positions[at] for at in ordinals]),
@@ -333,7 +327,7 @@ def _read(connection: Connection, sid: int, choice: Choice, order: SessionOrder)
     stored |= _messages(connection, sid, [at for at in partners if at not in stored])
     told = {
         position: _recalled(*stored[position], ordinal)
-        for position, ordinal in zip(stored, order.ordinals(stored), strict=True)
+        for position, ordinal in zip(stored, order.ordinals(list(stored)), strict=True)
         if not stored[position][0].is_copy
     }
     return RecallMaterial(
