@@ -142,28 +142,28 @@ def _near_best(
             places = [candidates[position] for position in candidates.keys() & matches]
         for place in places:
             own[place] += rarity
-    near = _near(own, tokens, most)
-    ordinals = {positions[place]: place for place in near if place < len(positions)}
+    near = [place for place in _near(own, tokens, most) if place < len(positions)]
+    ordinals = dict(zip([positions[place] for place in near], near, strict=True))
     for rarity, matches in weighted:
         found = ordinals.keys() & matches
         yield rarity, sorted([ordinals[position] for position in found], reverse=True)
 
 
-def _near(own: dict[int, float], tokens: Sequence[int], most: int) -> Iterator[int]:
-    """Yield the places in the stretches of the `most` promising ones."""
+def _near(own: dict[int, float], tokens: Sequence[int], most: int) -> list[int]:
+    """Return the places in the stretches of the `most` promising ones."""
     promising: Collection[int] = own
     if len(own) > most:
-        sums: defaultdict[int, float] = defaultdict(float)
-        for place, rarity in own.items():
-            sums[place // STRETCH] += rarity
-        around = {
-            at: AROUND * (sums.get(at - 1, 0.0) + here + sums.get(at + 1, 0.0))
-            for at, here in sums.items()
+        stretches = [place // STRETCH for place in own]
+        sums = [0.0] * (max(stretches) + 3)
+        for stretch, rarity in zip(stretches, own.values(), strict=True):
+            sums[stretch + 1] += rarity
+        promises = {
+            place: rarity + AROUND * (sums[stretch] + sums[stretch + 1] + sums[stretch + 2])
+            for (place, rarity), stretch in zip(own.items(), stretches, strict=True)
         }
-        promises = {place: rarity + around[place // STRETCH] for place, rarity in own.items()}
         promising = _best(_per_length(promises, tokens))[:most]
-    for stretch in {place // STRETCH for place in promising}:
-        yield from range(STRETCH * stretch, STRETCH * (stretch + 1))
+    best = {place // STRETCH for place in promising}
+    return [STRETCH * stretch + number for stretch in best for number in range(STRETCH)]
 
 
 def _rarity(matches: Matches, messages: int) -> float:

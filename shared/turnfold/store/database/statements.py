@@ -93,7 +93,9 @@ class PreparedIn:
         self._name = name
         self._written: dict[tuple[str, int], str] = {}
 
-    def rows(self, connection: Connection, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
+    def rows(
+        self, connection: SupportsStatements, values: Sequence[Any]
+    ) -> Sequence[Sequence[Any]]:
         """Return all rows, with the types of the driver."""
         if not values:
             return ()
@@ -143,7 +145,7 @@ class PreparedPairs:
         self._written: dict[tuple[str, int], str] = {}
 
     def rows(
-        self, connection: Connection, values: Sequence[tuple[Any, Any]]
+        self, connection: SupportsStatements, values: Sequence[tuple[Any, Any]]
     ) -> Sequence[Sequence[Any]]:
         """Return all rows, with the types of the driver."""
         if not values:

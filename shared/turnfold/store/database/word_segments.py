@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from sqlalchemy import (
     BigInteger,
-    Connection,
     Integer,
     bindparam,
     exists,
@@ -26,7 +25,7 @@ from turnfold.cache import LRUCache
 from turnfold.core.text.search import Term
 from turnfold.core.text.word_segments import PostingList, SegmentHeader, posting_lists, read_header
 from turnfold.store.database.schema import word_index, word_index_segments
-from turnfold.store.database.statements import Prepared, PreparedPairs
+from turnfold.store.database.statements import Prepared, PreparedPairs, SupportsStatements
 
 REMOVED_BYTES = 2
 
@@ -120,7 +119,9 @@ def packed_ordinals(ordinals: Collection[int]) -> bytes:
     return struct.pack(f"<{len(ordinals)}H", *sorted(ordinals))
 
 
-def read_index(connection: Connection, sid: int, headers: Headers | None = None) -> SessionIndex:
+def read_index(
+    connection: SupportsStatements, sid: int, headers: Headers | None = None
+) -> SessionIndex:
     """Read the segments of a session, those with cached headers without their headers."""
     listed = _LISTED.rows(connection, sid)
     numbers = [segment for segment, _, _ in listed if segment is not None]
@@ -147,7 +148,7 @@ def _weight(header: SegmentHeader) -> int:
 
 
 def late_segments(
-    connection: Connection, firsts: Sequence[tuple[int, int]]
+    connection: SupportsStatements, firsts: Sequence[tuple[int, int]]
 ) -> Mapping[int, Sequence[StoredSegment]]:
     """Return the segments that have messages from a position on, for pairs of session and that."""
     late: dict[int, list[StoredSegment]] = {}
@@ -158,7 +159,7 @@ def late_segments(
 
 
 def read_pieces(
-    connection: Connection, sid: int, wanted: Collection[tuple[int, int]]
+    connection: SupportsStatements, sid: int, wanted: Collection[tuple[int, int]]
 ) -> Mapping[tuple[int, int], bytes]:
     """Return pieces by segment and number."""
     if not wanted:
@@ -169,7 +170,7 @@ def read_pieces(
 
 
 def find_terms(
-    connection: Connection,
+    connection: SupportsStatements,
     sid: int,
     segments: Sequence[StoredSegment],
     terms: Collection[Term],
@@ -182,7 +183,7 @@ def find_terms(
 
 
 def newest_of_terms(  # the same as `find_terms`, and a limit
-    connection: Connection,
+    connection: SupportsStatements,
     sid: int,
     segments: Sequence[StoredSegment],
     terms: Collection[Term],
@@ -199,7 +200,7 @@ def newest_of_terms(  # the same as `find_terms`, and a limit
 
 
 def rare_terms(  # the same as `find_terms`, and a limit
-    connection: Connection,
+    connection: SupportsStatements,
     sid: int,
     segments: Sequence[StoredSegment],
     terms: Collection[Term],
@@ -235,7 +236,10 @@ def _rare(
 
 
 def _postings(
-    connection: Connection, sid: int, segments: Sequence[StoredSegment], terms: Collection[Term]
+    connection: SupportsStatements,
+    sid: int,
+    segments: Sequence[StoredSegment],
+    terms: Collection[Term],
 ) -> Iterator[tuple[Term, StoredSegment, PostingList]]:
     """Yield what the segments hold of terms."""
     keys = {term: term.text.encode() for term in terms}

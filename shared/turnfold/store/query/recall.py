@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, Text, bindparam, case, select
+from sqlalchemy import BigInteger, Text, bindparam, case, select
 
 from turnfold.cache import LRUCache
 from turnfold.core.recall.block import Quote, RecalledMessage, RecallMaterial
@@ -32,9 +32,10 @@ from turnfold.ports.recall import (
     SearchedSession,
 )
 from turnfold.store.database.engine import Database
+from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.schema import marked_lines, messages, sessions
-from turnfold.store.database.statements import Prepared
+from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.database.word_segments import Headers
 from turnfold.store.query.word_matches import WordMatches
 
@@ -44,9 +45,16 @@ ORDER_BYTES = 24
 HEADERS_BYTES = 8_000_000
 """The most bytes of cached headers of segments, on PostgreSQL."""
 CHARACTERS_PER_TOKEN = 3
+MOST_NEAR, MOST_NEW_NEAR, MOST_READ_NEAR = 2_000, 100, 200
+"""The longest session that is searched in the event loop's thread, in two or three milliseconds.
+
+So many messages at most may be missing in its cached order or in the index, and so many are read.
+"""
+MOST_FREQUENT = 1_000
+"""The most lookups of a session that are known to match too many messages."""
 UNINDEXED_MESSAGES, UNINDEXED_CHARACTERS = 2_000, 5_000
 """How many messages that the index lacks are read, the newest first, and how long they may be."""
-_PLACES = tuple(f"at_{number}" for number in range(32))
+_PLACES = tuple(f"at_{number}" for number in range(64))
 """The parameters of a statement that reads several messages at once."""
 
 
@@ -54,12 +62,14 @@ _PLACES = tuple(f"at_{number}" for number in range(32))
 class SessionOrder:
     """The messages of a session in order: positions, sizes, and who spoke.
 
+    `frequent` has lookups that matched too many messages before a position: they always will.
     Mutable: messages that arrived since are appended.
     """
 
     positions: "array[int]" = field(default_factory=lambda: array("q"))
     tokens: "array[int]" = field(default_factory=lambda: array("q"))
     spoken: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    frequent: dict[Lookup, int] = field(default_factory=dict)
 
     def add(
         self, position: int, tokens: int, characters: int | None, named_body: str | None
@@ -174,9 +184,16 @@ class SqlRecallStore:
     ) -> Recollection:
         """Return the chosen messages and lines, from one snapshot."""
 
-        def read(connection: Connection) -> Recollection:
+        def read(connection: SupportsStatements, *, is_near: bool = False) -> Recollection:
             total, unindexed_from = next(iter(_SESSION.rows(connection, sid)), (0, None))
-            order = self._order(connection, sid, total)
+            if is_near and total > MOST_NEAR:
+                raise WouldBlock
+            order = self._order(connection, sid, total, most=MOST_NEW_NEAR if is_near else total)
+            if is_near and unindexed_from is not None:
+                indexed = bisect_left(order.positions, unindexed_from)
+                if total - indexed > MOST_NEW_NEAR:
+                    self._orders.put(sid, order, ORDER_BYTES * total)
+                    raise WouldBlock
             asked = question(lambda position: _body(connection, sid, position))
             end = bisect_left(order.positions, until)
             named = asked.words & order.spoken.keys()
@@ -184,7 +201,7 @@ class SqlRecallStore:
 
             words = WordMatches(connection, sid, until, messages=total, headers=self._headers)
             unindexed = _unindexed(connection, sid, unindexed_from, until)
-            found = _found(words, lookups, unindexed.words)
+            found = _found(words, lookups, unindexed.words, order.frequent)
 
             def look_up(lookups: Sequence[Lookup], most: int) -> list[Matches]:
                 return [matches or () for matches in words.rare(lookups, most)]
@@ -200,21 +217,37 @@ class SqlRecallStore:
                 lambda ordinals: _texts(connection, sid, [order.positions[at] for at in ordinals]),
                 lambda: _marked(connection, sid, order, end),
             )
-            material = _read(connection, sid, choose(session), order)
+            choice = choose(session)
+            if is_near and len(choice.messages) > MOST_READ_NEAR:
+                self._orders.put(sid, order, ORDER_BYTES * total)
+                raise WouldBlock
+            material = _read(connection, sid, choice, order)
             # Only after a successful read: an interrupted one leaves an order that was read in
             # part.
             self._orders.put(sid, order, ORDER_BYTES * len(order.positions))
             newest = until if unindexed_from is None else min(unindexed_from, until)
             return Recollection(material, newest // MESSAGES_PER_EVENT, unindexed.is_partial)
 
-        return await self._database.snapshot(read)
+        try:
+            # Tried first: the way to a thread and back takes a fifth of a short session's recall.
+            return self._database.read_inline(lambda connection: read(connection, is_near=True))
+        except WouldBlock:
+            return await self._database.snapshot(read)
 
-    def _order(self, connection: Connection, sid: int, total: int) -> SessionOrder:
+    def _order(
+        self, connection: SupportsStatements, sid: int, total: int, most: int
+    ) -> SessionOrder:
         """Return the order of a session; read only what the cached one lacks.
 
         Events may be ingested late, before others: then the counts differ, and all is read again.
+
+        Raises:
+            WouldBlock: the cached one lacks more than `most` messages.
         """
         order = self._orders.pop(sid) or SessionOrder()
+        if total - len(order.positions) > most:
+            self._orders.put(sid, order, ORDER_BYTES * len(order.positions))
+            raise WouldBlock
         for _ in range(2):
             last = order.positions[-1] if order.positions else -1
             for row in _ORDER.rows(connection, sid, last):
@@ -236,7 +269,7 @@ class _Unindexed(NamedTuple):
 
 
 def _unindexed(
-    connection: Connection, sid: int, unindexed_from: int | None, until: int
+    connection: SupportsStatements, sid: int, unindexed_from: int | None, until: int
 ) -> _Unindexed:
     """Read the newest messages from a position on.
 
@@ -253,19 +286,28 @@ def _unindexed(
 
 
 def _found(
-    words: WordMatches, lookups: Sequence[Lookup], unindexed: Mapping[int, TextWords]
-) -> list[Sequence[int]]:
+    words: WordMatches,
+    lookups: Sequence[Lookup],
+    unindexed: Mapping[int, TextWords],
+    frequent: dict[Lookup, int],
+) -> list[Matches]:
     """Return the falling positions of each lookup, none if it matches too many messages.
 
-    If no lookup is rare enough, return the newest positions of each.
+    If no lookup is rare enough, return the newest positions of each. Those that are known to be
+    `frequent` are not read again, and more of them are added.
     """
-    rare = [
-        () if positions is None else _with_unindexed(lookup, positions, unindexed)
-        for lookup, positions in zip(lookups, words.rare(lookups, MOST_PLACES), strict=True)
-    ]
-    found = [positions if len(positions) <= MOST_PLACES else () for positions in rare]
-    if any(found):
-        return found
+    asked = [lookup for lookup in lookups if frequent.get(lookup, words.until + 1) > words.until]
+    found: dict[Lookup, Matches] = {}
+    for lookup, positions in zip(asked, words.rare(asked, MOST_PLACES), strict=True):
+        if positions is None:
+            if len(frequent) >= MOST_FREQUENT:
+                frequent.clear()
+            frequent[lookup] = words.until
+        else:
+            together = _with_unindexed(lookup, positions, unindexed)
+            found[lookup] = together if len(together) <= MOST_PLACES else ()
+    if any(found.values()):
+        return [found.get(lookup, ()) for lookup in lookups]
     newest = words.newest(lookups, NEWEST_PLACES)
     return [
         _with_unindexed(lookup, positions, unindexed)[:NEWEST_PLACES]
@@ -290,18 +332,18 @@ def _holds(words: TextWords, term: Term) -> bool:
     return kind == "x" and words.hold(word, ends=not term.is_prefix)
 
 
-def _body(connection: Connection, sid: int, position: int) -> str:
+def _body(connection: SupportsStatements, sid: int, position: int) -> str:
     return next((row[0] for row in _BODY.rows(connection, sid, position)), "{}")
 
 
-def _texts(connection: Connection, sid: int, positions: Sequence[int]) -> list[str]:
+def _texts(connection: SupportsStatements, sid: int, positions: Sequence[int]) -> list[str]:
     """Return the texts of messages, in the order of the session."""
     stored = _messages(connection, sid, positions)
     return [text_of(json.loads(body)) for _, body in stored.values()]
 
 
 def _marked(
-    connection: Connection, sid: int, order: SessionOrder, end: int
+    connection: SupportsStatements, sid: int, order: SessionOrder, end: int
 ) -> dict[int, list[MarkedLine]]:
     """Return the marked lines of the newest messages before the ordinal `end`, by ordinals.
 
@@ -317,7 +359,9 @@ def _marked(
     }
 
 
-def _read(connection: Connection, sid: int, choice: Choice, order: SessionOrder) -> RecallMaterial:
+def _read(
+    connection: SupportsStatements, sid: int, choice: Choice, order: SessionOrder
+) -> RecallMaterial:
     """Read the chosen messages, their calls and results, and the messages of the chosen lines."""
     positions = [order.positions[ordinal] for ordinal in choice.messages]
     quoted = [order.positions[ordinal] for ordinal, _ in choice.lines]
@@ -341,7 +385,7 @@ def _read(connection: Connection, sid: int, choice: Choice, order: SessionOrder)
     )
 
 
-def _partners(connection: Connection, sid: int, whole: Iterable[Message]) -> set[int]:
+def _partners(connection: SupportsStatements, sid: int, whole: Iterable[Message]) -> set[int]:
     """Return the positions of the calls and the results that belong to these messages."""
     wanted: set[int] = set()
     for message in whole:
@@ -366,7 +410,7 @@ def _to_the_minute(minutes: int) -> str:
 
 
 def _messages(
-    connection: Connection, sid: int, positions: Sequence[int]
+    connection: SupportsStatements, sid: int, positions: Sequence[int]
 ) -> dict[int, tuple[Message, str]]:
     """Read messages in groups; the last position fills the unused parameters."""
     stored: dict[int, tuple[Message, str]] = {}
@@ -378,7 +422,7 @@ def _messages(
     return stored
 
 
-def _results(connection: Connection, sid: int, message: Message) -> list[int]:
+def _results(connection: SupportsStatements, sid: int, message: Message) -> list[int]:
     """Return the positions of the results of a message's calls, of the first calls at least."""
     ids = list(islice((call.call_id for call in message.calls), len(_PLACES)))
     return [row[0] for row in _RESULTS.rows(connection, sid, *_filled(ids), message.position)]

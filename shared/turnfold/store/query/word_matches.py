@@ -5,7 +5,6 @@ from functools import cached_property
 
 from sqlalchemy import (
     BigInteger,
-    Connection,
     Integer,
     Text,
     bindparam,
@@ -21,7 +20,7 @@ from sqlalchemy.dialects import postgresql
 from turnfold.core.text.search import Lookup, Term
 from turnfold.store.database.engine import VOCABULARY
 from turnfold.store.database.schema import word_index
-from turnfold.store.database.statements import Prepared
+from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.database.word_segments import (
     Headers,
     SessionIndex,
@@ -75,9 +74,15 @@ class WordMatches:
     """The word index of a session with so many `messages`, of those before the position `until`."""
 
     def __init__(
-        self, connection: Connection, sid: int, until: int, *, messages: int, headers: Headers
+        self,
+        connection: SupportsStatements,
+        sid: int,
+        until: int,
+        *,
+        messages: int,
+        headers: Headers,
     ) -> None:
-        self._connection, self._sid, self._until = connection, sid, until
+        self._connection, self._sid, self.until = connection, sid, until
         self._is_long = messages >= LEAST_EXPANDED
         self._headers = headers
         self._dialect = connection.dialect.name
@@ -92,9 +97,7 @@ class WordMatches:
             return [read(lookup, most) for lookup in lookups]
         segments, has_rows = self._segments
         terms = {term for lookup in lookups for term in lookup}
-        held = rare_terms(
-            self._connection, self._sid, segments, terms, until=self._until, most=most
-        )
+        held = rare_terms(self._connection, self._sid, segments, terms, until=self.until, most=most)
         matches: list[list[int] | None] = []
         for lookup in lookups:
             of_terms = [held[term] for term in lookup]
@@ -113,7 +116,7 @@ class WordMatches:
         segments, has_rows = self._segments
         terms = {term for lookup in lookups for term in lookup}
         held = newest_of_terms(
-            self._connection, self._sid, segments, terms, until=self._until, newest=number
+            self._connection, self._sid, segments, terms, until=self.until, newest=number
         )
         matches = []
         for lookup in lookups:
@@ -136,14 +139,14 @@ class WordMatches:
     def _rare_of_long(self, lookup: Lookup, most: int) -> list[int] | None:
         """Read the positions of a lookup, in a long session on SQLite."""
         asked = self._written(lookup)
-        if not asked or _BEYOND.rows(self._connection, asked, self._until, most):
+        if not asked or _BEYOND.rows(self._connection, asked, self.until, most):
             return None if asked else []
         return self._rows(asked, most)
 
     def _rows(self, asked: str, number: int) -> list[int]:
         if not asked:
             return []
-        rows = _MATCHES[self._dialect].rows(self._connection, asked, self._until, number)
+        rows = _MATCHES[self._dialect].rows(self._connection, asked, self.until, number)
         return [position for (position,) in rows]
 
     def _tsquery(self, lookup: Lookup) -> str:
