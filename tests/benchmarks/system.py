@@ -86,6 +86,11 @@ class System:
             )
         return self._reader.execute(sql)
 
+    @property
+    def database_url(self) -> str:
+        """The URL of its database."""
+        return self._environ["TURNFOLD_DATABASE_URL"]
+
     def logged(self) -> int:
         """How many lines its services have logged."""
         return self._log.read_bytes().count(b"\n")

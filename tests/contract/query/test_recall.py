@@ -27,10 +27,13 @@ from turnfold.contracts.requests import (
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Policy
+from turnfold.core.recall.question import question_of
 from turnfold.errors import CannotFit
 from turnfold.operations.query.context import context
 from turnfold.operations.query.environment import QueryEnvironment
 from turnfold.operations.query.recall import Recall
+from turnfold.ports.recall import Choice, SearchedSession
+from turnfold.store.query import recall as recall_in_sql
 from turnfold.store.query.recall import SqlRecallStore
 
 Json = dict[str, Any]
@@ -440,3 +443,62 @@ async def test_a_line_of_a_retracted_message_is_not_quoted(stores: Stores) -> No
 
     told = await asker.told(max_tokens=1_500)
     assert not set((told["recall"] or {"message_ids": []})["message_ids"]) & set(quoted)
+
+
+@pytest.mark.proves("F2", "X6")
+async def test_a_word_of_too_many_messages_finds_nothing_beside_a_rarer_one(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recall_in_sql, "MOST_PLACES", 5)
+    monkeypatch.setattr(recall_in_sql, "NEWEST_PLACES", 3)
+    await stores.ingest(turn(1, user(FACT), assistant("Noted.")))
+    await stores.ingest(
+        *[turn(seq, user(f"The garden, day {seq}."), assistant("Nice.")) for seq in range(2, 10)]
+    )
+    await long_ago_rest(stores)
+    asker = Asker(stores)
+
+    def asked(query: str) -> Json:
+        return {"query": query, "tokens": 150}
+
+    both = [
+        await asker.told(max_tokens=4_000, recall=asked(query))
+        for query in ("lantern garden", "garden lantern")
+    ]
+    alone = await asker.told(max_tokens=4_000, recall=asked("the garden"))
+    stores.recall.forget()
+    elsewhere = await Asker(stores).told(max_tokens=4_000, recall=asked("lantern garden"))
+
+    assert FACT in block_of(both[0])
+    assert block_of(both[0]) == block_of(both[1]) == block_of(elsewhere)
+    assert "The garden, day 9." in block_of(alone)
+    assert "The garden, day 2." not in block_of(alone)
+
+
+@pytest.mark.proves("F2")
+async def test_a_word_that_became_rare_again_is_found(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recall_in_sql, "MOST_PLACES", 3)
+    await stores.ingest(*[turn(seq, user(f"The garden, day {seq}.")) for seq in range(1, 6)])
+    await stores.ingest(turn(6, user("A lantern.")))
+    await long_ago_rest(stores)
+    sid = (await stores.history.counts(KEY)).sid
+
+    async def numbers() -> list[int]:
+        found: list[int] = []
+
+        def choose(session: SearchedSession) -> Choice:
+            found.extend(len(matches) for matches in session.matches)
+            return Choice(())
+
+        asked = question_of("garden lantern")
+        await stores.recall.recall(sid, until=2**60, question=lambda _: asked, choose=choose)
+        return sorted(found)
+
+    many = await numbers()
+    await stores.ingest(*[retracted(50 + seq, f"e{seq}#0") for seq in (1, 2, 3)])
+    few = await numbers()
+
+    assert many == [0, 1]
+    assert few == [1, 2]

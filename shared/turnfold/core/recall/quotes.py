@@ -15,6 +15,7 @@ from math import exp
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
+from turnfold.core.text.caches import cached_text
 from turnfold.core.text.calls import arguments_of
 from turnfold.core.text.names import named_lines, names_in
 from turnfold.core.text.tokens import Count, text_of
@@ -89,6 +90,7 @@ def read_marks(stored: bytes) -> list[MarkedLine]:
     return lines
 
 
+@cached_text(maxsize=128)
 def numbers_of_names(text: str) -> frozenset[NameNumber]:
     """Return the numbers of the names in a text."""
     return frozenset(name_numbers(names_in(text)))

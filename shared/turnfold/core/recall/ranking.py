@@ -15,6 +15,9 @@ from typing import Final
 DECAY: Final = (1.0, 0.5, 0.4, 0.3, 0.2, 0.1)
 """How much a match counts for a message so many places away."""
 REACH: Final = len(DECAY) - 1
+_SPREAD: Final = [
+    (distance, DECAY[abs(distance)]) for distance in range(-REACH, REACH + 1) if distance
+]
 OWN_WORD: Final = 0.5
 """What a match in the message itself counts on top."""
 SPEAKER: Final = 2.2
@@ -142,7 +145,8 @@ def _near_best(
             places = [candidates[position] for position in candidates.keys() & matches]
         for place in places:
             own[place] += rarity
-    near = [place for place in _near(own, tokens, most) if place < len(positions)]
+    number = len(positions)
+    near = [place for place in _near(own, tokens, most) if place < number]
     ordinals = dict(zip([positions[place] for place in near], near, strict=True))
     for rarity, matches in weighted:
         found = ordinals.keys() & matches
@@ -180,16 +184,13 @@ def _add(scores: defaultdict[int, float], rarity: float, places: Sequence[int], 
     """
     weights = [rarity * share for share in DECAY]
     own = weights[0] + OWN_WORD * rarity
-    around = [
-        (distance, weights[abs(distance)]) for distance in range(-REACH, REACH + 1) if distance
-    ]
     after = until + REACH  # places come newest first
     for number, place in enumerate(places, start=1):
         before = places[number] if number < len(places) else -REACH - 1
         scores[place] += own
         if after - place > 2 * REACH < place - before:
-            for distance, weight in around:
-                scores[place + distance] += weight
+            for distance, share in _SPREAD:
+                scores[place + distance] += rarity * share
         else:
             for distance in range(1, min(REACH, (after - place) // 2, until - 1 - place) + 1):
                 scores[place + distance] += weights[distance]
