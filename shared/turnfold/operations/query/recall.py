@@ -54,8 +54,9 @@ FIRST_RANKED: Final = 60
 """The number of messages that are ranked by the words of the question alone."""
 RELATED_MESSAGES: Final = 8
 """The number of best messages whose shared words rank the others."""
+LEAST_LEFT_TO_SEARCH_AGAIN: Final = 0.1
 MOST_SEARCHED_AGAIN: Final = 5_000
-"""The longest session in which they are looked up: the index reads all places of a word."""
+"""They are looked up if such a share of the room is left, in sessions of at most so many."""
 MOST_FILLED: Final = 1_000
 """How many of the newest messages are examined to fill a block."""
 
@@ -198,35 +199,55 @@ def _chosen(session: SearchedSession, moment: RecallMoment) -> Choice:
         request = bisect_right(session.positions, moment.request_position)
         if sum(session.tokens[request:known]) < moment.least_growth:
             return Choice(())
-    left = int(MORE_READ * (moment.room - FRAME_TOKENS))
-    least = LEAST_LEFT * left
-    chosen: dict[int, None] = {}
+    room = _Room(session, moment.shown, int(MORE_READ * (moment.room - FRAME_TOKENS)))
     newest = islice(range(known - 1, -1, -1), MOST_FILLED)
-    for ordinal in chain(ranked(session, left), newest):
-        tokens = session.tokens[ordinal]
+    for ordinal in chain(ranked(session, room.tokens, lambda: room.share_left), newest):
+        room.take(ordinal)
+        if room.share_left < LEAST_LEFT:
+            break
+    lines = list(_lines(session, moment)) if moment.share_of_quotes else ()
+    return Choice(list(room.taken), lines)
+
+
+class _Room:
+    """The room for messages that are read. Mutable: each message that is taken makes it smaller."""
+
+    def __init__(self, session: SearchedSession, shown: frozenset[int], tokens: int) -> None:
+        self.tokens = self._left = tokens
+        self.taken: dict[int, None] = {}
+        self._session, self._shown = session, shown
+
+    @property
+    def share_left(self) -> float:
+        """The share that is left."""
+        return self._left / self.tokens
+
+    def take(self, ordinal: int) -> None:
+        """Take a message, if it fits, was not taken, and is not shown anyway."""
+        tokens = self._session.tokens[ordinal]
         if (
-            0 < tokens <= left
-            and ordinal not in chosen
-            and session.positions[ordinal] not in moment.shown
+            0 < tokens <= self._left
+            and ordinal not in self.taken
+            and self._session.positions[ordinal] not in self._shown
         ):
-            chosen[ordinal] = None
-            left -= tokens
-            if left < least:
-                break
-    return Choice(list(chosen), list(_lines(session, moment)) if moment.share_of_quotes else ())
+            self.taken[ordinal] = None
+            self._left -= tokens
 
 
-def ranked(session: SearchedSession, room: int) -> Iterator[int]:
+def ranked(
+    session: SearchedSession, room: int, share_left: Callable[[], float] = lambda: 1.0
+) -> Iterator[int]:
     """Yield the ordinals of the messages that match the question, best first, for so many tokens.
 
     After the first ones, words that the best messages share count, too, and find messages in other
-    words than the question's. They are looked up only if the block has room for more.
+    words than the question's. They are looked up only if a share of the room is left by then.
     """
     scores = score(session.matches, session.positions, session.tokens, room)
     best = rank(scores, session.tokens, session.spoken)
     first = best[:FIRST_RANKED]
     yield from first
-    if first and len(session.positions) <= MOST_SEARCHED_AGAIN:
+    is_short = len(session.positions) <= MOST_SEARCHED_AGAIN
+    if first and is_short and share_left() >= LEAST_LEFT_TO_SEARCH_AGAIN:
         lookups = related_lookups(session.texts(first[:RELATED_MESSAGES]), session.question)
         add_related(scores, session.look_up(lookups, MOST_PLACES_OF_RELATED), session.positions)
         known = set(first)

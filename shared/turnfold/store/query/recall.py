@@ -5,26 +5,22 @@ of the messages that were chosen.
 """
 
 import json
-from array import array
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Text, bindparam, case, select
+from sqlalchemy import BigInteger, Text, bindparam, select
 
 from turnfold.cache import LRUCache
 from turnfold.core.recall.block import Quote, RecalledMessage, RecallMaterial
 from turnfold.core.recall.question import RecallQuestion
 from turnfold.core.recall.quotes import NEWEST_MESSAGES, MarkedLine, read_marks
-from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, Matches, ordinals_of
+from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, Matches
 from turnfold.core.text.search import Lookup, Term, TextWords, searchable
-from turnfold.core.text.tokens import MESSAGE_TOKENS, text_of
-from turnfold.core.text.words import normalize, runs
+from turnfold.core.text.tokens import text_of
 from turnfold.messages import MESSAGES_PER_EVENT, Message
 from turnfold.ports.recall import (
     Choice,
@@ -37,14 +33,13 @@ from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.schema import marked_lines, messages, sessions
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.database.word_segments import Headers
+from turnfold.store.query.session_order import SessionOrder, read_order
 from turnfold.store.query.word_matches import WordMatches
 
 ORDERS_BYTES = 16_000_000
-"""The most bytes of cached session orders; a message takes `ORDER_BYTES`."""
-ORDER_BYTES = 24
+"""The most bytes of cached session orders: about 24 for a message, and 300 for a lookup."""
 HEADERS_BYTES = 8_000_000
 """The most bytes of cached headers of segments, on PostgreSQL."""
-CHARACTERS_PER_TOKEN = 3
 MOST_NEAR, MOST_NEW_NEAR, MOST_READ_NEAR = 2_000, 100, 200
 """The longest session that is searched in the event loop's thread, in two or three milliseconds.
 
@@ -58,56 +53,7 @@ _PLACES = tuple(f"at_{number}" for number in range(64))
 """The parameters of a statement that reads several messages at once."""
 
 
-@dataclass(slots=True)
-class SessionOrder:
-    """The messages of a session in order: positions, sizes, and who spoke.
-
-    `frequent` has lookups that matched too many messages before a position: they always will.
-    Mutable: messages that arrived since are appended.
-    """
-
-    positions: "array[int]" = field(default_factory=lambda: array("q"))
-    tokens: "array[int]" = field(default_factory=lambda: array("q"))
-    spoken: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    frequent: dict[Lookup, int] = field(default_factory=dict)
-
-    def add(
-        self, position: int, tokens: int, characters: int | None, named_body: str | None
-    ) -> None:
-        """Append a message; `named_body` is its JSON if it may name a speaker.
-
-        Images count by their tokens, but only the text is recalled: of a message without calls, its
-        `characters` limit the size.
-        """
-        name = json.loads(named_body).get("name") if named_body else None
-        if isinstance(name, str):
-            for word in runs(normalize(name)):
-                self.spoken[word].add(len(self.positions))
-        self.positions.append(position)
-        if characters is not None:
-            tokens = min(tokens, characters // CHARACTERS_PER_TOKEN + MESSAGE_TOKENS)
-        self.tokens.append(tokens)
-
-    def ordinals(self, positions: Sequence[int]) -> list[int]:
-        """Return the ordinals of these positions, of those that are in the order."""
-        return ordinals_of(positions, self.positions)
-
-
 _of_session = messages.c.sid == bindparam("of_sid", type_=BigInteger)
-_speaks = (messages.c.role == "user") | (messages.c.role == "assistant")
-_is_recallable = (_speaks | (messages.c.role == "tool")) & ~messages.c.is_copy
-_may_name = _speaks & messages.c.calls.is_(None)
-_ORDER = Prepared(
-    select(
-        messages.c.position,
-        case((_is_recallable, messages.c.tokens - messages.c.reasoning_tokens), else_=0),
-        case((messages.c.calls.is_(None), messages.c.characters)),
-        case((_may_name & messages.c.body.contains('"name"'), messages.c.body)),
-    )
-    .where(_of_session, messages.c.position > bindparam("after", type_=BigInteger))
-    .order_by(messages.c.position),
-    ("of_sid", "after"),
-)
 _SESSION = Prepared(
     select(sessions.c.messages_total, sessions.c.unindexed_from).where(
         sessions.c.sid == bindparam("of_sid", type_=BigInteger)
@@ -192,7 +138,7 @@ class SqlRecallStore:
             if is_near and unindexed_from is not None:
                 indexed = bisect_left(order.positions, unindexed_from)
                 if total - indexed > MOST_NEW_NEAR:
-                    self._orders.put(sid, order, ORDER_BYTES * total)
+                    self._orders.put(sid, order, order.weight)
                     raise WouldBlock
             asked = question(lambda position: _body(connection, sid, position))
             end = bisect_left(order.positions, until)
@@ -219,12 +165,12 @@ class SqlRecallStore:
             )
             choice = choose(session)
             if is_near and len(choice.messages) > MOST_READ_NEAR:
-                self._orders.put(sid, order, ORDER_BYTES * total)
+                self._orders.put(sid, order, order.weight)
                 raise WouldBlock
             material = _read(connection, sid, choice, order)
             # Only after a successful read: an interrupted one leaves an order that was read in
             # part.
-            self._orders.put(sid, order, ORDER_BYTES * len(order.positions))
+            self._orders.put(sid, order, order.weight)
             newest = until if unindexed_from is None else min(unindexed_from, until)
             return Recollection(material, newest // MESSAGES_PER_EVENT, unindexed.is_partial)
 
@@ -239,23 +185,14 @@ class SqlRecallStore:
     ) -> SessionOrder:
         """Return the order of a session; read only what the cached one lacks.
 
-        Events may be ingested late, before others: then the counts differ, and all is read again.
-
         Raises:
             WouldBlock: the cached one lacks more than `most` messages.
         """
         order = self._orders.pop(sid) or SessionOrder()
         if total - len(order.positions) > most:
-            self._orders.put(sid, order, ORDER_BYTES * len(order.positions))
+            self._orders.put(sid, order, order.weight)
             raise WouldBlock
-        for _ in range(2):
-            last = order.positions[-1] if order.positions else -1
-            for row in _ORDER.rows(connection, sid, last):
-                order.add(*row)
-            if len(order.positions) == total:
-                break
-            order = SessionOrder()
-        return order
+        return read_order(connection, sid, order, total)
 
 
 class _Unindexed(NamedTuple):
