@@ -73,7 +73,7 @@ class Talk:
         self._random = Random(seed)
         if vocabulary == "few":
             self._words = WORDS
-            self._weights = list(range(1, len(WORDS) + 1))
+            self._weights: list[float] = list(range(1, len(WORDS) + 1))
             return
         self._words = [
             first + second + third
