@@ -24,6 +24,7 @@ WITHOUT_TEXTS = {
     "operations/policy.py": "policies",
     "operations/query/planning.py": "policies",
     "store/database/message_rows.py": "ids of compactions",
+    "store/query/recall.py": "minutes",
     "turnfold_query/handlers.py": "ids of sessions",
 }
 """Caches that an erasure may leave, and what they hold: nothing that anybody said."""
