@@ -196,7 +196,7 @@ class SqlRecallStore:
         return read_order(connection, sid, order, total)
 
 
-class _Unindexed(NamedTuple):
+class _UnindexedWords(NamedTuple):
     """The words of messages that the index may lack, by position.
 
     `is_partial` if there are more of them.
@@ -208,19 +208,19 @@ class _Unindexed(NamedTuple):
 
 def _unindexed(
     connection: SupportsStatements, sid: int, unindexed_from: int | None, until: int
-) -> _Unindexed:
+) -> _UnindexedWords:
     """Read the newest messages from a position on.
 
     Only words are looked for, in a twentieth of the time that the index takes for a message.
     """
     if unindexed_from is None or unindexed_from >= until:
-        return _Unindexed({}, is_partial=False)
+        return _UnindexedWords({}, is_partial=False)
     rows = _UNINDEXED.rows(connection, sid, unindexed_from, until - 1)
     words = {
         position: TextWords(searchable(json.loads(body)))
         for position, body in rows[:UNINDEXED_MESSAGES]
     }
-    return _Unindexed(words, is_partial=len(rows) > UNINDEXED_MESSAGES)
+    return _UnindexedWords(words, is_partial=len(rows) > UNINDEXED_MESSAGES)
 
 
 def _found(
