@@ -82,7 +82,9 @@ class Peer:
 
 @asynccontextmanager
 async def connected(app: Application) -> AsyncGenerator[Peer]:
-    server = HttpServer(app, host="127.0.0.1", port=free_port(), connections=100)
+    server = HttpServer(
+        app, host="127.0.0.1", port=free_port(), port_setting="port", connections=100
+    )
     await server.opened()
     peer = Peer(*await asyncio.open_connection("127.0.0.1", server.port))
     try:
