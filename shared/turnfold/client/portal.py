@@ -7,8 +7,9 @@ Hosts with loops that come and go, or with several threads, share one `PortalCli
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import CancelledError, Future
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from turnfold.client.client import Client, connect
 from turnfold.client.events import OutgoingEvent, Receipt, session_key
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from turnfold.client.notices import Notices, StoredNotice
 
 Result = TypeVar("Result")
+CLOSED: Final = "the client is closed"
+END_SECONDS: Final = 1.0
+"""What a caller's coroutine may take after the client was closed."""
 
 
 class PortalClient:
@@ -46,6 +50,7 @@ class PortalClient:
         self._is_closed = False
         self._stack = AsyncExitStack()
         self._connecting: asyncio.Task[Client] | None = None
+        self._working: set[asyncio.Task[Any]] = set()
         self._client: Client | None = None
 
     def session(self, agent_id: str, session_id: str) -> Session:
@@ -89,18 +94,14 @@ class PortalClient:
         Raises:
             Unavailable: no server answers, or this client is closed.
         """
-        loop = self._started()
-        running = asyncio.run_coroutine_threadsafe(self._with_client(work), loop)
-        return await asyncio.wrap_future(running)
+        return await asyncio.wrap_future(self._submit(self._with_client(work)))
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine, such as a method of a session, and block this thread until it ends."""
         try:
-            loop = self._started()
-        except Unavailable:
-            coroutine.close()
-            raise
-        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+            return self._submit(coroutine).result()
+        except CancelledError:
+            raise Unavailable(CLOSED) from None
 
     def close(self) -> None:
         """Publish what is in the buffer, as `connect` does at its end, and end the thread."""
@@ -117,11 +118,15 @@ class PortalClient:
                 self._thread.join()
             loop.close()
 
-    def _started(self) -> asyncio.AbstractEventLoop:
-        """Return the loop of the own thread; start it for the first caller."""
+    def _submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run a coroutine in the loop of the own thread, which the first call starts.
+
+        `close` takes the same lock: it meets every coroutine that is submitted, or none comes.
+        """
         with self._starting:
             if self._is_closed:
-                raise Unavailable("the client is closed")
+                coroutine.close()
+                raise Unavailable(CLOSED)
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 # A daemon: a program that forgets to close its client can end.
@@ -129,16 +134,28 @@ class PortalClient:
                     target=self._loop.run_forever, name="turnfold-client", daemon=True
                 )
                 self._thread.start()
-            return self._loop
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def _with_client(self, work: Callable[[Client], Awaitable[Result]]) -> Result:
+        if self._is_closed:
+            raise Unavailable(CLOSED)
         if self._connecting is None or (
             self._connecting.done()
             and (self._connecting.cancelled() or self._connecting.exception() is not None)
         ):
             self._connecting = asyncio.create_task(self._connect())
-        # Shielded: the others wait for the same connection.
-        return await work(await asyncio.shield(self._connecting))
+        task = asyncio.current_task()
+        assert task is not None
+        self._working.add(task)
+        try:
+            # Shielded: the others wait for the same connection.
+            return await work(await asyncio.shield(self._connecting))
+        except asyncio.CancelledError:
+            if self._is_closed:
+                raise Unavailable(CLOSED) from None
+            raise
+        finally:
+            self._working.discard(task)
 
     async def _connect(self) -> Client:
         self._client = await self._stack.enter_async_context(connect(self._url, **self._options))
@@ -149,6 +166,14 @@ class PortalClient:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)
         await self._stack.aclose()
+        # Nobody waits for a loop that has stopped.
+        for task in self._working:
+            task.cancel()
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            _, pending = await asyncio.wait(others, timeout=END_SECONDS)
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
 
 
 class PortalNotices:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,25 @@ async def test_a_thread_without_a_loop_iterates_and_ends_with_the_client(
     await asyncio.to_thread(client.close)
     with pytest.raises(Unavailable, match="closed"):
         await asyncio.wait_for(listening, 20)
+
+
+@pytest.mark.proves("G2")
+async def test_every_thread_that_waits_when_a_client_is_closed_is_told(server: NatsServer) -> None:
+    """Whether it asks before, while or after the client is closed."""
+    for _ in range(8):
+        client = turnfold.PortalClient(server.url, environ={})
+        begun = threading.Barrier(5)
+
+        def waits(client: turnfold.PortalClient = client, begun: Any = begun) -> None:
+            begun.wait(20)
+            client.run(asyncio.Event().wait())
+
+        def listens(client: turnfold.PortalClient = client, begun: Any = begun) -> None:
+            begun.wait(20)
+            next(client.notices("a", after=10_000))
+
+        waiting = [asyncio.create_task(asyncio.to_thread(one)) for one in 2 * [waits, listens]]
+        await asyncio.to_thread(begun.wait, 20)
+        await asyncio.to_thread(client.close)
+        ended = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 20)
+        assert {type(one) for one in ended} == {Unavailable}, ended
