@@ -25,6 +25,7 @@ from turnfold.nats_client.connection import NatsClient
 from turnfold.operations.policy import Explain, explanation
 from turnfold.process.child_process import ChildProcess
 from turnfold.process.http_server import HttpServer
+from turnfold.process.memory import return_freed_memory
 from turnfold.process.ready import announce
 from turnfold.process.scheduling import tune_collector
 from turnfold.process.tasks import cancel_and_wait
@@ -160,6 +161,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
             clear()
 
     sending = asyncio.create_task(hints.run(), name="hints")
+    trimming = asyncio.create_task(return_freed_memory(), name="memory")
     try:
         await lane.start()
         await _subscribe_to_ingest(client, arrivals, clear_caches)
@@ -175,7 +177,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     finally:
         await _stop(listener, broker, server)
         await arrivals.close()
-        await cancel_and_wait(sending)
+        await cancel_and_wait(sending, trimming)
         log.info("query.stopped")
 
 

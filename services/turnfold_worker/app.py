@@ -22,6 +22,7 @@ from turnfold.models import ChildSummarizer
 from turnfold.models.availability import can_call_models, missing_litellm
 from turnfold.nats_client.acknowledgements import Publisher
 from turnfold.process.http_server import HttpServer
+from turnfold.process.memory import return_freed_memory
 from turnfold.process.scheduling import lower_priority, tune_collector
 from turnfold.process.tasks import cancel_and_wait
 from turnfold.process.watchdog import Watchdog
@@ -110,6 +111,7 @@ async def _run(settings: Settings, receiver_process: ReceiverProcess) -> None:
             _serve(settings, database, receiver_process, telemetry, stop), name="worker"
         )
         stopping = asyncio.create_task(stop.wait(), name="stop")
+        trimming = asyncio.create_task(return_freed_memory(), name="memory")
         await asyncio.wait([worker, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not worker.done():
             try:
@@ -118,6 +120,7 @@ async def _run(settings: Settings, receiver_process: ReceiverProcess) -> None:
             except TimeoutError:
                 log.warning("worker.stopped_late", seconds=STOP_SECONDS)
         stopping.cancel()
+        await cancel_and_wait(trimming)
         if worker.done():
             worker.result()
     finally:

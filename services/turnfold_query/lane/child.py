@@ -27,6 +27,7 @@ from turnfold.process.child_process import (
     parent_socket,
     read_frame,
 )
+from turnfold.process.memory import return_freed_memory
 from turnfold.process.turns import ASKER
 from turnfold.settings import Settings
 from turnfold.store.database.engine import Database
@@ -61,8 +62,10 @@ async def _run(settings: Settings) -> None:
     reader, writer = await open_stream(parent_socket())
     server = LaneServer(settings, writer)
     gc.freeze()
+    trimming = asyncio.create_task(return_freed_memory(), name="memory")
     while (body := await read_frame(reader)) is not None:
         server.take(decode_message(body))
+    trimming.cancel()
     # A thread that still computes must not outlive the query server.
     os._exit(0)
 

@@ -27,6 +27,7 @@ from turnfold.process.child_process import (
     parent_socket,
     read_frame,
 )
+from turnfold.process.memory import return_freed_memory
 from turnfold.process.scheduling import tune_collector
 from turnfold.process.tasks import cancel_and_wait
 from turnfold.settings import Settings
@@ -102,6 +103,7 @@ class ReceiverChild:
             asyncio.create_task(self._listen(), name="worker"),
             asyncio.create_task(self._beat(), name="heartbeat"),
         ]
+        trimming = asyncio.create_task(return_freed_memory(), name="memory")
         try:
             await asyncio.wait([*tasks, self._receiving], return_when=asyncio.FIRST_COMPLETED)
             if self._receiving.done() and (
@@ -112,7 +114,7 @@ class ReceiverChild:
                 if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                     log.error("receiver.crashed", exc_info=error)
         finally:
-            await cancel_and_wait(*tasks)
+            await cancel_and_wait(*tasks, trimming)
             await self._leave()
 
     async def _leave(self) -> None:
@@ -147,7 +149,7 @@ class ReceiverChild:
             # Before the messages are taken: what nobody takes stays with the consumer, and is
             # returned at once when the worker stops.
             await self._slots.acquire()
-            messages = await consumer.take(wire.BATCH)
+            messages = await consumer.take(wire.BATCH, most_bytes=wire.BATCH_BYTES)
             try:
                 batch = await self._decoded(self._deliveries(consumer, messages))
             except asyncio.CancelledError:

@@ -9,6 +9,8 @@ from turnfold.process.child_process import decode_message, encode_message
 
 BATCH: Final = 2_000
 """The maximum number of events in a batch. Large batches share the cost of a transaction."""
+BATCH_BYTES: Final = 4 * 1024 * 1024
+"""The maximum size of their payloads. Both processes need several times as much to store them."""
 
 
 class StartReceiving(NamedTuple):

@@ -109,8 +109,10 @@ class PullConsumer:
         """The time since the last sign of life, while there was room for messages."""
         return asyncio.get_running_loop().time() - self._served_at
 
-    async def take(self, most: int) -> list[Msg]:
+    async def take(self, most: int, *, most_bytes: int = AHEAD_BYTES) -> list[Msg]:
         """Wait for messages, and return the oldest ones, at most `most`.
+
+        Their bodies have at most `most_bytes` together, except for a single message.
 
         Raises:
             StartError: the consumer was deleted.
@@ -120,7 +122,13 @@ class PullConsumer:
                 raise self._failure
             self._arrived.clear()
             await self._arrived.wait()
-        return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+        taken: list[Msg] = []
+        while self._waiting and len(taken) < most:
+            most_bytes -= len(self._waiting[0].data)
+            if taken and most_bytes < 0:
+                break
+            taken.append(self._waiting.popleft())
+        return taken
 
     async def acknowledge(self, batch: Sequence[Msg]) -> None:
         """Acknowledge messages."""

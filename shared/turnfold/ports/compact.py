@@ -46,7 +46,8 @@ class Job:
     `planned` is the trigger of an eviction that takes place when the version is committed; until
     then no message has left. `cooling` is the reason why the session's model is not asked now.
     `tokens_evicted` counts the evicted messages, `summary_tokens` the version in force. `traces`
-    are the traceparents of the events that caused the evictions, newest last.
+    are the traceparents of the events that caused the evictions, newest last. `has_more` is set if
+    further evictions of the session wait for the next job.
     """
 
     key: SessionKey
@@ -64,6 +65,7 @@ class Job:
     tokens_evicted: int = 0
     summary_tokens: int = 0
     traces: tuple[str, ...] = ()
+    has_more: bool = False
 
 
 class EvictedMessage(NamedTuple):

@@ -31,6 +31,7 @@ from turnfold.messages import SessionId, SessionKey, State
 from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.compact.compact import Committed, compact
 from turnfold.ports.compact import Job
+from turnfold.store.compact.jobs import claim
 
 LATER = NOON + LEASE_MS + 1
 
@@ -113,6 +114,40 @@ async def test_a_job_takes_all_pending_rows_of_its_session_in_order(stores: Stor
 
     assert list(job.compaction_ids) == pending
     assert len(pending) > 1
+
+
+@pytest.mark.proves("S1", "O9")
+async def test_a_backlog_is_summarized_in_jobs_of_bounded_size(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stores.ingest(*turns(1, 20))
+    pending = [row.compaction_id for row in (await stores.facts()).pending]
+    monkeypatch.setattr(claim, "MOST_MESSAGES", 1)
+
+    jobs: list[Job] = []
+    for number in range(len(pending)):
+        jobs.append(await claimed(stores, NOON + 1_000))
+        await commit(stores, jobs[-1], f"Version {number}.")
+
+    assert [job.compaction_ids for job in jobs] == [(row,) for row in pending]
+    assert [job.has_more for job in jobs] == [True] * (len(pending) - 1) + [False]
+    assert len(pending) > 1
+    assert not (await stores.facts()).pending
+
+
+@pytest.mark.proves("S7", "O9")
+async def test_a_failed_part_of_a_backlog_delays_the_rest(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stores.ingest(*turns(1, 20))
+    monkeypatch.setattr(claim, "MOST_TOKENS", 1)
+
+    await give_back(stores, await claimed(stores), NOON + 9_000)
+
+    assert await stores.jobs.next_due_ms() == NOON + 9_000
+    assert await stores.claim(NOON + 8_999) == []
+    again = await claimed(stores, NOON + 9_000)
+    assert (again.attempt, len(again.compaction_ids)) == (2, 1)
 
 
 @pytest.mark.proves("S1", "S7")

@@ -307,7 +307,7 @@ def _prepare_sqlite(engine: Engine, *, writes: bool) -> None:
             "journal_mode=WAL",
             # An event is acknowledged after its commit, so the commit must survive a power cut.
             "synchronous=FULL",
-            "cache_size=-65536",
+            "cache_size=-16384",
             "wal_autocheckpoint=4000",
             # Erased text is overwritten in the file.
             "secure_delete=ON",

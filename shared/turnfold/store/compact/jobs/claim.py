@@ -16,6 +16,15 @@ from turnfold.store.database.schema import compactions, sessions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import Prepared, bulk_update
 
+MOST_MESSAGES = 4_000
+MOST_TOKENS = 500_000
+"""The most that one job summarizes, except for a single eviction.
+
+A worker and its summarizer hold several copies of this text, and the worker does nothing else while
+it encodes it. Backlogs of this size are rare: a model was unavailable for long, or a history was
+imported.
+"""
+
 _busy = select(compactions.c.sid).where(
     is_running, compactions.c.lease_until_ms > bindparam("now_ms")
 )
@@ -73,7 +82,7 @@ _OPEN_ROWS = Prepared(
             for name in (
                 "compaction_id", "status", "fence", "attempts", "lease_until_ms",
                 "next_attempt_at_ms", "first_position", "trigger", "is_by_budget", "budget_tokens",
-                "wanted", "tokens_evicted", "trace",
+                "wanted", "messages_evicted", "tokens_evicted", "trace",
             )
         )
     )
@@ -100,6 +109,7 @@ class _OpenRow(NamedTuple):
     is_by_budget: bool | None
     budget_tokens: int
     wanted: str | None
+    messages_evicted: int
     tokens_evicted: int
     trace: str | None
 
@@ -134,7 +144,7 @@ def claim_session(
     now_ms: int,
     journal: SessionJournal,
 ) -> Job | None:
-    """Claim the open compactions of a locked session.
+    """Claim the open compactions of a locked session, at most as many as one job may summarize.
 
     Return None if nothing is due, or if a worker holds the session.
     """
@@ -142,10 +152,11 @@ def claim_session(
     # The list of due sessions was read before the lock: another worker may have claimed this one.
     if any(row.is_leased(now_ms) for row in rows):
         return None
-    claimed = _first_due(rows, now_ms)
-    if not claimed:
+    due = _first_due(rows, now_ms)
+    if not due:
         return None
-    job = _job_of(session, claimed, policy, now_ms)
+    claimed = _within_limits(due)
+    job = _job_of(session, claimed, policy, now_ms, has_more=len(claimed) < len(due))
     ids = [row.compaction_id for row in claimed]
     _release_others(connection, rows, ids)
     lease_until_ms = now_ms + lease_ms
@@ -166,7 +177,24 @@ def claim_session(
     return job
 
 
-def _job_of(session: SessionRow, claimed: Sequence[_OpenRow], policy: Policy, now_ms: int) -> Job:
+def _within_limits(due: Sequence[_OpenRow]) -> Sequence[_OpenRow]:
+    """Return the oldest of these rows that one job may summarize; always the first."""
+    messages = tokens = 0
+    for number, row in enumerate(due):
+        messages, tokens = messages + row.messages_evicted, tokens + row.tokens_evicted
+        if number and (messages > MOST_MESSAGES or tokens > MOST_TOKENS):
+            return due[:number]
+    return due
+
+
+def _job_of(
+    session: SessionRow,
+    claimed: Sequence[_OpenRow],
+    policy: Policy,
+    now_ms: int,
+    *,
+    has_more: bool,
+) -> Job:
     """Describe the job of claimed rows. Its newest row decides what it writes."""
     newest = claimed[-1]
     writes_messages = newest.kind is JobKind.NEXT and not newest.is_plan
@@ -188,6 +216,7 @@ def _job_of(session: SessionRow, claimed: Sequence[_OpenRow], policy: Policy, no
         tokens_evicted=sum([row.tokens_evicted for row in claimed]),
         summary_tokens=session.summary_tokens,
         traces=tuple([row.trace for row in claimed if row.trace]),
+        has_more=has_more,
     )
 
 

@@ -10,6 +10,7 @@ from turnfold.ports.compact import FailureStatus, Job, JobKind
 from turnfold.store.compact.chunks import delete_chunk_summaries
 from turnfold.store.compact.jobs.rows import is_held, update_held
 from turnfold.store.compact.rewriting import open_stand_in
+from turnfold.store.database.predicates import is_open
 from turnfold.store.database.schema import compactions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid, write_back
 
@@ -82,6 +83,18 @@ def retry_job(
     session = _release(
         connection, job, status="pending", reason=reason, next_attempt_at_ms=retry_at_ms
     )
+    if job.has_more:
+        # Otherwise they would be due at once, and take the rows of this job along.
+        connection.execute(
+            update(compactions)
+            .where(
+                compactions.c.sid == job.sid,
+                is_open,
+                compactions.c.first_position.is_not(None),
+                compactions.c.next_attempt_at_ms < retry_at_ms,
+            )
+            .values(next_attempt_at_ms=retry_at_ms)
+        )
     journal = SessionJournal()
     _journal_failure(
         journal, session, job, "attempt_failed", reason=reason, detail=detail, model=model,
