@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 import nats.errors
@@ -38,7 +38,8 @@ log = structlog.get_logger()
 CONCURRENT_BATCHES = 3
 """Batches under way: one is decoded, one committed, and one waits for either."""
 DECODE_EVENTS = 100
-"""Events decoded before other tasks may run. Decoding them takes some milliseconds."""
+DECODE_BYTES = 256 * 1024
+"""Events decoded before other tasks may run, and their size. Decoding takes some milliseconds."""
 CONNECT_SECONDS = 24 * 3600.0
 """The worker was connected when it started, so the receiver waits for the bus."""
 RETRY_SECONDS = 1.0
@@ -178,11 +179,11 @@ class ReceiverChild:
 
     async def _decoded(self, deliveries: Sequence[Delivery]) -> DecodedBatch:
         batch = DecodedBatch([], [], {})
-        for start in range(0, len(deliveries), DECODE_EVENTS):
-            chunk = self._decode(deliveries[start : start + DECODE_EVENTS])
-            batch.arrivals.extend(chunk.arrivals)
-            batch.dead.extend(chunk.dead)
-            batch.payloads.update(chunk.payloads)
+        for some in portions(deliveries):
+            decoded = self._decode(some)
+            batch.arrivals.extend(decoded.arrivals)
+            batch.dead.extend(decoded.dead)
+            batch.payloads.update(decoded.payloads)
             # Heartbeats and acknowledgements run in between.
             await asyncio.sleep(0)
         return batch
@@ -245,6 +246,20 @@ class ReceiverChild:
         with contextlib.suppress(ConnectionError):
             self._writer.write(encode_frame(wire.encode(message)))
             await self._writer.drain()
+
+
+def portions(deliveries: Sequence[Delivery]) -> Iterator[Sequence[Delivery]]:
+    """Divide deliveries into what is decoded at a time: `DECODE_EVENTS`, or `DECODE_BYTES`."""
+    start = size = 0
+    for number, delivery in enumerate(deliveries):
+        if number > start and (
+            number - start == DECODE_EVENTS or size + len(delivery.payload) > DECODE_BYTES
+        ):
+            yield deliveries[start:number]
+            start, size = number, 0
+        size += len(delivery.payload)
+    if start < len(deliveries):
+        yield deliveries[start:]
 
 
 def _is_delivery(message: Msg) -> bool:

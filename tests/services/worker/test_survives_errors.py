@@ -11,14 +11,22 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from tests.nats_server import NatsServer, nats_server, subscriptions_known
+from tests.running_system import wait_until
 from turnfold.bus.pull import PullConsumer
 from turnfold.bus.streams import EVENTS, INGEST
-from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
+from turnfold.contracts.subjects import (
+    EVENTS_CONSUMER,
+    EVENTS_STREAM,
+    TURN_COMPLETED,
+    session_subject,
+)
 from turnfold.errors import StartError, Unavailable
+from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.nats_client.connection import NatsClient
+from turnfold.operations.ingest.decode import Delivery
 from turnfold_query.ingest_signal import WAKE_SECONDS, Bounded
 from turnfold_worker.loops.polling import PollingLoop
-from turnfold_worker.receiver.child import delivery_of
+from turnfold_worker.receiver.child import DECODE_BYTES, DECODE_EVENTS, delivery_of, portions
 
 NEXT = f"$JS.API.CONSUMER.MSG.NEXT.{EVENTS_STREAM}.{EVENTS_CONSUMER}"
 FORGED: tuple[tuple[bytes, dict[str, str] | None], ...] = (
@@ -57,6 +65,36 @@ async def pull(server: NatsServer, bus: Client) -> AsyncIterator[PullConsumer]:
     yield pulling
     await pulling.stop()
     await own.close()
+
+
+@pytest.mark.proves("O9")
+async def test_a_batch_is_bounded_in_bytes_and_takes_at_least_one_event(
+    bus: Client, pull: PullConsumer
+) -> None:
+    stream = bus.jetstream()
+    subject = session_subject(TURN_COMPLETED, SessionKey(AgentId("a"), SessionId("s")))
+    for number, size in enumerate((10, 20, 4_000, 30)):
+        await stream.publish(subject, f"{number}".encode() * size)
+    await pull.start()
+    await wait_until(lambda: pull.in_flight == 4)
+
+    batches = [await pull.take(3, most_bytes=1_000) for _ in range(3)]
+
+    assert [[len(message.data) for message in batch] for batch in batches] == [
+        [10, 20],
+        [4_000],
+        [30],
+    ]
+
+
+@pytest.mark.proves("O9")
+def test_no_more_is_decoded_at_a_time_than_the_limits_of_count_and_size_allow() -> None:
+    small = [Delivery("s", b"x", seq, 0) for seq in range(2 * DECODE_EVENTS + 1)]
+    large = [Delivery("l", b"x" * DECODE_BYTES, seq, 0) for seq in range(2)]
+
+    assert [len(some) for some in portions(small)] == [DECODE_EVENTS, DECODE_EVENTS, 1]
+    assert [len(some) for some in portions([*small[:2], *large, small[2]])] == [2, 1, 1, 1]
+    assert list(portions([])) == []
 
 
 @pytest.mark.proves("O7", "C69")
