@@ -33,7 +33,7 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
         return
     async with system(directory) as one, one.running("worker"), one.running("query"):
         process = await asyncio.create_subprocess_exec(
-            python, PROGRAM, one.url, directory / "floor.db", env=clean_environ(), stdout=PIPE
+            python, "-P", PROGRAM, one.url, directory / "floor.db", env=clean_environ(), stdout=PIPE
         )
         output, _ = await process.communicate()
     if process.returncode:

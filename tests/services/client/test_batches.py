@@ -78,7 +78,7 @@ async def test_a_batch_is_in_the_stream_in_its_order_when_publishing_returns(
     assert newest == [49, 50, 48]
 
 
-async def test_batches_of_none_of_one_and_of_as_many_as_may_be_are_batches(
+async def test_batches_of_none_of_one_and_of_as_many_as_may_be_are_stored(
     server: NatsServer, bus: Bus
 ) -> None:
     async with turnfold.connect(server.url) as client:
@@ -91,6 +91,16 @@ async def test_batches_of_none_of_one_and_of_as_many_as_may_be_are_batches(
             await client.publish_batch(events(1_001, "more"))
 
     assert (await bus.jetstream().stream_info(EVENTS_STREAM)).state.messages == 1_001
+
+
+async def test_a_batch_of_one_event_is_published_as_an_event(server: NatsServer, bus: Bus) -> None:
+    """The server waits for its disk before it acknowledges a batch; calls of a proxy would wait."""
+    async with turnfold.connect(server.url) as client:
+        await client.publish_batch([event("one")])
+        await client.publish_batch(events(2))
+
+    headers = [(await bus.jetstream().get_msg(EVENTS_STREAM, seq)).headers or {} for seq in (1, 2)]
+    assert ["Nats-Batch-Id" in one for one in headers] == [False, True]
 
 
 @pytest.mark.proves("L1")
