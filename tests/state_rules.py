@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from tests.state_model.model import StateModel
 from tests.state_walk import KEYS, Walk
 from tests.store_fixtures import (
     LEASE_MS,
@@ -26,7 +27,6 @@ from turnfold.contracts.requests import (
 from turnfold.messages import SessionKey
 from turnfold.ports.compact import FailureStatus, Job, JobKind, RegenerateOptions, Version
 from turnfold.ports.ingest import DecodedEvent, IngestResult
-from turnfold.testing.model import StateModel
 
 EVENT_MS = 10
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
 from tests.invariants import SessionSeen, StoreSnapshot, faults
+from tests.state_model.model import StateModel
 from tests.store_fixtures import (
     NOON,
     RAM,
@@ -37,7 +38,6 @@ from turnfold.operations.query.context import context
 from turnfold.operations.query.environment import QueryEnvironment
 from turnfold.ports.compact import Job
 from turnfold.ports.ingest import DecodedEvent
-from turnfold.testing.model import StateModel
 
 KEYS = [
     SessionKey(AgentId("ada"), SessionId("s-1")),

@@ -16,6 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.invariants import SessionSeen, faults
+from tests.state_model.model import StateModel
 from tests.state_walk import TIGHT
 from tests.store_fixtures import (
     NOON,
@@ -39,7 +40,6 @@ from turnfold.errors import Conflict
 from turnfold.messages import MESSAGES_PER_EVENT, AgentId, SessionId, SessionKey
 from turnfold.ports.compact import FailureStatus
 from turnfold.ports.ingest import DecodedEvent
-from turnfold.testing.model import StateModel
 
 Answer = TypeVar("Answer")
 USED = {"model": "m-1", "usage": {"prompt_tokens": 50, "completion_tokens": 9}}

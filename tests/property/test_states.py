@@ -8,13 +8,13 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.invariants import Row, SessionSeen
+from tests.state_model.model import Claim, StateModel
+from tests.state_model.state import SessionState
 from tests.state_rules import StateRules
 from tests.state_walk import KEYS, REFUSALS, TIGHT, Outcome
 from tests.store_fixtures import LEASE_MS, Stores, installation_of, places
 from turnfold.messages import SessionKey
 from turnfold.ports.compact import Job, JobKind
-from turnfold.testing.model import Claim, StateModel
-from turnfold.testing.state import SessionState
 
 OMITTED = ("digest", "digest_tokens", "reason", "tokens_evicted")
 ROW = [name for name in Row._fields if name not in OMITTED]

@@ -18,6 +18,7 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from tests.invariants import SessionSeen, StoreSnapshot, faults
 from tests.postgres import Postgres
+from tests.state_model.model import StateModel
 from tests.state_rules import StateRules, keys, numbers, said
 from tests.state_walk import KEYS, TIGHT, Outcome, outcome
 from tests.store_fixtures import (
@@ -48,7 +49,6 @@ from turnfold.ports.ingest import DecodedEvent
 from turnfold.ports.query import (
     Scope,
 )
-from turnfold.testing.model import StateModel
 
 usages = st.builds(
     lambda prompt: {"prompt_tokens": prompt, "completion_tokens": 9}, st.integers(1, 500)

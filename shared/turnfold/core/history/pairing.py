@@ -89,7 +89,7 @@ def _in_stream_order(
     return sorted(seen)
 
 
-class _Answer:
+class _PlacedAnswer:
     """A result and its copies, by position. The first answers the call, or waits for one."""
 
     __slots__ = ("call", "digest", "positions")
@@ -116,10 +116,10 @@ class _Matching:
     """The answers so far, calls without one, answers without a call, and those retracted alone."""
 
     def __init__(self) -> None:
-        self._answers: list[_Answer] = []
-        self._answer_of: dict[int, _Answer] = {}
+        self._answers: list[_PlacedAnswer] = []
+        self._answer_of: dict[int, _PlacedAnswer] = {}
         self._unanswered: list[CallPosition] = []
-        self._waiting: deque[_Answer] = deque()
+        self._waiting: deque[_PlacedAnswer] = deque()
         self._alone: dict[int, MatchedResult] = {}
 
     def add_call(self, call: CallPosition) -> None:
@@ -144,7 +144,7 @@ class _Matching:
             last.positions[position] = None
             self._answer_of[position] = last
             return
-        answer = self._answer_of[position] = _Answer(call, result)
+        answer = self._answer_of[position] = _PlacedAnswer(call, result)
         self._answers.append(answer)
         if call is None:
             self._waiting.append(answer)

@@ -153,6 +153,10 @@ PLAIN_CONSTANTS: Mapping[str, bool | None] = {
 PLAIN = tuple([name for name in STORED if name not in PLAIN_CONSTANTS])
 
 
+_Pair = tuple[int | None, int | None, bool]
+"""The columns of a result: the position and slot of its call, and whether it is a copy."""
+
+
 def add_message_rows(
     arrival: DecodedEvent, sid: int, plain: list[tuple[Any, ...]], others: list[tuple[Any, ...]]
 ) -> None:
@@ -169,8 +173,7 @@ def add_message_rows(
     )
     position = position_of(arrival.stream_seq, 0)
     first = position
-    # Most events have no result.
-    pairs: Mapping[int, tuple[int | None, int | None, bool]] | None = None
+    pairs: dict[int, _Pair] = {}
     for (
         role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_meta,
         is_irregular, calls, cuts, tool_call_id, digest, original, body, gist, element, is_error,
@@ -182,16 +185,14 @@ def add_message_rows(
             call_json, answered_id, cuts_json, gist_json, place = _optional_columns(
                 calls, tool_call_id, cuts, gist, element
             )
-            if tool_call_id and pairs is None:
-                pairs = _pairs_within(arrival, first)
             answers_position, answers_slot, is_copy = (
-                pairs.get(position, _WAITS) if pairs else _WAITS
+                _pair_of(position, pairs, arrival, first) if tool_call_id else _WAITS
             )
             others.append(
                 (
                     sid, position, event_id, role, tokens, content_tokens, reasoning_tokens,
                     characters, lines, priority, is_meta, is_irregular, is_truncated,
-                    has_failed or is_error, call_json, answered_id, digest,
+                    has_failed | is_error, call_json, answered_id, digest,
                     answers_position, answers_slot, is_copy, at_ms,
                     cuts_json, original, body, gist_json, place,
                 )
@@ -206,9 +207,15 @@ def add_message_rows(
         position += 1
 
 
-def _pairs_within(
-    arrival: DecodedEvent, first: int
-) -> Mapping[int, tuple[int | None, int | None, bool]]:
+def _pair_of(position: int, pairs: dict[int, _Pair], arrival: DecodedEvent, first: int) -> _Pair:
+    """Return the columns of the pair of a result; the first call fills `pairs`."""
+    if not pairs:
+        pairs.update(_pairs_within(arrival, first))
+        pairs[position] = pairs.get(position, _WAITS)
+    return pairs.get(position, _WAITS)
+
+
+def _pairs_within(arrival: DecodedEvent, first: int) -> Mapping[int, _Pair]:
     """Return the columns of pairs by position, of the results that answer calls of the event."""
     calls: dict[str, list[CallPosition]] = {}
     for position, message in enumerate(arrival.messages, first):

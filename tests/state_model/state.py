@@ -1,6 +1,6 @@
 """The state of one session in the state model: its messages, compactions and versions.
 
-`turnfold.testing.model` changes this state. Messages, counts and states are derived from the events
+`tests.state_model.model` changes this state. Messages, counts and states are derived from the events
 and the compactions at each call. That is slow, but nothing can get out of step.
 """
 

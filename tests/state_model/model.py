@@ -11,6 +11,7 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
+from tests.state_model.state import CommittedVersion, Compaction, SessionState
 from turnfold.contracts.requests import (
     PolicyRequest,
 )
@@ -31,7 +32,6 @@ from turnfold.messages import AgentId, CompactionId, EventId, SessionKey
 from turnfold.ports.admin import ActiveVersion
 from turnfold.ports.compact import FailureStatus, Job, JobKind, RegenerateOptions, Version
 from turnfold.ports.ingest import DecodedEvent, Installation
-from turnfold.testing.state import CommittedVersion, Compaction, SessionState
 
 REFUSED_STAND_INS = 3
 
