@@ -174,7 +174,9 @@ async def test_a_selective_session_lets_go_only_what_its_summary_speaks_for(
     busy = await here.session("selective", context_window=4_000, min_gain_tokens=500, keep_rounds=2)
     await work(busy, 20)
     kept = await summarised(busy)
-    assert kept.messages[0]["content"] == "Look everywhere."
+    named, request = (str(message["content"]) for message in kept.messages[:2])
+    assert request == "Look everywhere."
+    assert 'for the request "Look everywhere.": look x15' in named
     assert sum(message["role"] == "tool" for message in kept.messages) == 5
 
 

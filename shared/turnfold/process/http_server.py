@@ -24,7 +24,7 @@ from turnfold.errors import StartError
 STOP_SECONDS = 10.0
 HEAD_SECONDS = 10.0
 """Time limit for the request line and headers, and for a TLS handshake."""
-HEAD_BYTES = 16 * 1024
+HEAD_BYTES = 64 * 1024
 MOST_PIPELINED = 16
 """The most requests of a connection that wait for an earlier one."""
 IDLE_SECONDS = 5.0

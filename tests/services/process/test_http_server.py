@@ -127,10 +127,10 @@ async def test_a_connection_with_too_many_pipelined_requests_is_dropped() -> Non
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 80_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 80_000 + b"\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: x\r\n"
-        + b"".join(b"X-%d: %s\r\n" % (number, b"a" * 50) for number in range(400))
+        + b"".join(b"X-%d: %s\r\n" % (number, b"a" * 50) for number in range(1_600))
         + b"\r\n",
     ],
     ids=["path", "header", "headers"],
