@@ -77,7 +77,7 @@ def normalized(text: str) -> str:
 
 
 def run(command: str, width: int) -> str:
-    """What a command prints on a terminal, and its status if that is not 0."""
+    """The output of a command on a terminal, and its status if that is not 0."""
     environ, words = split(command)
     out, err = Terminal(), io.StringIO()
     mask = os.umask(0o077)
@@ -101,7 +101,7 @@ def run(command: str, width: int) -> str:
 
 
 async def run_service(command: str, told: str, width: int, environ: Mapping[str, str]) -> str:
-    """What a service prints on a terminal until it has printed `told`; then it is stopped."""
+    """The output of a service on a terminal until it has printed `told`; then it is stopped."""
     variables, words = split(command)
     ours, its = pty.openpty()
     child = await asyncio.create_subprocess_exec(

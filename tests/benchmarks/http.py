@@ -40,7 +40,7 @@ HEADERS = b"Host: localhost\r\nAccept: */*\r\nUser-Agent: bench\r\n\r\n"
 
 
 class Called:
-    """What callers saw of one server: the rate, the spread, and its processor time per request."""
+    """Measurements of callers of one server: the rate, the spread, and its processor time per request."""
 
     def __init__(self, seconds: float, durations: list[float], used_seconds: float) -> None:
         self.rate = len(durations) / seconds

@@ -73,7 +73,7 @@ for row in sqlite3.connect(sys.argv[1], uri=True).execute(sys.argv[2]):
     print(*row, sep="|")
 """,
 }
-"""As much of these programs as the documentation uses."""
+"""Stand-ins for these programs, with the options that the documentation uses."""
 
 
 def environment(nats_url: str, tools: Path) -> dict[str, str]:
@@ -84,7 +84,7 @@ def environment(nats_url: str, tools: Path) -> dict[str, str]:
 
 
 async def ran(block: Block, code: str, folder: Path, environ: Mapping[str, str]) -> str:
-    """What a block printed."""
+    """The output of a block."""
     command = ("python", "-c", code) if block.language == "python" else ("sh", "-euc", code)
     child = await asyncio.create_subprocess_exec(
         *command, cwd=folder, env=environ, stdout=PIPE, stderr=PIPE
@@ -309,7 +309,7 @@ def commands_of(page: Path) -> Iterator[list[str]]:
 
 
 def fault_of(words: Sequence[str]) -> str:
-    """What is wrong with the words of a command; empty if nothing is."""
+    """The fault in the words of a command; empty without one."""
     command: Any = get_group(application())
     for number, word in enumerate(words):
         children = getattr(command, "commands", None)

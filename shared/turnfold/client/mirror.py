@@ -178,7 +178,7 @@ def place_of(message_id: str) -> int | None:
 
 
 class _EventFields(NamedTuple):
-    """What events have besides elements. `carry` has a value for each element of the list."""
+    """The fields of events besides elements. `carry` has a value for each element of the list."""
 
     shape: ShapeName | None
     model: str | None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 CLOSED: Final = "the client is closed"
 END_SECONDS: Final = 1.0
-"""What a caller's coroutine may take after the client was closed."""
+"""The time that a caller's coroutine has to end after the client was closed."""
 
 
 class PortalClient:

@@ -56,7 +56,7 @@ class Peer:
             return head, await self._reader.readexactly(length)
 
     async def rest(self) -> bytes:
-        """What comes until the server closes the connection."""
+        """The bytes that come until the server closes the connection."""
         async with asyncio.timeout(SECONDS):
             try:
                 return await self._reader.read()

@@ -33,7 +33,7 @@ _MAIN_ARGUMENTS = [
         "",
     )
 ]
-"""What a call is about, the best first: without a path or command an id, else any first text."""
+"""Arguments that say most about a call, the best first: a path or command, an id, any text."""
 _LEFT_OUT_LINE_TOKENS = 16
 
 
