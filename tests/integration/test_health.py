@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store_fixtures import LEASE_MS, NOON, SMALL, new_sqlite, sql_stores, turns, words
+from tests.store_fixtures import LEASE_MS, NOON, SMALL, sql_stores, turns, words
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_batch
 from turnfold.store.database.engine import Database
@@ -14,15 +14,6 @@ from turnfold.store.database.instance_lock import WriterLock
 from turnfold_migrations import upgrade
 
 PATIENCE_MS = 5_000
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a database is."""
-    if request.param == "sqlite":
-        return new_sqlite(tmp_path)
-    made: str = request.getfixturevalue("postgres_url")
-    return made
 
 
 def session(number: int) -> SessionKey:

@@ -2,12 +2,11 @@
 
 import asyncio
 from functools import partial
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, text
 
-from tests.store_fixtures import KEY, Stores, new_sqlite, sql_stores, turn, user
+from tests.store_fixtures import KEY, Stores, sql_stores, turn, user
 from turnfold.core.text.search import Lookup, SearchQuery
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.ports.query import (
@@ -31,15 +30,6 @@ TEXTS = (
 WANTED: list[Lookup] = [
     lookup for q in ("amber", "吊坠", "zephyr", "and") for lookup in SearchQuery.of(q).lookups()
 ]
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a database is."""
-    if request.param == "sqlite":
-        return new_sqlite(tmp_path)
-    made: str = request.getfixturevalue("postgres_url")
-    return made
 
 
 async def filled(stores: Stores, events: int) -> None:

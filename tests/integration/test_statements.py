@@ -14,15 +14,6 @@ from turnfold_migrations import upgrade
 CREATED = "2026-11-20T10:00:00Z"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a database is."""
-    if request.param == "sqlite":
-        return new_sqlite(tmp_path)
-    made: str = request.getfixturevalue("postgres_url")
-    return made
-
-
 @pytest.mark.proves("W5", "O10")
 @pytest.mark.parametrize("first_seq", [1, 2, 3])
 async def test_what_lies_below_the_first_sequence_of_an_adopted_stream_is_not_waited_for(

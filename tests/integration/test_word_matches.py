@@ -1,13 +1,12 @@
 """The messages that a lookup of recall matches in the index, beside those that the texts name (F2)."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 
 import pytest
 from sqlalchemy import Connection
 
-from tests.store_fixtures import Stores, new_sqlite, sql_stores, turn, user
+from tests.store_fixtures import Stores, sql_stores, turn, user
 from turnfold.cache import LRUCache
 from turnfold.core.text.search import Lookup, Term
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
@@ -31,15 +30,6 @@ LOOKUPS: list[Lookup] = [
     (Term("xnothing", is_prefix=True),),
     (Term("xnothing"),),
 ]
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a database is."""
-    if request.param == "sqlite":
-        return new_sqlite(tmp_path)
-    made: str = request.getfixturevalue("postgres_url")
-    return made
 
 
 async def filled(stores: Stores) -> list[set[str]]:
