@@ -10,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from turnfold.core.history.gist import SHORT_CHARACTERS
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.core.summary.gist import write_gist
 from turnfold.core.text.tokens import INSTRUCTION_TOKENS, MessageTokens, count_message, text_of
@@ -59,6 +60,12 @@ class Weighed(NamedTuple):
         """Write and measure a chat message."""
         measured = count_message(body, counter())
         return cls(json.dumps(body), measured, write_gist(body, measured.calls, counter()))
+
+
+def short_body(role: str, characters: int, gist: str, body: str) -> str:
+    """The body that is read with the facts of a message: that of a short text of a user."""
+    is_short = role == "user" and characters <= SHORT_CHARACTERS and gist[:1] != "["
+    return body if is_short else ""
 
 
 @dataclass(frozen=True)
@@ -146,7 +153,7 @@ def history(
                 cuts=measured.cuts,
                 compaction_id=ROW if one.is_pending else None,
                 gist=gist,
-                short_body=bodies[position] if gist and gist[0] != "[" else "",
+                short_body=short_body(role, measured.characters, gist, bodies[position]),
             )
         )
     paired = answered(messages, [one.body for one in entries])

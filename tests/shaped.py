@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.histories import answered, counter
+from tests.histories import answered, counter, short_body
 from turnfold.core.shapes.packing import unpack
 from turnfold.core.window.rendering.anthropic import to_anthropic
 from turnfold.core.window.rendering.shaped import render_shaped
@@ -83,7 +83,7 @@ def shaped_session(events: Sequence[tuple[str, Sequence[Json]]]) -> ShapedSessio
                     is_irregular=row.is_irregular,
                     cuts=row.cuts,
                     gist=row.gist,
-                    short_body=row.body if row.gist and row.gist[0] != "[" else "",
+                    short_body=short_body(row.role, row.characters, row.gist, row.body),
                     element=ELEMENTS[row.element],
                 )
             )

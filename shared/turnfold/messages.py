@@ -198,7 +198,7 @@ class Message:
     short_body: str = ""
     """The parts of a message that a digest may tell; see `turnfold.core.history.gist`.
 
-    `short_body` is the JSON of a user's short message: its gist holds the opening alone.
+    `short_body` is the JSON of a user's short message, which tells what its gist does not.
     """
     element: Element = Element.CHAT
 

@@ -3,15 +3,19 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.histories import assistant, counter, history, user
 from turnfold.core.history.gist import (
     MOST_VALUES,
+    SEAM_TOKENS,
     SEPARATOR,
     SHORT_CHARACTERS,
     Gist,
     clipped,
     gist_of,
+    opening_of,
 )
 from turnfold.core.summary.digest import main_argument
 from turnfold.messages import Json
@@ -49,6 +53,34 @@ def test_the_gist_of_calls_is_each_tool_with_its_main_argument_and_the_values() 
 
 def test_an_answer_without_calls_has_no_gist() -> None:
     assert of(assistant("The key is ABC-1234.")) == Gist()
+
+
+@given(
+    st.lists(st.sampled_from(["Please", "read", "lib/a.py", "ABC-1234", "<system>", "x" * 90, "?"]))
+    | st.lists(st.text(st.characters(codec="ascii"), max_size=12), max_size=120),
+    st.sampled_from([" ", "\n\n", "  "]),
+)
+def test_an_opening_that_is_not_stored_is_never_larger_than_its_bound(
+    words: list[str], space: str
+) -> None:
+    """W9: a digest of it costs no more than was planned."""
+    text = space.join(words)[:SHORT_CHARACTERS]
+    message = history([user(text)]).stored.messages[0]
+    opening = gist_of(message).opening
+
+    assert not message.gist
+    assert opening is None or (opening.tokens >= counter()(SEPARATOR + opening.text))
+    assert (opening is None) == (not opening_of(text))
+
+
+def test_a_text_that_is_not_ascii_has_its_opening_counted_when_it_is_stored() -> None:
+    """Its words cannot be told apart by spaces, so a bound would be several times too high."""
+    message = history([user("请把订单 ABC-1234 移到新的主机上")]).stored.messages[0]
+
+    assert message.gist
+    opening = gist_of(message).opening
+    assert opening is not None
+    assert opening.tokens == SEAM_TOKENS + counter()(SEPARATOR + opening.text)
 
 
 @pytest.mark.parametrize("length", [SHORT_CHARACTERS, SHORT_CHARACTERS + 1])

@@ -2,8 +2,9 @@
 
 Ingest writes what needs a token counter, and stores it beside the message: the opening of what a
 user wrote, and the calls of an assistant, with their exact values. Windows read it when they leave
-the message out. The exact values of a short text of a user are found then, in its body: to find
-them takes longer than all else that ingest does with a short message.
+the message out. Of a short text of a user, the exact values are found then, in its body, and the
+opening as well if the text is ASCII: to find them takes longer than all else that ingest does with
+a short message.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import Final, NamedTuple
 
 from turnfold.core.text.caches import cached_text
 from turnfold.core.text.estimates import token_upper_bound
-from turnfold.core.text.lines import printable
+from turnfold.core.text.lines import clip, printable
 from turnfold.core.text.markers import defused
 from turnfold.core.text.tokens import text_of
 from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_USER, Value, values_in
@@ -23,12 +24,15 @@ ARGUMENT_CHARACTERS: Final = 80
 MOST_VALUES: Final = 6
 VALUE_CHARACTERS: Final = 120
 SHORT_CHARACTERS: Final = 1_000
-"""Up to this length, the values of a user's text are found when they are needed."""
+"""Up to this length, what a digest tells of a user's text is found when it is needed."""
+OPENING_CHARACTERS: Final = 80
 
 SEPARATOR: Final = ", "
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 SEAM_TOKENS: Final = 1
 """The most tokens that joining adds to each item of a list."""
+FRAME_TOKENS, ELLIPSIS_TOKENS = 2, 2
+"""The most tokens that a separator before a text adds, and an ellipsis after it."""
 
 
 class Item(NamedTuple):
@@ -62,6 +66,17 @@ class Gist(NamedTuple):
 NOTHING: Final = Gist()
 
 
+def opening_of(text: str) -> str:
+    """Return the beginning of a text on one line; empty if nothing in it can be shown."""
+    # Only the beginning is read: texts of users may be long.
+    return defused(clip(printable(text[: 4 * OPENING_CHARACTERS]), OPENING_CHARACTERS))
+
+
+def is_told_from_body(text: str) -> bool:
+    """Return whether a text of a user needs no stored gist, because its body tells enough."""
+    return len(text) <= SHORT_CHARACTERS and text.isascii()
+
+
 def encode_short(opening: Item) -> str:
     """Return the stored gist of a short text of a user: its opening alone."""
     return f"{opening.tokens} {opening.text}"
@@ -74,17 +89,33 @@ def encode(gist: Gist) -> str:
 
 def gist_of(message: Message) -> Gist:
     """Return the gist of a message, as far as it has one."""
-    if not message.gist:
+    if message.gist[:1] == "[":
+        return _whole(message.gist)
+    if not message.short_body:
         return NOTHING
-    return (
-        _whole(message.gist) if message.gist[0] == "[" else _short(message.gist, message.short_body)
-    )
+    return _short(message.gist, message.short_body, message.content_tokens)
 
 
 @cached_text(4_096)
-def _short(encoded: str, body: str) -> Gist:
-    tokens, _, opening = encoded.partition(" ")
-    return Gist(Item(opening, int(tokens)), (), tuple(_stated(body)))
+def _short(encoded: str, body: str, content_tokens: int) -> Gist:
+    text = text_of(json.loads(body))
+    if encoded:
+        tokens, _, stored = encoded.partition(" ")
+        opening = Item(stored, int(tokens))
+    else:
+        opening = _bounded_opening(text, content_tokens)
+    return Gist(opening if opening.text else None, (), tuple(_stated(text)))
+
+
+def _bounded_opening(text: str, text_tokens: int) -> Item:
+    """Return the opening of a text of so many tokens, with an upper bound of its own."""
+    opening = opening_of(text)
+    words, told = text.split(), opening.removesuffix("…").split()
+    bound = FRAME_TOKENS + text_tokens + ELLIPSIS_TOKENS * opening.endswith("…")
+    if words[: len(told)] == told:
+        # No token reaches from one word into the next, so each word left out is at least one.
+        bound -= len(words) - len(told)
+    return Item(opening, SEAM_TOKENS + min(bound, token_upper_bound(SEPARATOR + opening)))
 
 
 @cached_text(4_096)
@@ -98,12 +129,11 @@ def _whole(encoded: str) -> Gist:
     )
 
 
-def _stated(body: str) -> Iterator[RankedValue]:
-    """Yield the best values of a user's message. No tokenizer is at hand: tokens are bounded."""
-    if body:
-        for value, rank in stated_values(text_of(json.loads(body))):
-            shown = defused(value)
-            yield RankedValue(shown, SEAM_TOKENS + token_upper_bound(SEPARATOR + shown), rank)
+def _stated(text: str) -> Iterator[RankedValue]:
+    """Yield the best values of a user's text. No tokenizer is at hand: tokens are bounded."""
+    for value, rank in stated_values(text):
+        shown = defused(value)
+        yield RankedValue(shown, SEAM_TOKENS + token_upper_bound(SEPARATOR + shown), rank)
 
 
 def stated_values(text: str) -> Iterator[tuple[str, int]]:

@@ -14,31 +14,33 @@ from turnfold.core.history.gist import (
     call_text,
     encode,
     encode_short,
+    is_told_from_body,
+    opening_of,
     stated_values,
 )
 from turnfold.core.summary.digest import main_argument
 from turnfold.core.summary.ledger.collect import values_of_call
 from turnfold.core.text.calls import arguments_of
-from turnfold.core.text.lines import clip, printable
+from turnfold.core.text.lines import printable
 from turnfold.core.text.markers import defused
 from turnfold.core.text.tokens import Count, text_of
 from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_CALL
 from turnfold.messages import Json, ToolCall
 
-OPENING_CHARACTERS: Final = 80
 READ_CHARACTERS: Final = 2_000
 MOST_CALLS: Final = 32
 """Caps of one gist. Calls beyond the cap are told by their tool and file alone."""
 
 
 def write_gist(body: Json, calls: Sequence[ToolCall], count: Count) -> str:
-    """Return the gist of a chat message, encoded; empty if there is nothing to tell.
+    """Return the gist of a chat message, encoded; empty if its body tells enough, or nothing.
 
     `calls` are those of its calls that may be sent.
     """
     role, content = body.get("role"), body.get("content")
     if role == "user" and isinstance(content, str):
-        return _gist_of_user(content, None, count)
+        # Most messages of users end here.
+        return "" if is_told_from_body(content) else _gist_of_user(content, None, count)
     text_tokens = count(text_of(body)) if isinstance(content, list) else None
     if role == "user":
         return _gist_of_user(text_of(body), text_tokens, count)
@@ -47,8 +49,7 @@ def write_gist(body: Json, calls: Sequence[ToolCall], count: Count) -> str:
 
 
 def _gist_of_user(text: str, text_tokens: int | None, count: Count) -> str:
-    # Only the beginning is read: every message of every user passes here.
-    opening = defused(clip(printable(text[: 4 * OPENING_CHARACTERS]), OPENING_CHARACTERS))
+    opening = opening_of(text)
     item = Item(opening, _tokens(opening, count))
     if text_tokens is None and len(text) <= SHORT_CHARACTERS:
         return encode_short(item) if opening else ""

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Table, case, func, literal_column
 
+from turnfold.core.history.gist import SHORT_CHARACTERS
 from turnfold.core.history.pairing import (
     WAITS,
     CallPosition,
@@ -39,8 +40,15 @@ _FACT_NAMES = (
 
 def facts_of(table: Table) -> list[ColumnElement[Any]]:
     """Return the columns of messages, or of retracted ones, that `message_of` reads."""
-    # A gist that is no list holds the opening of a short text alone; see `core.history.gist`.
-    is_short = func.substr(table.c.gist, 1, 1) != literal_column("'['")
+    # A gist that is no list leaves the rest to the body; see `core.history.gist`.
+    is_short = (
+        (table.c.role == literal_column("'user'"))
+        & (table.c.characters <= literal_column(str(SHORT_CHARACTERS)))
+        & (
+            func.coalesce(func.substr(table.c.gist, 1, 1), literal_column("''"))
+            != literal_column("'['")
+        )
+    )
     short_body = case((is_short, table.c.body)).label("short_body")
     return [*(table.c[name] for name in _FACT_NAMES), short_body]
 

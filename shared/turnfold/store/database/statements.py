@@ -262,9 +262,11 @@ class BulkInsert(Bulk):
         if connection.dialect.name == "postgresql" and len(rows) >= ROWS_A_COPY:
             _, order = self._sql(connection.dialect)
             names = [self._names[place] for place in order] if order is not None else self._names
-            if self._constants:
-                names = [*names, *self._constants]
-                same = tuple(self._constants.values())
+            # COPY leaves a column null that it does not name.
+            stated = {name: value for name, value in self._constants.items() if value is not None}
+            if stated:
+                names = [*names, *stated]
+                same = tuple(stated.values())
                 rows = [row + same for row in rows]
             _copied(connection, self._table, names, rows)
             return
