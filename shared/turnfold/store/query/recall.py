@@ -6,7 +6,7 @@ of the messages that were chosen.
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import islice
@@ -19,7 +19,7 @@ from turnfold.core.recall.block import Quote, RecalledMessage, RecallMaterial
 from turnfold.core.recall.question import RecallQuestion
 from turnfold.core.recall.quotes import NEWEST_MESSAGES, MarkedLine, read_marks
 from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, Matches
-from turnfold.core.text.search import Lookup, Term, TextWords, searchable
+from turnfold.core.text.search import Lookup, WordPlaces, searchable
 from turnfold.core.text.tokens import text_of
 from turnfold.messages import MESSAGES_PER_EVENT, Message
 from turnfold.ports.recall import (
@@ -196,37 +196,31 @@ class SqlRecallStore:
         return read_order(connection, sid, order, total)
 
 
-class _UnindexedWords(NamedTuple):
-    """The words of messages that the index may lack, by position.
+class _Unindexed(NamedTuple):
+    """The messages that the index may lack. `is_partial` if there are more of them."""
 
-    `is_partial` if there are more of them.
-    """
-
-    words: Mapping[int, TextWords]
+    words: WordPlaces
     is_partial: bool
 
 
 def _unindexed(
     connection: SupportsStatements, sid: int, unindexed_from: int | None, until: int
-) -> _UnindexedWords:
+) -> _Unindexed:
     """Read the newest messages from a position on.
 
     Only words are looked for, in a twentieth of the time that the index takes for a message.
     """
     if unindexed_from is None or unindexed_from >= until:
-        return _UnindexedWords({}, is_partial=False)
+        return _Unindexed(WordPlaces({}), is_partial=False)
     rows = _UNINDEXED.rows(connection, sid, unindexed_from, until - 1)
-    words = {
-        position: TextWords(searchable(json.loads(body)))
-        for position, body in rows[:UNINDEXED_MESSAGES]
-    }
-    return _UnindexedWords(words, is_partial=len(rows) > UNINDEXED_MESSAGES)
+    texts = {position: searchable(json.loads(body)) for position, body in rows[:UNINDEXED_MESSAGES]}
+    return _Unindexed(WordPlaces(texts), is_partial=len(rows) > UNINDEXED_MESSAGES)
 
 
 def _found(
     words: WordMatches,
     lookups: Sequence[Lookup],
-    unindexed: Mapping[int, TextWords],
+    unindexed: WordPlaces,
     frequent: dict[Lookup, int],
 ) -> list[Matches]:
     """Return the falling positions of each lookup, none if it matches too many messages.
@@ -254,20 +248,11 @@ def _found(
 
 
 def _with_unindexed(
-    lookup: Lookup, positions: Sequence[int], unindexed: Mapping[int, TextWords]
+    lookup: Lookup, positions: Sequence[int], unindexed: WordPlaces
 ) -> Sequence[int]:
     """Add positions of messages that the index may lack."""
-    more = [
-        position
-        for position, words in unindexed.items()
-        if any(_holds(words, term) for term in lookup)
-    ]
+    more = unindexed.holders(lookup)
     return sorted({*more, *positions}, reverse=True) if more else positions
-
-
-def _holds(words: TextWords, term: Term) -> bool:
-    kind, word = term.text[0], term.text[1:]
-    return kind == "x" and words.hold(word, ends=not term.is_prefix)
 
 
 def _body(connection: SupportsStatements, sid: int, position: int) -> str:
