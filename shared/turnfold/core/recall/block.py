@@ -159,6 +159,8 @@ class _BlockWriter:
             new = [part for part in unit if part.position not in self._texts]
             if self._quoted and any(part.position in self._quoted for part in new):
                 continue
+            if self._used + sum(map(_least_tokens, new)) > self.room:
+                continue
             told = [self._told(part) for part in new]
             if self._takes(new, sum([tokens for _, tokens in told])):
                 for part, (text, _) in zip(new, told, strict=True):
@@ -290,6 +292,14 @@ class _BlockWriter:
             return bound
         parts = MESSAGE_TOKENS + message.content_tokens + message.reasoning_tokens
         return min(bound, message.tokens - parts) if message.tokens > parts else bound
+
+
+def _least_tokens(recalled: RecalledMessage) -> int:
+    """Return a lower bound of the tokens of a message, so that most need not be written."""
+    message = recalled.message
+    if isinstance(recalled.body.get("content"), list):
+        return 0
+    return message.content_tokens + sum([call.tokens for call in message.calls])
 
 
 def _text_of_line(of: RecalledMessage, line: MarkedLine) -> str:
