@@ -87,7 +87,7 @@ async def _run(settings: Settings, upstream_url: str) -> None:
             finally:
                 await listener.close()
                 await recorder.close()
-                log.info("proxy.stopped")
+            log.info("proxy.stopped")
     finally:
         await upstream.close()
         watchdog.stop()

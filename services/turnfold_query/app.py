@@ -178,7 +178,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         await _stop(listener, broker, server)
         await arrivals.close()
         await cancel_and_wait(sending, trimming)
-        log.info("query.stopped")
+    log.info("query.stopped")
 
 
 async def _stop(listener: HttpServer, broker: Broker, server: QueryServer) -> None:

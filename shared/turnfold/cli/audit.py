@@ -53,7 +53,7 @@ def audit(
         list[str] | None,
         typer.Argument(
             metavar="verify | AGENT SESSION",
-            help="Show one session (default: the 1,000 newest rows of all).",
+            help="Show one session (default: all sessions).",
         ),
     ] = None,
     limit: Annotated[
