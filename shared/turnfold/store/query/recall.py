@@ -6,10 +6,9 @@ of the messages that were chosen.
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import islice
 from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Text, bindparam, select
@@ -98,12 +97,11 @@ _MESSAGES = Prepared(
     ("of_sid", *_PLACES),
 )
 _RESULTS = Prepared(
-    select(messages.c.position).where(
+    select(messages.c.position, messages.c.answers_position).where(
         _of_session,
         messages.c.tool_call_id.in_([bindparam(place, type_=Text) for place in _PLACES]),
-        messages.c.answers_position == bindparam("call", type_=BigInteger),
     ),
-    ("of_sid", *_PLACES, "call"),
+    ("of_sid", *_PLACES),
 )
 
 
@@ -308,14 +306,19 @@ def _read(
     )
 
 
-def _partners(connection: SupportsStatements, sid: int, whole: Iterable[Message]) -> set[int]:
-    """Return the positions of the calls and the results that belong to these messages."""
-    wanted: set[int] = set()
-    for message in whole:
-        if message.answers is not None:
-            wanted.add(message.answers.position)
-        elif message.calls:
-            wanted.update(_results(connection, sid, message))
+def _partners(connection: SupportsStatements, sid: int, whole: Sequence[Message]) -> set[int]:
+    """Return the positions of the calls and the results that belong to these messages.
+
+    Of a message with many calls, the results of the first ones at least.
+    """
+    wanted = {message.answers.position for message in whole if message.answers is not None}
+    calling = {message.position: message.calls for message in whole if message.calls}
+    ids = [call.call_id for calls in calling.values() for call in calls[: len(_PLACES)]]
+    for start in range(0, len(ids), len(_PLACES)):
+        places = _filled(ids[start : start + len(_PLACES)])
+        for position, answered in _RESULTS.rows(connection, sid, *places):
+            if answered in calling:
+                wanted.add(position)
     return wanted
 
 
@@ -343,12 +346,6 @@ def _messages(
             message = message_of(row)
             stored[message.position] = (message, row[-1])
     return stored
-
-
-def _results(connection: SupportsStatements, sid: int, message: Message) -> list[int]:
-    """Return the positions of the results of a message's calls, of the first calls at least."""
-    ids = list(islice((call.call_id for call in message.calls), len(_PLACES)))
-    return [row[0] for row in _RESULTS.rows(connection, sid, *_filled(ids), message.position)]
 
 
 def _filled(values: Sequence[Any]) -> list[Any]:
