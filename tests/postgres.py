@@ -11,7 +11,7 @@ import time
 from asyncio.subprocess import PIPE
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from uuid import uuid4
@@ -47,6 +47,11 @@ class _Server:
             )
         _wait_until_ready(self._process, self._port, log)
 
+    def start_as(self, command: Sequence[str | Path], port: int) -> None:
+        """Start it with another command, at another port."""
+        self._command, self._port = command, port
+        self.start()
+
     def pids(self) -> list[int]:
         """Itself, and the processes that it has started."""
         assert self._process
@@ -63,12 +68,14 @@ class _Server:
             self._process.wait()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Postgres:
     """A running server on loopback; its databases are those that tests make."""
 
     port: int
     _server: _Server
+    _installed: "Installed"
+    _settings: Mapping[str, str]
 
     def stop(self) -> None:
         """Stop it in good order, without waiting for anybody's connection."""
@@ -94,6 +101,20 @@ class Postgres:
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
+
+    @contextmanager
+    def standby(self, *, delay_seconds: float = 0.0) -> Generator["Standby"]:
+        """A server that replays what this one commits, so much later."""
+        settings = {**self._settings, "recovery_min_apply_delay": f"{int(1000 * delay_seconds)}ms"}
+        with _new_home() as home:
+            installed = Installed(home, self._installed.programs, _prepared(home), free_port())
+            installed.copy_from(self.port)
+            server = _Server(installed.command(settings), home, installed.user, installed.port)
+            try:
+                server.start()
+                yield Standby(installed.port, server, installed, settings)
+            finally:
+                server.end(signal.SIGINT)
 
     def url(self, database: str) -> str:
         """Where a database is, as `TURNFOLD_DATABASE_URL` wants it."""
@@ -143,6 +164,22 @@ class Postgres:
             await connection.close()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Standby(Postgres):
+    """A server that replays what its primary commits, and answers reads."""
+
+    async def cut_off(self) -> None:
+        """Receive nothing more from the primary."""
+        await self._execute("ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
+
+    async def take_over(self, port: int) -> None:
+        """Become a primary, at the address of the one before, which has ended."""
+        await self._execute("SELECT pg_promote()")
+        self.stop()
+        moved = replace(self._installed, port=port)
+        self._server.start_as(moved.command(self._settings), port)
+
+
 def url_of(port: int, database: str) -> str:
     """Where a database of a server on this port is, as `TURNFOLD_DATABASE_URL` wants it."""
     return f"postgresql+asyncpg://{OWNER}@127.0.0.1:{port}/{database}"
@@ -168,6 +205,28 @@ class Installed:
         given = [f"--{name}={value}" for name, value in (listens | dict(settings)).items()]
         return [str(self.programs / "postgres"), "-D", str(self.home / "data"), *given]
 
+    def copy_from(self, port: int) -> None:
+        """Fill the data directory with a copy of a running server that this one will follow."""
+        source = f"--dbname=postgresql://{OWNER}@127.0.0.1:{port}"
+        copying = [self.programs / "pg_basebackup", source, "-D", self.home / "data"]
+        _run([*copying, "--write-recovery-conf", "--checkpoint=fast"], self.home, self.user)
+
+
+@contextmanager
+def _new_home() -> Generator[Path]:
+    with tempfile.TemporaryDirectory(
+        prefix="turnfold-postgres-", ignore_cleanup_errors=True
+    ) as made:
+        yield Path(made)
+
+
+def _run(command: Sequence[str | Path], home: Path, user: int | None) -> None:
+    done = subprocess.run(
+        command, user=user, cwd=home, env=environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stderr}")
+
 
 def install(home: Path) -> Installed:
     """Make a data directory in `home`, where whoever runs the server may go."""
@@ -186,31 +245,25 @@ def install(home: Path) -> Installed:
         "--locale=C",
         "-N",
     ]
-    made = subprocess.run(
-        make, user=user, cwd=home, env=environment(), capture_output=True, text=True, check=False
-    )
-    if made.returncode:
-        raise RuntimeError(f"initdb failed: {made.stderr}")
+    _run(make, home, user)
     return Installed(home, programs, user, free_port())
 
 
 @contextmanager
 def running_postgres(*, is_durable: bool = False) -> Generator[Postgres]:
     """Start a server on a data directory of its own; both are gone at the end. What it commits is on the disk only where that is asked for."""
-    with tempfile.TemporaryDirectory(
-        prefix="turnfold-postgres-", ignore_cleanup_errors=True
-    ) as made:
-        installed = install(Path(made))
-        # Nothing here outlives the run, so a test waits for no disk.
-        command = installed.command(
-            {}
-            if is_durable
-            else {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-        )
-        server = _Server(command, installed.home, installed.user, installed.port)
+    # Nothing here outlives the run, so a test waits for no disk.
+    settings = (
+        {}
+        if is_durable
+        else {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+    )
+    with _new_home() as home:
+        installed = install(home)
+        server = _Server(installed.command(settings), home, installed.user, installed.port)
         try:
             server.start()
-            yield Postgres(installed.port, server)
+            yield Postgres(installed.port, server, installed, settings)
         finally:
             server.end(signal.SIGINT)
 
@@ -258,7 +311,7 @@ def environment() -> dict[str, str]:
 def _wait_until_ready(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while time.monotonic() < deadline and server.poll() is None:
-        if b"ready to accept connections" in log.read_bytes():
+        if b"ready to accept" in log.read_bytes():
             return
         time.sleep(0.02)
     raise RuntimeError(

@@ -160,6 +160,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         for clear in (windows.forget, answering.clear_caches, lane.forget):
             clear()
 
+    database.on_new_server(clear_caches)
     sending = asyncio.create_task(hints.run(), name="hints")
     trimming = asyncio.create_task(return_freed_memory(), name="memory")
     try:

@@ -84,6 +84,7 @@ class LaneServer:
         self._answering = answering_of(settings, self._recall)
         self._writer = writer
         self._open: dict[int, asyncio.Task[Answer]] = {}
+        self._database.on_new_server(self._forget)
 
     def take(self, message: wire.Ask | wire.Cancel | wire.Forget) -> None:
         """Start a request, cancel one, or clear the caches."""
@@ -97,8 +98,11 @@ class LaneServer:
                 if (cancelled := self._open.get(number)) is not None:
                     cancelled.cancel()
             case wire.Forget():
-                self._windows.forget()
-                self._answering.clear_caches()
+                self._forget()
+
+    def _forget(self) -> None:
+        self._windows.forget()
+        self._answering.clear_caches()
 
     async def _answer(self, message: wire.Ask) -> Answer:
         ASKER.set(message.asker)

@@ -88,6 +88,15 @@ class Database:
             )
         self._near = InlineReader(self._thread_engine(writes=False)) if self.is_sqlite else None
 
+    def on_new_server(self, forget: Callable[[], object]) -> None:
+        """Call a function when another server may answer reads from now on.
+
+        A replica that has taken over may lack commits, and number later ones as those it lacks. It
+        cannot be reached without a new connection. SQLite has no server.
+        """
+        if not self.is_sqlite:
+            event.listen(self._steps.sync_engine, "connect", lambda *_: forget())
+
     async def write(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` in one transaction: commit at its end, roll back on any error.
 

@@ -194,7 +194,7 @@ class SqlRecallStore:
         return read_order(connection, sid, order, total)
 
 
-class _Unindexed(NamedTuple):
+class _UnindexedTexts(NamedTuple):
     """The messages that the index may lack. `is_partial` if there are more of them."""
 
     words: WordPlaces
@@ -203,16 +203,16 @@ class _Unindexed(NamedTuple):
 
 def _unindexed(
     connection: SupportsStatements, sid: int, unindexed_from: int | None, until: int
-) -> _Unindexed:
+) -> _UnindexedTexts:
     """Read the newest messages from a position on.
 
     Only words are looked for, in a twentieth of the time that the index takes for a message.
     """
     if unindexed_from is None or unindexed_from >= until:
-        return _Unindexed(WordPlaces({}), is_partial=False)
+        return _UnindexedTexts(WordPlaces({}), is_partial=False)
     rows = _UNINDEXED.rows(connection, sid, unindexed_from, until - 1)
     texts = {position: searchable(json.loads(body)) for position, body in rows[:UNINDEXED_MESSAGES]}
-    return _Unindexed(WordPlaces(texts), is_partial=len(rows) > UNINDEXED_MESSAGES)
+    return _UnindexedTexts(WordPlaces(texts), is_partial=len(rows) > UNINDEXED_MESSAGES)
 
 
 def _found(

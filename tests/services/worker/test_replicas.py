@@ -1,0 +1,114 @@
+"""A streaming replica of PostgreSQL: query servers read it, and it takes over from a lost primary."""
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.postgres import Postgres, running_postgres
+from tests.running_system import Parts, running_parts
+from tests.services.worker.test_catch_up import ENVIRON, KEYS, VIEW, Life
+from turnfold.client import connect
+
+DELAY_SECONDS = 1.5
+
+
+def on(server: Postgres, parts: Parts) -> dict[str, str]:
+    """The environment of a service that uses the same database on another server."""
+    database = urlsplit(parts.database_url).path.removeprefix("/")
+    return {"TURNFOLD_DATABASE_URL": server.url(database)}
+
+
+async def messages_on(server: Postgres, parts: Parts) -> set[tuple[object, ...]]:
+    """The messages of all sessions, as a server has them."""
+    copied = Parts(parts.database.parent, parts.server, on(server, parts))
+    return {tuple(row.values()) for row in await copied.rows(VIEW)}
+
+
+@pytest.mark.proves("W5")
+async def test_a_window_of_a_replica_waits_or_says_that_it_is_not_fresh(tmp_path: Path) -> None:
+    """The replica is behind when the worker has told everybody that the event is stored."""
+    key = KEYS[0]
+    with running_postgres() as primary, primary.standby(delay_seconds=DELAY_SECONDS) as replica:
+        async with (
+            running_parts(tmp_path, environ=ENVIRON, postgres=primary) as parts,
+            connect(parts.server.url, environ={}) as client,
+            parts.running("worker"),
+            parts.running("query", environ=on(replica, parts)),
+        ):
+            session = client.session(*key)
+            await session.turn_completed([{"role": "user", "content": "Where is order 7341?"}])
+            old = await session.context(after="latest", wait_ms=10_000)
+            receipt = await session.turn_completed([{"role": "user", "content": "And 7342?"}])
+            await parts.caught_up()
+
+            stale = await session.context(after=receipt.seq, wait_ms=0)
+            fresh = await session.context(after=receipt.seq, wait_ms=10_000)
+
+    assert old.fresh
+    assert not stale.fresh
+    assert stale.messages == old.messages
+    assert fresh.fresh
+    assert [message["content"] for message in fresh.messages] == [
+        "Where is order 7341?",
+        "And 7342?",
+    ]
+
+
+@pytest.mark.proves("L1", "L2", "L3")
+async def test_a_replica_that_lacks_commits_takes_over_and_gets_them_from_the_stream(
+    tmp_path: Path,
+) -> None:
+    """The services keep running; the address of the database leads to the replica afterwards."""
+    with running_postgres() as primary, primary.standby() as replica:
+        async with (
+            running_parts(tmp_path, environ=ENVIRON, postgres=primary) as parts,
+            connect(parts.server.url, environ={}) as client,
+            parts.running("worker"),
+        ):
+            life = Life(client, parts.server.url)
+            await life.goes_on(turns=10)
+            await parts.caught_up()
+            await replica.cut_off()
+            await life.goes_on(turns=20)
+            await parts.caught_up()
+            before = await messages_on(primary, parts)
+            replayed = await messages_on(replica, parts)
+
+            primary.crash()
+            await life.goes_on(turns=5)
+            await replica.take_over(primary.port)
+            await life.goes_on(turns=5)
+            await parts.caught_up()
+            await life.sees_everything(parts)
+            after = await messages_on(primary, parts)
+
+    assert replayed < before < after
+
+
+@pytest.mark.proves("W5")
+async def test_a_query_server_forgets_windows_that_the_replica_never_had(tmp_path: Path) -> None:
+    """What two commits stored may be one commit on the replica, with the number of the first."""
+    with running_postgres() as primary, primary.standby() as replica:
+        async with (
+            running_parts(tmp_path, environ=ENVIRON, postgres=primary) as parts,
+            connect(parts.server.url, environ={}) as client,
+            parts.running("worker"),
+            parts.running("query"),
+        ):
+            session = client.session(*KEYS[0])
+            await session.turn_completed([{"role": "user", "content": "Where is order 7341?"}])
+            await parts.caught_up()
+            await replica.cut_off()
+            await session.turn_completed([{"role": "user", "content": "And 7342?"}])
+            await session.context(after="latest", wait_ms=10_000)
+            last = await session.turn_completed([{"role": "user", "content": "And 7343?"}])
+            await parts.caught_up()
+
+            primary.crash()
+            await replica.take_over(primary.port)
+            await parts.caught_up()
+            window = await session.context(after=last.seq, wait_ms=10_000)
+
+    assert window.fresh
+    assert window.messages[-1]["content"] == "And 7343?"
