@@ -36,7 +36,7 @@ Open = Callable[[], AbstractAsyncContextManager[Session]]
 def opening(url: str, agent_id: str) -> Open:
     @asynccontextmanager
     async def opened() -> AsyncGenerator[Session, None]:
-        async with connect(url, environ={}, timeout_seconds=2) as client:
+        async with connect(url, environ={}, timeout_seconds=10) as client:
             yield client.session(agent_id, SESSION)
 
     return opened
