@@ -208,7 +208,12 @@ class Installed:
     def copy_from(self, port: int) -> None:
         """Fill the data directory with a copy of a running server that this one will follow."""
         source = f"--dbname=postgresql://{OWNER}@127.0.0.1:{port}"
-        copying = [self.programs / "pg_basebackup", source, "-D", self.home / "data"]
+        copying: list[str | Path] = [
+            self.programs / "pg_basebackup",
+            source,
+            "-D",
+            self.home / "data",
+        ]
         _run([*copying, "--write-recovery-conf", "--checkpoint=fast"], self.home, self.user)
 
 
