@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from turnfold.cli.command_names import COMPLETE_VARIABLE
 from turnfold.errors import TurnfoldError
 
 
@@ -32,10 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(words: list[str]) -> int:
     from turnfold.cli.services import SERVICES
 
-    # `turnfold up` starts three services at once. Without options they skip the parser, which
-    # takes a third of a second to load.
+    # What starts a system skips the parser, which takes a third of a second to load.
     if len(words) == 1 and words[0] in SERVICES:
         return SERVICES[words[0]]()
+    if words[:1] == ["up"] and COMPLETE_VARIABLE not in os.environ:
+        from turnfold.cli.system import run_system, simple_options
+
+        if (options := simple_options(words[1:])) is not None:
+            run_system(**options)
+            return 0
     from turnfold.cli.application import application
 
     application(words)(args=words, prog_name="turnfold")

@@ -1,24 +1,12 @@
 """Commands that run the whole system or one of its services."""
 
-import asyncio
-import functools
-import json
-import os
-import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from turnfold.cli import services
-from turnfold.settings import Settings, read_settings
-
-if TYPE_CHECKING:
-    from turnfold.process.supervisor import SystemConfig
-
-DATA_DIR = Path(".turnfold")
-NATS_PORT = 4222
+from turnfold.cli.system import MAX_PORT, NATS_PORT
 
 
 def register(app: typer.Typer) -> None:
@@ -40,13 +28,13 @@ def up(
     ] = None,
     nats_port: Annotated[
         int,
-        typer.Option(min=0, max=65_535, metavar="PORT", help="Port of NATS; 0 picks a free one."),
+        typer.Option(min=0, max=MAX_PORT, metavar="PORT", help="Port of NATS; 0 picks a free one."),
     ] = NATS_PORT,
     http_port: Annotated[
         int | None,
         typer.Option(
             min=0,
-            max=65_535,
+            max=MAX_PORT,
             metavar="PORT",
             help="Port of HTTP; 0 picks a free one (default: 8080).",
         ),
@@ -58,66 +46,14 @@ def up(
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
     """Run the whole system: NATS, database, worker and query service. Stop it with Ctrl-C."""
-    from turnfold.process.supervisor import run
+    from turnfold.cli.system import run_system
 
-    # NATS starts here. The URL of an earlier run in this directory must not be used.
-    given = {
-        "data_dir": data_dir,
-        "http_port": http_port,
-        "nats_url": f"nats://127.0.0.1:{nats_port}",
-        "proxy_upstream": proxy_url,
-    }
-    settings = read_settings(os.environ, given, options={"proxy_upstream": "--proxy"})
-    plan, logger = _plan(settings, nats_port), _logger(settings)
-
-    def on_start() -> None:
-        # With --json, a program waits for the ready line and reads nothing else.
-        if not as_json:
-            announce(plan, settings, logger)
-
-    asyncio.run(
-        run(
-            plan,
-            on_start=on_start,
-            on_ready=_print_json if as_json else print_panel,
-            log=lambda event, **fields: logger().warning(event, **fields),
-        )
-    )
-
-
-def _plan(settings: Settings, nats_port: int) -> "SystemConfig":
-    """Return what `turnfold up` runs.
-
-    Raises:
-        StartError: HTTP or the proxy would be open to strangers.
-    """
-    from turnfold.access.bearers import check_bind_address
-    from turnfold.process.supervisor import SystemConfig
-
-    check_bind_address(
-        settings.http_host,
-        has_tokens=settings.http_tokens is not None,
-        is_checked_elsewhere=settings.http_checked_elsewhere,
-    )
-    if settings.proxy_upstream is not None:
-        check_bind_address(
-            settings.proxy_host,
-            has_tokens=False,
-            is_checked_elsewhere=settings.http_checked_elsewhere,
-        )
-    return SystemConfig(
-        data_dir=settings.data_dir or DATA_DIR,
+    run_system(
+        data_dir=data_dir,
         nats_port=nats_port,
-        http_host=settings.http_host,
-        http_port=settings.http_port,
-        worker_http_port=settings.worker_http_port or 0,
-        is_http_encrypted=settings.http_certificate is not None,
-        proxy_upstream=settings.proxy_upstream,
-        proxy_host=settings.proxy_host,
-        proxy_port=settings.proxy_port,
-        database_url=settings.database_url if "database_url" in settings.explicit_names else None,
-        nats_server=settings.nats_server,
-        environ=os.environ,
+        http_port=http_port,
+        proxy_url=proxy_url,
+        as_json=as_json,
     )
 
 
@@ -142,7 +78,7 @@ def proxy(
         int | None,
         typer.Option(
             min=0,
-            max=65_535,
+            max=MAX_PORT,
             metavar="PORT",
             help="Port to listen on; 0 picks a free one (default: 8090).",
         ),
@@ -155,81 +91,3 @@ def proxy(
 def migrate() -> None:
     """Create or update the tables and the streams."""
     raise typer.Exit(services.migrate())
-
-
-def _logger(settings: Settings) -> Callable[[], Any]:
-    """Return a function that returns the supervisor's logger, and configures it when first called.
-
-    Most starts log nothing, and are faster without the import.
-    """
-
-    @functools.cache
-    def logger() -> Any:
-        import structlog
-
-        from turnfold.observability.logs import configure_logs
-
-        configure_logs(role="up", level=settings.log_level, format=settings.log_format)
-        return structlog.get_logger()
-
-    return logger
-
-
-def announce(plan: "SystemConfig", settings: Settings, logger: Callable[[], Any]) -> None:
-    """Report on standard error what starts now: as text for people, else as a line of the log.
-
-    Standard output has nothing before the ready line.
-    """
-    is_for_people = settings.log_format == "console" or (
-        settings.log_format == "auto" and sys.stderr.isatty()
-    )
-    if not is_for_people:
-        logger().info("system.starting", data_dir=str(plan.data_dir))
-        return
-    proxy = "" if plan.proxy_upstream is None else " and a proxy"
-    services = f"a worker{',' if proxy else ' and'} a query service{proxy}"
-    typer.echo(
-        f"Starting NATS, {services}. This takes some seconds.\nData directory: {plan.data_dir}",
-        err=True,
-    )
-
-
-def _print_json(ready: Mapping[str, Any]) -> None:
-    try:
-        sys.stdout.write(json.dumps(ready) + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of the ready line has closed the pipe. The system continues to run.
-        # The file stays open as long as the process.
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
-
-
-def print_panel(ready: Mapping[str, Any]) -> None:
-    """Print what runs and where, whole at any width."""
-    from rich.console import Console
-    from rich.panel import Panel
-    from rich.table import Table
-
-    from turnfold.settings import redacted
-
-    rows = Table.grid(padding=(0, 2))
-    rows.add_column()
-    # The path of a database is one long word, which would be cut off.
-    rows.add_column(overflow="fold")
-    rows.add_row("nats", redacted(ready["nats_url"]))
-    rows.add_row("console", f"{ready['http_url']}/console")
-    rows.add_row("http", f"{ready['http_url']}  (docs at {ready['http_url']}/docs)")
-    if "proxy_url" in ready:
-        # Clients of OpenAI append only the rest of the path, those of Anthropic the whole path.
-        rows.add_row("proxy", f"{ready['proxy_url']}/v1  (OPENAI_BASE_URL)")
-        rows.add_row("", f"{ready['proxy_url']}  (ANTHROPIC_BASE_URL)")
-    rows.add_row("metrics", f"{ready['http_url']}/metrics, {ready['worker_url']}/metrics")
-    rows.add_row("database", redacted(ready["database_url"]))
-    rows.add_row("processes", ", ".join(f"{name} {pid}" for name, pid in ready["pids"].items()))
-    rows.add_row(
-        "try",
-        "turnfold replay FILE, then turnfold sessions"
-        " (with TURNFOLD_DATA_DIR set to this data directory)",
-    )
-    rows.add_row("stop", "Ctrl-C")
-    Console().print(Panel(rows, title="turnfold is ready", expand=False))
