@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from typing import Any, Self
 
 import turnfold.cli
 from turnfold.models.child import run as run_summarizer
-from turnfold.process import child, child_process, supervisor
+from turnfold.process import child_process, supervisor
 from turnfold.process.ready import ANNOUNCE, die_with_parent
 
 PATIENCE_SECONDS = 100.0
@@ -63,7 +62,7 @@ def service(name: str, environ: Mapping[str, str], stdin: Connection, out: Path,
     if "PYTHONPATH" in environ:
         # Another release than the one that is loaded here.
         os.execve(sys.executable, [sys.executable, "-P", "-m", "turnfold.cli", name], os.environ)
-    _serve(name)
+    _serve(turnfold.cli.main, name)
 
 
 def system(
@@ -74,14 +73,16 @@ def system(
     _become(environ, out, err, "ab")
     if not is_forked or "PYTHONPATH" in environ:
         os.execve(sys.executable, [*supervisor.TURNFOLD, *arguments], os.environ)
-    _start_with(child, _part_of_system)
-    turnfold.cli.main(arguments)
+    main = turnfold.cli.main
+    # The services of the system are copies of it, and begin with this.
+    setattr(turnfold.cli, "main", lambda words: _serve(main, *words))  # noqa: B010 - the types say it is constant
+    main(arguments)
 
 
-def _serve(name: str) -> None:
+def _serve(main: Callable[[Sequence[str]], None], name: str) -> None:
     spare = Spare() if name == "worker" else None
     _start_with(child_process, partial(_child_of_service, spare))
-    turnfold.cli.main([name])
+    main([name])
 
 
 def _start_with(module: ModuleType, popen: Callable[..., Any]) -> None:
@@ -132,45 +133,6 @@ class ForkedChild:
         """Signal it, if it runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
-
-
-class ForkedPart(ForkedChild):
-    """A service forked from `turnfold up`."""
-
-    def __init__(
-        self, name: str, environ: Mapping[str, str], bind: Callable[[], None], number: int
-    ) -> None:
-        its_input, self._input = os.pipe()
-        output, its_output = os.pipe()
-        self.stdin, self.stdout = os.fdopen(self._input, "wb"), os.fdopen(output, "rb")
-
-        def work() -> None:
-            os.setpgid(0, number)
-            _leave_loop()
-            _take_streams(its_input, its_output)
-            os.environ.clear()
-            os.environ.update(environ)
-            _serve(name)
-
-        super().__init__(name, work, bind)
-        os.close(its_input)
-        os.close(its_output)
-
-
-def _part_of_system(command: Sequence[str], **given: Any) -> Any:
-    """Fork a service of the system; execute another program, such as nats-server."""
-    if tuple(command[:-1]) == supervisor.TURNFOLD:
-        return ForkedPart(command[-1], given["env"], given["preexec_fn"], given["process_group"])
-    return subprocess.Popen(command, **given)
-
-
-def _leave_loop() -> None:
-    """Forget the event loop and the signal handlers of the parent."""
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    asyncio._set_running_loop(None)
 
 
 class Spare(ForkedChild):

@@ -510,11 +510,10 @@ def parts_of(supervisor: int) -> dict[str, int]:
     while unseen:
         children = children_of(unseen.pop())
         unseen += children
-        found |= {
-            name: pid
-            for pid in children
-            if (name := forked.forked_role(pid) or _name_of(arguments_of(pid)))
-        }
+        for pid in children:
+            if name := forked.forked_role(pid) or _name_of(arguments_of(pid)):
+                # The spare of a worker shows the name of the worker until it has its own.
+                found.setdefault(name, pid)
     return found
 
 
@@ -532,7 +531,8 @@ def children_of(pid: int) -> list[int]:
 def arguments_of(pid: int) -> list[bytes]:
     """The command line of a process; empty for one that has ended."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+        # The command line of a copy is filled up to the length that it had before.
+        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     return []
 
 
@@ -545,7 +545,7 @@ def _name_of(arguments: Sequence[bytes]) -> str | None:
     last = arguments[-1].decode(errors="replace") if arguments else ""
     return (
         last
-        if b"turnfold.cli" in arguments
+        if (b"turnfold.cli" in arguments or arguments[:1] == [b"turnfold"])
         and last in ("worker", "receiver", "query", "lane", "migrate")
         else None
     )

@@ -83,7 +83,10 @@ class Lane:
     async def start(self) -> None:
         """Open the connection to the process, and restart it whenever it ends."""
         if self._process is not None:
-            await self._process.open()
+            try:
+                await self._process.open()
+            except OSError:
+                self._process = None
         self._restarting = asyncio.create_task(self._keep_running(self._process), name="lane")
 
     async def ask(self, key: "SessionKey", request: "wire.Request") -> Any:
@@ -159,6 +162,7 @@ class Lane:
                 process = ChildProcess(command_of("lane"))
                 await process.open()
                 self._process = process
+                assert process.pid is not None
                 self._on_change(process.pid)
                 return process
 

@@ -83,7 +83,7 @@ class Receiver:
         self._loaded = asyncio.Event()
         self.held = 0
         """The number of events received and not stored yet; more may wait in the stream."""
-        self.activity: tuple[int, int] | None = None
+        self.activity: tuple[int | None, int] | None = None
         """Changes with each sign of life of the consumer; None while none is expected."""
 
     @property
@@ -178,9 +178,11 @@ class Receiver:
 
     async def _serve_process(self) -> bool:
         """Serve the present or a new process until it ends; return whether it was the last."""
-        if (process := self._process) is None:
-            process = self._process = ReceiverProcess()
-            self._on_start(process.child.pid)
+        is_new = self._process is None
+        process = self._process = self._process or ReceiverProcess()
+        await process.child.open()
+        if is_new and (pid := process.child.pid) is not None:
+            self._on_start(pid)
         return await self._exchange(process) or self._is_stopping
 
     async def _discard_process(self) -> None:
@@ -193,7 +195,6 @@ class Receiver:
 
         Return whether it reported that a restart would not help.
         """
-        await process.child.open()
         if self._may_receive:
             process.send(wire.StartReceiving())
 

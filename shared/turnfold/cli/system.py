@@ -97,6 +97,9 @@ def _plan(settings: Settings, nats_port: int) -> "SystemConfig":
         StartError: HTTP or the proxy would be open to strangers.
     """
     from turnfold.access.bearers import check_bind_address
+    from turnfold.cli import main
+    from turnfold.cli.copies import load
+    from turnfold.process.forking import Copies
     from turnfold.process.supervisor import SystemConfig
 
     check_bind_address(
@@ -123,6 +126,7 @@ def _plan(settings: Settings, nats_port: int) -> "SystemConfig":
         database_url=settings.database_url if "database_url" in settings.explicit_names else None,
         nats_server=settings.nats_server,
         environ=os.environ,
+        copies=Copies(load, main),
     )
 
 

@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Protocol
 
+from turnfold.process.forked_process import ForkClient
 from turnfold.process.ready import die_with_parent
 
 
@@ -19,18 +21,113 @@ class ProcessSpec:
     """How to run a process of the system.
 
     A process with `runs_once` exits when its work is done, and one with `announces` reports when
-    it is ready. It inherits the file descriptors `inherits`. Its standard error goes to the file
-    `errors`, or else to that of the supervisor. The kernel sends `orphaned_by` when the supervisor
-    has exited.
+    it is ready. With `is_forked`, it is a copy of the supervisor that gets the last word of the
+    command, where copies are possible. It inherits the file descriptors `inherits`. Its standard
+    error goes to the file `errors`, or else to that of the supervisor. The kernel sends
+    `orphaned_by` when the supervisor has exited.
     """
 
     name: str
     command: Sequence[str]
     announces: bool = True
     runs_once: bool = False
+    is_forked: bool = False
     inherits: tuple[int, ...] = ()
     errors: Path | None = None
     orphaned_by: signal.Signals = signal.SIGKILL
+
+
+class ChildHandle(Protocol):
+    """A child of this process, executed (`subprocess.Popen`) or forked."""
+
+    pid: int
+    stdin: IO[bytes] | None
+    stdout: IO[bytes] | None
+
+    def poll(self) -> int | None:
+        """Return the exit status once the process has exited, negative for a signal."""
+        ...
+
+    def send_signal(self, sig: int, /) -> None:
+        """Signal the process, if it runs."""
+        ...
+
+
+class _ForkedService:
+    """A copy of this process."""
+
+    def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+        self.pid = pid
+        self.stdin: IO[bytes] | None = stdin
+        self.stdout: IO[bytes] | None = stdout
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit status once the process has exited, negative for a signal."""
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
+
+    def send_signal(self, sig: int, /) -> None:
+        """Signal the process, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+
+def execute(part: ProcessSpec, environ: Mapping[str, str]) -> ChildHandle:
+    """Start a process by executing its command.
+
+    Raises:
+        OSError: it cannot be run.
+    """
+    with contextlib.ExitStack() as stack:
+        errors = stack.enter_context(part.errors.open("ab")) if part.errors else None
+        return subprocess.Popen(
+            list(part.command),
+            # The child exits at the end of its input, which ends with the supervisor.
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=dict(environ),
+            pass_fds=part.inherits,
+            process_group=0,
+            preexec_fn=die_with_parent(part.orphaned_by),  # noqa: PLW1509 - a system call
+        )
+
+
+async def fork(part: ProcessSpec, environ: Mapping[str, str], client: ForkClient) -> ChildHandle:
+    """Start a process as a copy of this one.
+
+    Raises:
+        OSError: copies are not possible.
+    """
+    child_input, our_input = os.pipe()
+    our_output, child_output = os.pipe()
+    stdin, stdout = os.fdopen(our_input, "wb", 0), os.fdopen(our_output, "rb", 0)
+    try:
+        try:
+            pending = client.request(
+                part.command[-1:], environ, stdin=child_input, stdout=child_output, is_service=True
+            )
+        finally:
+            os.close(child_input)
+            os.close(child_output)
+        process = await pending.begin()
+    except BaseException:
+        stdin.close()
+        stdout.close()
+        raise
+    return _ForkedService(process.pid, stdin, stdout)
+
+
+def reap_others(children: Collection[int]) -> None:
+    """Reap copies that services requested, when they have exited, but none of these children."""
+    with contextlib.suppress(ChildProcessError):
+        while (
+            exited := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        ) is not None and exited.si_pid not in children:
+            os.waitpid(exited.si_pid, 0)
 
 
 class SupervisedProcess:
@@ -42,7 +139,7 @@ class SupervisedProcess:
     def __init__(
         self,
         part: ProcessSpec,
-        environ: Mapping[str, str],
+        process: ChildHandle,
         on_ready: Callable[[Mapping[str, int]], None],
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -50,22 +147,10 @@ class SupervisedProcess:
         self.ended: asyncio.Future[int] = loop.create_future()
         self._on_ready = on_ready
         self._unread = b""
-        with contextlib.ExitStack() as stack:
-            errors = stack.enter_context(part.errors.open("ab")) if part.errors else None
-            self._process = subprocess.Popen(
-                list(part.command),
-                # The child exits at the end of its input, which ends with the supervisor.
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=dict(environ),
-                pass_fds=part.inherits,
-                process_group=0,
-                preexec_fn=die_with_parent(part.orphaned_by),  # noqa: PLW1509 - a system call
-            )
-        self.pid = self._process.pid
-        assert self._process.stdout
-        self._output = self._process.stdout.fileno()
+        self._process = process
+        self.pid = process.pid
+        assert process.stdout
+        self._output = process.stdout.fileno()
         os.set_blocking(self._output, False)
         loop.add_reader(self._output, self._read)
 

@@ -14,9 +14,11 @@ import stat
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 from turnfold.errors import StartError
+from turnfold.process.forked_process import ForkClient, PendingFork, fork_client
 from turnfold.process.ready import ANNOUNCE, die_with_parent
 
 HEARTBEAT_SECONDS: Final = 0.5
@@ -28,6 +30,7 @@ Heartbeats are counted and no clock is read, so that a machine may sleep between
 MAX_BODY_BYTES: Final = 1 << 30
 _LENGTH_BYTES: Final = 4
 _READ_BYTES: Final = 4 * 1024 * 1024
+_TURNFOLD: Final = (sys.executable, "-m", "turnfold.cli")
 _PARENTS: Final = {"receiver": "worker", "lane": "query"}
 
 
@@ -71,7 +74,7 @@ def decode_message(body: bytes) -> Any:
 
 def command_of(role: str) -> Sequence[str]:
     """Return the command of a child of a service: `receiver` or `lane`."""
-    return (sys.executable, "-m", "turnfold.cli", role)
+    return (*_TURNFOLD, role)
 
 
 def check_started(role: str) -> None:
@@ -90,14 +93,33 @@ def parent_socket() -> socket.socket:
     return socket.socket(fileno=os.dup(0))
 
 
+class ProcessHandle(Protocol):
+    """A process, executed or forked, as `subprocess.Popen` describes it."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return None while the process runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until the process has exited."""
+        ...
+
+    def kill(self) -> None:
+        """Kill the process, if it runs."""
+        ...
+
+
 class ChildProcess:
     """A running child process. Its standard input is a socket to this process.
 
     The constructor starts the process and may be called before an event loop runs; `open`
-    connects the streams. Its standard output is discarded.
+    connects the streams. Its standard output is discarded. If the supervisor forked this process,
+    it forks the child, too, which then begins with `open`.
 
-    Construct it in a thread that lives as long as the process, such as the main thread: Linux
-    kills the process when that thread ends.
+    Construct and open it in a thread that lives as long as the process, such as the main thread:
+    Linux kills the process when that thread ends.
 
     Raises:
         OSError: the process cannot be started.
@@ -111,26 +133,24 @@ class ChildProcess:
         stderr: int | None = None,
     ) -> None:
         names = os.environ if environment is None else environment
-        self._socket, child_socket = socket.socketpair()
-        with contextlib.ExitStack() as on_error, child_socket:
-            on_error.callback(self._socket.close)
-            self._process = subprocess.Popen(
-                list(command),
-                stdin=child_socket.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                env={name: value for name, value in names.items() if name != ANNOUNCE},
-                preexec_fn=die_with_parent(),  # noqa: PLW1509 - only a system call
-            )
-            on_error.pop_all()
-        self.pid = self._process.pid
+        self._command = list(command)
+        self._environ = {name: value for name, value in names.items() if name != ANNOUNCE}
+        self._stderr = stderr
+        self._process: ProcessHandle | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._fork: PendingFork | None = None
+        self._start(fork_client())
+
+    @property
+    def pid(self) -> int | None:
+        """The id of the process. None if it was requested and has not begun."""
+        return self._process.pid if self._process is not None else None
 
     @property
     def is_running(self) -> bool:
         """Whether the process has not exited yet."""
-        return self._process.poll() is None
+        return self._process is None or self._process.poll() is None
 
     @property
     def can_send(self) -> bool:
@@ -138,7 +158,18 @@ class ChildProcess:
         return self._writer is not None and not self._writer.is_closing()
 
     async def open(self) -> None:
-        """Connect the streams."""
+        """Connect the streams. A forked process begins; if there is none, the command is executed.
+
+        Raises:
+            OSError: the process cannot be started.
+        """
+        if self._fork is not None:
+            fork, self._fork = self._fork, None
+            try:
+                self._process = await fork.begin()
+            except OSError:
+                self._socket.close()
+                self._start(None)
         self._reader, self._writer = await open_stream(self._socket)
 
     async def receive(self) -> bytes | None:
@@ -159,7 +190,8 @@ class ChildProcess:
 
     def kill(self) -> None:
         """Kill the process, if it runs."""
-        self._process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     async def close(self, *, seconds: float) -> None:
         """Close the stream, and kill the process if it still runs after `seconds`."""
@@ -169,12 +201,42 @@ class ChildProcess:
         elif not self._writer.is_closing():
             with contextlib.suppress(OSError, RuntimeError):
                 self._writer.write_eof()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            await asyncio.to_thread(self._process.wait, seconds)
-        self._process.kill()
-        await asyncio.to_thread(self._process.wait)
+        if self._fork is not None:
+            self._fork.close()
+        if (process := self._process) is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(process.wait, seconds)
+            process.kill()
+            await asyncio.to_thread(process.wait)
         if self._writer is not None:
             self._writer.close()
+
+    def _start(self, client: ForkClient | None) -> None:
+        self._socket, child_socket = socket.socketpair()
+        with contextlib.ExitStack() as on_error, child_socket:
+            on_error.callback(self._socket.close)
+            if client is not None and tuple(self._command[:-1]) == _TURNFOLD:
+                with contextlib.suppress(OSError):
+                    self._fork = self._request(client, child_socket.fileno())
+            if self._fork is None:
+                self._process = self._execute(child_socket.fileno())
+            on_error.pop_all()
+
+    def _request(self, client: ForkClient, stdin: int) -> PendingFork:
+        with Path(os.devnull).open("wb") as null:
+            return client.request(
+                self._command[-1:], self._environ, stdin=stdin, stdout=null.fileno()
+            )
+
+    def _execute(self, stdin: int) -> ProcessHandle:
+        return subprocess.Popen(
+            self._command,
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=self._stderr,
+            env=self._environ,
+            preexec_fn=die_with_parent(),  # noqa: PLW1509 - only a system call
+        )
 
 
 class HeartbeatMonitor:

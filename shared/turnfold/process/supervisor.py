@@ -12,8 +12,17 @@ from typing import Any, NamedTuple
 
 from turnfold.access.identity import NAMES, PREFIX
 from turnfold.errors import StartError
-from turnfold.process.child import ProcessSpec, SupervisedProcess
+from turnfold.process.child import (
+    ChildHandle,
+    ProcessSpec,
+    SupervisedProcess,
+    execute,
+    fork,
+    reap_others,
+)
 from turnfold.process.directory import DataDirectory
+from turnfold.process.forked_process import ForkClient, can_fork
+from turnfold.process.forking import Copies, ForkServer
 from turnfold.process.nats_server import (
     HOST,
     find_server,
@@ -23,6 +32,7 @@ from turnfold.process.nats_server import (
     write_config,
 )
 from turnfold.process.ready import ANNOUNCE
+from turnfold.process.tasks import cancel_and_wait
 from turnfold.process.tcp_ports import ReservedPort
 from turnfold.settings import http_url
 
@@ -49,7 +59,7 @@ class SystemConfig:
     """What to run and where. Port 0 stands for any free port.
 
     Without `database_url`, the database is a SQLite file in the data directory. A proxy runs only
-    with a `proxy_upstream`.
+    with a `proxy_upstream`. With `copies`, our services are copies of this process.
     """
 
     data_dir: Path
@@ -65,6 +75,7 @@ class SystemConfig:
     nats_server: Path | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
     commands: Mapping[str, Sequence[str]] = field(default_factory=lambda: COMMANDS)
+    copies: Copies | None = None
 
 
 async def run(
@@ -152,6 +163,9 @@ class _System:
         self._failure: Exception | None = None
         self._stop = asyncio.Event()
         self._is_ready = asyncio.Event()
+        self._copies = plan.copies if can_fork() else None
+        self._fork_client: ForkClient | None = None
+        self._has_forked = asyncio.Event()
         self._urls = {
             "nats_url": f"nats://{HOST}:{ports.nats}",
             "http_url": http_url(plan.http_host, ports.http, is_encrypted=plan.is_http_encrypted),
@@ -180,7 +194,12 @@ class _System:
             self._environ["TURNFOLD_PROXY_PORT"] = str(ports.proxy)
             commands.setdefault("proxy", PROXY)
         services = [
-            ProcessSpec(name, command, runs_once=name == "migrate")
+            ProcessSpec(
+                name,
+                command,
+                runs_once=name == "migrate",
+                is_forked=self._copies is not None and tuple(command[:-1]) == TURNFOLD,
+            )
             for name, command in commands.items()
         ]
         self._parts = (self._nats_process(plan.nats_server, directory.lock_fd), *services)
@@ -205,15 +224,43 @@ class _System:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_stop_signal)
         on_start()
-        keepers = [asyncio.create_task(self._guard(part), name=part.name) for part in self._parts]
+        keepers = [self._guarded(part) for part in self._parts if not part.is_forked]
+        loading = asyncio.create_task(self._fork_services(keepers), name="copies")
         try:
             await self._until_stopped()
         finally:
             self._stop.set()
             await self._end()
+            await cancel_and_wait(loading)
             await asyncio.gather(*keepers)
         if self._failure:
             raise self._failure
+
+    def _guarded(self, part: ProcessSpec) -> asyncio.Task[None]:
+        return asyncio.create_task(self._guard(part), name=part.name)
+
+    async def _fork_services(self, keepers: list[asyncio.Task[None]]) -> None:
+        """Load the services, and start each one as soon as it is loaded; fork until cancelled."""
+        if self._copies is None:
+            return
+        parts = {part.name: part for part in self._parts if part.is_forked}
+        server = ForkServer(self._copies.main)
+        with contextlib.closing(server):
+            server.start()
+            self._fork_client = ForkClient(server.requester)
+            try:
+                for name in self._copies.load():
+                    if (part := parts.pop(name, None)) is not None:
+                        self._has_forked.clear()
+                        keepers.append(self._guarded(part))
+                        await self._has_forked.wait()
+                    if self._stop.is_set():
+                        break
+            except Exception:  # noqa: BLE001 - the services fail as well, and say why
+                self._fork_client = None
+            keepers += map(self._guarded, parts.values())
+            # Services may request children until they have stopped.
+            await asyncio.get_running_loop().create_future()
 
     async def _until_stopped(self) -> None:
         try:
@@ -240,7 +287,7 @@ class _System:
         pause = FIRST_PAUSE_SECONDS
         while not self._stop.is_set():
             began = loop.time()
-            child = self._start(part)
+            child = await self._start(part)
             greeting = None if part.announces else asyncio.create_task(self._greet(part, child))
             status = await child.ended
             if greeting:
@@ -266,18 +313,32 @@ class _System:
                     await self._stop.wait()
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
-    def _start(self, part: ProcessSpec) -> SupervisedProcess:
+    async def _start(self, part: ProcessSpec) -> SupervisedProcess:
         def on_ready(pids: Mapping[str, int]) -> None:
             self._heard(part, {part.name: child.pid, **pids})
 
         try:
-            child = SupervisedProcess(part, self._environ, on_ready)
+            child = SupervisedProcess(part, await self._process(part), on_ready)
         except OSError as error:
             raise StartError(f"{part.command[0]} cannot be run ({error.strerror})") from error
         self._children[part.name] = child
         if part.inherits:
             self._directory.sign({"up": os.getpid(), part.name: child.pid})
+        if part.is_forked:
+            self._has_forked.set()
+        if self._stop.is_set():
+            # The stop signal came during the fork, after the other processes had been told.
+            child.signal(signal.SIGKILL)
         return child
+
+    async def _process(self, part: ProcessSpec) -> ChildHandle:
+        """Copy this process, or execute the command where that is not possible."""
+        if part.is_forked and self._fork_client is not None:
+            try:
+                return await fork(part, self._environ, self._fork_client)
+            except OSError as error:
+                self._log("child.not_forked", name=part.name, error=str(error))
+        return execute(part, self._environ)
 
     async def _greet(self, part: ProcessSpec, child: SupervisedProcess) -> None:
         await until_answering(self._nats_port)
@@ -309,6 +370,7 @@ class _System:
     def _look(self) -> None:
         for child in list(self._children.values()):
             child.look()
+        reap_others({child.pid for child in self._children.values() if not child.ended.done()})
 
     def _on_stop_signal(self) -> None:
         """Stop in order on the first signal, and kill all processes on the second."""

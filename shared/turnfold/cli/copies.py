@@ -1,0 +1,46 @@
+"""What `turnfold up` loads, so that its services are copies of it and share the memory."""
+
+import gc
+import importlib
+from collections.abc import Iterator
+from typing import Final
+
+from turnfold.cli.services import unused_imports_skipped
+
+MIGRATION: Final = "turnfold_migrations"
+SERVICES: Final = (
+    "turnfold_worker.app",
+    "turnfold_worker.receiver.child",
+    "turnfold_query.app",
+    "turnfold_query.lane.child",
+)
+"""What a worker, a query server and their children load.
+
+Only a proxy uses its own modules, and only a first start Alembic, so they load in the copy.
+"""
+
+
+def load() -> Iterator[str]:
+    """Load the services; yield the name of each one when it may be copied."""
+    gc.disable()
+    try:
+        with unused_imports_skipped():
+            importlib.import_module(MIGRATION)
+            # Without a collection first, which would take 0.1 s and find next to nothing.
+            gc.freeze()
+            # It works while the others load.
+            yield "migrate"
+            for module in SERVICES:
+                importlib.import_module(module)
+            _load_tokenizer()
+            gc.freeze()
+            yield from ("worker", "query", "proxy")
+    finally:
+        gc.enable()
+
+
+def _load_tokenizer() -> None:
+    """Load the tokenizer, whose tables are only complete after a first count."""
+    from turnfold.model_info.tokenizer import load_counter
+
+    load_counter()("first")
