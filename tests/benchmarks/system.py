@@ -176,6 +176,14 @@ def file_reads(pid: int) -> int:
     return int(Path(f"/proc/{pid}/io").read_text().partition("syscr: ")[2].split()[0])
 
 
+def proportional_mb(pid: int) -> float:
+    """The memory of a process in MB, of which it has a part of what several share (PSS)."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
 def resident_mb(pid: int) -> float:
     """The memory a process holds (RSS), in MB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
