@@ -121,7 +121,8 @@ async def _run(settings: Settings, receiver_process: ReceiverProcess) -> None:
                 log.warning("worker.stopped_late", seconds=STOP_SECONDS)
         stopping.cancel()
         await cancel_and_wait(trimming)
-        if worker.done():
+        # Cancelled if it stopped late: what it has not stored is delivered again.
+        if worker.done() and not worker.cancelled():
             worker.result()
     finally:
         # After the loops: a batch that is committed now need not be delivered again.
