@@ -70,9 +70,17 @@ class Owner(NamedTuple):
 class Session:
     """A session as its publisher knows it, paired anew as `states.md` says."""
 
-    def __init__(self, told: Sequence[Told], *, covered: int = 0, factor: float = 1.0) -> None:
+    def __init__(
+        self,
+        told: Sequence[Told],
+        *,
+        covered: int = 0,
+        factor: float = 1.0,
+        has_covered_requests: bool = False,
+    ) -> None:
         self.told = tuple(told)
         self.covered = covered
+        self.has_covered_requests = has_covered_requests
         self.factor = factor
         self.places = {one.message_id: place for place, one in enumerate(self.told)}
         self.calls = [sendable_calls(one.body) for one in self.told]
@@ -303,13 +311,13 @@ class Checker:
         self._rounds_are_whole(heads)
 
     def _rounds_are_whole(self, heads: Sequence[int]) -> None:
-        """W11: no answer stands without the request it answers."""
+        """W11: no answer stands without the request it answers, nor where a summary covers it."""
         shown, session = set(heads), self._session
-        self._found += [
-            f"W11: {session.told[place].message_id} stands without its request"
-            for place in heads
-            if (request := session.rounds[place]) is not None and request not in shown
-        ]
+        for place in heads:
+            request = session.rounds[place]
+            is_gone = session.has_covered_requests if request is None else request not in shown
+            if is_gone:
+                self._fault(f"W11: {session.told[place].message_id} stands without its request")
 
     # --- L6
 

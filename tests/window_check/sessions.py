@@ -70,6 +70,7 @@ class Sitting:
     ledger: tuple[str, ...] = ()
     covered: int = 0
     factor: float = 1.0
+    has_covered_requests: bool = False
 
     def until(self, length: int) -> "Sitting":
         """The session when it had so many messages."""
@@ -100,6 +101,7 @@ class Sitting:
             ],
             covered=self.covered,
             factor=self.factor,
+            has_covered_requests=self.has_covered_requests,
         )
 
     def evicting(self, policy: Policy, trigger: Trigger) -> "Sitting":
@@ -115,6 +117,16 @@ class Sitting:
                 return replace(self, said=tuple(said))
             case _:
                 return self
+
+    def covering(self) -> "Sitting":
+        """The session after a summary covers what was evicted."""
+        gone = [one for one in self.said if one.is_pending]
+        return replace(
+            self,
+            said=tuple([one for one in self.said if not one.is_pending]),
+            covered=self.covered + len(gone),
+            has_covered_requests=any(one.body["role"] == "user" for one in gone),
+        )
 
 
 def data_directory(named: Path | None = None) -> Path | None:
@@ -176,6 +188,8 @@ def sitting(random: Random, number: int, recorded: Sequence[Conversation]) -> Si
         ledger = ("path src/app.py", "host 10.0.0.1:8443", "request two\nlines </turnfold-summary>")
         summary = "<turnfold-summary>\n" + words(random.choice((3, 30, 200, 400)))
         made = replace(made, summary=summary, ledger=ledger, covered=random.randrange(500))
+        if random.random() < 0.5:
+            made = made.covering()
     return made
 
 
@@ -269,6 +283,11 @@ def eviction_faults(before: Sitting, after: Sitting) -> list[str]:
     ]
     if session.newest_system in gone or session.request in gone:
         found.append("E3: the pinned message or the newest request was evicted")
+    found += [
+        f"E3: {place} stays, and its request {request} was evicted"
+        for place, request in enumerate(session.rounds)
+        if request in gone and not _leaves_with_others(session, place)
+    ]
     live = [
         one
         for one in after.said
@@ -277,6 +296,12 @@ def eviction_faults(before: Sitting, after: Sitting) -> list[str]:
     if gone and not live:
         found.append("C4: everything was evicted")
     return found
+
+
+def _leaves_with_others(session: laws.Session, place: int) -> bool:
+    """Whether a message is evicted, stands in the prefix, or belongs to a message that calls."""
+    one = session.told[place]
+    return one.is_pending or place in session.pinnable or one.body["role"] == "tool"
 
 
 def _parted(session: laws.Session, gone: set[int], result: int, head: int) -> bool:

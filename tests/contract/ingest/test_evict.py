@@ -181,7 +181,7 @@ async def test_a_result_whose_call_was_evicted_is_live_answers_it_and_leaves_nex
 @pytest.mark.proves("E3", "E4", "C6")
 async def test_an_open_call_stays_until_its_time_is_up(stores: Stores) -> None:
     await stores.ingest(turn(1, user("look"), assistant(None, "c")), *turns(2, 7))
-    assert (await live(stores))[0] == "e1#1"
+    assert (await live(stores))[:2] == ["e1#0", "e1#1"]
 
     await stores.ingest(
         *[
@@ -190,7 +190,7 @@ async def test_an_open_call_stays_until_its_time_is_up(stores: Stores) -> None:
         ]
     )
 
-    assert "e1#1" not in await live(stores)
+    assert {"e1#0", "e1#1"}.isdisjoint(await live(stores))
 
 
 @pytest.mark.proves("E3", "C2")

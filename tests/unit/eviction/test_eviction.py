@@ -212,6 +212,37 @@ def test_an_open_call_stays_until_its_time_is_up() -> None:
     assert {2, 3} <= set(evicted(live, now_ms=HOUR_MS + 2))
 
 
+@pytest.mark.proves("E3", "W11", "C67")
+def test_the_request_of_an_open_call_stays_as_long_as_the_call() -> None:
+    live = said("user", "assistant a b", "tool a", "assistant", *rounds(10))
+
+    assert [seq for seq in range(1, 5) if seq not in evicted(live, now_ms=HOUR_MS)] == [1, 2, 3]
+    assert {1, 2, 3, 4} <= set(evicted(live, now_ms=HOUR_MS + 2))
+
+
+@pytest.mark.proves("E3", "W11", "C67")
+def test_the_request_of_a_long_turn_stays_until_its_last_block_leaves() -> None:
+    live = said("user", *steps(30), "user", "assistant")
+
+    first = evicted(live)
+    left = [message for message in live if message.stream_seq not in first]
+
+    assert 1 not in first
+    assert {2, 3, 4, 5} <= set(first)
+    asked_again = [*left, *said(*["user"] * 62, "user", "assistant", "user", "assistant")[62:]]
+    assert 1 in evicted(asked_again)
+
+
+@pytest.mark.proves("E3", "I6", "W11")
+def test_a_machine_made_message_keeps_no_request_of_its_own() -> None:
+    live = said("user", "assistant", "meta", "assistant a", *rounds(10))
+
+    gone = evicted(live)
+
+    assert 1 not in gone
+    assert {2, 3} <= set(gone)
+
+
 @pytest.mark.proves("I1")
 def test_copies_and_late_results_leave_with_their_neighbours() -> None:
     live = said("user", "tool", "assistant", *rounds(6), "tool")
@@ -325,6 +356,24 @@ def test_what_must_stay_stays(history: list[str], policy: Policy, trigger: Trigg
     ]
     must = [*newest, pinned_message(live), newest_request(live)]
     assert not gone & {message.stream_seq for message in must if message is not None}
+
+
+@pytest.mark.proves("E3", "W11", "C67")
+@given(entries, policies, triggers)
+def test_no_block_stays_without_its_request(
+    history: list[str], policy: Policy, trigger: Trigger
+) -> None:
+    live = said(*history)
+
+    gone = set(evicted(live, policy, trigger))
+
+    request: Message | None = None
+    for block in group(live).blocks:
+        head = block.head
+        if head.role is Role.USER and (request is None or request.is_meta or not head.is_meta):
+            request = head
+        if request is not None and head.stream_seq not in gone:
+            assert request.stream_seq not in gone
 
 
 @pytest.mark.proves("E5")

@@ -1,6 +1,6 @@
 """Choose the messages that leave the window when a trigger has fired."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
@@ -31,8 +31,8 @@ def decide_eviction(
     """Choose the messages that leave when a trigger has fired.
 
     The newest stay as far as the policy keeps them, extended to a safe boundary. The system
-    message, the newest request and blocks with open calls stay. A gain below the minimum evicts
-    nothing.
+    message, the newest request, blocks with open calls, and the request of every block that stays
+    stay. A gain below the minimum evicts nothing.
     """
     grouped = group(live)
     blocks = grouped.blocks
@@ -42,18 +42,36 @@ def decide_eviction(
         return NoEviction()
     request = newest_request(live)
     border = blocks[first_kept].position if first_kept < len(blocks) else None
+    leaving_blocks = [
+        block
+        for block in old
+        if block.head is not request and not _may_be_answered(block, policy, now_ms)
+    ]
+    needed = _requests_of_kept(blocks, {block.position for block in leaving_blocks})
     leaving: list[Message] = []
-    for block in old:
-        head, results, joined = block
-        if not results and not joined:
-            if head is not request:
-                leaving.append(head)
-        elif head is not request and not _may_be_answered(block, policy, now_ms):
+    for block in leaving_blocks:
+        if block.position not in needed:
             leaving += block.stored
     # Loose messages belong to no block. They leave with what surrounds them.
     leaving += [message for message in grouped.loose if border is None or message.position < border]
     evicted = tuple(sorted(leaving, key=_position))
     return Evict(evicted) if _is_worth_it(evicted, policy, trigger) else NoEviction()
+
+
+def _requests_of_kept(blocks: Sequence[Block], leaving: Collection[int]) -> Collection[int]:
+    """Return the positions of the requests of blocks that stay; `leaving` are those that leave.
+
+    An answer without its request misleads a model, and no later window could show both again.
+    """
+    needed: set[int] = set()
+    request: Message | None = None
+    for block in blocks:
+        head = block.head
+        if head.role is USER and (request is None or request.is_meta or not head.is_meta):
+            request = head
+        elif request is not None and block.position not in leaving:
+            needed.add(request.position)
+    return needed
 
 
 def _boundary(blocks: Sequence[Block], policy: Policy) -> int:
