@@ -141,7 +141,23 @@ class Subject:
         )
         if self.leaves_out(made) and self.fits_whole(asked):
             found.append("L7: it would have fitted whole")
+        if asked.recall_share and self.cuts_request(made):
+            without, _ = self.ask(replace(question, asked=replace(asked, recall_share=0.0)))
+            if not self.cuts_request(without):
+                found.append("W4: the newest request was cut to make room for recall")
         return found
+
+    def cuts_request(self, made: WindowPlan) -> bool:
+        """Whether a window shortens the newest request."""
+        place = self.told.request
+        if place is None:
+            return False
+        message_id = self.told.told[place].message_id
+        return any(
+            entry.message.message_id == message_id
+            for entry in made.entries
+            if isinstance(entry, ShownMessage) and _is_shortened(entry)
+        )
 
     def leaves_out(self, made: WindowPlan) -> bool:
         """Whether more history was at hand than the window shows."""
@@ -168,6 +184,7 @@ class Subject:
         """Whether there was room for everything, however many calls were open at a time."""
         is_plain = (
             not asked.is_emergency
+            and not asked.recall_share
             and asked.max_messages is None
             and asked.placement is Placement.SEPARATE
         )
@@ -205,6 +222,7 @@ def questions(random: Random, tokens: int, number: int) -> Iterator[Question]:
             max_messages=max_messages,
             is_emergency=is_emergency,
             placement=placement,
+            recall_share=0.5 if not is_emergency and random.random() < 0.2 else 0.0,
         )
         yield Question(asked, policy)
 
@@ -231,6 +249,7 @@ def cut(subject: Subject, question: Question, tally: Tally) -> list[str]:
     is_measured = (
         question.policy in ("first fit", "balanced")
         and not asked.is_emergency
+        and not asked.recall_share
         and asked.max_messages is None
     )
     if (
@@ -318,7 +337,7 @@ def steadiness(before: Subject, after: Subject, question: Question, tally: Tally
         has_room
         and newest.body["role"] != "tool"
         and budget is not None
-        and grown <= budget
+        and grown <= int((1 - question.asked.recall_share) * budget)
         and not newest.is_pending
     ):
         is_prefix = new_texts.messages[: len(old_texts.messages)] == old_texts.messages

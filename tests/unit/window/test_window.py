@@ -377,6 +377,27 @@ def test_unseen_results_keep_the_request_that_a_newer_one_interrupted() -> None:
     assert (made.account.trimmed, smaller.account.trimmed) == (0, 1)
 
 
+@pytest.mark.proves("W4", "W12", "F2")
+def test_no_message_that_must_stay_is_cut_to_make_room_for_recall() -> None:
+    request = words(300)
+    session = history(
+        [system(words(200)), user(request), *[one for at in range(9) for one in talk(at)]],
+        summary=words(400),
+        covered=40,
+    )
+    asked = WindowRequest(budget_tokens=1_000, recall_share=0.5, placement=Placement.USER)
+
+    made = plan(session.stored, asked, BALANCED)
+
+    assert request in [text(message) for message in parsed(session.rendered(made))]
+    assert made.tokens <= 650
+
+
+def talk(number: int) -> list[Said]:
+    """An answer without calls, after which a program reports: the turn goes on."""
+    return [Said(assistant(f"{number} {words(12)}")), Said(user(words(30)), is_meta=True)]
+
+
 # --- the views of the presets
 
 

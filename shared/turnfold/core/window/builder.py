@@ -141,8 +141,11 @@ class WindowBuilder:
 
     @property
     def limits_by_turns(self) -> WindowLimits:
-        """The limits, with the room that the turns of this session need."""
-        return self.limits.for_turns(self.turns.median)
+        """The limits, with the room that turns, the newest request and the system message need."""
+        pinned, request = self.prefix.pinned, self.request
+        fixed_tokens = pinned.tokens if pinned else 0
+        fixed_tokens += request.tokens if request else 0
+        return self.limits.for_turns(self.turns.median).beside(fixed_tokens)
 
     @property
     def has_hidden(self) -> bool:

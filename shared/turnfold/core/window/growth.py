@@ -39,7 +39,7 @@ def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
             window.trimmed_after = message
         # After the trim, not instead of it: a recall block may need more room than that has made.
         if makes_room and _lacks_room(window, message):
-            _trim(window, window.limits_by_turns.at_arrival, number)
+            _trim(window, window.limits_by_turns.at_arrival, number, is_for_recall=True)
             window.made_room_after = message
     window.name_covered_calls()
     if is_postponed or window.is_over:
@@ -61,11 +61,13 @@ def _lacks_room(window: WindowBuilder, message: Message) -> bool:
     )
 
 
-def _trim(window: WindowBuilder, limits: WindowLimits, number: int) -> None:
+def _trim(
+    window: WindowBuilder, limits: WindowLimits, number: int, *, is_for_recall: bool = False
+) -> None:
     """Trim to these limits after message `number`, and delay the next by the parts seen in vain."""
     own_limits, window.limits = window.limits, limits
     window.looked_at = 0
     window.begin_trim()
-    trim_to_budget(window)
+    trim_to_budget(window, is_for_recall=is_for_recall)
     window.limits = own_limits
     window.next_trim = number + 1 + max(0, window.looked_at - FREE_LOOKS) // LOOKS_PER_MESSAGE

@@ -22,15 +22,18 @@ PLAIN_CHARACTERS: Final = 2_048
 """Shorter results always become the preview of (5), even if that frees more than needed."""
 
 
-def trim_to_budget(window: WindowBuilder) -> None:
-    """Trim a window that exceeds its limits to its targets, protected messages last."""
+def trim_to_budget(window: WindowBuilder, *, is_for_recall: bool = False) -> None:
+    """Trim a window that exceeds its limits to its targets, protected messages last.
+
+    If it only makes room for recall, protected messages stay as they are.
+    """
     if window.total > window.limits.tokens:
         for step in STEPS[window.policy.view]:
             if window.total <= window.limits.target_tokens:
                 break
             step(window, window.limits.target_tokens)
         # Only down to the limit: room for what comes next is not worth a cut in what is protected.
-        trim_protected(window)
+        trim_protected(window, is_for_recall=is_for_recall)
     if window.size > window.limits.messages:
         leave_out_oldest(window, lambda: window.size <= window.limits.target_messages)
         # The digest is a message, too.

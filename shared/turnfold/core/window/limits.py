@@ -17,6 +17,9 @@ MOST_AT_ARRIVAL: Final = 0.9
 request arrives, beyond what recall usually leaves to it."""
 LEAST_KEPT: Final = 0.4
 """A trim leaves at least this share, whatever the size of turns."""
+LEAST_BESIDE: Final = 0.1
+"""When a request arrives, everything but the system message and this request keeps at least this
+share of what both leave; recall gets the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,18 @@ class WindowLimits:
             arrival_tokens=arrival,
             arrival_target_tokens=min(self.arrival_target_tokens, target),
         )
+
+    def beside(self, fixed_tokens: int) -> "WindowLimits":
+        """Return the limits of a window whose system message and newest request take so much.
+
+        Neither is ever cut for recall: where both are large, recall gets less.
+        """
+        least = fixed_tokens + int(LEAST_BESIDE * max(0, self.tokens - fixed_tokens))
+        if not self.makes_room or least <= self.arrival_tokens:
+            return self
+        deeper = self.arrival_target_tokens / max(1, self.arrival_tokens)
+        target = fixed_tokens + int(deeper * (least - fixed_tokens))
+        return replace(self, arrival_tokens=least, arrival_target_tokens=target)
 
     @property
     def at_arrival(self) -> "WindowLimits":

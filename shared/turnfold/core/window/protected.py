@@ -20,9 +20,12 @@ from turnfold.core.window.truncation import (
 from turnfold.core.window.views import BlockView, MessageView
 
 
-def trim_protected(window: WindowBuilder) -> None:
-    """Shorten protected messages, only as far as needed, after every other step."""
-    for step in PROTECTED_STEPS:
+def trim_protected(window: WindowBuilder, *, is_for_recall: bool = False) -> None:
+    """Shorten protected messages, only as far as needed, after every other step.
+
+    What recall may say is worth a part of digest and summary, but no part of a message.
+    """
+    for step in STEPS_FOR_RECALL if is_for_recall else PROTECTED_STEPS:
         if window.total <= window.limits.tokens:
             return
         step(window)
@@ -154,6 +157,7 @@ PROTECTED_STEPS: Final[tuple[Callable[[WindowBuilder], None], ...]] = (
     _fold_rest,
     _tell_nothing,
 )
+STEPS_FOR_RECALL: Final = (_name_open_round_only, _cut_summary)
 
 
 def cap_unseen(window: WindowBuilder, least: int, max_characters: int = 0) -> None:
