@@ -1,6 +1,7 @@
 """What a window leaves out is told: by a digest of requests, calls and exact values."""
 
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -158,6 +159,26 @@ def test_names_take_at_most_their_share_and_older_calls_are_counted_by_tool() ->
     assert "/srv/app/module_000/" not in digest
     assert "/srv/app/module_117/" in "".join(session.rendered(made).messages)
     assert made.account.untold == 0
+
+
+@pytest.mark.proves("W10", "W14")
+def test_a_call_that_is_made_again_and_again_is_named_and_counted_once() -> None:
+    again = reading(["/srv/app/part.py"] * 200, rounds=0)
+    once = reading(["/srv/app/part.py"] * 2, rounds=0)
+
+    digest = digest_of(again, asked(again, 2_500, Policy()))
+
+    assert digest.count("read_file(") == 1
+    assert re.search(r"read_file\(/srv/app/part.py\) x1\d\d$", digest, re.MULTILINE)
+    in_round = RoundView()
+    costs = []
+    for session in (again, once):
+        told = WindowDigest({}, budget_tokens=2_500, ratio=0.0)
+        for message in session.stored.messages:
+            if message.calls:
+                told.name_covered(BlockView(message, in_round))
+        costs.append(told.tokens)
+    assert costs[0] == costs[1]
 
 
 @pytest.mark.proves("W9", "L7")

@@ -98,7 +98,7 @@ class WindowDigest:
         calls = calls_told(block.head.message) if block.results else []
         tokens = sum([item.tokens for item in calls])
         if is_named:
-            self._calls_of(block.in_round).add(block, tokens)
+            self._calls_of(block.in_round).add(block)
         if block.compaction_id is not None and self._has_digest(block.compaction_id):
             self._told_compactions[block.compaction_id] = None
         else:
@@ -107,8 +107,7 @@ class WindowDigest:
 
     def name_covered(self, block: BlockView) -> None:
         """Name the calls of a block of the open round that a summary covers: it is not left out."""
-        tokens = sum([item.tokens for item in calls_told(block.head.message)])
-        self._calls_of(block.in_round).add(block, tokens)
+        self._calls_of(block.in_round).add(block)
         self._has_changed()
 
     def add_late(self, block: BlockView) -> None:
