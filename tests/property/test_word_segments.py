@@ -66,6 +66,19 @@ def test_a_segment_finds_terms_and_beginnings_in_blocks_of_any_size(
 
 
 @pytest.mark.proves("F1", "O9")
+@pytest.mark.parametrize("messages", [255, 256, 257])
+def test_a_segment_finds_its_terms_at_sizes_where_a_message_needs_another_byte(
+    messages: int,
+) -> None:
+    told = {at: frozenset({"every", f"only{at}"}) for at in range(messages)}
+
+    pieces = packed(told)
+
+    assert found(pieces, "every", is_prefix=False) == set(told)
+    assert found(pieces, f"only{messages - 1}", is_prefix=False) == {messages - 1}
+
+
+@pytest.mark.proves("F1", "O9")
 @given(st.lists(MESSAGES, min_size=1, max_size=5), TERM, st.booleans(), st.data())
 def test_a_merge_holds_all_messages_but_the_removed_ones(
     divided: list[dict[int, frozenset[str]]], term: str, is_prefix: bool, data: st.DataObject
