@@ -160,3 +160,22 @@ async def test_an_attempt_that_failed_names_the_model_that_was_to_write(stores: 
     assert [details(rows[phase])["model"] for phase in ("attempt_failed", "rollback")] == [
         "test/writer"
     ] * 2
+
+
+@pytest.mark.proves("A1")
+async def test_of_a_page_that_a_provider_returns_as_its_error_the_audit_keeps_the_first_300_characters(
+    stores: Stores,
+) -> None:
+    await stores.ingest(*turns(1, 7))
+    page = "<html>" + "".join(f"<p>Error {number}.</p>" for number in range(100))
+
+    await stores.jobs.retry_later(
+        await the_job(stores),
+        reason="provider_error",
+        detail=page,
+        retry_at_ms=NOON + 900,
+        now_ms=NOON + 900,
+    )
+
+    rows = await by_phase(stores)
+    assert details(rows["attempt_failed"])["detail"] == page[:300]
