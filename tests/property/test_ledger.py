@@ -275,3 +275,18 @@ def test_a_value_names_two_messages_at_most_and_only_by_ids() -> None:
     ((_, of_one),) = entry_values("path /srv/app.py", [["e1#0", 7, "e9#0"], 112, 3])
 
     assert (of_many.message_ids, of_one.message_ids) == (("e1#0", "e7#0"), ("e1#0",))
+
+
+@pytest.mark.proves("S6", "C54")
+@pytest.mark.parametrize("lost", [None, "e0#0", ["e0#0"], ["e0#0", "112"]])
+def test_a_value_whose_origin_is_lost_ranks_as_if_an_assistant_had_named_it(lost: Any) -> None:
+    text = "The service at /srv/app.py waits 350 ms, see OPS-1234 and 10.0.0.5:5433."
+    draft = extract(job((Source("e0#0", "assistant", text),), None, cap=300), count=counter())
+    ranks = dict(
+        zip(draft.ledger, (stored[1] for stored in draft.sections["provenance"]), strict=True)
+    )
+
+    read = {entry: origin.rank for entry in ranks for _, origin in entry_values(entry, lost)}
+
+    assert len(ranks) >= 4
+    assert read == ranks
