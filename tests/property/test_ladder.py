@@ -247,6 +247,19 @@ def test_a_cut_within_caps_is_the_one_found_by_looking_at_every_place(
     )
 
 
+@pytest.mark.proves("W3", "C15")
+@given(st.integers(0, 1_500))
+def test_a_text_whose_tokens_are_known_only_as_a_whole_is_cut_to_its_cap_or_to_the_mark_alone(
+    max_tokens: int,
+) -> None:
+    message, _ = priced("a line of it\n" * 400)
+
+    cut = cut_within(message, None, max_tokens=max_tokens, max_characters=0, is_brief=False)
+
+    assert cut is not None
+    assert cut.tokens <= max(max_tokens, PREVIEW_MARK_TOKENS)
+
+
 @pytest.mark.proves("W3", "C15", "C17")
 @settings(max_examples=120)
 @given(texts, st.integers(0, 3_000))
