@@ -377,19 +377,27 @@ async def test_a_window_that_fits_is_answered_though_an_earlier_one_did_not_fit(
 LINE = "def lantern_shelf(store_number: int) -> Shelf:  # shelves are counted from 1"
 
 
-async def working(stores: Stores, *, steps: int = 30) -> None:
+async def working(
+    stores: Stores,
+    *,
+    request: str = "Mend the shelves.",
+    is_named_to: int = 31,
+    summarized: str = "It mends.",
+) -> None:
     """A long turn of an agent: what it read first is covered, and it goes on to use its name."""
     await stores.ingest(
         turn(
-            1, user("Mend the shelves."), assistant(None, "c1"), tool("c1", f"# shelves\n{LINE}\n")
+            1, user(request), assistant(None, "c1"), tool("c1", f"# shelves\n{LINE}\n")
         )
     )
-    for step in range(2, 2 + steps):
-        words = f"step {step}: still lantern_shelf(store_{step}) " + "and more words " * 20
+    for step in range(2, 32):
+        use = f"still lantern_shelf(store_{step}) " if step <= is_named_to else ""
+        words = f"step {step}: {use}" + "and more words " * 20
         await stores.ingest(turn(step, assistant(None, f"c{step}"), tool(f"c{step}", words)))
         while jobs := await stores.claim():
             for job in jobs:
-                await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + step)
+                version = summary(summarized)
+                await stores.jobs.commit(job, version, reason=None, now_ms=NOON + step)
     await indexed(stores)
 
 
@@ -405,6 +413,25 @@ async def test_a_line_returns_whose_name_the_agent_keeps_using(stores: Stores) -
     assert recalled == sorted(recalled, key=place_of)
     assert not set(recalled) & set(told["message_ids"])
     assert told["window"]["tokens"] <= 1_500
+
+
+@pytest.mark.proves("W14")
+@pytest.mark.parametrize(
+    ("summarized", "is_quoted"),
+    [
+        ("The lantern shelf takes a store number.", True),
+        ("The lantern_shelf takes a store_number.", False),
+    ],
+)
+async def test_a_line_is_quoted_unless_the_summary_of_the_window_has_its_names(
+    stores: Stores, summarized: str, *, is_quoted: bool
+) -> None:
+    await working(stores, request="Go on.", is_named_to=20, summarized=summarized)
+
+    told = await Asker(stores).told(max_tokens=1_500)
+
+    assert told["summary"]["text"] == summarized
+    assert (f", in part: {LINE}" in block_of(told)) is is_quoted
 
 
 @pytest.mark.proves("W14", "L11")
