@@ -209,6 +209,26 @@ async def test_a_turn_keeps_its_block_also_on_another_server(
         assert block_of(await asker.told(max_tokens=2_000)) == first
 
 
+@pytest.mark.proves("F2", "X6")
+async def test_a_turn_is_searched_for_once_however_many_steps_it_has(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await long_ago(stores, user(QUESTION))
+    asker, search, searches = Asker(stores), SqlRecallStore.recall, 0
+
+    async def counted(*given: Any, **named: Any) -> Any:
+        nonlocal searches
+        searches += 1
+        return await search(*given, **named)
+
+    monkeypatch.setattr(SqlRecallStore, "recall", counted)
+    for step in range(5):
+        assert FACT in block_of(await asker.told(max_tokens=2_000))
+        await stores.ingest(turn(50 + step, assistant(None, f"c{step}"), tool(f"c{step}")))
+
+    assert searches == 1
+
+
 @pytest.mark.proves("F2", "L11")
 async def test_a_version_written_after_the_request_gives_every_server_the_same_block(
     stores: Stores,
@@ -386,9 +406,7 @@ async def working(
 ) -> None:
     """A long turn of an agent: what it read first is covered, and it goes on to use its name."""
     await stores.ingest(
-        turn(
-            1, user(request), assistant(None, "c1"), tool("c1", f"# shelves\n{LINE}\n")
-        )
+        turn(1, user(request), assistant(None, "c1"), tool("c1", f"# shelves\n{LINE}\n"))
     )
     for step in range(2, 32):
         use = f"still lantern_shelf(store_{step}) " if step <= is_named_to else ""

@@ -161,3 +161,17 @@ def test_what_is_told_whole_is_not_quoted() -> None:
     assert block is not None
     assert block.text.count("one_name") == 1
     assert "plain words" in block.text
+
+
+@pytest.mark.proves("W14", "F2")
+def test_messages_fill_the_room_that_lines_have_left() -> None:
+    *whole, of = recalled(
+        [*[user(f"Plain words, number {number}.") for number in range(8)], user("one_name = 1")]
+    )
+    quotes = [Quote(of, line) for line in read_marks(mark_lines(of.body, counter()) or b"")]
+
+    block = write_block(RecallMaterial(whole, (), quotes), 400, quotes_share=0.8)
+
+    assert block is not None
+    assert "user, in part: one_name = 1" in block.text
+    assert [f"number {number}." in block.text for number in range(8)] == [True] * 8
