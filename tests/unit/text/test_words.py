@@ -34,6 +34,14 @@ def test_eastern_text_is_taken_apart_by_two_characters_so_that_each_begins_a_ter
     }
 
 
+@pytest.mark.proves("F1")
+@pytest.mark.parametrize("word", ["ꦧꦱꦗꦮ", "𞤀𞤣𞤤𞤢𞤥", "𐌰𐌱𐌲"])
+def test_a_word_is_found_whole_also_in_scripts_that_follow_the_eastern_ones(
+    word: str,
+) -> None:
+    assert found_by(f"{word} means") == {f"x{normalize(word)}", "xmeans"}
+
+
 PAIRS = {
     "17.5 kg": ["5 kg"],
     "about 350 ms later": ["350 ms", "about 350"],
