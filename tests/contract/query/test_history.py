@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from tests.store_fixtures import KEY, NOON, Stores, assistant, result, summary, turn, turns, user
+from turnfold.core.history.as_of import AtVersion
 from turnfold.core.history.audit_chain import row_hash
 from turnfold.errors import UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
@@ -168,16 +169,17 @@ async def test_an_id_finds_nothing_in_another_session(stores: Stores) -> None:
 
 
 @pytest.mark.proves("A2")
-@pytest.mark.parametrize("ask", ["page", "named", "counts", "versions"])
+@pytest.mark.parametrize("ask", ["page", "named", "counts", "versions", "states"])
 async def test_a_session_nobody_published_in_is_unknown(stores: Stores, ask: str) -> None:
     asked: dict[str, Callable[[], Awaitable[object]]] = {
         "page": lambda: stores.history.page(NOBODY, after_position=0, limit=1),
         "named": lambda: stores.history.by_ids(NOBODY, ["e#0"]),
         "counts": lambda: stores.history.counts(NOBODY),
         "versions": lambda: stores.history.versions(NOBODY),
+        "states": lambda: stores.history.states_as_of(NOBODY, AtVersion(1)),
     }
 
-    with pytest.raises(UnknownSession):
+    with pytest.raises(UnknownSession, match="nothing was published in this session yet"):
         await asked[ask]()
 
 

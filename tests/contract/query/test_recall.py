@@ -223,7 +223,8 @@ async def test_a_turn_is_searched_for_once_however_many_steps_it_has(
 
     monkeypatch.setattr(SqlRecallStore, "recall", counted)
     for step in range(5):
-        assert FACT in block_of(await asker.told(max_tokens=2_000))
+        told = [block_of(await asker.told(max_tokens=2_000)) for _ in range(2)]
+        assert FACT in told[0] == told[1]
         await stores.ingest(turn(50 + step, assistant(None, f"c{step}"), tool(f"c{step}")))
 
     assert searches == 1
