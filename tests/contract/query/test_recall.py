@@ -210,7 +210,7 @@ async def test_a_turn_keeps_its_block_also_on_another_server(
 
 
 @pytest.mark.proves("F2", "X6")
-async def test_a_turn_is_searched_for_once_however_many_steps_it_has(
+async def test_a_turn_is_searched_for_once_however_often_its_windows_are_asked_for(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await long_ago(stores, user(QUESTION))
@@ -223,8 +223,10 @@ async def test_a_turn_is_searched_for_once_however_many_steps_it_has(
 
     monkeypatch.setattr(SqlRecallStore, "recall", counted)
     for step in range(5):
-        told = [block_of(await asker.told(max_tokens=2_000)) for _ in range(2)]
-        assert FACT in told[0] == told[1]
+        told = await asker.told(max_tokens=2_000)
+        again = await asker.told(max_tokens=2_000, entries=True)
+        assert FACT in block_of(told)
+        assert block_of(again) == block_of(told)
         await stores.ingest(turn(50 + step, assistant(None, f"c{step}"), tool(f"c{step}")))
 
     assert searches == 1
