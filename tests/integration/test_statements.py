@@ -1,8 +1,11 @@
 """What is written to a database at its edges: below the first sequence, and where a sequence is taken."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.store_fixtures import new_sqlite, sql_stores, turn, user
 from turnfold.errors import Unavailable
@@ -27,6 +30,30 @@ async def test_what_lies_below_the_first_sequence_of_an_adopted_stream_is_not_wa
     await database.close()
 
     assert (whole_to, next_one, created) == (first_seq - 1, first_seq, CREATED)
+
+
+@pytest.mark.proves("W5", "O10")
+async def test_sequences_that_two_workers_store_at_once_become_one_range(postgres_url: str) -> None:
+    await upgrade(postgres_url)
+    engine = create_async_engine(postgres_url)
+    waiting = text(
+        "SELECT 1 FROM pg_locks WHERE relation = 'ingested_ranges'::regclass AND NOT granted"
+    )
+    stored = text("SELECT first_seq, last_seq FROM ingested_ranges ORDER BY first_seq")
+
+    async with engine.connect() as one, engine.connect() as other, engine.connect() as watcher:
+        await one.run_sync(ranges.add, [(1, 5)])
+        storing = asyncio.create_task(other.run_sync(ranges.add, [(6, 9)]))
+        # Until it has read the ranges, or waits for the transaction that is about to change them.
+        while not storing.done() and not (await watcher.execute(waiting)).all():
+            await asyncio.sleep(0.01)
+        await one.commit()
+        await storing
+        await other.commit()
+        found = (await watcher.execute(stored)).all()
+    await engine.dispose()
+
+    assert found == [(1, 9)]
 
 
 @pytest.mark.proves("L1", "O10")
