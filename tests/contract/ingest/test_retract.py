@@ -233,6 +233,13 @@ async def test_a_call_retracted_with_its_result_takes_no_later_result(stores: St
             turn(3, user("a"), event_id="a"),
             turn(4, user("b")),
         ],
+        # An event at two sequences, both behind the retraction of another.
+        [
+            turn(1, user("a")),
+            retracted(2, "e1#0"),
+            turn(3, user("b"), event_id="b"),
+            turn(4, user("b"), event_id="b"),
+        ],
         # A retraction at two sequences, with a message between.
         [
             turn(1, user("a")),
