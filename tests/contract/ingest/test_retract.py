@@ -26,6 +26,7 @@ from turnfold.contracts.history_requests import HistoryRequest, SearchRequest
 from turnfold.errors import Conflict, LostLease
 from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey, State
 from turnfold.operations.query.history import history
+from turnfold.operations.query.history import session as status
 from turnfold.operations.query.search import search
 from turnfold.ports.compact import RegenerateOptions
 from turnfold.ports.ingest import DecodedEvent
@@ -124,6 +125,19 @@ async def test_sessions_and_agents_are_apart(stores: Stores) -> None:
 
     for number, key in enumerate((KEY, OTHER, STRANGER)):
         assert await left(stores, key) == [f"e-{number}#0"]
+
+
+@pytest.mark.proves("G1", "T4")
+async def test_after_a_retraction_no_report_says_how_full_the_window_is(stores: Stores) -> None:
+    await stores.ingest(
+        turn(1, user("a")), turn(2, assistant("b"), model="m", usage={"prompt_tokens": 900})
+    )
+    before = await status(KEY, None, store=stores.history)  # type: ignore[arg-type]  # it takes no fields
+
+    await stores.ingest(retracted(3, "e1#0"))
+
+    after = await status(KEY, None, store=stores.history)  # type: ignore[arg-type]  # it takes no fields
+    assert (before["usage"]["reported_tokens"], after["usage"]["reported_tokens"]) == (900, 0)
 
 
 @pytest.mark.proves("G1", "L2")

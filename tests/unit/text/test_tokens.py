@@ -407,7 +407,13 @@ def test_other_numbers_of_lines_are_never_exceeded(lines: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "step"), [("word " * 400, 256), ("漢字の長い文。" * 60, 90), ("🙂" * 300, 64)]
+    ("text", "step"),
+    [
+        ("word " * 400, 256),
+        (f"{'y' * 256}\n" * 50, 256),
+        ("漢字の長い文。" * 60, 90),
+        ("🙂" * 300, 64),
+    ],
 )
 def test_a_grid_is_as_fine_for_wide_letters_as_for_narrow_ones(text: str, step: int) -> None:
     offsets = TokenOffsets.of(text, len).offsets
