@@ -95,6 +95,34 @@ async def test_a_session_of_chat_messages_is_answered_as_items(stores: Stores) -
     assert told["window"]["messages"] == len(told["messages"])
 
 
+@pytest.mark.proves("G1", "W2")
+@pytest.mark.parametrize("max_messages", [9, 12, 20])
+async def test_a_limit_of_messages_counts_each_item_of_a_chat_message(
+    stores: Stores, max_messages: int
+) -> None:
+    for seq in range(1, 9):
+        calls = [
+            {
+                "id": f"{seq}{name}",
+                "type": "function",
+                "function": {"name": name, "arguments": "{}"},
+            }
+            for name in "abc"
+        ]
+        answer: Json = {"role": "assistant", "content": "I look.", "tool_calls": calls}
+        results: list[Json] = [
+            {"role": "tool", "tool_call_id": call["id"], "content": "8443"} for call in calls
+        ]
+        await stores.ingest(
+            arrival(seq, [{"role": "user", "content": "Which?"}, answer, *results], "chat")
+        )
+
+    told = await Asker(stores).told(format="responses", max_messages=max_messages)
+
+    assert responses_faults(told["messages"]) == []
+    assert told["window"]["messages"] == len(told["messages"]) <= max_messages
+
+
 @pytest.mark.proves("G1")
 async def test_results_in_one_message_come_back_in_one_message(stores: Stores) -> None:
     calls = [{"type": "tool_use", "id": name, "name": "read", "input": {}} for name in "ab"]
