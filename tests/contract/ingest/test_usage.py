@@ -23,6 +23,7 @@ from turnfold.contracts.requests import (
     ContextRequest,
     PolicyRequest,
 )
+from turnfold.core.eviction.usage import REPORTS_LOOKED_AT
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.query.context import context
 from turnfold.operations.query.environment import QueryEnvironment
@@ -115,6 +116,25 @@ async def test_a_new_version_brings_what_was_learnt_since_the_eviction(stores: S
     await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 1_000)
 
     assert await factor(stores) == 1.5
+
+
+@pytest.mark.proves("T4")
+@pytest.mark.parametrize(
+    ("later", "learnt"), [(REPORTS_LOOKED_AT - 3, 1.25), (REPORTS_LOOKED_AT - 2, 1.0)]
+)
+async def test_the_factor_is_learnt_from_the_newest_reports_of_an_agent_and_not_from_older_ones(
+    stores: Stores, later: int, learnt: float
+) -> None:
+    """Three differences are needed; later reports show no growth, and so teach nothing."""
+    await override(stores, max_live_messages=0)
+    await stores.ingest(*reporting(4))
+    for seq in range(5, 5 + later):
+        usage = {"prompt_tokens": UNSEEN_TOKENS, "completion_tokens": 1}
+        await stores.ingest(turn(seq, user("a"), assistant("b"), model=MODEL, usage=usage))
+
+    await compacted(stores)
+
+    assert await factor(stores) == learnt
 
 
 @pytest.mark.proves("T4")

@@ -1,10 +1,12 @@
 """Chat messages as items of the Responses API."""
 
+import json
 from typing import Any
 
 import pytest
 
-from turnfold.core.shapes.responses import items_of
+from turnfold.core.shapes.responses import chat_views, items_of
+from turnfold.core.text.tokens import text_of
 
 URL = "https://example.com/a.png"
 
@@ -35,3 +37,25 @@ def test_a_part_of_a_user_message_is_a_part_of_an_item(
     (message,) = items_of({"role": "user", "content": [part]})
 
     assert (message["role"], message["content"]) == ("user", [item])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ([{"type": "output_text", "text": "It is 8443.", "annotations": []}], "It is 8443."),
+        ([{"type": "text", "text": "It is 8443."}], "It is 8443."),
+        ([{"type": "refusal", "refusal": "I cannot."}], "I cannot."),
+        (["It is 8443."], "It is 8443."),
+        ("It is 8443.", "It is 8443."),
+        ([{"type": "new", "n": 1}], '{"type":"new","n":1}'),
+    ],
+)
+@pytest.mark.proves("G1")
+def test_what_a_model_said_is_its_words_and_of_an_unknown_part_its_json(
+    content: Any, said: str
+) -> None:
+    item = {"type": "message", "role": "assistant", "content": content}
+
+    (view,) = chat_views([item], [json.dumps(item)])
+
+    assert text_of(view.message) == said
