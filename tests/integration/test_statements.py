@@ -46,7 +46,7 @@ async def test_sequences_that_two_workers_store_at_once_become_one_range(postgre
         storing = asyncio.create_task(other.run_sync(ranges.add, [(6, 9)]))
         # Until it has read the ranges, or waits for the transaction that is about to change them.
         while not storing.done() and not (await watcher.execute(waiting)).all():
-            await asyncio.sleep(0.01)
+            await asyncio.wait({storing}, timeout=0.01)
         await one.commit()
         await storing
         await other.commit()
