@@ -1,11 +1,14 @@
 """Erasing forgets no table, reads by index, and leaves no text behind."""
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncGenerator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.store_fixtures import (
     KEY,
@@ -19,9 +22,13 @@ from tests.store_fixtures import (
     turn,
     user,
 )
+from turnfold.contracts.requests import PolicyRequest
+from turnfold.core.policy.retention import DAY_MS
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.store.database.schema import metadata
+from turnfold.store.database.session_rows import lock_by_key, lock_session_counts
 from turnfold.store.ingest.erase import HANGING
+from turnfold_migrations import upgrade
 
 OTHER = SessionKey(AgentId("bob"), SessionId("s-1"))
 MARK = "zanzibar"
@@ -130,3 +137,40 @@ async def test_erasing_finds_what_is_a_sessions_by_index(stores: Stores, tmp_pat
                 f"EXPLAIN QUERY PLAN DELETE FROM {table.name} WHERE sid IN (1, 2)"
             ).fetchall()
             assert "SEARCH" in str(plan), (table.name, plan)
+
+
+@pytest.mark.proves("A6", "L1")
+async def test_a_session_expires_while_its_agent_begins_another(postgres_url: str) -> None:
+    """Both take the agent's count of sessions first, so that neither waits for the other in a circle."""
+    await upgrade(postgres_url)
+    engine = create_async_engine(postgres_url)
+    other = engine.execution_options(isolation_level="AUTOCOMMIT")
+    waiting = text(
+        "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    async with (
+        sql_stores(postgres_url) as stores,
+        engine.connect() as beginning,
+        other.connect() as watcher,
+    ):
+        await stores.ingest(turn(1, user("a")), turn(2, user("b"), key=OTHER))
+        request = PolicyRequest(overrides={"retain_days": 1})
+        await stores.changes.set_policy(
+            KEY.agent_id, request, installation=stores.installation, now_ms=NOON
+        )
+
+        await beginning.run_sync(lock_session_counts, [KEY.agent_id])
+        expiring = asyncio.create_task(
+            stores.erasures.erase_expired(
+                after=0, limit=1, installation=stores.installation, now_ms=NOON + 2 * DAY_MS
+            )
+        )
+        while not expiring.done() and not (await watcher.execute(waiting)).all():
+            await asyncio.wait({expiring}, timeout=0.01)
+        locked = await beginning.run_sync(lock_by_key, [KEY])
+        await beginning.commit()
+        await expiring
+
+        assert list(locked) == [KEY]
+        assert set((await stores.seen()).sessions) == {OTHER}
+    await engine.dispose()
