@@ -10,7 +10,7 @@ from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.ledger.candidates import Origin
 from turnfold.core.summary.ledger.entries import entry_values
 from turnfold.core.summary.redaction import redact
-from turnfold.core.summary.sentences import SentenceKind, sentence_kinds
+from turnfold.core.summary.sentences import SentenceKind, sentence_kinds, sentences
 from turnfold.core.summary.sources import (
     Draft,
     PreviousSummary,
@@ -912,3 +912,9 @@ def test_the_origin_of_a_value_is_read_as_any_version_stored_it(
 def test_letters_before_a_unit_make_an_id_of_it() -> None:
     assert Value("id", "3XMS") in values_in("the part 3XMS of the machine")
     assert values_in("it took 17MS in all") == []
+
+
+@pytest.mark.proves("S6")
+@pytest.mark.parametrize("alone", ["y", "3", "好", "}"])
+def test_a_single_character_is_no_sentence(alone: str) -> None:
+    assert list(sentences(f"The port is 8443.\n{alone}\nGo on.")) == ["The port is 8443.", "Go on."]
