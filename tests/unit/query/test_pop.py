@@ -22,6 +22,7 @@ class Stream:
         self._rivals = rivals
         self.last_seq = newest_seq
         self.retraction_seq = 0
+        self.event_ids: list[str] = []
 
     async def newest(self, key: SessionKey) -> NewestEvents:
         return (
@@ -37,7 +38,10 @@ class Stream:
             await self._accept(key, [page[0].message_id], f"rival-{self._rivals}")
         if newest_seq != self.retraction_seq:
             return None
-        return await self._accept(key, json.loads(event)["message_ids"], event_id)
+        retraction = json.loads(event)
+        assert retraction["event_id"] == event_id
+        self.event_ids.append(event_id)
+        return await self._accept(key, retraction["message_ids"], event_id)
 
     async def ingested_to(self) -> int:
         return self.last_seq
@@ -108,3 +112,14 @@ async def test_of_a_session_without_messages_nothing_is_retracted(stores: Stores
 
     assert answer == {"messages": [], "seq": 3}
     assert (stream.last_seq, await left(stores)) == (3, [])
+
+
+@pytest.mark.proves("G1")
+async def test_each_retraction_is_an_event_of_its_own(stores: Stores) -> None:
+    stream = Stream(stores, 2)
+
+    for _ in range(3):
+        await popped(stores, stream)
+
+    assert all(event_id.startswith("pop-") for event_id in stream.event_ids)
+    assert len(set(stream.event_ids)) == 3

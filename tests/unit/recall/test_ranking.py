@@ -185,3 +185,8 @@ def test_a_message_between_two_matches_counts_for_the_nearer_one_only() -> None:
 
     assert set(order[:2]) == {6, 10}
     assert order.index(8) > max(order.index(7), order.index(9))
+
+
+@pytest.mark.proves("F2")
+def test_a_single_chinese_character_is_looked_up_by_what_begins_with_it() -> None:
+    assert question_of("琥").lookups == ((("x琥", True),),)

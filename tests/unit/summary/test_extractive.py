@@ -918,3 +918,16 @@ def test_letters_before_a_unit_make_an_id_of_it() -> None:
 @pytest.mark.parametrize("alone", ["y", "3", "好", "}"])
 def test_a_single_character_is_no_sentence(alone: str) -> None:
     assert list(sentences(f"The port is 8443.\n{alone}\nGo on.")) == ["The port is 8443.", "Go on."]
+
+
+@pytest.mark.proves("S6")
+def test_what_an_agent_wrote_in_tags_under_the_name_of_its_user_is_no_request() -> None:
+    notice = "<status>Please restart the build server now.</status>\n"
+    request = "Please restart the build server <now>."
+
+    first = user("Please move the billing tables to the new cluster.")
+
+    noticed, asked = (drafted(first, user(text, 1)).text for text in (notice, request))
+
+    assert "restart" not in noticed
+    assert "Please restart the build server" in asked

@@ -428,3 +428,12 @@ def test_a_version_of_exactly_its_limit_is_left_as_it_is() -> None:
 
     assert fitted(prose, {"context": prose}, max_tokens=limit, count=words)[0] == prose
     assert words(fitted(prose, {"context": prose}, max_tokens=limit - 1, count=words)[0]) < limit
+
+
+@pytest.mark.proves("S4")
+def test_an_answer_says_which_open_questions_are_resolved() -> None:
+    answer = json.dumps({"context": "The port is 8443.", "resolved": ["Which port?"]})
+
+    _, sections = parse_answer(answer, "structured")
+
+    assert sections["resolved"] == ["Which port?"]

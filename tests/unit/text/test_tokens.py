@@ -636,3 +636,19 @@ ESTIMATES = {
 @pytest.mark.parametrize(("text", "tokens"), ESTIMATES.items())
 def test_a_piece_of_text_is_estimated_as_before(text: str, tokens: int) -> None:
     assert estimate("\n".join([text] * 100)) == tokens
+
+
+@pytest.mark.proves("I3")
+def test_a_text_in_a_part_costs_what_it_costs_alone_and_one_that_is_no_list_its_json(
+    count: Count,
+) -> None:
+    text = "The lanterns stand in the boathouse."
+    part = {"type": "text", "text": text}
+
+    alone, in_part, bare = (
+        count_message({"role": "user", "content": content}, count).content_tokens
+        for content in (text, [part], part)
+    )
+
+    assert alone == in_part == count(text)
+    assert bare > alone
