@@ -922,7 +922,7 @@ def test_a_single_character_is_no_sentence(alone: str) -> None:
 
 @pytest.mark.proves("S6")
 def test_what_an_agent_wrote_in_tags_under_the_name_of_its_user_is_no_request() -> None:
-    notice = "<status>Please restart the build server now.</status>\n"
+    notice = "<status>\nPlease restart the build server now.\n</status>\n"
     request = "Please restart the build server <now>."
 
     first = user("Please move the billing tables to the new cluster.")
