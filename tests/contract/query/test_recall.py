@@ -405,6 +405,7 @@ async def working(
     *,
     request: str = "Mend the shelves.",
     is_named_to: int = 31,
+    later: str = "",
     summarized: str = "It mends.",
 ) -> None:
     """A long turn of an agent: what it read first is covered, and it goes on to use its name."""
@@ -412,7 +413,7 @@ async def working(
         turn(1, user(request), assistant(None, "c1"), tool("c1", f"# shelves\n{LINE}\n"))
     )
     for step in range(2, 32):
-        use = f"still lantern_shelf(store_{step}) " if step <= is_named_to else ""
+        use = f"still lantern_shelf(store_{step}) " if step <= is_named_to else later
         words = f"step {step}: {use}" + "and more words " * 20
         await stores.ingest(turn(step, assistant(None, f"c{step}"), tool(f"c{step}", words)))
         while jobs := await stores.claim():
@@ -452,6 +453,22 @@ async def test_a_line_is_quoted_unless_the_summary_of_the_window_has_its_names(
     told = await Asker(stores).told(max_tokens=1_500)
 
     assert told["summary"]["text"] == summarized
+    assert (f", in part: {LINE}" in block_of(told)) is is_quoted
+
+
+@pytest.mark.proves("W14")
+@pytest.mark.parametrize(
+    ("later", "is_quoted"),
+    [("lantern shelf, store number: ", True), ("lantern_shelf(store_number): ", False)],
+)
+async def test_a_line_is_quoted_unless_a_message_that_the_window_shows_has_its_names(
+    stores: Stores, later: str, *, is_quoted: bool
+) -> None:
+    await working(stores, request="Go on.", is_named_to=20, later=later)
+
+    told = await Asker(stores).told(max_tokens=1_500)
+
+    assert f"step 31: {later}" in told["messages"][-1]["content"]
     assert (f", in part: {LINE}" in block_of(told)) is is_quoted
 
 
