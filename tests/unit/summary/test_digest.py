@@ -143,6 +143,17 @@ def test_nothing_gives_nothing() -> None:
     assert digest([], count=count) == ""
 
 
+@pytest.mark.proves("W3", "O10")
+@pytest.mark.parametrize("empty", ["", " \n"])
+def test_a_message_without_words_or_calls_has_no_line_and_is_counted(empty: str) -> None:
+    sources = [Source("e0#0", "user", empty), Source("e1#0", "user", "Good morning.")]
+
+    first, *lines = digest(sources, count=count).split("\n")
+
+    assert lines == ["User: Good morning."]
+    assert first.startswith("(1 ")
+
+
 def test_long_messages_cost_no_more_than_short_ones() -> None:
     def seconds(length: int) -> float:
         sources = [Source(f"e{number}#0", "user", "word " * length) for number in range(25)]
