@@ -29,6 +29,7 @@ _USER_SECTION_LIMITS = {
     "decisions": 1,
     "open_questions": 1,
 }
+_OPENING_TAG = re.compile(r"\s*<(?P<name>[\w:-]+)[^<>]*>")
 _NOTICE_STARTS = ("[Request interrupted", "Caveat: The messages below")
 _SENTENCE_ENDS = (".", "!", "。", "！", "…", ")", "）", "～", "~")
 _OUTCOMES = frozenset({SentenceKind.RESULT, SentenceKind.DECISION})
@@ -129,8 +130,16 @@ def _user_lines(text: str, order: int, *, recency: float, is_first: bool) -> Ite
 
 def _is_notice(text: str) -> bool:
     """Return whether the agent wrote a user message: it is bracketed, or wholly inside tags."""
-    is_tagged = text.startswith("<") and text.rstrip().endswith(">") and "</" in text
-    return is_tagged or text.startswith(_NOTICE_STARTS)
+    if text.startswith(_NOTICE_STARTS):
+        return True
+    end = 0
+    while (tag := _OPENING_TAG.match(text, end)) is not None:
+        closing = f"</{tag['name']}>"
+        start = text.find(closing, tag.end())
+        if start < 0:
+            return False
+        end = start + len(closing)
+    return end > 0 and not text[end:].strip()
 
 
 def _ends_of(sentences: list[str]) -> list[str]:
