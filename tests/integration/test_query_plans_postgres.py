@@ -20,6 +20,7 @@ from tests.store_fixtures import (
     result,
     sql_stores,
     summary,
+    tool,
     turn,
     turns,
     user,
@@ -74,7 +75,14 @@ async def fill(url: str) -> None:
             seqs = range(1_000 * number + 1, 1_000 * number + 60)
             await stores.ingest(
                 *[
-                    turn(seq, user("q"), assistant("a", f"c{seq}"), key=key, **REPORTED)
+                    turn(
+                        seq,
+                        user("q"),
+                        assistant("a", f"c{seq}"),
+                        tool(f"c{seq}"),
+                        key=key,
+                        **REPORTED,
+                    )
                     for seq in seqs
                 ]
             )

@@ -21,6 +21,7 @@ from tests.store_fixtures import (
     result,
     sql_stores,
     summary,
+    tool,
     turn,
     turns,
     user,
@@ -111,7 +112,8 @@ async def test_the_texts_of_evicted_messages_can_be_read_through_the_view(opened
         user(content) if number % 2 else assistant(content, f"c{number}")
         for number, (content, _) in enumerate(TEXTS)
     ]
-    await opened.stores.ingest(turn(1, *said), *turns(2, 10))
+    results = [tool(f"c{number}") for number in range(0, len(said), 2)]
+    await opened.stores.ingest(turn(1, *said), turn(2, *results), *turns(3, 10))
 
     rows = await opened.rows("SELECT * FROM messages_view ORDER BY position")
 

@@ -133,7 +133,7 @@ async def test_what_is_asked_over_http_names_the_token_and_the_chain_verifies(
                 )
             await parts.settled()
             compactions = await parts.rows(
-                "SELECT compaction_id FROM compactions_view WHERE status = 'committed' ORDER BY requested_at DESC"
+                "SELECT compaction_id FROM compactions WHERE status = 'committed' ORDER BY ordinal DESC"
             )
 
             async with over_http(parts, named) as ada, over_http(parts, unnamed) as somebody:
