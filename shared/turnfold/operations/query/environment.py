@@ -16,7 +16,7 @@ BUILDERS_BYTES = 16_000_000
 MESSAGE_BYTES = 400
 """About how many bytes of a cached builder one message takes."""
 
-REPLIES_BYTES = 32_000_000
+REPLIES_BYTES = 16_000_000
 """The most bytes of cached replies."""
 BUDGETS_KEPT = 16_384
 
