@@ -1,4 +1,4 @@
-"""What `turnfold up` loads, so that its services are copies of it and share the memory."""
+"""The modules that `turnfold up` loads, so that its services are copies of it and share memory."""
 
 import gc
 import importlib
@@ -14,7 +14,7 @@ SERVICES: Final = (
     "turnfold_query.app",
     "turnfold_query.lane.child",
 )
-"""What a worker, a query server and their children load.
+"""The modules of a worker, a query server and their children.
 
 Only a proxy uses its own modules, and only a first start Alembic, so they load in the copy.
 """

@@ -48,7 +48,7 @@ def indented(code: str, by: int) -> str:
 
 
 def run(copy: str, parent: str) -> tuple[list[Any], str]:
-    """What the copy and its parent wrote: lines of JSON on standard error, and the other lines there."""
+    """The output of the copy and its parent: lines of JSON on standard error, and the other lines there."""
     done = subprocess.run(
         [sys.executable, "-c", PARENT.format(copy=indented(copy, 4), parent=indented(parent, 8))],
         capture_output=True,

@@ -88,7 +88,7 @@ async def test_a_replica_that_lacks_commits_takes_over_and_gets_them_from_the_st
 
 @pytest.mark.proves("W5")
 async def test_a_query_server_forgets_windows_that_the_replica_never_had(tmp_path: Path) -> None:
-    """What two commits stored may be one commit on the replica, with the number of the first."""
+    """A replica may store in one commit what took two, and give it the number of the first."""
     with running_postgres() as primary, primary.standby() as replica:
         async with (
             running_parts(tmp_path, environ=ENVIRON, postgres=primary) as parts,
