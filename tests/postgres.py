@@ -109,12 +109,8 @@ class Postgres:
         with _new_home() as home:
             installed = Installed(home, self._installed.programs, _prepared(home), free_port())
             installed.copy_from(self.port)
-            server = _Server(installed.command(settings), home, installed.user, installed.port)
-            try:
-                server.start()
+            with _started(installed, settings) as server:
                 yield Standby(installed.port, server, installed, settings)
-            finally:
-                server.end(signal.SIGINT)
 
     def url(self, database: str) -> str:
         """Where a database is, as `TURNFOLD_DATABASE_URL` wants it."""
@@ -265,12 +261,19 @@ def running_postgres(*, is_durable: bool = False) -> Generator[Postgres]:
     )
     with _new_home() as home:
         installed = install(home)
-        server = _Server(installed.command(settings), home, installed.user, installed.port)
-        try:
-            server.start()
+        with _started(installed, settings) as server:
             yield Postgres(installed.port, server, installed, settings)
-        finally:
-            server.end(signal.SIGINT)
+
+
+@contextmanager
+def _started(installed: Installed, settings: Mapping[str, str]) -> Generator[_Server]:
+    """Start a server, and end it."""
+    server = _Server(installed.command(settings), installed.home, installed.user, installed.port)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.end(signal.SIGINT)
 
 
 async def _output(*command: str | Path, stdin: bytes = b"") -> bytes:

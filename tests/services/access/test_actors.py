@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 
 from tests.nats_server import nats_server, subscriptions_known
 from tests.running_system import Parts, command, eventually, running_parts
-from tests.services.access.test_roles import Guarded, person
+from tests.services.access.guarded import Guarded, person
 from turnfold.access.actors import ACTOR_HEADER, VALID_MS, key_actor, signed_actor, verified_actor
 from turnfold.access.bearers import TokenRegistry, new_token, read_tokens
 from turnfold.access.roles import USER_INFO

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.histories import history
-from tests.unit.summary.test_extractive import assistant, drafted, tool, user
+from tests.unit.summary.drafts import assistant, drafted, tool, user
 from turnfold.core.recall.quotes import number_of_name
 from turnfold.core.summary.ledger.name_uses import MOST_NAMES, NameUses
 from turnfold.core.summary.source_messages import open_request

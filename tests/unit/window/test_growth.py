@@ -3,7 +3,7 @@
 import pytest
 
 from tests.histories import assistant, history, user, words
-from tests.unit.window.test_window import BALANCED, tool_rounds
+from tests.unit.window.windows import BALANCED, tool_rounds
 from turnfold.core.window import growth
 from turnfold.core.window.window import WindowRequest, build_window
 

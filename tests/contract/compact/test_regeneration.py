@@ -1,0 +1,157 @@
+"""A summary that is written again from the originals."""
+
+import pytest
+
+from tests.contract.compact.versions import (
+    claimed,
+    compaction_of,
+    ids,
+    phases,
+    promote,
+    regenerate,
+    restore,
+    states,
+    three_versions,
+    write,
+)
+from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turns
+from turnfold.errors import BadRequest, Conflict, LostLease, UnknownSession
+from turnfold.messages import State
+from turnfold.ports.compact import FailureStatus, JobKind
+
+
+@pytest.mark.proves("A4", "L10")
+async def test_a_summary_is_written_again_from_the_originals_and_takes_no_force(
+    stores: Stores,
+) -> None:
+    await three_versions(stores)
+    before = await stores.facts()
+
+    work = await regenerate(stores, model="other/model", style="narrative")
+    job = await claimed(stores, NOON + 9_000)
+
+    assert (job.compaction_ids, job.writes) == ((work,), JobKind.REGENERATED)
+    assert (job.wanted.model, job.wanted.style) == ("other/model", "narrative")
+    given = await stores.jobs.load(job, now_ms=NOON + 9_000)
+    assert (given.previous, given.depth) == (None, 1)
+    assert len(given.evicted) == (await states(stores))[State.COVERED]
+    number = await stores.jobs.commit(job, summary("Better."), reason=None, now_ms=NOON + 9_500)
+    in_force, versions = await stores.history.versions(KEY)
+    assert (number, in_force, versions[-1].base_version) == (4, 3, None)
+    assert versions[-1].messages_covered == versions[2].messages_covered
+    after = await stores.facts()
+    assert (after.summary, after.messages, after.pending) == (before.summary, before.messages, ())
+    await promote(stores, 4, over=3)
+    assert (await stores.history.versions(KEY))[0] == 4
+
+
+@pytest.mark.proves("A4")
+async def test_a_range_is_written_again_on_the_version_before_it(stores: Stores) -> None:
+    await three_versions(stores)
+
+    await regenerate(stores, from_version=2)
+
+    job = await claimed(stores, NOON + 9_000)
+    given = await stores.jobs.load(job, now_ms=NOON + 9_000)
+    assert given.previous is not None
+    assert given.previous.text == "Version 2."
+    _, (second,) = await stores.history.versions(KEY, 2)
+    covered = await ids(stores, State.COVERED)
+    assert (
+        [one.message.message_id for one in given.evicted]
+        == covered[covered.index(second.covers_last) + 1 :]
+        != []
+    )
+    await stores.jobs.commit(job, summary("Other."), reason=None, now_ms=NOON + 9_500)
+    _, versions = await stores.history.versions(KEY)
+    assert (versions[-1].base_version, versions[-1].messages_covered) == (
+        2,
+        versions[2].messages_covered,
+    )
+
+
+@pytest.mark.proves("A4")
+async def test_an_empty_range_and_a_session_without_a_version_are_refused(stores: Stores) -> None:
+    with pytest.raises(UnknownSession):
+        await regenerate(stores)
+    await stores.ingest(*turns(10, 7))
+    with pytest.raises(Conflict, match="no version"):
+        await regenerate(stores)
+    await write(stores)
+
+    with pytest.raises(BadRequest, match="from_version"):
+        await regenerate(stores, from_version=1)
+    with pytest.raises(BadRequest, match="no version 7"):
+        await regenerate(stores, from_version=7)
+
+
+@pytest.mark.proves("A4", "L2")
+async def test_the_same_work_is_not_opened_twice(stores: Stores) -> None:
+    await three_versions(stores)
+
+    first, again, other = (
+        await regenerate(stores),
+        await regenerate(stores),
+        await regenerate(stores, style="narrative"),
+    )
+
+    assert first == again != other
+    # One after the other.
+    job = await claimed(stores, NOON + 9_000)
+    assert job.compaction_ids == (first,)
+    assert await stores.claim(NOON + 9_000) == []
+
+
+@pytest.mark.proves("A4", "S1")
+async def test_what_was_evicted_meanwhile_is_summarised_before_anything_is_written_again(
+    stores: Stores,
+) -> None:
+    await three_versions(stores)
+    await regenerate(stores)
+    await stores.ingest(*turns(40, 7))
+
+    assert (await claimed(stores, NOON + 9_000)).writes is JobKind.NEXT
+
+
+@pytest.mark.proves("A4", "A5", "S8")
+async def test_a_regeneration_of_what_was_restored_meanwhile_changes_nothing(
+    stores: Stores,
+) -> None:
+    await three_versions(stores)
+    await regenerate(stores)
+    job = await claimed(stores, NOON + 9_000)
+
+    await restore(stores, await compaction_of(stores, 3))
+
+    with pytest.raises(LostLease):
+        await stores.jobs.commit(job, summary("of what is live"), reason=None, now_ms=NOON + 9_500)
+    await stores.jobs.discard(job, now_ms=NOON + 9_500)
+    again = await claimed(stores, NOON + 9_500)
+    assert again.base_version == 2
+    assert (
+        await stores.jobs.commit(again, summary("of the rest"), reason=None, now_ms=NOON + 9_600)
+        == 4
+    )
+
+
+@pytest.mark.proves("A4", "L10", "A1")
+async def test_a_regeneration_that_fails_ends_and_leaves_everything_as_it_was(
+    stores: Stores,
+) -> None:
+    await three_versions(stores)
+    await regenerate(stores)
+    before = await stores.facts()
+
+    job = await claimed(stores, NOON + 9_000)
+    await stores.jobs.fail(
+        job, ending=FailureStatus.REJECTED, reason="refused", detail="", now_ms=NOON + 9_500
+    )
+
+    after = await stores.facts()
+    assert (after.summary, after.pending, after.messages) == (
+        before.summary,
+        before.pending,
+        before.messages,
+    )
+    assert (await phases(stores))[-1] == "rejected"
+    assert await stores.claim(NOON + 10 * LEASE_MS) == []

@@ -1,0 +1,89 @@
+"""The tokens that summaries may take in a day."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.integration.model.desk import DAY_MS, SHORT_SECONDS, TEN_MINUTES_MS, Desk, desk_with
+from tests.model_server import ModelServer
+from tests.store_fixtures import SMALL
+from turnfold.models import ChildSummarizer
+from turnfold.operations.compact.compact import Committed, Retry
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.mark.proves("S7")
+async def test_a_spent_budget_leaves_the_model_alone_until_the_next_day(
+    summarizer: ChildSummarizer, model: ModelServer, tmp_path: Path
+) -> None:
+    async for desk in desk_with(
+        summarizer, model, tmp_path, replace(SMALL, summary_tokens_per_day=400)
+    ):
+        with capture_logs() as logs:
+            for _ in range(3):
+                await desk.evict()
+                await desk.finish()
+                desk.now_ms += TEN_MINUTES_MS
+
+        assert [
+            entry["limit_tokens"] for entry in logs if entry["event"] == "token_quota.exceeded"
+        ] == [400]
+        # 366 tokens were within the budget, the next 366 went over it.
+        assert len(model.requests) == 2
+        assert desk.outcomes[-1] == Committed(3, "rate_limited")
+        assert desk.rows("SELECT agent_id, tokens FROM summary_token_usage") == [("ada", 732)]
+        desk.now_ms += DAY_MS
+        await desk.evict()
+        await desk.finish()
+        assert (await desk.version()).kind == "llm"
+
+
+@pytest.mark.proves("S4", "S7")
+async def test_what_was_only_extracted_waits_for_the_next_day_when_the_budget_is_spent(
+    summarizer: ChildSummarizer, model: ModelServer, tmp_path: Path
+) -> None:
+    async for desk in desk_with(
+        summarizer, model, tmp_path, replace(SMALL, summary_tokens_per_day=1)
+    ):
+        for _ in range(2):
+            await desk.evict()
+            await desk.finish()
+        desk.now_ms += TEN_MINUTES_MS
+        assert await desk.attempt() == Retry("rate_limited")
+
+        due_ms = await desk.stores.jobs.next_due_ms()
+
+        assert due_ms is not None
+        assert due_ms % DAY_MS == 0
+        assert 0 < due_ms - desk.now_ms <= DAY_MS
+        assert len(model.requests) == 1
+
+
+@pytest.mark.proves("S7")
+async def test_attempts_that_fail_are_counted_too(desk: Desk, model: ModelServer) -> None:
+    model.script = ["broken", "answer"]
+    await desk.evict()
+
+    await desk.finish()
+
+    assert desk.rows("SELECT tokens FROM summary_token_usage") == [(732,)]
+
+
+@pytest.mark.parametrize("fault", ["unbilled", "hang"])
+@pytest.mark.proves("S7")
+async def test_tokens_are_counted_here_where_no_provider_reports_them(
+    desk: Desk, model: ModelServer, fault: str
+) -> None:
+    if fault == "hang":
+        desk.writing = replace(desk.writing, call_timeout_seconds=SHORT_SECONDS)
+    model.fault = fault
+    await desk.evict()
+
+    await desk.attempt()
+
+    ((tokens,),) = desk.rows("SELECT tokens FROM summary_token_usage")
+    characters = sum(len(message["content"]) for message in model.requests[0]["messages"])
+    assert characters / 8 < tokens < characters

@@ -1,0 +1,348 @@
+"""The ledger of a summary without a model: which exact values it keeps, and how they are carried on."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.summary.drafts import UUID, assistant, count, drafted, tool, user
+from turnfold.core.summary.extractive.extract import extract
+from turnfold.core.summary.ledger.candidates import Origin
+from turnfold.core.summary.ledger.entries import entry_values
+from turnfold.core.summary.sentences import SentenceKind, sentence_kinds
+from turnfold.core.summary.sources import PreviousSummary, SummaryJob
+from turnfold.core.text.values import Value, values_in
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (f"the job {UUID} failed", Value("uuid", UUID)),
+        (
+            "at commit 8851afb5cabae5df91a979048f765601.",
+            Value("hash", "8851afb5cabae5df91a979048f765601"),
+        ),
+        ("look at /srv/app/config.toml, please", Value("path", "/srv/app/config.toml")),
+        ("and in packages/core/src/main.ts too", Value("path", "packages/core/src/main.ts")),
+        ("see https://example.org/a?b=1&c=2.", Value("url", "https://example.org/a?b=1&c=2")),
+        ("it listens on 10.0.0.5:5433", Value("host", "10.0.0.5:5433")),
+        ("localhost:8080 is taken", Value("host", "localhost:8080")),
+        ("fixed in OPS-1234", Value("ticket", "OPS-1234")),
+        ("fixed in #4588", Value("ticket", "#4588")),
+        ("since v2.3.1-rc1", Value("version", "v2.3.1-rc1")),
+        ("mail mia@example.com today", Value("email", "mia@example.com")),
+        ("on 2024-05-20", Value("date", "2024-05-20")),
+        ("on May 27, 2024", Value("date", "May 27, 2024")),
+        ("it costs $2,544 now", Value("price", "$2,544")),
+        ("it took 350 ms", Value("measure", "350 ms")),
+        ("预算100-150元左右", Value("measure", "100-150元")),
+        ("3月14日出发", Value("date", "3月14日")),
+        ("reservation HAT229", Value("id", "HAT229")),
+        ("at 9:30 am", Value("time", "9:30 am")),
+    ],
+)
+@pytest.mark.proves("C41")
+def test_exact_value_is_found_as_it_stands(text: str, value: Value) -> None:
+    assert value in values_in(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "utf8 and x2 took 17ms",
+        "\x1b[31mred\x1b[39m and [2mpale[22m",
+        "</status> and <b>",
+        "see e.g. this and/or that",
+        "in 2024",
+    ],
+)
+def test_ordinary_words_are_no_values(text: str) -> None:
+    assert [value for value in values_in(text) if value.kind != "measure"] == []
+
+
+@pytest.mark.proves("S5", "S6", "C41")
+def test_values_and_newest_request_are_in_the_artifact_verbatim() -> None:
+    request = "Now roll it back\nto 1.4.2, and <tell> me why." + " x" * 400
+    values = [
+        UUID,
+        "8851afb5cabae5df91a979048f765601",
+        "/srv/app/config.toml",
+        "https://example.org/a?b=1",
+        "10.0.0.5:5433",
+        "OPS-1234",
+    ]
+    draft = drafted(
+        user("Deploy."),
+        tool("\n".join(["noise " * 400, *values, "noise " * 400])),
+        assistant("Done."),
+        newest_request=request,
+    )
+
+    artifact = "\n".join([draft.text, *draft.ledger])
+    assert [value for value in values if value not in artifact] == []
+    assert draft.ledger[0] == f"request {request[:500]}"
+
+
+@pytest.mark.proves("S6")
+def test_ledger_stays_within_its_cap_and_counts_what_it_left_out() -> None:
+    draft = drafted(
+        user(" ".join(f"/srv/data/file-{number}.csv" for number in range(300))),
+        ledger_max_tokens=400,
+    )
+
+    assert sum(count(entry) for entry in draft.ledger) <= 400 + len(draft.ledger)
+    assert (
+        draft.ledger[-1]
+        == f"left_out {300 - len(draft.ledger) + 1} more values, which search finds"
+    )
+    assert len(draft.sections["provenance"]) == len(draft.ledger)
+
+
+@pytest.mark.proves("S6")
+def test_decisions_constraints_commands_and_error_lines_stand_in_the_ledger_to_the_letter() -> None:
+    draft = drafted(
+        user("Let's go with exponential backoff. You must never touch the billing tables.", 1),
+        assistant("", 2, ("bash", '{"command": "cd /w && npm run check -- --fix && ls"}')),
+        tool(
+            "Traceback (most recent call last):\nValueError: port 99999 is out of range",
+            3,
+            is_error=True,
+        ),
+        user("就选这家。预算不能超过500元。", 4),
+    )
+
+    assert {
+        "decision Let's go with exponential backoff.",
+        "constraint You must never touch the billing tables.",
+        "command npm run check -- --fix",
+        "error ValueError: port 99999 is out of range",
+        "decision 就选这家。",
+        "constraint 预算不能超过500元。",
+    } <= set(draft.ledger)
+
+
+@pytest.mark.proves("S6")
+def test_decisions_beyond_the_newest_few_are_left_out_and_counted() -> None:
+    draft = drafted(
+        *(
+            user(f"Let's go with the {color} one.", number)
+            for number, color in enumerate("red blue green black white grey".split())
+        )
+    )
+
+    assert [entry for entry in draft.ledger if entry.startswith("decision ")] == [
+        f"decision Let's go with the {color} one." for color in ("grey", "white", "black", "green")
+    ]
+    assert draft.ledger[-1] == "left_out 2 more values, which search finds"
+
+
+@pytest.mark.proves("S2", "O10")
+@pytest.mark.parametrize(
+    "text", ["Thanks, could you book it", "Hi, I need a room", "sure, can you"]
+)
+def test_a_request_that_begins_politely_is_a_request_of_a_user_and_politeness_of_an_assistant(
+    text: str,
+) -> None:
+    assert SentenceKind.REQUEST in sentence_kinds(text, is_user=True)
+    assert sentence_kinds(text, is_user=False) == {SentenceKind.FILLER}
+
+
+@pytest.mark.proves("S2", "O10")
+@pytest.mark.parametrize("max_tokens", [20, 40])
+def test_of_two_errors_the_newer_one_stays(max_tokens: int) -> None:
+    draft = drafted(
+        tool("Error: the first disk is full", 0, is_error=True),
+        user("Go on please with the next one.", 1),
+        assistant("I continue with it now as you said.", 2),
+        tool("Error: the second disk is full", 3, is_error=True),
+        max_tokens=max_tokens,
+    )
+
+    assert draft.sections["errors"] == ["Error: the second disk is full"]
+
+
+@pytest.mark.proves("S2", "O10")
+@pytest.mark.parametrize("max_tokens", [40, 60, 80])
+def test_the_first_request_of_all_stays_while_newer_ones_come(max_tokens: int) -> None:
+    first = "Please build the whole warehouse report for me."
+    before = PreviousSummary(
+        "x",
+        {"tasks": [first, "Then send it to the office in Oslo, too."], "context": "It went on."},
+        (),
+    )
+    newer = tuple(
+        user(f"Please check the shelf number {number} in hall {number} again.", number)
+        for number in range(6)
+    )
+
+    draft = extract(SummaryJob(sources=newer, previous=before, max_tokens=max_tokens), count=count)
+
+    assert draft.sections["tasks"][0] == first
+
+
+@pytest.mark.proves("S6", "O10")
+def test_of_equal_values_the_newest_stand_first_then_those_that_were_carried() -> None:
+    first = drafted(
+        *(user(f"It is /srv/{name}.toml.", number) for number, name in enumerate("abc"))
+    )
+
+    second = drafted(
+        *(user(f"It is /srv/{name}.toml.", number) for number, name in enumerate("de", start=3)),
+        previous=first,
+    )
+
+    assert [entry for entry in first.ledger if entry.startswith("path")] == [
+        f"path /srv/{name}.toml" for name in "cba"
+    ]
+    assert [entry for entry in second.ledger if entry.startswith("path")] == [
+        f"path /srv/{name}.toml" for name in "edcba"
+    ]
+
+
+@pytest.mark.proves("S6", "O10")
+def test_of_equal_values_that_tools_printed_the_newest_stand_first_then_those_that_were_carried() -> (
+    None
+):
+    first = drafted(*(tool(f"/srv/{name}.toml", number) for number, name in enumerate("abc")))
+
+    second = drafted(
+        *(tool(f"/srv/{name}.toml", number) for number, name in enumerate("de", start=3)),
+        previous=first,
+    )
+
+    assert [entry for entry in first.ledger if entry.startswith("path")] == [
+        "path " + " ".join(f"/srv/{name}.toml" for name in "cba")
+    ]
+    assert [entry for entry in second.ledger if entry.startswith("path")] == [
+        "path " + " ".join(f"/srv/{name}.toml" for name in "edcba")
+    ]
+
+
+@pytest.mark.proves("S6", "C54", "O10")
+@pytest.mark.parametrize("forgotten", [None, True, "7", 1.5, [7]])
+@pytest.mark.parametrize("marks", [None, 7, "not base64!", "QUJ", ["QUJD"]])
+def test_a_damaged_count_of_what_was_left_out_is_read_from_the_last_entry_of_the_ledger(
+    forgotten: object, marks: object
+) -> None:
+    damaged = {"left_out": {"forgotten": forgotten, "marks": marks, "until": 7}}
+    before = PreviousSummary(
+        "They spoke.", damaged, ("path /srv/a.toml", "left_out 41 more values, which search finds")
+    )
+
+    draft = extract(SummaryJob(sources=(user("It is /srv/b.toml."),), previous=before), count=count)
+
+    assert draft.ledger == (
+        "path /srv/b.toml",
+        "path /srv/a.toml",
+        "left_out 41 more values, which search finds",
+    )
+    assert draft.sections["left_out"] == {"forgotten": 41, "marks": "", "until": "e0#0"}
+
+
+@pytest.mark.proves("S6", "C54", "O10")
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "left_out many",
+        "left_out -3 more values",
+        "left_out 12345678901 more values",
+        "left_out ",
+        "left_outs 7",
+    ],
+)
+def test_a_count_that_is_no_number_is_none(entry: str) -> None:
+    before = PreviousSummary("They spoke.", {}, ("path /srv/a.toml", entry))
+
+    draft = extract(SummaryJob(sources=(user("It is /srv/b.toml."),), previous=before), count=count)
+
+    assert draft.sections["left_out"]["forgotten"] == 0
+
+
+@pytest.mark.proves("S6", "F3", "C54", "O10")
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        ([[], ["e7#0"]], ["e7#0"]),
+        ([[], ["e7#0", 7, None, ["e8#0"]]], ["e7#0"]),
+        ([["e6#0"]], []),
+        ([[], "e7#0"], []),
+        ("damaged", []),
+        (None, []),
+        ({"1": ["e7#0"]}, []),
+    ],
+)
+def test_a_damaged_list_of_sources_says_of_a_line_no_more_than_it_does(
+    sources: object, expected: list[str]
+) -> None:
+    before = PreviousSummary(
+        "Constraints\n- You must never touch the billing tables.",
+        {"sources": sources, "constraints": [BILLING]},
+        (),
+    )
+
+    draft = extract(
+        SummaryJob(sources=(user("Good morning, and well met."),), previous=before), count=count
+    )
+
+    line = draft.text.split("\n").index(f"- {BILLING}")
+    assert draft.sections["sources"][line] == expected
+    assert len(draft.sections["sources"]) == len(draft.text.split("\n"))
+
+
+BILLING = "You must never touch the billing tables."
+
+
+@pytest.mark.proves("S6", "F3")
+def test_value_names_the_first_and_the_newest_message_that_hold_it() -> None:
+    draft = drafted(
+        user("It is in /srv/a.toml.", 1),
+        user("Look at /srv/a.toml.", 2),
+        user("And /srv/a.toml again.", 3),
+    )
+
+    assert draft.sections["provenance"][draft.ledger.index("path /srv/a.toml")][0] == [
+        "e1#0",
+        "e3#0",
+    ]
+
+
+@pytest.mark.proves("S6")
+def test_path_inside_another_one_is_not_told_again() -> None:
+    draft = drafted(tool("src/core/setup.ts\nsetup.ts\ncore/setup.ts", 1))
+
+    assert [entry for entry in draft.ledger if "setup.ts" in entry] == ["path src/core/setup.ts"]
+
+
+@pytest.mark.proves("S6")
+def test_what_the_user_named_outranks_what_a_tool_printed() -> None:
+    noise = " ".join(f"/usr/lib/x86/file-{number}.so" for number in range(200))
+    draft = drafted(
+        user("The config is /srv/app/config.toml."), tool(noise, 1), ledger_max_tokens=120
+    )
+
+    assert draft.ledger[0] == "path /srv/app/config.toml"
+    assert draft.sections["provenance"][0][0] == ["e0#0"]
+
+
+@pytest.mark.proves("S6", "O10")
+def test_the_name_of_a_tag_that_closes_itself_is_no_value() -> None:
+    assert values_in("<user42x /> runs v2<br3x/>of it") == [Value("version", "v2")]
+
+
+@pytest.mark.parametrize(
+    ("stored", "origin"),
+    [
+        ([["m#0"], 60], Origin(("m#0",), 60, 1)),
+        ([["m#0"], 60, 3], Origin(("m#0",), 60, 3)),
+        ([["m#0"], 60, "3"], Origin(("m#0",), 60, 1)),
+        (["m#0", 900], Origin(("m#0",), 200, 1)),
+    ],
+)
+def test_the_origin_of_a_value_is_read_as_any_version_stored_it(
+    stored: Any, origin: Origin
+) -> None:
+    assert entry_values("path /srv/a.py", stored) == [(Value("path", "/srv/a.py"), origin)]
+
+
+def test_letters_before_a_unit_make_an_id_of_it() -> None:
+    assert Value("id", "3XMS") in values_in("the part 3XMS of the machine")
+    assert values_in("it took 17MS in all") == []

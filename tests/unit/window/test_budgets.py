@@ -1,0 +1,213 @@
+"""The budget of a window: where it comes from, and who gets which part of it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.histories import Said, assistant, history, system, tool, user, words
+from tests.unit.window.windows import BALANCED, asked_of, shown, tokens_of, tool_rounds
+from turnfold.core.policy.presets import Policy
+from turnfold.core.window.framing import Placement
+from turnfold.core.window.window import WindowRequest, budget_of, plan
+from turnfold.errors import CannotFit
+
+
+@pytest.mark.proves("L6", "C13")
+@pytest.mark.parametrize("is_emergency", [False, True])
+@pytest.mark.parametrize("factor", [1.0, 1.25, 0.7])
+def test_a_refusal_names_what_exactly_suffices(factor: float, *, is_emergency: bool) -> None:
+    session = history(
+        [
+            system(words(500)),
+            user(words(3_000)),
+            assistant(words(900), "a", "b"),
+            tool("a", words(4_000)),
+        ],
+        factor=factor,
+    )
+
+    with pytest.raises(CannotFit) as refused:
+        asked_of(session, 100, is_emergency=is_emergency)
+
+    needed = refused.value.needed_tokens
+    assert needed is not None
+    assert asked_of(session, needed, is_emergency=is_emergency).tokens <= needed
+    with pytest.raises(CannotFit):
+        asked_of(session, needed - 1, is_emergency=is_emergency)
+
+
+@pytest.mark.proves("T5")
+def test_budgets_and_window_tokens_are_counts_times_the_factor() -> None:
+    session = history([user(words(100))], factor=1.25)
+
+    made = asked_of(session, 10_000)
+
+    assert made.tokens == -(-tokens_of(session) * 5 // 4)
+
+
+@pytest.mark.proves("W1", "L6")
+def test_under_a_tiny_budget_the_summary_is_cut_before_the_request() -> None:
+    session = history(
+        [user("what now, and why?")], summary=words(400), ledger=["path a.py"], covered=9
+    )
+
+    whole, cut, none = asked_of(session, 2_000), asked_of(session, 200), asked_of(session, 15)
+
+    assert session.rendered(whole).summary_text == session.summary_text
+    assert cut.summary is not None
+    assert not cut.summary.is_whole
+    assert session.summary_text.startswith(session.rendered(cut).summary_text)
+    assert none.summary is None
+    assert shown(none) == ["e1#0"]
+
+
+@pytest.mark.proves("L6", "C13")
+@pytest.mark.parametrize("said", [[system(words(300))], []])
+def test_a_summary_without_messages_is_cut_to_the_budget(said: list[dict[str, Any]]) -> None:
+    session = history(said, summary=words(120), ledger=["path a.py"], covered=9)
+    smallest = 0
+    if said:
+        with pytest.raises(CannotFit) as refused:
+            asked_of(session, 2)
+        smallest = refused.value.needed_tokens or 0
+    whole = asked_of(session, 5_000).tokens
+
+    for budget in range(smallest, whole + 1, 3):
+        assert asked_of(session, budget).tokens <= budget
+
+
+@pytest.mark.proves("S11", "C75")
+def test_a_budget_too_small_for_the_ledger_shows_its_first_entries() -> None:
+    ledger = [f"line def step_{number}(order_id)" for number in range(40)]
+    session = history([user("what now?")], summary=words(20), ledger=ledger, covered=9)
+    shown_entries = [
+        session.rendered(asked_of(session, budget)).ledger for budget in (100, 200, 400, 2_000)
+    ]
+
+    numbers = [len(entries) for entries in shown_entries]
+    assert numbers == sorted(numbers)
+    assert 0 < numbers[1] < numbers[2] < numbers[3] == 40
+    assert all(list(entries) == ledger[: len(entries)] for entries in shown_entries)
+    assert all(asked_of(session, budget).tokens <= budget for budget in range(60, 400, 7))
+
+
+@pytest.mark.proves("W1", "C75")
+def test_in_a_small_budget_summary_recall_and_the_newest_messages_each_have_a_share() -> None:
+    session = history(
+        [said for _ in range(12) for said in (user(words(100)), assistant(words(100)))]
+        + [user("what now, and why?")],
+        summary=words(2_000),
+        ledger=[f"path src/module_{number}/handler.py" for number in range(120)],
+        covered=90,
+    )
+
+    roomy, tight, recalling = (
+        plan(session.stored, WindowRequest(budget_tokens=tokens, recall_share=share), BALANCED)
+        for tokens, share in ((8_000, 0.0), (2_000, 0.0), (2_000, 0.4))
+    )
+
+    assert roomy.summary
+    assert roomy.summary.tokens > 3_000
+    for made in (tight, recalling):
+        assert made.summary
+        assert 0.3 * 2_000 < made.summary.tokens <= 0.4 * 2_000
+    assert shown(tight)[-3:] == ["e23#0", "e24#0", "e25#0"]
+    # The rest is left to the block of recalled messages.
+    assert recalling.tokens <= 0.6 * 2_000
+    assert shown(recalling)[-2:] == ["e23#0", "e25#0"]
+
+
+@pytest.mark.proves("W2", "T1", "C14")
+@pytest.mark.parametrize(
+    ("window", "more", "expected"),
+    [
+        (128_000, {}, 115_712),
+        (64_000, {}, 51_712),
+        (200_000, {}, 187_712),
+        (
+            128_000,
+            {"system_tokens": 3_000, "tools_tokens": 2_000, "max_output_tokens": 16_384},
+            102_520,
+        ),
+        (8_192, {}, 4_096),
+        (1_000, {}, 1_000),
+        (0, {}, 4_096),
+    ],
+)
+def test_a_budget_is_what_the_model_leaves(
+    window: int, more: dict[str, float], expected: int
+) -> None:
+    assert budget_of(max_tokens=None, model_window=window, policy=BALANCED, **more) == expected  # type: ignore[arg-type] # a table of keywords
+
+
+@pytest.mark.proves("W2", "C14")
+@pytest.mark.parametrize(
+    ("window", "more", "expected"),
+    [
+        (100_000, {"system_tokens": 1_000}, 82_000),
+        (
+            100_000,
+            {"system_tokens": 1_000, "tools_tokens": 500, "max_output_tokens": 64_000},
+            81_500,
+        ),
+        (5_000, {}, 4_096),
+        (4_000, {}, 3_400),
+        (0, {}, 4_096),
+    ],
+)
+def test_a_reserve_leaves_its_share_of_the_window_free(
+    window: int, more: dict[str, int], expected: int
+) -> None:
+    reserving = Policy(reserve_ratio=0.15)
+
+    assert budget_of(max_tokens=None, model_window=window, policy=reserving, **more) == expected
+
+
+@pytest.mark.proves("W2", "L6")
+@pytest.mark.parametrize("tokens", [40, 900, 4_000, 30_000])
+@pytest.mark.parametrize("window", [16_000, 64_000, 128_000])
+def test_twenty_tool_rounds_of_any_size_stay_within_85_percent_of_the_window(
+    tokens: int, window: int
+) -> None:
+    reserving = Policy(reserve_ratio=0.15)
+    session = history([Said(user("look at everything")), *tool_rounds(20, tokens)])
+
+    made = asked_of(
+        session, budget_of(max_tokens=None, model_window=window, policy=reserving), reserving
+    )
+
+    assert made.tokens <= 0.85 * window
+
+
+@pytest.mark.proves("W2", "C14")
+def test_an_explicit_budget_is_taken_as_it_is() -> None:
+    assert (
+        budget_of(
+            max_tokens=7,
+            model_window=128_000,
+            policy=BALANCED,
+            system_tokens=5_000,
+            tools_tokens=5_000,
+        )
+        == 7
+    )
+
+
+@pytest.mark.parametrize("placement", list(Placement))
+def test_the_summary_counts_wherever_it_stands(placement: Placement) -> None:
+    session = history([system("s"), user("hi")], summary=words(100), ledger=["id 7"], covered=3)
+
+    made = plan(session.stored, WindowRequest(budget_tokens=5_000, placement=placement), BALANCED)
+
+    assert made.tokens > tokens_of(session) + 90
+
+
+@pytest.mark.proves("E8", "W2")
+@pytest.mark.parametrize(
+    ("max_tokens", "expected"), [(100_000, 6_000), (4_000, 4_000), (None, 6_000)]
+)
+def test_a_ceiling_limits_every_budget(max_tokens: int | None, expected: int) -> None:
+    policy = replace(BALANCED, max_context_tokens=6_000)
+
+    assert budget_of(max_tokens=max_tokens, model_window=128_000, policy=policy) == expected
