@@ -19,6 +19,7 @@ from turnfold.bus.admission import ConcurrencyLimiter, shares_of
 from turnfold.bus.broker import Broker
 from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.streams import wait_for_streams
+from turnfold.cache import SessionCaches
 from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.errors import Unavailable
 from turnfold.nats_client.connection import NatsClient
@@ -41,11 +42,12 @@ from turnfold.store.query.inspection import SqlInspectionStore
 from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.window import AT_ONCE, SqlWindowStore
 from turnfold_query.asyncapi import asyncapi_document
+from turnfold_query.erasures import ErasureFollower
 from turnfold_query.handlers import DIRECT, QueryDispatcher, QueryServer, make_router
 from turnfold_query.hints import HintSender
 from turnfold_query.http.app import make_http
 from turnfold_query.http.inspector import Inspector
-from turnfold_query.ingest_signal import Bounded, NatsIngestSignal
+from turnfold_query.ingest_signal import NatsIngestSignal
 from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics
 from turnfold_query.newest import NewestLookup
@@ -55,8 +57,6 @@ log = structlog.get_logger()
 
 SWITCH_SECONDS = 0.001
 """Longest time that a computing thread keeps the event loop waiting; Python's default is 5 ms."""
-FORGET_SECONDS = 0.2
-"""Shortest interval between two clearings of the caches."""
 
 
 def main(
@@ -132,7 +132,8 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     bearers: TokenRegistry | None,
     stop: asyncio.Event,
 ) -> None:
-    answering = answering_of(settings, SqlRecallStore(database))
+    recall = SqlRecallStore(database)
+    answering = answering_of(settings, recall)
     windows, hints = SqlWindowStore(database, AT_ONCE), HintSender(client.publish)
     arrivals = NatsIngestSignal(windows.ingested_to)
     dispatcher = QueryDispatcher(
@@ -156,16 +157,21 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     )
     listener = _http_server(app, settings, http_address)
 
-    def clear_caches() -> None:
-        for clear in (windows.forget, answering.clear_caches, lane.forget):
-            clear()
-
-    database.on_new_server(clear_caches)
+    erasures = ErasureFollower(
+        windows, SessionCaches(*windows.caches, *recall.caches, *answering.caches)
+    )
+    database.on_new_server(erasures.forget_all)
     sending = asyncio.create_task(hints.run(), name="hints")
     trimming = asyncio.create_task(return_freed_memory(), name="memory")
+    forgetting = asyncio.create_task(erasures.run(), name="erasures")
     try:
         await lane.start()
-        await _subscribe_to_ingest(client, arrivals, clear_caches)
+
+        def on_erased() -> None:
+            erasures.notify()
+            lane.notify_of_erasure()
+
+        await _subscribe_to_ingest(client, arrivals, on_erased)
         for name in DIRECT:
             await server.listen(client, name)
         await broker.start()
@@ -178,7 +184,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     finally:
         await _stop(listener, broker, server)
         await arrivals.close()
-        await cancel_and_wait(sending, trimming)
+        await cancel_and_wait(sending, trimming, forgetting)
     log.info("query.stopped")
 
 
@@ -227,15 +233,13 @@ async def _confirm_subscriptions(*connections: Client) -> None:
 
 
 async def _subscribe_to_ingest(
-    client: NatsClient, arrivals: NatsIngestSignal, clear_caches: Callable[[], None]
+    client: NatsClient, arrivals: NatsIngestSignal, on_erased: Callable[[], None]
 ) -> None:
-    """Wake waiting requests when events were ingested; clear the caches after an erasure."""
-    # Any client may send these notices at any rate.
-    clearing = Bounded(clear_caches, every_seconds=FORGET_SECONDS)
+    """Wake waiting requests when events were ingested."""
 
     async def on_ingested(message: Msg) -> None:
         if message.data == ERASED:
-            clearing.call()
+            on_erased()
         arrivals.notify()
 
     await client.subscribe(INGESTED, cb=on_ingested)

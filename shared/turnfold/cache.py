@@ -1,8 +1,9 @@
 """A bounded cache that several threads may use."""
 
+from collections.abc import Collection
 from operator import itemgetter
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import cachetools
 
@@ -41,3 +42,41 @@ class LRUCache(Generic[Key, Value]):
         """Remove all entries."""
         with self._lock:
             self._entries.clear()
+
+    def sessions(self) -> set[int]:
+        """Return the session numbers with which keys begin."""
+        with self._lock:
+            return {_session_of(key) for key in self._entries}
+
+    def remove_sessions(self, gone: Collection[int]) -> None:
+        """Remove the entries whose keys begin with one of these session numbers."""
+        with self._lock:
+            for key in [key for key in self._entries if _session_of(key) in gone]:
+                del self._entries[key]
+
+
+def _session_of(key: Any) -> int:
+    """Return the session number of a key: the number itself, or the first of a tuple."""
+    number: int = key[0] if isinstance(key, tuple) else key
+    return number
+
+
+class SessionCaches:
+    """The caches of one process in which every key is a session number, or begins with one."""
+
+    def __init__(self, *caches: LRUCache[Any, Any]) -> None:
+        self._caches = caches
+
+    def sessions(self) -> set[int]:
+        """Return the numbers of all sessions that something is cached of."""
+        return set().union(*(cache.sessions() for cache in self._caches))
+
+    def remove(self, gone: Collection[int]) -> None:
+        """Remove everything that is cached of these sessions."""
+        for cache in self._caches:
+            cache.remove_sessions(gone)
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        for cache in self._caches:
+            cache.clear()

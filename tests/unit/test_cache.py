@@ -1,6 +1,6 @@
 """What is remembered stays in its bounds and belongs to one at a time."""
 
-from turnfold.cache import LRUCache
+from turnfold.cache import LRUCache, SessionCaches
 
 
 def test_what_was_taken_is_nobody_elses_until_it_is_kept_again() -> None:
@@ -25,3 +25,21 @@ def test_what_is_very_heavy_is_not_kept_and_pushes_nothing_out() -> None:
     lately.put("b", 2, 26)
 
     assert (lately.pop("a"), lately.pop("b")) == (1, None)
+
+
+def test_what_is_cached_of_a_session_is_found_in_every_cache_and_removed_alone() -> None:
+    replies: LRUCache[tuple[int, str], str] = LRUCache(100)
+    orders: LRUCache[int, str] = LRUCache(100)
+    for sid in (1, 2, 3):
+        replies.put((sid, "etag"), "text", 10)
+    orders.put(4, "order", 10)
+    caches = SessionCaches(replies, orders)
+
+    found = caches.sessions()
+    caches.remove({2, 4})
+
+    assert found == {1, 2, 3, 4}
+    assert caches.sessions() == {1, 3}
+    assert replies.pop((3, "etag")) == "text"
+    caches.clear()
+    assert caches.sessions() == set()

@@ -9,6 +9,7 @@ from functools import partial
 import structlog
 import uvloop
 
+from turnfold.cache import SessionCaches
 from turnfold.contracts.history_requests import SearchRequest
 from turnfold.contracts.requests import (
     ContextRequest,
@@ -35,6 +36,7 @@ from turnfold.store.query.history import SqlHistoryStore
 from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.search import SqlSearchStore
 from turnfold.store.query.window import SqlWindowStore
+from turnfold_query.erasures import ErasureFollower
 from turnfold_query.lane import wire
 from turnfold_query.windows import answering_of
 
@@ -63,9 +65,11 @@ async def _run(settings: Settings) -> None:
     server = LaneServer(settings, writer)
     gc.freeze()
     trimming = asyncio.create_task(return_freed_memory(), name="memory")
+    forgetting = asyncio.create_task(server.erasures.run(), name="erasures")
     while (body := await read_frame(reader)) is not None:
         server.take(decode_message(body))
     trimming.cancel()
+    forgetting.cancel()
     # A thread that still computes must not outlive the query server.
     os._exit(0)
 
@@ -84,10 +88,12 @@ class LaneServer:
         self._answering = answering_of(settings, self._recall)
         self._writer = writer
         self._open: dict[int, asyncio.Task[Answer]] = {}
-        self._database.on_new_server(self._forget)
+        caches = SessionCaches(*self._windows.caches, *self._recall.caches, *self._answering.caches)
+        self.erasures = ErasureFollower(self._windows, caches)
+        self._database.on_new_server(self.erasures.forget_all)
 
-    def take(self, message: wire.Ask | wire.Cancel | wire.Forget) -> None:
-        """Start a request, cancel one, or clear the caches."""
+    def take(self, message: wire.Ask | wire.Cancel | wire.Erased) -> None:
+        """Start a request, cancel one, or forget what was erased."""
         match message:
             case wire.Ask():
                 task = asyncio.create_task(self._answer(message))
@@ -97,12 +103,8 @@ class LaneServer:
             case wire.Cancel(number):
                 if (cancelled := self._open.get(number)) is not None:
                     cancelled.cancel()
-            case wire.Forget():
-                self._forget()
-
-    def _forget(self) -> None:
-        self._windows.forget()
-        self._answering.clear_caches()
+            case wire.Erased():
+                self.erasures.notify()
 
     async def _answer(self, message: wire.Ask) -> Answer:
         ASKER.set(message.asker)

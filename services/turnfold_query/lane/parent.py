@@ -119,12 +119,12 @@ class Lane:
                 )
             raise
 
-    def forget(self) -> None:
-        """Tell the lane to clear its caches, because something was erased."""
+    def notify_of_erasure(self) -> None:
+        """Tell the lane that something was erased."""
         from turnfold_query.lane import wire  # noqa: PLC0415 - see above
 
         if self._process is not None:
-            self._process.send(encode_message(wire.Forget()))
+            self._process.send(encode_message(wire.Erased()))
 
     async def close(self) -> None:
         """End the process; running requests fail."""

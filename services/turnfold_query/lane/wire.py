@@ -31,8 +31,8 @@ class Cancel(NamedTuple):
     number: int
 
 
-class Forget(NamedTuple):
-    """To the lane: clear the caches, because something was erased."""
+class Erased(NamedTuple):
+    """To the lane: something was erased."""
 
 
 class Answered(NamedTuple):

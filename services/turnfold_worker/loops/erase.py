@@ -13,7 +13,7 @@ from turnfold.core.text.caches import forget_texts
 from turnfold.errors import Unavailable
 from turnfold.ports.admin import ErasureStore
 from turnfold_worker.context import WorkerContext, now_ms
-from turnfold_worker.loops.polling import RETRY_SECONDS, PollingLoop
+from turnfold_worker.loops.polling import PollingLoop
 
 
 class ErasureRunner(PollingLoop):
@@ -23,13 +23,15 @@ class ErasureRunner(PollingLoop):
     batch_messages = 100
     batch_sessions = 500
     expiry_seconds = 600.0
+    tidy_seconds = 5.0
+    """Shortest interval between two removals of copies: each writes parts of the index anew."""
 
     def __init__(self, context: WorkerContext, *, store: ErasureStore) -> None:
         super().__init__()
         self._store = store
         self._client = context.client
         self._installation = context.installation
-        self._expired_at = -math.inf
+        self._expired_at = self._tidied_at = -math.inf
         # A worker that was killed may have left erased data in the write-ahead log.
         self._must_tidy = True
 
@@ -50,12 +52,16 @@ class ErasureRunner(PollingLoop):
             await self._store.purged(sequences)
             self._must_tidy = True
         if self._must_tidy:
+            wait_seconds = self._tidied_at + self.tidy_seconds - time.monotonic()
+            if wait_seconds > 0:
+                return wait_seconds
+            self._tidied_at = time.monotonic()
             forget_texts()
             with contextlib.suppress(nats.errors.Error):
-                # Query servers clear their caches.
+                # Query servers forget, too.
                 await self._client.publish(INGESTED, ERASED)
             self._must_tidy = not await self._store.tidy()
-        return RETRY_SECONDS if self._must_tidy else self.poll_seconds
+        return self.tidy_seconds if self._must_tidy else self.poll_seconds
 
     async def _erase_expired(self) -> None:
         after: int | None = 0

@@ -56,10 +56,6 @@ class Choice(NamedTuple):
 class RecallStore(Protocol):
     """Find the messages of a session that matter for a question, in one snapshot."""
 
-    def forget(self) -> None:
-        """Remove what is cached, because something was erased."""
-        ...
-
     async def recall(
         self,
         sid: int,

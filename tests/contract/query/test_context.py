@@ -21,6 +21,7 @@ from tests.store_fixtures import (
     turns,
     user,
 )
+from turnfold.cache import SessionCaches
 from turnfold.contracts.requests import (
     ContextRequest,
 )
@@ -68,7 +69,7 @@ class Asker:
         )
 
     def forget(self) -> None:
-        self._answering.clear_caches()
+        SessionCaches(*self._answering.caches).clear()
 
     @property
     def windows_kept(self) -> int:

@@ -21,6 +21,7 @@ from tests.store_fixtures import (
     turns,
     user,
 )
+from turnfold.cache import SessionCaches
 from turnfold.contracts.requests import (
     ContextRequest,
 )
@@ -531,7 +532,8 @@ async def test_a_word_of_too_many_messages_finds_nothing_beside_a_rarer_one(
         for query in ("lantern garden", "garden lantern")
     ]
     alone = await asker.told(max_tokens=4_000, recall=asked("the garden"))
-    stores.recall.forget()
+    assert isinstance(stores.recall, SqlRecallStore)
+    SessionCaches(*stores.recall.caches).clear()
     elsewhere = await Asker(stores).told(max_tokens=4_000, recall=asked("lantern garden"))
 
     assert FACT in block_of(both[0])

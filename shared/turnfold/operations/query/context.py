@@ -145,7 +145,7 @@ def _reply(
         environment.keep_budget(reply.etag, planned.budget)
     # Not a partial recall: it improves when the index catches up, and that changes no etag.
     if planned.recall is None or not planned.recall.is_partial:
-        environment.keep_reply(reply)
+        environment.keep_reply(session.sid, reply)
     if not planned.asked.is_emergency:
         environment.keep_builder(session.sid, planned.asked, planned.builder, len(body))
     return with_hint(reply, planned.budget, session, planned.policy)

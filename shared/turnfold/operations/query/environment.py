@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from turnfold.cache import LRUCache
 from turnfold.contracts.hints import BudgetHint
 from turnfold.core.policy.presets import Policy
-from turnfold.core.text.caches import forget_texts
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.window import WindowAccount, WindowRequest
 from turnfold.operations.query.recall import Recall
@@ -44,8 +44,8 @@ class QueryEnvironment:
     """The settings of answers besides the store, and the caches.
 
     `builders` continues a window instead of building it from the first message. `replies` holds
-    finished replies by etag and freshness, `budgets` what hints say of a window, by etag. Without
-    `recall`, windows have no recall block.
+    finished replies by session, etag and freshness, `budgets` what hints say of a window, by etag.
+    Without `recall`, windows have no recall block.
     """
 
     policy: PolicyResolver
@@ -54,31 +54,29 @@ class QueryEnvironment:
     builders: LRUCache[tuple[int, WindowRequest], WindowBuilder] = field(
         default_factory=lambda: LRUCache(BUILDERS_BYTES)
     )
-    replies: LRUCache[tuple[str, bool], ContextReply] = field(
+    replies: LRUCache[tuple[int, str, bool], ContextReply] = field(
         default_factory=lambda: LRUCache(REPLIES_BYTES)
     )
     budgets: LRUCache[str, BudgetHint] = field(default_factory=lambda: LRUCache(BUDGETS_KEPT))
 
-    def clear_caches(self) -> None:
-        """Remove all text from memory, because something was erased."""
-        self.builders.clear()
-        self.replies.clear()
-        forget_texts()
-        if self.recall is not None:
-            self.recall.clear_caches()
+    @property
+    def caches(self) -> tuple[LRUCache[Any, Any], ...]:
+        """The caches of sessions, by their numbers."""
+        decisions = () if self.recall is None else (self.recall.decisions,)
+        return (self.builders, self.replies, *decisions)
 
-    def cached_reply(self, etag: str, *, is_fresh: bool) -> ContextReply | None:
+    def cached_reply(self, sid: int, etag: str, *, is_fresh: bool) -> ContextReply | None:
         """Return the reply to the same request in the same state, if it is cached."""
-        key = (etag, is_fresh)
+        key = (sid, etag, is_fresh)
         # Taken and put back, which marks it as used most recently.
         reply = self.replies.pop(key)
         if reply is not None:
             self.replies.put(key, reply, len(reply.body))
         return reply
 
-    def keep_reply(self, reply: ContextReply) -> None:
+    def keep_reply(self, sid: int, reply: ContextReply) -> None:
         """Cache a reply for the next request."""
-        key = (reply.etag, reply.is_fresh)
+        key = (sid, reply.etag, reply.is_fresh)
         self.replies.put(key, replace(reply, seconds=None), len(reply.body))
 
     def cached_budget(self, etag: str) -> BudgetHint | None:

@@ -171,8 +171,10 @@ class WindowReading:
         if self.request.etag == etag:
             body = json.dumps({"not_modified": True, "etag": etag}).encode()
             reply: ContextReply | None = ContextReply(body, etag, is_modified=False)
+        elif snapshot.session is None:
+            return None
         else:
-            reply = self.environment.cached_reply(etag, is_fresh=fresh)
+            reply = self.environment.cached_reply(snapshot.session.sid, etag, is_fresh=fresh)
         if reply is None:
             return None
         return with_hint(reply, self.environment.cached_budget(etag), snapshot.session, policy)

@@ -34,6 +34,8 @@ from turnfold.ports.recall import (
     SearchedSession,
 )
 
+DecisionKey = tuple[int, *tuple[object, ...]]
+"""The number of a session, and all else that decides its block."""
 DECISIONS_BYTES: Final = 16_000_000
 MESSAGE_BYTES: Final = 1_000
 """About how many bytes a message of a cached decision takes besides its text."""
@@ -146,23 +148,20 @@ class Recall:
     """The recall of a query server: where it searches, and what it has decided."""
 
     store: RecallStore
-    decisions: LRUCache[object, RecallDecision] = field(
+    decisions: LRUCache[DecisionKey, RecallDecision] = field(
         default_factory=lambda: LRUCache(DECISIONS_BYTES)
     )
 
-    def clear_caches(self) -> None:
-        """Remove all text from memory, because something was erased."""
-        self.decisions.clear()
-        self.store.forget()
-
-    def cached(self, key: object) -> RecallDecision | None:
+    def cached(self, key: DecisionKey) -> RecallDecision | None:
         """Return the decision of this key, if it was made before."""
         decision = self.decisions.pop(key)
         if decision is not None:
             self.decisions.put(key, decision, decision.weight)
         return decision
 
-    async def decide(self, moment: RecallMoment, wish: RecallWish, key: object) -> RecallDecision:
+    async def decide(
+        self, moment: RecallMoment, wish: RecallWish, key: DecisionKey | None
+    ) -> RecallDecision:
         """Search the session, write the block, and remember the decision.
 
         `key` None is not remembered.

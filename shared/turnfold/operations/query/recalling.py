@@ -12,6 +12,7 @@ from turnfold.errors import CannotFit
 from turnfold.messages import Message
 from turnfold.operations.query.planning import PlannedWindow, WindowReading
 from turnfold.operations.query.recall import (
+    DecisionKey,
     Recall,
     RecallDecision,
     RecallMoment,
@@ -98,13 +99,13 @@ class _Deciding:
         """
         planned, session = self.planned, self.session
         shown = shown_positions(planned.builder)
-        key: object = None
+        key: DecisionKey | None = None
         if planned.request.as_of is None:
             # A retraction changes what may be told.
-            state = (session.sid, session.retracted_seq, session.version)
+            state = (session.retracted_seq, session.version)
             by = at if isinstance(at, AtVersion) else message.position
-            key = (state, by, planned.asked, self.wish)
-        decision = self.recall.cached(key)
+            key = (session.sid, state, by, planned.asked, self.wish)
+        decision = None if key is None else self.recall.cached(key)
         # Decided again if the window shows a message of the block by itself: it must not stand
         # twice. Also if the index was incomplete, but only until the turn goes on: the model has
         # seen it then.

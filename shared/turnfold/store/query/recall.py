@@ -112,11 +112,7 @@ class SqlRecallStore:
         self._database = database
         self._orders: LRUCache[int, SessionOrder] = LRUCache(ORDERS_BYTES)
         self._headers: Headers = LRUCache(HEADERS_BYTES)
-
-    def forget(self) -> None:
-        """Clear the caches, because messages were erased."""
-        self._orders.clear()
-        self._headers.clear()
+        self.caches: tuple[LRUCache[Any, Any], ...] = (self._orders, self._headers)
 
     async def recall(
         self,

@@ -1,9 +1,9 @@
 """Read a session's row with its policies, its summary in force, and what ingest has reached."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Text, bindparam, cast, func, literal_column, select
+from sqlalchemy import Connection, Text, bindparam, cast, func, literal_column, select
 
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.messages import SessionKey
@@ -58,6 +58,8 @@ SUMMARY_COLUMNS = [
     cast(summaries.c.compaction_id, Text),
     summaries.c.created_at_ms,
 ]
+LOOKED_UP_AT_ONCE = 500
+"""The most sessions of one statement that looks whether they are stored."""
 MOST_REFUSED = 10_000
 """Refused events of a session are counted up to this number."""
 _REFUSED = (
@@ -124,3 +126,13 @@ def read_head(
 def summary_of(row: Sequence[Any]) -> StoredSummary:
     """Build a version from `SUMMARY_COLUMNS`, which are its fields in order."""
     return StoredSummary(*row)
+
+
+def missing_sessions(connection: Connection, numbers: Collection[int]) -> set[int]:
+    """Return those of these session numbers that are not stored."""
+    left, stored = sorted(numbers), set[int]()
+    for start in range(0, len(left), LOOKED_UP_AT_ONCE):
+        portion = left[start : start + LOOKED_UP_AT_ONCE]
+        found = select(sessions.c.sid).where(sessions.c.sid.in_(portion))
+        stored.update(connection.execute(found).scalars())
+    return set(numbers) - stored

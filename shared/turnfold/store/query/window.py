@@ -1,8 +1,9 @@
 """Read a session for a window in one snapshot: its row, summary, evictions, messages and texts."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -44,7 +45,13 @@ from turnfold.store.query.carried import with_carry
 from turnfold.store.query.covered_calls import covered_calls, covered_calls_as_of, requests_in
 from turnfold.store.query.message_cache import CHANGING_COLUMNS, CachedSession, state_of_row
 from turnfold.store.query.originals import originals_at
-from turnfold.store.query.session_head import REACHED, SUMMARY_COLUMNS, read_head, summary_of
+from turnfold.store.query.session_head import (
+    REACHED,
+    SUMMARY_COLUMNS,
+    missing_sessions,
+    read_head,
+    summary_of,
+)
 
 _is_pending = is_pending & (compactions.c.messages_evicted > literal_column("0"))
 _PENDING = Prepared(
@@ -110,11 +117,8 @@ class SqlWindowStore:
     def __init__(self, database: Database, most: Size | None = None) -> None:
         self._database = database
         self._most = most
-        self._known: LRUCache[SessionKey, CachedSession] = LRUCache(KNOWN)
-
-    def forget(self) -> None:
-        """Clear the cache, because messages were erased."""
-        self._known.clear()
+        self._known: LRUCache[int, CachedSession] = LRUCache(KNOWN)
+        self.caches: tuple[LRUCache[Any, Any], ...] = (self._known,)
 
     async def ingested_to(self) -> int:
         """Return the sequence up to which every event is ingested.
@@ -125,6 +129,14 @@ class SqlWindowStore:
         return await self._database.read_small(
             lambda connection: int(REACHED.rows(connection)[0][0])
         )
+
+    async def erased_sessions(self, numbers: Collection[int]) -> set[int]:
+        """Return those of these session numbers that are not stored; none is ever used again.
+
+        Raises:
+            Unavailable: the database cannot be read now.
+        """
+        return await self._database.snapshot(partial(missing_sessions, numbers=numbers))
 
     async def window(
         self,
@@ -154,13 +166,13 @@ class SqlWindowStore:
             if size.exceeds(self._most):
                 raise TooLargeHere
             # Taken out while it is used: two reader threads must not change one entry.
-            known = self._known.pop(key) or CachedSession()
+            known = self._known.pop(sid) or CachedSession()
             try:
                 messages_now = _read(connection, facts, changes, pending, known, is_near=is_near)
             except WouldBlock:
-                self._known.put(key, known, known.size)
+                self._known.put(sid, known, known.size)
                 raise
-            self._known.put(key, known, known.size)
+            self._known.put(sid, known, known.size)
             # Only known after the messages were read, unlike the sizes above.
             calls = sum([len(message.calls) for message in messages_now])
             if self._most is not None and calls > CALLS_AT_ONCE:

@@ -1,0 +1,53 @@
+"""Remove erased sessions from the caches of a process.
+
+A notice says only that something was erased. Which cached sessions are gone, the database says: an
+erasure of one session must not make the windows of all others slow.
+"""
+
+import asyncio
+
+from turnfold.cache import SessionCaches
+from turnfold.core.text.caches import forget_texts
+from turnfold.errors import Unavailable
+from turnfold.store.query.window import SqlWindowStore
+
+FORGET_SECONDS = 5.0
+"""Shortest interval between two rounds, because any client may send notices at any rate."""
+
+
+class ErasureFollower:
+    """Forget, soon after a notice, every session that is no longer stored."""
+
+    def __init__(self, store: SqlWindowStore, caches: SessionCaches) -> None:
+        self._store = store
+        self._caches = caches
+        self._noticed = asyncio.Event()
+
+    def notify(self) -> None:
+        """Signal that something was erased."""
+        self._noticed.set()
+
+    async def run(self) -> None:
+        """Work off the signals until cancelled."""
+        while True:
+            await self._noticed.wait()
+            self._noticed.clear()
+            # Twice: a request that was running may have cached what it had read before.
+            for _ in range(2):
+                await self.forget_erased()
+                await asyncio.sleep(FORGET_SECONDS)
+
+    async def forget_erased(self) -> None:
+        """Remove what is cached of erased sessions; everything if the database cannot be read."""
+        try:
+            erased = await self._store.erased_sessions(self._caches.sessions())
+        except Unavailable:
+            self.forget_all()
+        else:
+            self._caches.remove(erased)
+            forget_texts()
+
+    def forget_all(self) -> None:
+        """Remove all text from memory."""
+        self._caches.clear()
+        forget_texts()
