@@ -132,9 +132,8 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     bearers: TokenRegistry | None,
     stop: asyncio.Event,
 ) -> None:
-    recall = SqlRecallStore(database)
-    answering = answering_of(settings, recall)
-    windows, hints = SqlWindowStore(database, AT_ONCE), HintSender(client.publish)
+    windows, recall = SqlWindowStore(database, AT_ONCE), SqlRecallStore(database)
+    answering, hints = answering_of(settings, recall), HintSender(client.publish)
     arrivals = NatsIngestSignal(windows.ingested_to)
     dispatcher = QueryDispatcher(
         windows=windows,
@@ -166,12 +165,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     forgetting = asyncio.create_task(erasures.run(), name="erasures")
     try:
         await lane.start()
-
-        def on_erased() -> None:
-            erasures.notify()
-            lane.notify_of_erasure()
-
-        await _subscribe_to_ingest(client, arrivals, on_erased)
+        await _subscribe_to_ingest(client, arrivals, erasures, lane)
         for name in DIRECT:
             await server.listen(client, name)
         await broker.start()
@@ -233,13 +227,14 @@ async def _confirm_subscriptions(*connections: Client) -> None:
 
 
 async def _subscribe_to_ingest(
-    client: NatsClient, arrivals: NatsIngestSignal, on_erased: Callable[[], None]
+    client: NatsClient, arrivals: NatsIngestSignal, erasures: ErasureFollower, lane: Lane
 ) -> None:
-    """Wake waiting requests when events were ingested."""
+    """Wake waiting requests when events were ingested; forget what was erased."""
 
     async def on_ingested(message: Msg) -> None:
         if message.data == ERASED:
-            on_erased()
+            erasures.notify()
+            lane.notify_of_erasure()
         arrivals.notify()
 
     await client.subscribe(INGESTED, cb=on_ingested)
