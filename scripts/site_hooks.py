@@ -4,7 +4,8 @@
 - Diagrams in Mermaid, which code hosts draw, are replaced by the pictures in docs/pictures: the
   site then needs neither a script nor a network.
 - Files outside docs that pages link to become pages of the site.
-- Reference pages that scripts/reference-pages has written are added.
+- Reference pages that scripts/reference-pages has written are added. Links to the code from which
+  they were generated lead to them.
 """
 
 import re
@@ -20,6 +21,16 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PICTURES = DOCS / "pictures"
 REFERENCE = ROOT / "build" / "reference"
+
+REFERENCE_OF = {
+    ROOT / "shared/turnfold/settings/values.py": "reference/settings.md",
+    ROOT / "shared/turnfold/core/policy/presets.py": "reference/policy.md",
+    ROOT / "shared/turnfold/errors.py": "reference/errors.md",
+    ROOT / "shared/turnfold/cli/application.py": "reference/commands.md",
+    ROOT / "services/turnfold_worker/metrics.py": "reference/metrics.md",
+    ROOT / "services/turnfold_query/metrics.py": "reference/metrics.md",
+    ROOT / "services/turnfold_proxy/metrics.py": "reference/metrics.md",
+}
 
 MERMAID = re.compile(r"^```mermaid\n(?P<source>.*?)^```\n", re.MULTILINE | re.DOTALL)
 IMAGE = re.compile(r"^!\[(?P<text>[^\]]*)\]\((?P<path>[^)]*\.svg)\)$", re.MULTILINE)
@@ -49,7 +60,7 @@ def on_files(files: Files, config: Any) -> Files:
         if file.abs_src_path and (DOCS / file.src_uri).is_file()
         for target in outside_targets(DOCS / file.src_uri)
     }
-    for target in sorted(outside):
+    for target in sorted(outside - set(REFERENCE_OF)):
         files.append(File.generated(config, page_of(target), content=content_of(target)))
     return files
 
@@ -115,7 +126,7 @@ def outside_targets(source: Path) -> set[Path]:
 
 def page_of(path: Path) -> str:
     """Return the place of the page on the site that shows a file or a folder outside docs."""
-    return f"files/{path.relative_to(ROOT).as_posix()}.md"
+    return REFERENCE_OF.get(path) or f"files/{path.relative_to(ROOT).as_posix()}.md"
 
 
 def content_of(path: Path) -> str:

@@ -16,19 +16,19 @@ class ProxyMetrics:
         PlatformCollector(registry=self.registry)
         self._requests = Counter(
             "turnfold_proxy_requests",
-            "Model calls, by what was sent: as they came, trimmed, or bypassed.",
+            "Model calls, by what was `sent`: `whole`, `trimmed`, `bypassed`.",
             ["sent"],
             registry=self.registry,
         )
         self._bypassed = Counter(
             "turnfold_proxy_bypassed",
-            "Model calls that went out as they came because Turnfold could not take part.",
+            "Calls that were sent unchanged because Turnfold could not take part, by `reason`.",
             ["reason"],
             registry=self.registry,
         )
         self._answers = Counter(
             "turnfold_proxy_answers",
-            "Answers of models, by how they ended and whether they were recorded.",
+            "Answers, by how they `ended`: `recorded`, `cut` (recorded in part) or `unrecorded`.",
             ["ended"],
             registry=self.registry,
         )
@@ -39,7 +39,7 @@ class ProxyMetrics:
         )
         self._seconds = Histogram(
             "turnfold_proxy_prepare_seconds",
-            "Time that a model call waited for its recording and its window.",
+            "Time that a call waited for its recording and its window.",
             buckets=SECONDS,
             registry=self.registry,
         )

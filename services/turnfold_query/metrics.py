@@ -29,24 +29,24 @@ class QueryMetrics(Collector):
         self.registry.register(self)
         self._dead_letters = Gauge(
             "turnfold_dead_letters",
-            "Events in the database that could never be stored.",
+            "Dead letters by `reason` (global).",
             ["reason"],
             registry=self.registry,
         )
         self._refused = Counter(
             "turnfold_requests_refused",
-            "Requests that were refused.",
+            "Bus requests answered with an error, by `request` and `code`.",
             ["request", "code"],
             registry=self.registry,
         )
         self._foreign = Counter(
             "turnfold_foreign_replies",
-            "Replies to what was published that were not the stream's.",
+            "Replies from a subscriber instead of the stream to events published over HTTP.",
             registry=self.registry,
         )
         self._lane_deaths = Counter(
             "turnfold_lane_deaths",
-            "Times that the process for searches and large windows died, or was ended.",
+            "Crashes and hangs of the process for searches and large windows, which is restarted.",
             registry=self.registry,
         )
         self._requests: dict[str, _Times] = {}
@@ -100,23 +100,24 @@ class QueryMetrics(Collector):
         """The plain numbers as metrics."""
         requests = HistogramMetricFamily(
             "turnfold_request_seconds",
-            "Time to answer a request, waiting for freshness included.",
+            "Time to answer a `request`, including the wait for freshness.",
             labels=["request"],
         )
         for name, times in self._requests.items():
             requests.add_metric([name], times.buckets(), times.sum)
         built = HistogramMetricFamily(
-            "turnfold_window_build_seconds", "Time to build a window, without the waiting."
+            "turnfold_window_build_seconds", "Time to build a window, without that wait."
         )
         built.add_metric([], self._built.buckets(), self._built.sum)
         answers = CounterMetricFamily(
             "turnfold_answers",
-            "Windows that were asked for, by how fresh they were.",
+            "Windows by `freshness`: `fresh`, `stale` (requested event not stored in time), "
+            "`not_modified`.",
             labels=["freshness"],
         )
         trims = CounterMetricFamily(
             "turnfold_window_trims",
-            "Messages that windows showed shortened, left out, or told in a digest.",
+            "Messages by `step`: `shortened`, left out (`folded`), or in a digest (`digested`).",
             labels=["step"],
         )
         for family, counts in ((answers, self._answers), (trims, self._trims)):

@@ -30,37 +30,33 @@ class WorkerMetrics:
 
     def _count_intake(self) -> None:
         registry = self.registry
-        self._events = Counter(
-            "turnfold_events_stored", "Events that were stored.", registry=registry
-        )
-        self._messages = Counter(
-            "turnfold_messages_stored", "Messages that were stored.", registry=registry
-        )
+        self._events = Counter("turnfold_events_stored", "Events stored.", registry=registry)
+        self._messages = Counter("turnfold_messages_stored", "Messages stored.", registry=registry)
         self._duplicates = Counter(
-            "turnfold_duplicates", "Copies of events that were stored before.", registry=registry
+            "turnfold_duplicates", "Duplicates of stored events.", registry=registry
         )
         self._dead_letters = Counter(
-            "turnfold_events_buried", "Events that became dead letters.", registry=registry
+            "turnfold_events_buried", "Events turned into dead letters.", registry=registry
         )
         self._evictions = Counter(
             "turnfold_evictions",
-            "Compactions that were opened as events were stored.",
+            "Compactions opened during ingest.",
             registry=registry,
         )
         self._returned = Counter(
             "turnfold_batches_returned",
-            "Batches that could not be stored and came again.",
+            "Batches that could not be stored, for redelivery.",
             registry=registry,
         )
         self._failures = Counter(
             "turnfold_part_failures",
-            "Errors that a part of this process went on after.",
+            "Errors that a loop (`part`) retries; the log says `work.failed` with the place.",
             ["part"],
             registry=registry,
         )
         self._foreign = Counter(
             "turnfold_foreign_replies",
-            "Replies to what was published that were not the stream's.",
+            "Replies to events from a subscriber instead of the stream.",
             registry=registry,
         )
         self._batch_events = Histogram(
@@ -68,7 +64,7 @@ class WorkerMetrics:
         )
         self._batch_seconds = Histogram(
             "turnfold_batch_seconds",
-            "Time from taking a batch to its acknowledgement.",
+            "Time from receiving a batch to its acknowledgement.",
             buckets=BATCH_SECONDS,
             registry=registry,
         )
@@ -77,31 +73,33 @@ class WorkerMetrics:
         registry = self.registry
         self._attempts = Counter(
             "turnfold_attempts",
-            "Attempts at a summary, by how they ended.",
+            "Attempts by `outcome` and `reason`: `committed` (with a reason: a stand-in), "
+            "`given_back`, `rolled_back`, `discarded`, `delayed` (no database), `crashed`.",
             ["outcome", "reason"],
             registry=registry,
         )
         self._summary_seconds = Histogram(
             "turnfold_summary_seconds",
-            "Time to write a version that was committed.",
+            "Time to write a version, by `kind`: `llm` or `extractive`.",
             ["kind"],
             buckets=SUMMARY_SECONDS,
             registry=registry,
         )
         self._saved = Counter(
             "turnfold_tokens_saved",
-            "Tokens by which new versions made windows smaller.",
+            "Tokens of replaced messages, less the growth of the versions.",
             registry=registry,
         )
         self._model_tokens = Counter(
             "turnfold_model_tokens",
-            "Tokens that models took for committed versions.",
+            "Tokens of committed versions by `model`, `direction` (`prompt`, `completion`); "
+            "failed attempts count in the daily tokens of an agent.",
             ["model", "direction"],
             registry=registry,
         )
         self._cost = Counter(
             "turnfold_model_cost_dollars",
-            "What models took for committed versions, in US dollars.",
+            "Price of these tokens in US dollars by `model`, if litellm lists it.",
             ["model"],
             registry=registry,
         )
@@ -110,31 +108,36 @@ class WorkerMetrics:
         registry = self.registry
         self._lag_events = Gauge(
             "turnfold_lag_events",
-            "Events that are published and not stored yet.",
+            "Events not yet stored (global).",
             registry=registry,
         )
         self._lag_seconds = Gauge(
             "turnfold_lag_seconds",
-            "Age of the oldest event that is not stored yet.",
+            "Age of the oldest event not yet stored (global).",
             registry=registry,
         )
-        self._jobs = Gauge("turnfold_jobs", "Open compactions.", ["status"], registry=registry)
+        self._jobs = Gauge(
+            "turnfold_jobs",
+            "Open compactions by `status`: `pending` or `running` (global).",
+            ["status"],
+            registry=registry,
+        )
         self._late = Gauge(
             "turnfold_jobs_late_seconds",
-            "For how long the latest open compaction is due.",
+            "Wait of the oldest due compaction (global).",
             registry=registry,
         )
         self._pending = Gauge(
             "turnfold_pending_messages",
-            "Evicted messages that no summary speaks for yet.",
+            "Evicted messages not yet summarized (global).",
             registry=registry,
         )
         self._notices = Gauge(
-            "turnfold_outbox_notices", "Notices that wait to be sent.", registry=registry
+            "turnfold_outbox_notices", "Unsent notices (global).", registry=registry
         )
         self._unindexed = Gauge(
             "turnfold_unindexed_sessions",
-            "Sessions with messages that are not indexed yet.",
+            "Sessions not fully in the search index (global).",
             registry=registry,
         )
 

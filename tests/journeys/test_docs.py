@@ -4,14 +4,12 @@ import asyncio
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.page_blocks import PAGES, ROOT
-from turnfold.core.policy.presets import PRESETS, Policy
 
 LINK = re.compile(r"\]\((?!https?://)(?P<path>[^)#\s]*)(?:#(?P<heading>[^)\s]*))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -71,7 +69,7 @@ IDS = (
     | {f"C{number}" for number in range(1, 64) if number not in CASES_LEFT_OUT}
 )
 ROW = re.compile(
-    r"^\| (?P<id>[A-Z]\d+) \| (\*(?P<gap>[a-z ]+)\*: )?(?P<promise>[^|*]+) \|(?P<where>[^|]*)\|$",
+    r"^- \*\*(?P<id>[A-Z]\d+)\*\* (\*(?P<gap>[a-z ]+)\*: )?(?P<promise>[^*]+) \((?P<where>[^()]*)\)$",
     re.MULTILINE,
 )
 GAPS = {None, "partly", "not yet"}
@@ -85,7 +83,7 @@ DRAWN = re.compile(r"^    \S+ --> \S+: (?P<letter>[a-z])$", re.MULTILINE)
 
 
 class Promise(NamedTuple):
-    """A row of the page of guarantees."""
+    """A line of the page of guarantees."""
 
     id: str
     gap: str | None
@@ -150,38 +148,6 @@ def proved_in(path: Path) -> set[str]:
         for marked in PROVED.findall(path.read_text(encoding="utf-8"))
         for id in re.findall(r'"([A-Z]\d+)"', marked)
     }
-
-
-@pytest.mark.proves("P1", "P2", "P3", "P4", "P5", "P6")
-def test_the_page_on_presets_lists_every_number_in_which_they_differ() -> None:
-    page = (ROOT / "docs" / "presets.md").read_text()
-
-    told = page.partition("<!-- numbers of the presets -->\n\n")[2]
-
-    assert told == _numbers_of_presets()
-
-
-def _numbers_of_presets() -> str:
-    names = ["balanced", *sorted(set(PRESETS) - {"balanced"})]
-    rows = [
-        f"| number | {' | '.join(f'`{name}`' for name in names)} |",
-        f"|---|{'---|' * len(names)}",
-    ]
-    for field in fields(Policy):
-        values = [getattr(PRESETS[name], field.name) for name in names]
-        if len(set(values)) > 1:
-            shown = [
-                "" if number and value == values[0] else _shown(value)
-                for number, value in enumerate(values)
-            ]
-            rows.append(f"| `{field.name}` | {' | '.join(shown)} |")
-    return "\n".join(rows) + "\n"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 @pytest.mark.proves("W3")

