@@ -26,6 +26,7 @@ REFERENCE_OF = {
     ROOT / "shared/turnfold/settings/values.py": "reference/settings.md",
     ROOT / "shared/turnfold/core/policy/presets.py": "reference/policy.md",
     ROOT / "shared/turnfold/errors.py": "reference/errors.md",
+    ROOT / "shared/turnfold/contracts/catalog.py": "reference/requests.md",
     ROOT / "shared/turnfold/cli/application.py": "reference/commands.md",
     ROOT / "services/turnfold_worker/metrics.py": "reference/metrics.md",
     ROOT / "services/turnfold_query/metrics.py": "reference/metrics.md",

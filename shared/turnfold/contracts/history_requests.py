@@ -23,9 +23,15 @@ class HistoryRequest(FreshRequest):
 
     model_config = example(after_position=0, limit=100)
 
-    after_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
-    before_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
-    limit: Annotated[int, Field(ge=1, le=1_000)] = 100
+    after_position: Annotated[
+        int | None, Field(ge=0, le=2**63 - 1, description="The page begins after it.")
+    ] = None
+    before_position: Annotated[
+        int | None, Field(ge=0, le=2**63 - 1, description="The page ends before it.")
+    ] = None
+    limit: Annotated[
+        int, Field(ge=1, le=1_000, description="Fewer are returned if they are large.")
+    ] = 100
     newest: Annotated[
         int | None, Field(ge=1, le=1_000, description="Return this many of the newest messages.")
     ] = None
@@ -44,7 +50,9 @@ class SearchRequest(FreshRequest):
 
     model_config = example(q="order 7341", limit=20)
 
-    q: Annotated[str, Field(min_length=1, max_length=1_000)]
+    q: Annotated[
+        str, Field(min_length=1, max_length=1_000, description="Plain text without syntax.")
+    ]
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     state: Literal["live", "pending", "covered"] | None = None
     role: Literal["system", "developer", "user", "assistant", "tool"] | None = None

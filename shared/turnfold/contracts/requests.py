@@ -86,19 +86,45 @@ class ContextFields(FreshRequest):
         Tokens | None,
         Field(description="Size of the window, including the summary; by default from the model."),
     ] = None
-    model: Annotated[str | None, Field(max_length=300)] = None
-    system_tokens: Tokens = 0
-    tools_tokens: Tokens = 0
-    max_output_tokens: Tokens | None = None
-    max_messages: Annotated[int | None, Field(ge=1, le=2**53)] = None
-    mode: Literal["normal", "emergency"] = "normal"
-    format: Literal["openai", "responses", "anthropic"] = "openai"
-    placement: Literal["separate", "system", "message", "user"] = "separate"
+    model: Annotated[
+        str | None,
+        Field(max_length=300, description="The model that reads the window; by default the last."),
+    ] = None
+    system_tokens: Annotated[
+        Tokens, Field(description="Room for the system text in a budget from the model.")
+    ] = 0
+    tools_tokens: Annotated[
+        Tokens, Field(description="Room for the tools in a budget from the model.")
+    ] = 0
+    max_output_tokens: Annotated[
+        Tokens | None, Field(description="Room for the answer; by default as the policy says.")
+    ] = None
+    max_messages: Annotated[
+        int | None,
+        Field(ge=1, le=2**53, description="Most messages besides the pinned one; in whole blocks."),
+    ] = None
+    mode: Annotated[
+        Literal["normal", "emergency"],
+        Field(description="`emergency` takes at most three fifths of the budget."),
+    ] = "normal"
+    format: Annotated[
+        Literal["openai", "responses", "anthropic"],
+        Field(description="The interface that the messages are for."),
+    ] = "openai"
+    placement: Annotated[
+        Literal["separate", "system", "message", "user"],
+        Field(
+            description="Where the summary stands: only in `summary`, at the end of the system"
+            " message, or in a system or user message of its own (`user` is recommended)."
+        ),
+    ] = "separate"
     query: Annotated[
         str | None,
         Field(description="The user's current question: a short form of `recall.query`."),
     ] = None
-    etag: str | None = None
+    etag: Annotated[
+        str | None, Field(description="Of an earlier answer: `not_modified` if it still holds.")
+    ] = None
     as_of: Annotated[Moment | None, Field(description=AS_OF)] = None
     entries: Annotated[
         bool, Field(description="Whether the answer says in which form each message is shown.")

@@ -16,6 +16,7 @@ from typer.main import get_group
 
 from turnfold import errors
 from turnfold.cli.application import application
+from turnfold.contracts.catalog import REQUESTS
 from turnfold.core.policy.presets import PRESETS, Policy
 from turnfold.settings.parsers import SETTING_NAMES
 from turnfold.settings.reading import SHORT_NAMES
@@ -23,7 +24,7 @@ from turnfold.settings.reading import SHORT_NAMES
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
 SCRIPTS = ROOT / "scripts"
-GENERATED = {"settings.md", "policy.md", "errors.md", "commands.md", "metrics.md"}
+GENERATED = {"settings.md", "policy.md", "errors.md", "commands.md", "metrics.md", "requests.md"}
 MERMAID = re.compile(r"^```mermaid\n(?P<source>.*?)^```\n", re.MULTILINE | re.DOTALL)
 
 pytestmark = pytest.mark.proves("V5")
@@ -73,6 +74,8 @@ def test_the_generated_pages_name_each_setting_number_error_and_command(
         assert f"`turnfold.errors.{error.__name__}`" in reference["errors.md"]
     for name in leaves(get_group(application()), "turnfold"):
         assert f"## {name}\n" in reference["commands.md"]
+    for name in REQUESTS:
+        assert f"### {name}\n" in reference["requests.md"]
 
 
 def test_the_generated_errors_and_the_page_on_events_name_the_same_reasons_of_dead_letters(

@@ -87,7 +87,8 @@ class WindowEntry(Answer):
         Field(
             description="`whole`: as published, to the letter. `cut`: parts are shortened or left"
             " out. `line`: one line stands for a result. `mended`: written anew, nothing is"
-            " missing. The others are no stored messages."
+            " missing. The others are no stored messages. A merged or converted message is"
+            " `mended`, or has the form of its most shortened part."
         )
     )
     without: list[Literal["reasoning", "arguments", "ids"]] = Field(
@@ -96,7 +97,7 @@ class WindowEntry(Answer):
     carry: Any = Field(
         None,
         description="What the event carries for this message, to the letter; absent if that is"
-        " null. If `id` is a list, a list beside it.",
+        " null. If `id` is a list, a list beside it. At most 8,000,000 characters for one window.",
     )
 
 
