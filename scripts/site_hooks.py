@@ -25,6 +25,7 @@ REFERENCE = ROOT / "build" / "reference"
 REFERENCE_OF = {
     ROOT / "shared/turnfold/settings/values.py": "reference/settings.md",
     ROOT / "shared/turnfold/core/policy/presets.py": "reference/policy.md",
+    ROOT / "shared/turnfold/core/policy/allowance.py": "reference/settings.md",
     ROOT / "shared/turnfold/errors.py": "reference/errors.md",
     ROOT / "shared/turnfold/contracts/catalog.py": "reference/requests.md",
     ROOT / "shared/turnfold/cli/application.py": "reference/commands.md",
