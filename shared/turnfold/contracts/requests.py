@@ -88,7 +88,10 @@ class ContextFields(FreshRequest):
     ] = None
     model: Annotated[
         str | None,
-        Field(max_length=300, description="The model that reads the window; by default the last."),
+        Field(
+            max_length=300,
+            description="The model that reads the window; by default that of the newest event.",
+        ),
     ] = None
     system_tokens: Annotated[
         Tokens, Field(description="Room for the system text in a budget from the model.")
@@ -302,7 +305,9 @@ class ToolsRequest(Request):
 
     model_config = example(format="openai")
 
-    format: Literal["openai", "anthropic"] = "openai"
+    format: Annotated[
+        Literal["openai", "anthropic"], Field(description="The interface that the tools are for.")
+    ] = "openai"
 
 
 class ToolRequest(Request):
