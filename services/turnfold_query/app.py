@@ -42,6 +42,7 @@ from turnfold.store.query.inspection import SqlInspectionStore
 from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.window import AT_ONCE, SqlWindowStore
 from turnfold_query.asyncapi import asyncapi_document
+from turnfold_query.environment import answering_of
 from turnfold_query.erasures import ErasureFollower
 from turnfold_query.handlers import DIRECT, QueryDispatcher, QueryServer, make_router
 from turnfold_query.hints import HintSender
@@ -51,7 +52,6 @@ from turnfold_query.ingest_signal import NatsIngestSignal
 from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics
 from turnfold_query.newest import NewestLookup
-from turnfold_query.windows import answering_of
 
 log = structlog.get_logger()
 

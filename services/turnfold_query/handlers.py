@@ -31,7 +31,6 @@ from turnfold.contracts.reading import (
     read_request,
 )
 from turnfold.contracts.requests import (
-    MAX_WAIT_MS,
     Command,
     ContextRequest,
     ExpandRequest,
@@ -196,8 +195,7 @@ class QueryDispatcher:
         seq = request.after_seq
         if not seq or seq <= await self._windows.ingested_to():
             return True
-        wait_seconds = min(request.wait_ms, MAX_WAIT_MS) / 1000
-        await PlacedSignal(self._arrivals, place).reached(seq, wait_seconds)
+        await PlacedSignal(self._arrivals, place).reached(seq, request.wait_seconds)
         return seq <= await self._windows.ingested_to()
 
     async def _with_sequence(self, key: SessionKey, request: Fresh) -> Fresh:
@@ -236,7 +234,7 @@ class QueryDispatcher:
             place.search()
         arrivals = PlacedSignal(self._arrivals, place)
         try:
-            async with asyncio.timeout(self._seconds + min(request.wait_ms, MAX_WAIT_MS) / 1000):
+            async with asyncio.timeout(self._seconds + request.wait_seconds):
                 try:
                     answer = await query.context(
                         key,

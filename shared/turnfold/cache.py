@@ -69,14 +69,14 @@ class SessionCaches:
 
     def sessions(self) -> set[int]:
         """Return the numbers of all sessions that something is cached of."""
-        return set().union(*(cache.sessions() for cache in self._caches))
+        return set().union(*(held.sessions() for held in self._caches))
 
     def remove(self, gone: Collection[int]) -> None:
         """Remove everything that is cached of these sessions."""
-        for cache in self._caches:
-            cache.remove_sessions(gone)
+        for held in self._caches:
+            held.remove_sessions(gone)
 
     def clear(self) -> None:
         """Remove all entries."""
-        for cache in self._caches:
-            cache.clear()
+        for held in self._caches:
+            held.clear()

@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 from tests.benchmarks.figures import Figure, middle
 from tests.histories import History, Json, counter, data_directory, history
 from tests.store_fixtures import KEY, new_sqlite, sql_stores, turn
-from turnfold.core.eviction.plan import plan_evictions
+from turnfold.core.eviction.batch import plan_evictions
 from turnfold.core.policy.presets import Policy, preset_named
 from turnfold.core.recall.quotes import quotable_text
 from turnfold.core.summary.extractive.extract import extract

@@ -29,7 +29,7 @@ from tests.benchmarks.trimming import (
 from tests.histories import History, Said, Weighed, history
 from tests.reference_tokenizer import vocabularies
 from tests.window_check.sessions import conversations, data_directory
-from turnfold.core.eviction.decide import Evict, decide_eviction
+from turnfold.core.eviction.choose import Evict, decide_eviction
 from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, fired_triggers
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import Policy

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from tests.costs.measuring import Case
 from tests.histories import History, Json, answered, assistant, counter, system, tool, user, words
-from turnfold.core.eviction.decide import decide_eviction
-from turnfold.core.eviction.plan import EVERY_EVENT_BELOW, plan_evictions
+from turnfold.core.eviction.batch import EVERY_EVENT_BELOW, plan_evictions
+from turnfold.core.eviction.choose import decide_eviction
 from turnfold.core.eviction.triggers import Trigger
 from turnfold.core.history.blocks import group, newest_request
 from turnfold.core.history.validity import validation_errors

@@ -23,7 +23,7 @@ from tests.shaped import (
     shaped_session,
 )
 from turnfold import shapes
-from turnfold.core.eviction.decide import Evict, decide_eviction
+from turnfold.core.eviction.choose import Evict, decide_eviction
 from turnfold.core.eviction.triggers import Trigger
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import PRESETS

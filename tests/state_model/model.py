@@ -15,8 +15,8 @@ from tests.state_model.state import CommittedVersion, Compaction, SessionState
 from turnfold.contracts.requests import (
     PolicyRequest,
 )
-from turnfold.core.eviction.decide import first_eviction
-from turnfold.core.eviction.plan import Eviction, RestoreHold, plan_evictions
+from turnfold.core.eviction.batch import Eviction, RestoreHold, plan_evictions
+from turnfold.core.eviction.choose import first_eviction
 from turnfold.core.eviction.triggers import (
     SUMMARY_DELAY_MS,
     FiredTrigger,

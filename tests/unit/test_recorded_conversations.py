@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.histories import Json, Said, counter, history
-from turnfold.core.eviction.decide import Evict, decide_eviction
+from turnfold.core.eviction.choose import Evict, decide_eviction
 from turnfold.core.eviction.triggers import Trigger, fired_triggers, load_of
 from turnfold.core.history.blocks import group
 from turnfold.core.history.priority import classify

@@ -24,7 +24,7 @@ from tests.histories import (
     user,
     words,
 )
-from turnfold.core.eviction.decide import Evict, decide_eviction
+from turnfold.core.eviction.choose import Evict, decide_eviction
 from turnfold.core.eviction.triggers import Trigger
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import Policy

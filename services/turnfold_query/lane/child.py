@@ -36,9 +36,9 @@ from turnfold.store.query.history import SqlHistoryStore
 from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.search import SqlSearchStore
 from turnfold.store.query.window import SqlWindowStore
+from turnfold_query.environment import answering_of
 from turnfold_query.erasures import ErasureFollower
 from turnfold_query.lane import wire
-from turnfold_query.windows import answering_of
 
 log = structlog.get_logger()
 

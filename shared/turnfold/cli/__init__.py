@@ -37,7 +37,7 @@ def _run(words: list[str]) -> int:
     if len(words) == 1 and words[0] in SERVICES:
         return SERVICES[words[0]]()
     if words[:1] == ["up"] and COMPLETE_VARIABLE not in os.environ:
-        from turnfold.cli.system import run_system, simple_options
+        from turnfold.cli.up import run_system, simple_options
 
         if (options := simple_options(words[1:])) is not None:
             run_system(**options)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from turnfold.cli import services
-from turnfold.cli.system import MAX_PORT, NATS_PORT
+from turnfold.cli.up import MAX_PORT, NATS_PORT
 
 
 def register(app: typer.Typer) -> None:
@@ -46,7 +46,7 @@ def up(
     as_json: Annotated[bool, typer.Option("--json", help="Print the ready line as JSON.")] = False,
 ) -> None:
     """Run the whole system: NATS, database, worker and query service. Stop it with Ctrl-C."""
-    from turnfold.cli.system import run_system
+    from turnfold.cli.up import run_system
 
     run_system(
         data_dir=data_dir,

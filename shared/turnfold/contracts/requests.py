@@ -76,6 +76,11 @@ class FreshRequest(Request):
         assert self.after != "latest"
         return self.after or 0
 
+    @property
+    def wait_seconds(self) -> float:
+        """How long to wait for it."""
+        return min(self.wait_ms, MAX_WAIT_MS) / 1000
+
 
 class ContextFields(FreshRequest):
     """The fields of a request for the model's next input that NATS and HTTP share."""

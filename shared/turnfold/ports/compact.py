@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from turnfold.core.eviction.plan import Eviction
+from turnfold.core.eviction.batch import Eviction
 from turnfold.core.eviction.triggers import FiredTrigger
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Policy

@@ -21,7 +21,7 @@ from tests.terminal_output import Terminal, columns, normalized, run, run_servic
 from turnfold.cli.application import application
 from turnfold.cli.diagnoses import Finding
 from turnfold.cli.doctor import show_findings
-from turnfold.cli.system import announce, print_panel
+from turnfold.cli.up import announce, print_panel
 from turnfold.client import Session
 from turnfold.client.http import ask_http
 from turnfold.process.supervisor import SystemConfig

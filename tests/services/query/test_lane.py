@@ -27,7 +27,7 @@ from turnfold.store.database.engine import Database
 from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.search import SqlSearchStore
 from turnfold.store.query.window import AT_ONCE, SqlWindowStore
-from turnfold_query.windows import answering_of
+from turnfold_query.environment import answering_of
 
 KEY = SessionKey(AgentId("a"), SessionId("large"))
 SESSION = "/v1/agents/a/sessions/large"

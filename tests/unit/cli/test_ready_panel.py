@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnfold.cli.system import print_panel
+from turnfold.cli.up import print_panel
 
 
 def test_the_panel_names_the_base_url_of_each_kind_of_client(

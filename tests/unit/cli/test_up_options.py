@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from turnfold.cli.application import application
-from turnfold.cli.system import NATS_PORT, simple_options
+from turnfold.cli.up import NATS_PORT, simple_options
 
 DEFAULTS = {
     "data_dir": None,

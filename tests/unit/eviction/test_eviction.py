@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnfold.core.eviction.decide import Evict, NoEviction, decide_eviction
-from turnfold.core.eviction.plan import plan_evictions
+from turnfold.core.eviction.batch import plan_evictions
+from turnfold.core.eviction.choose import Evict, NoEviction, decide_eviction
 from turnfold.core.eviction.triggers import (
     FiredTrigger,
     SessionLoad,

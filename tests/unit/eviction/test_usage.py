@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnfold.core.eviction.plan import Eviction, plan_evictions
+from turnfold.core.eviction.batch import Eviction, plan_evictions
 from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, Trigger, fired_triggers
 from turnfold.core.eviction.usage import (
     ReportDelta,

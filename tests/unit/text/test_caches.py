@@ -12,7 +12,7 @@ from turnfold.core.text.caches import cached_text, forget_texts
 
 ROOT = Path(turnfold.__file__).parents[2]
 WITHOUT_TEXTS = {
-    "cli/system.py": "a logger",
+    "cli/up.py": "a logger",
     "client/recovery.py": "sizes of models",
     "client/token_counter.py": "the counter",
     "turnfold_query/asyncapi.py": "the description",

@@ -7,7 +7,7 @@ import pytest
 
 from tests.anthropic_faults import anthropic_faults
 from tests.histories import assistant, counter, history, instruction, parsed, system, tool, user
-from turnfold.core.eviction.decide import Evict, decide_eviction
+from turnfold.core.eviction.choose import Evict, decide_eviction
 from turnfold.core.eviction.triggers import Trigger, load_of
 from turnfold.core.history.blocks import group
 from turnfold.core.policy.presets import Policy

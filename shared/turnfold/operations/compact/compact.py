@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import uniform
 
@@ -18,6 +18,7 @@ from turnfold.operations.compact.attempt import (
     without_model,
     write_version,
 )
+from turnfold.operations.compact.lease import renewed_lease
 from turnfold.ports.compact import (
     FailureStatus,
     Job,
@@ -30,8 +31,6 @@ from turnfold.ports.compact import (
 
 PROVIDER_REASONS = frozenset({"timeout", "provider_error", "rate_limited", "context_overflow"})
 """Reasons that concern the provider. All others concern the answer of the model."""
-RENEWALS = 3
-"""How often a lease is renewed before it would expire: one late renewal must not lose it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ async def compact(
                 job, ending=FailureStatus.STALE, reason=None, detail=nothing, now_ms=now_ms()
             )
             return RolledBack(None)
-        async with _renewed(job, store, writing, now_ms):
+        async with renewed_lease(job, store, writing.lease_seconds, now_ms):
             return await _write(job, job_input, model, store, summarizer, writing, count, now_ms)
     except LostLease:
         # The rows that this worker still holds would otherwise wait for the end of their lease.
@@ -224,27 +223,3 @@ def _pause(attempt: int, error: SummarizerError, writing: SummaryConfig) -> floa
     asked_for = min(error.retry_after_seconds or 0.0, writing.retry_after_max_seconds)
     # With jitter: jobs that failed together must not return together.
     return asked_for + uniform(longest / 2, longest)  # noqa: S311  # jitter keeps no secret
-
-
-@contextlib.asynccontextmanager
-async def _renewed(
-    job: Job, store: JobStore, writing: SummaryConfig, now_ms: Callable[[], int]
-) -> AsyncGenerator[None]:
-    """Renew the lease while the body runs."""
-    lease_ms = int(1000 * writing.lease_seconds)
-
-    async def keep() -> None:
-        while True:
-            await asyncio.sleep(writing.lease_seconds / RENEWALS)
-            # The lease outlasts a short failure of the database.
-            with contextlib.suppress(Unavailable):
-                await store.renew(job, lease_ms=lease_ms, now_ms=now_ms())
-
-    keeper = asyncio.create_task(keep(), name="lease")
-    try:
-        yield
-    finally:
-        keeper.cancel()
-        # A lease lost meanwhile shows at the commit, which is fenced.
-        with contextlib.suppress(asyncio.CancelledError, LostLease):
-            await keeper

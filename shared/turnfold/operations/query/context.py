@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from turnfold.contracts.requests import (
-    MAX_WAIT_MS,
     ContextRequest,
 )
 from turnfold.core.shapes.blocks import OPENING, SILENT
@@ -57,7 +56,7 @@ async def context(
         TooLargeHere: the heavy lane builds windows of this session; the wait is over.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + min(request.wait_ms, MAX_WAIT_MS) / 1000
+    deadline = loop.time() + request.wait_seconds
     moment = None if request.as_of is None else parse_as_of(request.as_of)
     chars_per_token = 1.0
     while True:

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, bindparam, func, select
 
+from turnfold.core.eviction.batch import Eviction, RestoreHold, plan_evictions
 from turnfold.core.eviction.budgets import (
     budgets_json,
     largest_budget,
     recent_budgets,
 )
-from turnfold.core.eviction.decide import Evict, clamp_keep_tokens, decide_eviction, first_eviction
+from turnfold.core.eviction.choose import Evict, clamp_keep_tokens, decide_eviction, first_eviction
 from turnfold.core.eviction.limits import WindowChanges, limited_window
-from turnfold.core.eviction.plan import Eviction, RestoreHold, plan_evictions
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger, fired_triggers, load_of
 from turnfold.core.eviction.usage import UsageInput, UsageReading, relief_limit, usage_trigger
 from turnfold.core.policy.presets import Commit, Policy

@@ -6,8 +6,8 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, literal_column, select, update
 
 from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED, USAGE_REPORTED
-from turnfold.core.eviction.decide import first_eviction
-from turnfold.core.eviction.plan import Eviction, are_oldest
+from turnfold.core.eviction.batch import Eviction, are_oldest
+from turnfold.core.eviction.choose import first_eviction
 from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS, FiredTrigger, Trigger
 from turnfold.core.policy.presets import Policy
 from turnfold.core.summary.digest import digest_eviction, digest_messages

@@ -33,7 +33,7 @@ from turnfold.store.database.schema import (
     summaries,
 )
 from turnfold.store.database.statements import Prepared, SupportsStatements
-from turnfold.store.ingest.limits import limits_of
+from turnfold.store.ingest.model_windows import limits_of
 from turnfold.store.query.as_of import (
     PENDING_EVICTIONS,
     messages_as_of,

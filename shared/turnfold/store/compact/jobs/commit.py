@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, literal_column, select
 
-from turnfold.core.eviction.plan import Eviction
+from turnfold.core.eviction.batch import Eviction
 from turnfold.errors import LostLease
 from turnfold.messages import MESSAGES_PER_EVENT
 from turnfold.ports.compact import Job, JobKind, Version

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, func, literal_column, select
 
-from turnfold.core.eviction.plan import Eviction
+from turnfold.core.eviction.batch import Eviction
 from turnfold.core.summary.sources import PreviousSummary
 from turnfold.errors import LostLease
 from turnfold.ports.compact import EvictedMessage, Job, JobInput, JobKind

@@ -5,7 +5,7 @@ from secrets import randbits
 
 from sqlalchemy import Connection, update
 
-from turnfold.core.eviction.plan import Eviction
+from turnfold.core.eviction.batch import Eviction
 from turnfold.core.summary.fair_share import JobSlots
 from turnfold.messages import AgentId
 from turnfold.ports.compact import FailureStatus, Job, JobInput, Version

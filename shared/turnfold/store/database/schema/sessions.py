@@ -249,7 +249,10 @@ reported_limits = Table(
     Column("at_ms", Big, nullable=False),
     sqlite_with_rowid=False,
 )
-"""The sizes that providers named for the windows of models; see `turnfold.store.ingest.limits`."""
+"""The sizes that providers named for the windows of models.
+
+See `turnfold.store.ingest.model_windows`.
+"""
 
 retractions = Table(
     "retractions",

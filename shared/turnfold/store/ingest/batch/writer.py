@@ -42,7 +42,7 @@ from turnfold.store.ingest.batch.stored_events import (
     newest_event_at_ms,
 )
 from turnfold.store.ingest.evict import evict
-from turnfold.store.ingest.limits import learn_limits
+from turnfold.store.ingest.model_windows import learn_limits
 from turnfold.store.ingest.pairing import Touched, repair_pairs
 from turnfold.store.ingest.retraction import Retractor, Withdraw
 from turnfold.store.ingest.tombstones import erased_before, lock_against_erase, record_duplicates

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.eviction.budgets import Budgets, largest_budget
-from turnfold.core.eviction.decide import Evict, clamp_keep_tokens, decide_eviction
+from turnfold.core.eviction.choose import Evict, clamp_keep_tokens, decide_eviction
 from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, Trigger, TriggerLimits
 from turnfold.core.eviction.usage import UsageInput, UsageState, relief_limit
 from turnfold.core.policy.presets import Policy
