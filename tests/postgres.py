@@ -92,7 +92,7 @@ class Postgres:
     @contextmanager
     def frozen(self) -> Generator[None]:
         """Stop all of its processes as they are: connections stay, and nobody answers."""
-        pids = self._server.pids()
+        pids = self.pids()
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         try:
@@ -111,6 +111,10 @@ class Postgres:
             installed.copy_from(self.port)
             with _started(installed, settings) as server:
                 yield Standby(installed.port, server, installed, settings)
+
+    def pids(self) -> list[int]:
+        """Its processes, the one that started the others first."""
+        return self._server.pids()
 
     def url(self, database: str) -> str:
         """Where a database is, as `TURNFOLD_DATABASE_URL` wants it."""

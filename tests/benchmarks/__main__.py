@@ -12,6 +12,7 @@ from rich.console import Console
 
 from tests.benchmarks import (
     attacks,
+    cell,
     context,
     counting,
     faults,
@@ -57,21 +58,28 @@ BENCHMARKS: Mapping[str, Callable[[Path], AsyncIterator[Figure]]] = {
     "stored": stored.measure,
     "survival": survival.measure,
     "attacks": attacks.measure,
+    "cell": cell.measure,
 }
+LONG = {"cell"}
+"""Left out unless they are named."""
 
 
 def main() -> None:
-    """Run those that were named, or all, one after the other."""
+    """Run those that were named, or all that are not long, one after the other."""
     parser = argparse.ArgumentParser(
         prog="tests.benchmarks", description="What things cost, as multiples of bare floors."
     )
-    parser.add_argument("name", nargs="*", help=f"which of {', '.join(BENCHMARKS)} (default: all)")
+    parser.add_argument(
+        "name",
+        nargs="*",
+        help=f"which of {', '.join(BENCHMARKS)} (default: all but {', '.join(LONG)})",
+    )
     parser.add_argument("--json", action="store_true", help="one figure a line")
     chosen = parser.parse_args()
     if unknown := [name for name in chosen.name if name not in BENCHMARKS]:
         parser.error(f"there is no benchmark {unknown[0]}; there are {', '.join(BENCHMARKS)}")
     console = Console() if sys.stdout.isatty() else Console(width=110)
-    for name in chosen.name or BENCHMARKS:
+    for name in chosen.name or [name for name in BENCHMARKS if name not in LONG]:
         with nullcontext() if chosen.json else console.status(f"{name} is being measured"):
             figures = asyncio.run(_measured(name, is_json=chosen.json))
         if not chosen.json:
