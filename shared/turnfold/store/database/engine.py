@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from turnfold.errors import StartError
 from turnfold.process.turns import Turns
 from turnfold.store.database.inline_reader import InlineReader, RawConnection, WouldBlock
+from turnfold.store.database.pings import ping_rarely
 from turnfold.store.database.sqlite_files import connect_sqlite, make_private
 from turnfold.store.database.transactions import (
     AwaitedTransactions,
@@ -228,7 +229,7 @@ class Database:
             else:
                 # One snapshot for all statements of a transaction.
                 options["isolation_level"] = "REPEATABLE READ"
-            return create_async_engine(
+            engine = create_async_engine(
                 url,
                 connect_args=arguments,
                 pool_size=READERS,
@@ -237,6 +238,8 @@ class Database:
                 pool_pre_ping=True,
                 **options,
             )
+            ping_rarely(engine)
+            return engine
         engine = create_async_engine(
             self._read_only(),
             pool_size=READERS,

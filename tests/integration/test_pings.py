@@ -1,0 +1,56 @@
+"""PostgreSQL is asked rarely whether a connection still works, and one that it has closed is not used."""
+
+import asyncio
+
+from sqlalchemy import Connection, text
+
+from tests.postgres import running_postgres
+from turnfold.store.database.engine import Database
+
+READS = 200
+
+
+def one(connection: Connection) -> int:
+    """A transaction of one statement."""
+    return int(connection.execute(text("SELECT 1")).scalar_one())
+
+
+async def test_a_transaction_is_not_preceded_by_another_one(postgres_url: str) -> None:
+    counts = text(
+        "SELECT xact_commit, xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+    )
+    reader, observer = Database(postgres_url, writes=False), Database(postgres_url, writes=False)
+
+    async def counted() -> tuple[int, int]:
+        committed, rolled_back = await observer.snapshot(
+            lambda connection: connection.execute(counts).one()
+        )
+        return committed, rolled_back
+
+    before = await counted()
+    for _ in range(READS):
+        await reader.snapshot(one)
+    # A server counts what a connection did when that ends, at the latest.
+    await reader.close()
+    async with asyncio.timeout(30):
+        while True:
+            now = await counted()
+            if now[0] >= before[0] + READS:
+                break
+            await asyncio.sleep(0.05)
+    await observer.close()
+
+    # The first transaction of each connection, and some of the observer's.
+    assert now[1] - before[1] < READS / 2
+
+
+async def test_a_server_that_restarted_is_read_through_a_new_connection() -> None:
+    with running_postgres() as postgres:
+        database = Database(postgres.url("postgres"), writes=False)
+        assert await database.snapshot(one) == 1
+
+        await asyncio.to_thread(postgres.stop)
+        await asyncio.to_thread(postgres.start)
+
+        assert await database.snapshot(one) == 1
+        await database.close()
