@@ -15,7 +15,7 @@ from turnfold.ports.query import (
 from turnfold.store.database.engine import Database
 from turnfold.store.database.word_segments import read_index
 from turnfold.store.ingest.word_index.removal import delete_indexed, delete_indexed_at
-from turnfold.store.ingest.word_index.search_index import MESSAGES_AT_ONCE
+from turnfold.store.ingest.word_index.search_index import MESSAGES_AT_ONCE, SqlSearchIndex
 from turnfold.store.query.search import SqlSearchStore
 from turnfold_migrations import upgrade
 
@@ -125,6 +125,38 @@ async def test_several_may_index_at_once_and_each_message_is_there_once(postgres
         await database.close()
 
     assert there == 900
+
+
+@pytest.mark.proves("F1", "O10")
+async def test_two_workers_do_not_split_the_same_messages(postgres_url: str) -> None:
+    await upgrade(postgres_url)
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return len(text)
+
+    databases = [Database(postgres_url, writes=True) for _ in range(2)]
+    workers = [SqlSearchIndex(database, count) for database in databases]
+
+    async def index(worker: SqlSearchIndex) -> None:
+        while await worker.index_some():
+            pass
+
+    async with sql_stores(postgres_url) as stores:
+        for first in (1, 101):
+            seqs = range(first, first + 100)
+            await stores.ingest(
+                *[
+                    turn(seq, user(f"/srv/zephyr-{seq}/config.toml"), key=KEYS[seq % 2])
+                    for seq in seqs
+                ]
+            )
+            await asyncio.gather(*map(index, workers))
+    for database in databases:
+        await database.close()
+
+    assert len(counted) == len(set(counted)) == 200
 
 
 @pytest.mark.proves("X4", "F1")

@@ -40,6 +40,8 @@ ABANDONED_SECONDS = 8
 Its locks would otherwise keep other workers from its session for as long as a stopped process, or
 the machine under it, keeps the connection.
 """
+SILENT_SECONDS = 60
+"""How long a process keeps a lock of background work, though nothing is heard of it."""
 LOCK_NOT_AVAILABLE = "55P03"
 VOCABULARY = "word_vocabulary"
 """The terms of SQLite's word index, in order: a temporary table of each connection that reads."""
@@ -187,6 +189,25 @@ class Database:
                     if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE:
                         raise
                 yield
+
+    @asynccontextmanager
+    async def try_lock(self, lock: int) -> AsyncGenerator[bool]:
+        """Hold an advisory lock if no other process does, and yield whether it is held.
+
+        A process that is silent for `SILENT_SECONDS` loses it. SQLite has one worker: always true.
+
+        Raises:
+            Unavailable: the database cannot be reached now.
+        """
+        if self.is_sqlite:
+            yield True
+            return
+        limit = f"set_config('idle_in_transaction_session_timeout', '{SILENT_SECONDS}s', true)"
+        with TranslatedErrors():
+            async with self._steps.connect() as connection:
+                taking = text(f"SELECT pg_try_advisory_xact_lock({lock}), {limit}")
+                is_held, _ = (await connection.execute(taking)).one()
+                yield is_held
 
     def read_inline(self, work: Callable[[RawConnection], Result]) -> Result:
         """Read a few rows in one snapshot in this thread; see `inline_reader`.

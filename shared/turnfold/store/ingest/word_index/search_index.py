@@ -8,6 +8,7 @@ several messages each (`turnfold.core.text.word_segments`).
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -42,6 +43,8 @@ MESSAGES_AT_ONCE = 200
 CHARACTERS_AT_ONCE = 400_000
 _Place = tuple[int, int]
 """A session and a first position."""
+_INDEXING = int.from_bytes(sha256(b"turnfold.indexing").digest()[:7])
+"""The name of the lock that a worker holds while it indexes."""
 UNDIVIDED = "z"
 """The term of a text with too many terms, which every search of its session reads."""
 
@@ -77,7 +80,15 @@ class SqlSearchIndex:
         self._count = count
 
     async def index_some(self) -> bool:
-        """Index messages of the sessions that wait longest; return whether more are waiting."""
+        """Index messages of the sessions that wait longest; return whether more are waiting.
+
+        Workers take turns: two would find the same messages, and both split them. While another
+        one indexes, nothing waits for this one.
+        """
+        async with self._database.try_lock(_INDEXING) as is_ours:
+            return is_ours and await self._index_some()
+
+    async def _index_some(self) -> bool:
         unindexed, is_more = await self._database.snapshot(_waiting)
         if unindexed:
             # Split into terms outside of any transaction: it takes long, and SQLite has one writer.
