@@ -129,10 +129,8 @@ class CellAgents:
             yield at
 
     def _begin(self) -> CellTurn:
-        for _ in range(TRIES):
-            agent = self._random.choice(self._at_work)
-            if agent not in self._in_turn:
-                break
+        chosen = (self._random.choice(self._at_work) for _ in range(TRIES))
+        agent = next((one for one in chosen if one not in self._in_turn), self._at_work[0])
         self._in_turn.add(agent)
         self._counts["turns"] += 1
         return CellTurn(agent, key_of(agent), self._texts.turn(self._counts["turns"]))

@@ -165,7 +165,7 @@ def _cores(run: CellRun) -> dict[str, float]:
 
 def _machine_cores(run: CellRun) -> float:
     first, last = run.samples[0], run.samples[-1]
-    seconds = max(1e-9, last["seconds"] - first["seconds"])
+    seconds: float = max(1e-9, last["seconds"] - first["seconds"])
     spent: float = last["machine_seconds"] - first["machine_seconds"]
     return spent / seconds
 

@@ -98,22 +98,20 @@ class CellSampler:
 
     async def lag(self) -> int:
         """How many published events are not stored."""
-        newest = (await self._stream.stream_info(EVENTS_STREAM)).state.last_seq
-        async with self._turn:
-            stored = await self._connection.fetchval(STORED)
-        return max(0, newest - stored)
+        newest = int((await self._stream.stream_info(EVENTS_STREAM)).state.last_seq or 0)
+        return max(0, newest - await self.count(STORED))
 
     async def state(self) -> Sample:
         """What the database holds, and what waits in it."""
         async with self._turn:
-            row = await self._connection.fetchrow(STATE)
+            (row,) = await self._connection.fetch(STATE)
         return {name: float(value) for name, value in row.items()}
 
     async def count(self, sql: str) -> int:
         """The number that a query returns."""
         async with self._turn:
-            found: int = await self._connection.fetchval(sql)
-        return found
+            ((found,),) = await self._connection.fetch(sql)
+        return int(found)
 
 
 async def until_zero(count: Callable[[], Awaitable[int]], *, seconds: float) -> int:

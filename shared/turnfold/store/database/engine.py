@@ -16,7 +16,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from turnfold.errors import StartError
 from turnfold.process.turns import Turns
 from turnfold.store.database.inline_reader import InlineReader, RawConnection, WouldBlock
-from turnfold.store.database.pings import ping_rarely
 from turnfold.store.database.sqlite_files import connect_sqlite, make_private
 from turnfold.store.database.transactions import (
     AwaitedTransactions,
@@ -24,6 +23,7 @@ from turnfold.store.database.transactions import (
     ThreadTransactions,
     TranslatedErrors,
     dispose_engine,
+    ping_rarely,
 )
 
 # Longer than any transaction of this code: an error `database is locked` would only be retried.

@@ -1,12 +1,15 @@
 """Run transactions in threads or awaited, interrupt them, and translate errors of the drivers."""
 
 import asyncio
+import math
 import threading
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -16,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from turnfold.errors import Unavailable
 
 CLOSE_SECONDS = 2
+PING_SECONDS = 1.0
 
 Result = TypeVar("Result")
 
@@ -164,6 +168,30 @@ class AwaitedTransactions:
     async def close(self) -> None:
         """Close all connections."""
         await dispose_engine(self._engine)
+
+
+def ping_rarely(engine: AsyncEngine) -> None:
+    """Ask the server at most once a second on each connection whether it still works.
+
+    SQLAlchemy asks before each transaction, in a transaction of its own. These three round trips
+    are as many as those of a transaction with one statement. A connection that the server has
+    closed is known without asking.
+    """
+    dialect = engine.sync_engine.dialect
+    ask = dialect.do_ping
+    asked_at: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+
+    def ping(dbapi_connection: Any) -> bool:
+        driver = dbapi_connection.driver_connection
+        if driver.is_closed():
+            return False
+        if time.monotonic() - asked_at.get(driver, -math.inf) < PING_SECONDS:
+            return True
+        is_working = ask(dbapi_connection)
+        asked_at[driver] = time.monotonic()
+        return is_working
+
+    dialect.do_ping = ping  # type: ignore[method-assign]  # the dialect is this engine's own
 
 
 async def dispose_engine(engine: AsyncEngine) -> None:
