@@ -1,5 +1,6 @@
 """Inputs that once broke a reader, found by `make fuzz`: each comes to what its reader declares."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.store_fixtures import words
+from turnfold import shapes
 from turnfold.access.bearers import read_tokens
 from turnfold.contracts.reading import (
     read_request,
@@ -20,11 +22,15 @@ from turnfold.core.policy.presets import Policy, adjusted
 from turnfold.core.recovery.compressor import LadderCompressor
 from turnfold.core.summary.model_answer import parse_answer
 from turnfold.core.text.tokens import count_message
+from turnfold.core.window.rendering.character_limit import characters_of
+from turnfold.core.window.rendering.render import Rendered
 from turnfold.errors import BadRequest, StartError
+from turnfold.messages import MessageId
 from turnfold.models.wire import decode
 from turnfold.operations.ingest.decode import Delivery, decode_batch
 from turnfold.settings import read_settings
 from turnfold.transcripts import UnreadableTranscript, read_conversations
+from turnfold.transcripts.formats import Format
 
 DEEP = 100_000
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -66,6 +72,26 @@ def test_a_role_of_any_shape_is_refused_in_words(role: Any, tmp_path: Path) -> N
         LadderCompressor(count=words).compress([{"role": role}], 100)
     with pytest.raises(UnreadableTranscript, match="has the role"):
         list(read_conversations(tmp_path / "said.json"))
+
+
+@pytest.mark.proves("X2")
+@pytest.mark.parametrize("kind", [[], {}, ["image"], None, 1, "nothing"])
+@pytest.mark.parametrize("part", [{}, {"source": {}}, {"image_url": {}}, {"source": {"type": []}}])
+def test_a_part_of_any_type_is_imported_converted_and_measured(
+    kind: Any, part: dict[str, Any], tmp_path: Path
+) -> None:
+    said = {"role": "user", "content": [part | {"type": kind}, part | {"type": "image"}]}
+    (tmp_path / "said.json").write_text(json.dumps([said, said | {"type": kind}]))
+    rendered = Rendered((json.dumps(said),), (MessageId("e1#0"),), "", ())
+
+    told = list(read_conversations(tmp_path / "said.json"))
+    with contextlib.suppress(UnreadableTranscript):
+        list(read_conversations(tmp_path / "said.json", Format.CODEX))
+
+    assert [len(one.messages) for one in told] == [2]
+    assert characters_of(rendered, with_summary=False) >= 0
+    assert shapes.anthropic_from_chat([said])
+    assert shapes.responses_from_chat([said])
 
 
 @pytest.mark.proves("X2", "I5")

@@ -170,7 +170,7 @@ class MessagesReader:
         return ModelAnswer([{"role": "assistant", "content": blocks}] if blocks else [], usage)
 
     def _add_delta(self, place: int, delta: Mapping[str, Any]) -> None:
-        block, name = self._blocks[place], _PIECES.get(delta.get("type", ""))
+        block, name = self._blocks[place], _PIECES.get(str(delta.get("type")))
         if name == "partial_json":
             self._inputs[place] = self._inputs.get(place, "") + delta[name]
         elif name is not None:

@@ -10,8 +10,12 @@ from turnfold.transcripts.parsed import ParsedConversation, RecordFault
 
 AGENT = "codex"
 
-_NO_ITEMS: Final = frozenset(
-    {"compaction", "compaction_summary", "context_compaction", "ghost_snapshot", "other"}
+_NO_ITEMS: Final = (
+    "compaction",
+    "compaction_summary",
+    "context_compaction",
+    "ghost_snapshot",
+    "other",
 )
 """Types of items that stand for others, or that no model reads."""
 

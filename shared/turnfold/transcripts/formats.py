@@ -19,7 +19,7 @@ class Format(StrEnum):
 
 _ITEMS: Final = frozenset({"message", "reasoning", "item_reference"})
 _ITEM_ENDINGS: Final = ("_call", "_call_output", "_output", "_approval_request", "_list_tools")
-_ITEM_PARTS: Final = frozenset({"input_text", "input_image", "input_file", "output_text"})
+_ITEM_PARTS: Final = ("input_text", "input_image", "input_file", "output_text")
 
 
 def format_of(value: Any) -> Format | None:

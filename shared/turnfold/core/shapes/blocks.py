@@ -30,7 +30,7 @@ IMAGE_PARTS: Final = frozenset({"image_url", "image", "input_image"})
 FILE_PARTS: Final = frozenset({"file", "input_file"})
 IMAGE_TYPES: Final = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 PDF: Final = "application/pdf"
-SOURCES: Final = frozenset({"base64", "url", "file"})
+SOURCES: Final = ("base64", "url", "file")
 
 _UNFIT: Final = re.compile(r"[^a-zA-Z0-9_-]")
 _DATA_URL: Final = re.compile(

@@ -184,12 +184,13 @@ def _other_parts(content: object, count: Count, image_tokens: int) -> int:
 
 
 def _part(part: object, count: Count, image_tokens: int) -> int:
-    if isinstance(part, Mapping) and _is_media(part):
+    if isinstance(part, Mapping) and is_media(part):
         return image_tokens + _beside(part, MEDIA_PART_FIELDS, count, image_tokens)
     return count(_json(part))
 
 
-def _is_media(part: object) -> bool:
+def is_media(part: object) -> bool:
+    """Return whether a part of a content is an image, a sound, a film or a file."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     return isinstance(kind, str) and kind in MEDIA_PARTS
 
@@ -259,7 +260,7 @@ def _field(key: str, value: object, count: Count, image_tokens: int) -> int:
         return 0
     if key in MEDIA_PARTS:
         return image_tokens
-    if isinstance(value, list) and any(map(_is_media, value)):
+    if isinstance(value, list) and any(map(is_media, value)):
         return sum([_part(part, count, image_tokens) for part in value])
     return count(_text_or_json(value))
 

@@ -7,7 +7,7 @@ import json
 from typing import Any, Final
 
 from turnfold.core.text.json_text import json_text
-from turnfold.core.text.tokens import MEDIA_PARTS, UNCOUNTED_FIELDS, text_of
+from turnfold.core.text.tokens import UNCOUNTED_FIELDS, is_media, text_of
 from turnfold.core.window.rendering.render import Rendered
 
 STEP: Final = 1.25
@@ -49,9 +49,7 @@ def _characters(body: dict[str, Any]) -> int:
 
 
 def _is_text_or_media(part: Any) -> bool:
-    return isinstance(part, dict) and (
-        part.get("type") in MEDIA_PARTS or isinstance(part.get("text"), str)
-    )
+    return isinstance(part, dict) and (is_media(part) or isinstance(part.get("text"), str))
 
 
 def _length(value: object) -> int:
