@@ -90,7 +90,7 @@ def test_a_part_of_any_type_is_imported_converted_and_measured(
 
     assert [len(one.messages) for one in told] == [2]
     assert characters_of(rendered, with_summary=False) >= 0
-    assert shapes.anthropic_from_chat([said])
+    assert shapes.anthropic_from_chat([said])[1][0]["role"] == "user"
     assert shapes.responses_from_chat([said])
 
 

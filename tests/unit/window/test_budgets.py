@@ -102,13 +102,15 @@ def test_in_a_small_budget_summary_recall_and_the_newest_messages_each_have_a_sh
         covered=90,
     )
 
-    roomy, tight, recalling = (
+    roomy, tight, recalling, with_lines = (
         plan(session.stored, WindowRequest(budget_tokens=tokens, recall_share=share), BALANCED)
-        for tokens, share in ((8_000, 0.0), (2_000, 0.0), (2_000, 0.4))
+        for tokens, share in ((8_000, 0.0), (2_000, 0.0), (2_000, 0.4), (8_000, 0.5))
     )
 
     assert roomy.summary
+    assert with_lines.summary
     assert roomy.summary.tokens > 3_000
+    assert 0.2 * 8_000 < with_lines.summary.tokens <= 0.25 * 8_000
     for made in (tight, recalling):
         assert made.summary
         assert 0.3 * 2_000 < made.summary.tokens <= 0.4 * 2_000

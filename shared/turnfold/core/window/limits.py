@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import floor
 from typing import Final
 
 from turnfold.core.window.framing import Placement, SummarySize
@@ -20,6 +21,25 @@ LEAST_KEPT: Final = 0.4
 LEAST_BESIDE: Final = 0.1
 """When a request arrives, everything but the system message and this request keeps at least this
 share of what both leave; recall gets the rest."""
+
+
+SUMMARY_SHARE, SUMMARY_SHARE_WITH_RECALL = 0.4, 0.8
+"""The largest shares of a budget, and of what recall leaves of it, for summary and ledger."""
+SUMMARY_SHARE_BESIDE_LINES: Final = 0.25
+SMALL_SUMMARY_TOKENS: Final = 1_600
+"""With recall, more than so many tokens are at most this share of a budget."""
+
+
+def most_for_summary(tokens: int, arrival_tokens: int) -> int:
+    """Return the most tokens that summary and ledger take of a budget.
+
+    With recall, it is a smaller share of all but small budgets: lines chosen for the window tell
+    more than further entries of the ledger.
+    """
+    most = SUMMARY_SHARE * tokens
+    if arrival_tokens < tokens:
+        most = min(most, max(SUMMARY_SHARE_BESIDE_LINES * tokens, SMALL_SUMMARY_TOKENS))
+    return floor(min(most, SUMMARY_SHARE_WITH_RECALL * arrival_tokens))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from turnfold.core.window.digest.digest import DigestText
 from turnfold.core.window.framing import Placement, SummaryForm, SummarySize
 from turnfold.core.window.growth import grow
 from turnfold.core.window.ladder import trim_for_emergency
-from turnfold.core.window.limits import PendingDigest, WindowLimits, WindowPrefix
+from turnfold.core.window.limits import PendingDigest, WindowLimits, WindowPrefix, most_for_summary
 from turnfold.core.window.views import BlockContent, BlockView, Entry, ShownMessage, recall_part
 from turnfold.errors import CannotFit
 from turnfold.messages import Message, Shape
@@ -25,9 +25,6 @@ from turnfold.messages import Message, Shape
 UNLIMITED: Final = 1 << 52
 EMERGENCY_FIFTHS: Final = 3
 """An emergency window takes at most three fifths of its budget."""
-
-SUMMARY_SHARE, SUMMARY_SHARE_WITH_RECALL = 0.4, 0.8
-"""The largest shares of a budget, and of what recall leaves of it, for summary and ledger."""
 
 MOST_KEPT_WITH_RECALL: Final = 0.75
 """A trim within a turn leaves at least a quarter of the budget, for recall and what follows."""
@@ -309,7 +306,7 @@ def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits
         arrival_target_tokens=floor(policy.low_water_ratio * arrival_tokens),
         summary_tokens=UNLIMITED
         if policy.mode is Mode.OFF
-        else floor(min(SUMMARY_SHARE * tokens, SUMMARY_SHARE_WITH_RECALL * arrival_tokens)),
+        else most_for_summary(tokens, arrival_tokens),
         messages=messages,
         target_messages=floor(policy.low_water_ratio * messages),
         is_trimmed_by_turns=is_default and asked.recall_share <= policy.recall_share,
