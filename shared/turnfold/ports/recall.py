@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from turnfold.core.recall.block import RecallMaterial
+from turnfold.core.recall.mask_ranking import Mask
 from turnfold.core.recall.question import RecallQuestion
 from turnfold.core.recall.quotes import MarkedLine
 from turnfold.core.recall.ranking import Matches
@@ -13,22 +14,25 @@ from turnfold.core.text.search import Lookup
 
 @dataclass(frozen=True, slots=True)
 class SearchedSession:
-    """Where the lookups of a question match in a session, by positions of its messages.
+    """Where the lookups of a question match in a session.
 
     `positions` and `tokens` are those of every message, in order; messages that are never recalled
-    have 0 tokens. `matches` has one entry per lookup of `question`. `spoken` are the messages of
-    the speaker whom the question names, None unless it names exactly one. `look_up` searches the
-    index alone, and finds nothing for a lookup with more than a number of places. `texts` reads the
-    texts of messages, and `marked_lines` the marked lines of the newest ones, oldest first.
+    have 0 tokens. There is one mask per lookup of `question`, or in a session of
+    more than `MOST_MASKED` messages no `masks`, but `matches`. `spoken` are the messages of the
+    speaker whom the question names, None unless it names exactly one. `look_up` searches the index
+    of a short session alone, and finds nothing for a lookup with more than a number of places.
+    `texts` reads the texts of messages, and `marked_lines` the marked lines of the newest ones,
+    oldest first.
     """
 
     question: RecallQuestion
 
     positions: Sequence[int]
     tokens: Sequence[int]
+    masks: Sequence[Mask] | None
     matches: Sequence[Matches]
     spoken: Collection[int] | None
-    look_up: Callable[[Sequence[Lookup], int], Sequence[Matches]]
+    look_up: Callable[[Sequence[Lookup], int], Sequence[Mask]]
     texts: Callable[[Sequence[int]], Sequence[str]]
     marked_lines: Callable[[], Mapping[int, Sequence[MarkedLine]]]
 

@@ -34,7 +34,7 @@ from turnfold.operations.query.context import context
 from turnfold.operations.query.environment import QueryEnvironment
 from turnfold.operations.query.recall import Recall
 from turnfold.ports.recall import Choice, SearchedSession
-from turnfold.store.query import recall as recall_in_sql
+from turnfold.store.query import word_matches
 from turnfold.store.query.recall import SqlRecallStore
 
 Json = dict[str, Any]
@@ -515,8 +515,8 @@ async def test_a_line_of_a_retracted_message_is_not_quoted(stores: Stores) -> No
 async def test_a_word_of_too_many_messages_finds_nothing_beside_a_rarer_one(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recall_in_sql, "MOST_PLACES", 5)
-    monkeypatch.setattr(recall_in_sql, "NEWEST_PLACES", 3)
+    monkeypatch.setattr(word_matches, "MOST_PLACES", 5)
+    monkeypatch.setattr(word_matches, "NEWEST_PLACES", 3)
     await stores.ingest(turn(1, user(FACT), assistant("Noted.")))
     await stores.ingest(
         *[turn(seq, user(f"The garden, day {seq}."), assistant("Nice.")) for seq in range(2, 10)]
@@ -546,7 +546,7 @@ async def test_a_word_of_too_many_messages_finds_nothing_beside_a_rarer_one(
 async def test_a_word_that_became_rare_again_is_found(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recall_in_sql, "MOST_PLACES", 3)
+    monkeypatch.setattr(word_matches, "MOST_PLACES", 3)
     await stores.ingest(*[turn(seq, user(f"The garden, day {seq}.")) for seq in range(1, 6)])
     await stores.ingest(turn(6, user("A lantern.")))
     await long_ago_rest(stores)
@@ -556,7 +556,7 @@ async def test_a_word_that_became_rare_again_is_found(
         found: list[int] = []
 
         def choose(session: SearchedSession) -> Choice:
-            found.extend(len(matches) for matches in session.matches)
+            found.extend(mask.bit_count() for mask in session.masks or ())
             return Choice(())
 
         asked = question_of("garden lantern")

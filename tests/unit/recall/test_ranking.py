@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from turnfold.core.recall.mask_ranking import add_related, mask_of, score_masks
 from turnfold.core.recall.question import (
     MOST_LOOKUPS,
     question_of,
     related_lookups,
     stem_of,
 )
-from turnfold.core.recall.ranking import Matches, add_related, rank, score
+from turnfold.core.recall.ranking import Matches, rank, score
 
 
 @pytest.mark.proves("F2")
@@ -118,8 +119,9 @@ def test_words_that_the_best_messages_share_find_what_the_question_does_not_name
     assert shared[0] == question_of("clarinet").lookups[0]
     assert question_of("plays").lookups[0] not in shared
 
-    scores = score([[10, 5]], range(100), SIZES, ROOM)
-    add_related(scores, [[90, 10], [50], range(40)], range(100))
+    scores = score_masks([mask_of([10, 5], 100)], SIZES, 100, ROOM)
+    shared_by = [mask_of(found, 100) for found in ([90, 10], [50], range(40))]
+    add_related(scores, shared_by, 100)
 
     ranked = rank(scores, SIZES, None)
     assert ranked[0] == 10

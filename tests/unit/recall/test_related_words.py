@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from turnfold.core.recall.mask_ranking import MOST_MASKED, Mask, mask_of
 from turnfold.core.recall.question import question_of
-from turnfold.core.recall.ranking import Matches
 from turnfold.core.text.search import Lookup
-from turnfold.operations.query.recall import MOST_SEARCHED_AGAIN, ranked
+from turnfold.operations.query.recall import ranked
 from turnfold.ports.recall import SearchedSession
 
 NAMED, RELATED = (7, 11), 400
@@ -15,13 +15,14 @@ NAMED, RELATED = (7, 11), 400
 
 
 def session(messages: int) -> SearchedSession:
-    def look_up(lookups: Sequence[Lookup], most: int) -> Sequence[Matches]:
-        return [[RELATED, NAMED[0]] if most else [] for _ in lookups]
+    def look_up(lookups: Sequence[Lookup], most: int) -> Sequence[Mask]:
+        return [mask_of([RELATED, NAMED[0]] if most else [], messages) for _ in lookups]
 
     return SearchedSession(
         question=question_of("lantern"),
         positions=range(messages),
         tokens=[20] * messages,
+        masks=[mask_of(NAMED, messages)] if messages <= MOST_MASKED else None,
         matches=[sorted(NAMED, reverse=True)],
         spoken=None,
         look_up=look_up,
@@ -31,9 +32,7 @@ def session(messages: int) -> SearchedSession:
 
 
 @pytest.mark.proves("F2", "X6")
-@pytest.mark.parametrize(
-    ("messages", "is_found"), [(MOST_SEARCHED_AGAIN, True), (MOST_SEARCHED_AGAIN + 1, False)]
-)
+@pytest.mark.parametrize(("messages", "is_found"), [(MOST_MASKED, True), (MOST_MASKED + 1, False)])
 def test_words_of_the_best_messages_are_looked_up_in_a_session_of_at_most_so_many_messages(
     messages: int, *, is_found: bool
 ) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from turnfold.core.recall.english import FUNCTION_WORDS, IRREGULAR_FORMS
+from turnfold.core.text.caches import cached_text
 from turnfold.core.text.search import Lookup, Term
 from turnfold.core.text.words import (
     WORD_CHARACTERS,
@@ -86,19 +87,29 @@ def related_lookups(texts: Sequence[str], asked: RecallQuestion) -> list[Lookup]
     held = Counter(
         stem
         for text in texts
-        for stem in {
-            stem_of(word)
-            for word in runs(normalize(text[:READ_CHARACTERS]))
-            if LEAST_PREFIX <= len(word) <= WORD_CHARACTERS
-            and word not in FUNCTION_WORDS
-            and _LETTERS.fullmatch(word)
-            and not is_cjk(word[0])
-        }
-        if len(stem) >= LEAST_PREFIX
+        for stem in {_telling_stem(word) for word in runs(normalize(text[:READ_CHARACTERS]))}
+        if stem is not None
     )
     known = {stem_of(word) for word in asked.words}
     shared = sorted(held.keys() - known, key=lambda stem: (-held[stem], -len(stem), stem))
     return [(Term(word_term(stem), is_prefix=True),) for stem in shared[:MOST_RELATED]]
+
+
+@cached_text(8_192)
+def _telling_stem(word: str) -> str | None:
+    """Return the stem of a word that says what a message is about; None of any other word.
+
+    Cached, because the best messages of a session share their words with those of the next turn.
+    """
+    if (
+        not LEAST_PREFIX <= len(word) <= WORD_CHARACTERS
+        or word in FUNCTION_WORDS
+        or not _LETTERS.fullmatch(word)
+        or is_cjk(word[0])
+    ):
+        return None
+    stem = stem_of(word)
+    return stem if len(stem) >= LEAST_PREFIX else None
 
 
 def _forms(word: str) -> Iterator[Lookup]:

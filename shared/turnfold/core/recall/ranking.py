@@ -25,12 +25,9 @@ SPEAKER: Final = 2.2
 LEAST_TOKENS, MOST_TOKENS = 40, 4_096
 LENGTH_POWER: Final = 0.7
 """A score is divided by this power of the tokens, between these two limits."""
-_LENGTHS: Final = [max(tokens, LEAST_TOKENS) ** -LENGTH_POWER for tokens in range(MOST_TOKENS + 1)]
-RELATED: Final = 0.5
-"""The weight of a word that several of the best messages share and the question lacks."""
-MOST_RELATED: Final = 0.1
-MOST_PLACES_OF_RELATED: Final = 100
-"""Such a word is ignored if more than this share of the session's messages hold it, or so many."""
+_LENGTHS: Final[list[float]] = [
+    max(tokens, LEAST_TOKENS) ** -LENGTH_POWER for tokens in range(MOST_TOKENS + 1)
+]
 LEAST_RARITY: Final = 0.1
 """Lookups are ignored whose rarity is below this share of the rarest one's."""
 MOST_PLACES: Final = 600
@@ -50,6 +47,16 @@ AROUND: Final = 0.1
 
 Matches = Sequence[int]
 """The positions of the messages that a lookup matches, newest first."""
+
+
+def rarity_of(found: int, messages: int) -> float:
+    """Return the inverse document frequency, as BM25 defines it."""
+    return log(1 + (max(messages - found, 0) + 0.5) / (found + 0.5))
+
+
+def length_factor(tokens: int) -> float:
+    """Return what the score of a message of so many tokens is multiplied by."""
+    return _LENGTHS[min(tokens, MOST_TOKENS)]
 
 
 def ordinals_of(matches: Matches, positions: Sequence[int]) -> list[int]:
@@ -73,29 +80,13 @@ def score(
     """
     number = len(positions)
     scores: defaultdict[int, float] = defaultdict(float)
-    weighted = [(_rarity(matches, number), matches) for matches in lookups if matches]
+    weighted = [(rarity_of(len(matches), number), matches) for matches in lookups if matches]
     weighted.sort(key=itemgetter(0), reverse=True)
     weighted = [found for found in weighted if found[0] >= LEAST_RARITY * weighted[0][0]]
     promising = max(LEAST_PROMISING, room // TOKENS_A_PROMISING)
     for rarity, places in _near_best(weighted, positions, tokens, promising):
         _add(scores, rarity, places, number)
     return scores
-
-
-def add_related(
-    scores: defaultdict[int, float], lookups: Sequence[Matches], positions: Sequence[int]
-) -> None:
-    """Add lookups for words that the best messages share.
-
-    Only messages with the word itself count. A word that many messages hold says nothing, and one
-    that no second message holds finds nothing.
-    """
-    most = MOST_RELATED * len(positions)
-    for matches in lookups:
-        if 1 < len(matches) <= most:
-            weight = RELATED * _rarity(matches, len(positions))
-            for place in ordinals_of(matches, positions):
-                scores[place] += weight
 
 
 def rank(
@@ -168,12 +159,6 @@ def _near(own: dict[int, float], tokens: Sequence[int], most: int) -> list[int]:
         promising = _best(_per_length(promises, tokens))[:most]
     best = {place // STRETCH for place in promising}
     return [STRETCH * stretch + number for stretch in best for number in range(STRETCH)]
-
-
-def _rarity(matches: Matches, messages: int) -> float:
-    """Return the inverse document frequency, as BM25 defines it."""
-    found = len(matches)
-    return log(1 + (max(messages - found, 0) + 0.5) / (found + 0.5))
 
 
 def _add(scores: defaultdict[int, float], rarity: float, places: Sequence[int], until: int) -> None:

@@ -88,6 +88,20 @@ def terms(text: str) -> frozenset[str] | None:
     A term with `x` first is a word and can be found by its beginning. `y` precedes the digest of an
     exact value.
     """
+    index_terms = word_terms(text)
+    index_terms.update(_pairs(text))
+    for value in _values(text):
+        index_terms.update(_of_value(value))
+    # The first test is cheap, and false for nearly every text.
+    is_many = (
+        len(index_terms) > 2_000
+        and sum(len(term.encode()) + 12 for term in index_terms) > MOST_BYTES
+    )
+    return None if is_many else frozenset(index_terms)
+
+
+def word_terms(text: str) -> set[str]:
+    """Return the index terms of the words of a normalized text, without its exact values."""
     words = set(runs(text))
     unusual = {word for word in words if len(word) > WORD_CHARACTERS or word[0] > _BEFORE_EAST}
     index_terms = {f"x{word}" for word in words - unusual}
@@ -98,17 +112,9 @@ def terms(text: str) -> frozenset[str] | None:
             index_terms.update(
                 (word_term(word), mark(word)) if len(word) > WORD_CHARACTERS else (word_term(word),)
             )
-    index_terms.update(_pairs(text))
     if "\\" in text:
         index_terms.update(word_term(word) for word in _ESCAPE.findall(text))
-    for value in _values(text):
-        index_terms.update(_of_value(value))
-    # The first test is cheap, and false for nearly every text.
-    is_many = (
-        len(index_terms) > 2_000
-        and sum(len(term.encode()) + 12 for term in index_terms) > MOST_BYTES
-    )
-    return None if is_many else frozenset(index_terms)
+    return index_terms
 
 
 def exact_terms(text: str) -> frozenset[str]:

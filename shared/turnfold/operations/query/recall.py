@@ -20,9 +20,10 @@ from turnfold.core.recall.block import (
     RecallMaterial,
     write_block,
 )
+from turnfold.core.recall.mask_ranking import MOST_PLACES_OF_RELATED, add_related, score_masks
 from turnfold.core.recall.question import RecallQuestion, question_of, related_lookups
 from turnfold.core.recall.quotes import MarkedLine, NameNumber, best_lines
-from turnfold.core.recall.ranking import MOST_PLACES_OF_RELATED, add_related, rank, score
+from turnfold.core.recall.ranking import rank, score
 from turnfold.core.text.tokens import text_of
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.truncation import MENDED, WHOLE
@@ -57,8 +58,7 @@ FIRST_RANKED: Final = 60
 RELATED_MESSAGES: Final = 8
 """The number of best messages whose shared words rank the others."""
 LEAST_LEFT_TO_SEARCH_AGAIN: Final = 0.1
-MOST_SEARCHED_AGAIN: Final = 5_000
-"""They are looked up if such a share of the room is left, in sessions of at most so many."""
+"""They are looked up if such a share of the room is left."""
 MOST_FILLED: Final = 1_000
 """How many of the newest messages are examined to fill a block."""
 
@@ -238,19 +238,23 @@ def ranked(
 ) -> Iterator[int]:
     """Yield the ordinals of the messages that match the question, best first, for so many tokens.
 
-    After the first ones, words that the best messages share count, too, and find messages in other
-    words than the question's. They are looked up only if a share of the room is left by then.
+    In a short session, words that the best messages share count after the first ones, too, and find
+    messages in other words than the question's. They are looked up only if a share of the room is
+    left by then.
     """
-    scores = score(session.matches, session.positions, session.tokens, room)
-    best = rank(scores, session.tokens, session.spoken)
+    number, tokens = len(session.positions), session.tokens
+    if session.masks is None:
+        scores = score(session.matches, session.positions, tokens, room)
+    else:
+        scores = score_masks(session.masks, tokens, number, room)
+    best = rank(scores, tokens, session.spoken)
     first = best[:FIRST_RANKED]
     yield from first
-    is_short = len(session.positions) <= MOST_SEARCHED_AGAIN
-    if first and is_short and share_left() >= LEAST_LEFT_TO_SEARCH_AGAIN:
+    if first and session.masks is not None and share_left() >= LEAST_LEFT_TO_SEARCH_AGAIN:
         lookups = related_lookups(session.texts(first[:RELATED_MESSAGES]), session.question)
-        add_related(scores, session.look_up(lookups, MOST_PLACES_OF_RELATED), session.positions)
+        add_related(scores, session.look_up(lookups, MOST_PLACES_OF_RELATED), number)
         known = set(first)
-        again = rank(scores, session.tokens, session.spoken)
+        again = rank(scores, tokens, session.spoken)
         yield from (ordinal for ordinal in again if ordinal not in known)
     else:
         yield from best[FIRST_RANKED:]

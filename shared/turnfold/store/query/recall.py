@@ -9,16 +9,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import BigInteger, Text, bindparam, select
 
 from turnfold.cache import LRUCache
 from turnfold.core.recall.block import Quote, RecalledMessage, RecallMaterial
+from turnfold.core.recall.mask_ranking import MOST_MASKED
 from turnfold.core.recall.question import RecallQuestion
 from turnfold.core.recall.quotes import NEWEST_MESSAGES, MarkedLine, read_marks
-from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, Matches
-from turnfold.core.text.search import Lookup, WordPlaces, searchable
 from turnfold.core.text.tokens import text_of
 from turnfold.messages import MESSAGES_PER_EVENT, Message
 from turnfold.ports.recall import (
@@ -32,8 +31,8 @@ from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.schema import marked_lines, messages, sessions
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.database.word_segments import Headers
-from turnfold.store.query.session_order import SessionOrder, read_order
-from turnfold.store.query.word_matches import WordMatches
+from turnfold.store.query.session_order import SessionOrder, read_order, read_unindexed
+from turnfold.store.query.word_matches import SessionLookups, WordMatches
 
 ORDERS_BYTES = 16_000_000
 """The most bytes of cached session orders: about 24 for a message, and 300 for a lookup."""
@@ -44,33 +43,16 @@ MOST_NEAR, MOST_NEW_NEAR, MOST_READ_NEAR = 2_000, 100, 200
 
 So many messages at most may be missing in its cached order or in the index, and so many are read.
 """
-MOST_FREQUENT = 1_000
-"""The most lookups of a session that are known to match too many messages."""
-UNINDEXED_MESSAGES, UNINDEXED_CHARACTERS = 2_000, 5_000
-"""How many messages that the index lacks are read, the newest first, and how long they may be."""
 _PLACES = tuple(f"at_{number}" for number in range(64))
 """The parameters of a statement that reads several messages at once."""
 
 
 _of_session = messages.c.sid == bindparam("of_sid", type_=BigInteger)
 _SESSION = Prepared(
-    select(sessions.c.messages_total, sessions.c.unindexed_from).where(
+    select(sessions.c.messages_total, sessions.c.unindexed_from, sessions.c.retracted_seq).where(
         sessions.c.sid == bindparam("of_sid", type_=BigInteger)
     ),
     ("of_sid",),
-)
-_UNINDEXED = Prepared(
-    select(messages.c.position, messages.c.body)
-    .where(
-        _of_session,
-        messages.c.position.between(
-            bindparam("first", type_=BigInteger), bindparam("until", type_=BigInteger)
-        ),
-        messages.c.characters <= UNINDEXED_CHARACTERS,
-    )
-    .order_by(messages.c.position.desc())
-    .limit(UNINDEXED_MESSAGES + 1),
-    ("of_sid", "first", "until"),
 )
 _MARKED = Prepared(
     select(marked_lines.c.position, marked_lines.c.lines)
@@ -125,10 +107,12 @@ class SqlRecallStore:
         """Return the chosen messages and lines, from one snapshot."""
 
         def read(connection: SupportsStatements, *, is_near: bool = False) -> Recollection:
-            total, unindexed_from = next(iter(_SESSION.rows(connection, sid)), (0, None))
+            rows = _SESSION.rows(connection, sid)
+            total, unindexed_from, retracted_seq = next(iter(rows), (0, None, 0))
             if is_near and total > MOST_NEAR:
                 raise WouldBlock
-            order = self._order(connection, sid, total, most=MOST_NEW_NEAR if is_near else total)
+            most = MOST_NEW_NEAR if is_near else total
+            order = self._order(connection, sid, total, retracted_seq, most)
             if is_near and unindexed_from is not None:
                 indexed = bisect_left(order.positions, unindexed_from)
                 if total - indexed > MOST_NEW_NEAR:
@@ -140,20 +124,20 @@ class SqlRecallStore:
             lookups = asked.lookups_without(named)
 
             words = WordMatches(connection, sid, until, messages=total, headers=self._headers)
-            unindexed = _unindexed(connection, sid, unindexed_from, until)
-            found = _found(words, lookups, unindexed.words, order.frequent)
-
-            def look_up(lookups: Sequence[Lookup], most: int) -> list[Matches]:
-                return [matches or () for matches in words.rare(lookups, most)]
+            unindexed = read_unindexed(connection, sid, unindexed_from, until)
+            indexed_to = until if unindexed_from is None else min(unindexed_from, until)
+            of_session = SessionLookups(connection, sid, words, order, unindexed.words, indexed_to)
+            is_short = end <= MOST_MASKED
 
             speakers = [order.spoken[word] for word in named]
             session = SearchedSession(
                 asked,
                 order.positions if end == total else order.positions[:end],
                 order.tokens,
-                found,
+                of_session.found_masks(lookups) if is_short else None,
+                () if is_short else of_session.found(lookups),
                 speakers[0] if len(speakers) == 1 else None,
-                look_up,
+                of_session.indexed_masks,
                 lambda ordinals: _texts(connection, sid, [order.positions[at] for at in ordinals]),
                 lambda: _marked(connection, sid, order, end),
             )
@@ -165,8 +149,7 @@ class SqlRecallStore:
             # Only after a successful read: an interrupted one leaves an order that was read in
             # part.
             self._orders.put(sid, order, order.weight)
-            newest = until if unindexed_from is None else min(unindexed_from, until)
-            return Recollection(material, newest // MESSAGES_PER_EVENT, unindexed.is_partial)
+            return Recollection(material, indexed_to // MESSAGES_PER_EVENT, unindexed.is_partial)
 
         try:
             # Tried first: a thread takes up to a quarter longer for a short session.
@@ -175,78 +158,21 @@ class SqlRecallStore:
             return await self._database.snapshot(read)
 
     def _order(
-        self, connection: SupportsStatements, sid: int, total: int, most: int
+        self, connection: SupportsStatements, sid: int, total: int, retracted_seq: int, most: int
     ) -> SessionOrder:
         """Return the order of a session; read only what the cached one lacks.
 
         Raises:
             WouldBlock: the cached one lacks more than `most` messages.
         """
-        order = self._orders.pop(sid) or SessionOrder()
+        order = self._orders.pop(sid)
+        if order is None or order.retracted_seq != retracted_seq:
+            order = SessionOrder(retracted_seq)
         if total - len(order.positions) > most:
             if order.positions:
                 self._orders.put(sid, order, order.weight)
             raise WouldBlock
         return read_order(connection, sid, order, total)
-
-
-class _UnindexedTexts(NamedTuple):
-    """The messages that the index may lack. `is_partial` if there are more of them."""
-
-    words: WordPlaces
-    is_partial: bool
-
-
-def _unindexed(
-    connection: SupportsStatements, sid: int, unindexed_from: int | None, until: int
-) -> _UnindexedTexts:
-    """Read the newest messages from a position on.
-
-    Only words are looked for, in a twentieth of the time that the index takes for a message.
-    """
-    if unindexed_from is None or unindexed_from >= until:
-        return _UnindexedTexts(WordPlaces({}), is_partial=False)
-    rows = _UNINDEXED.rows(connection, sid, unindexed_from, until - 1)
-    texts = {position: searchable(json.loads(body)) for position, body in rows[:UNINDEXED_MESSAGES]}
-    return _UnindexedTexts(WordPlaces(texts), is_partial=len(rows) > UNINDEXED_MESSAGES)
-
-
-def _found(
-    words: WordMatches,
-    lookups: Sequence[Lookup],
-    unindexed: WordPlaces,
-    frequent: dict[Lookup, int],
-) -> list[Matches]:
-    """Return the falling positions of each lookup, none if it matches too many messages.
-
-    If no lookup is rare enough, return the newest positions of each. Those that are known to be
-    `frequent` are not read again, and more of them are added.
-    """
-    asked = [lookup for lookup in lookups if frequent.get(lookup, words.until + 1) > words.until]
-    found: dict[Lookup, Matches] = {}
-    for lookup, positions in zip(asked, words.rare(asked, MOST_PLACES), strict=True):
-        if positions is None:
-            if len(frequent) >= MOST_FREQUENT:
-                frequent.clear()
-            frequent[lookup] = words.until
-        else:
-            together = _with_unindexed(lookup, positions, unindexed)
-            found[lookup] = together if len(together) <= MOST_PLACES else ()
-    if any(found.values()):
-        return [found.get(lookup, ()) for lookup in lookups]
-    newest = words.newest(lookups, NEWEST_PLACES)
-    return [
-        _with_unindexed(lookup, positions, unindexed)[:NEWEST_PLACES]
-        for lookup, positions in zip(lookups, newest, strict=True)
-    ]
-
-
-def _with_unindexed(
-    lookup: Lookup, positions: Sequence[int], unindexed: WordPlaces
-) -> Sequence[int]:
-    """Add positions of messages that the index may lack."""
-    more = unindexed.holders(lookup)
-    return sorted({*more, *positions}, reverse=True) if more else positions
 
 
 def _body(connection: SupportsStatements, sid: int, position: int) -> str:
@@ -266,13 +192,14 @@ def _marked(
 
     Copies are left out, and what is never recalled.
     """
-    newest = order.positions[max(0, end - NEWEST_MESSAGES) : end]
+    first = max(0, end - NEWEST_MESSAGES)
+    newest = order.positions[first:end]
     rows = _MARKED.rows(connection, sid, newest[0], newest[-1]) if newest else ()
+    ordinals = dict(zip(newest, range(first, end), strict=True))
     return {
-        ordinal: read_marks(lines)
+        ordinals[position]: read_marks(lines)
         for position, lines in rows
-        for ordinal in order.ordinals([position])
-        if order.tokens[ordinal]
+        if position in ordinals and order.tokens[ordinals[position]]
     }
 
 

@@ -1,7 +1,14 @@
-"""Look up the messages of a session with any of some terms, in the index of either database."""
+"""Find the messages of a session that match lookups, in the index of either database.
 
-from collections.abc import Iterator, Sequence
+In short sessions matches are masks, of which a query server remembers those of many lookups: words
+recur between questions, and the index is read for newer messages only.
+"""
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 from sqlalchemy import (
     BigInteger,
@@ -17,7 +24,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 
-from turnfold.core.text.search import Lookup, Term
+from turnfold.core.recall.mask_ranking import Mask, mask_of
+from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, Matches
+from turnfold.core.text.search import Lookup, Term, WordPlaces
 from turnfold.store.database.engine import VOCABULARY
 from turnfold.store.database.schema import word_index
 from turnfold.store.database.statements import Prepared, SupportsStatements
@@ -29,18 +38,28 @@ from turnfold.store.database.word_segments import (
     read_index,
 )
 from turnfold.store.ingest.word_index.search_index import fts5_term, of_session, tsquery_term
+from turnfold.store.query.session_order import (
+    BODIES,
+    MOST_NEWEST,
+    KnownMask,
+    MoreThan,
+    SessionOrder,
+)
 
 LEAST_EXPANDED = 8_000
 """In shorter sessions, FTS5 finds words by their beginning faster than we find the words."""
+BEFORE_ALL = -1
+"""A position before every message."""
 MOST_FORMS = 32
 """Of a beginning with more words, FTS5 reads all places."""
 
-_until = bindparam("until", type_=BigInteger)
+_after, _until = bindparam("after", type_=BigInteger), bindparam("until", type_=BigInteger)
 _most = bindparam("most", type_=Integer)
 _matching = (
     select(word_index.c.position)
     .where(
         word_index.c.terms.op("@@")(cast(bindparam("asked", type_=Text), postgresql.TSQUERY)),
+        word_index.c.position > _after,
         word_index.c.position < _until,
     )
     # Otherwise the planner might read all positions backwards.
@@ -49,17 +68,23 @@ _matching = (
 )
 _falling = (
     select(word_index.c.rowid)
-    .where(text("word_index MATCH :asked"), word_index.c.rowid < _until)
+    .where(
+        text("word_index MATCH :asked"),
+        word_index.c.rowid > _after,
+        word_index.c.rowid < _until,
+    )
     .order_by(word_index.c.rowid.desc())
 )
 _MATCHES = {
-    "sqlite": Prepared(_falling.limit(_most), ("asked", "until", "most")),
+    "sqlite": Prepared(_falling.limit(_most), ("asked", "after", "until", "most")),
     "postgresql": Prepared(
         select(_matching.c.position).order_by(_matching.c.position.desc()).limit(_most),
-        ("asked", "until", "most"),
+        ("asked", "after", "until", "most"),
     ),
 }
-_BEYOND = Prepared(_falling.limit(literal_column("1")).offset(_most), ("asked", "until", "most"))
+_BEYOND = Prepared(
+    _falling.limit(literal_column("1")).offset(_most), ("asked", "after", "until", "most")
+)
 """A row only if there are more than so many: FTS5 counts in a third of the time of reading them."""
 _vocabulary = table(VOCABULARY, column("term", Text), schema="temp")
 _TERM_FROM = Prepared(
@@ -68,6 +93,11 @@ _TERM_FROM = Prepared(
     .limit(literal_column("1")),
     ("first",),
 )
+
+
+MOST_KNOWN = 1_000
+"""The most lookups of a session whose masks are known, and that are known to match too many."""
+_UNKNOWN = KnownMask(0, 0)
 
 
 class WordMatches:
@@ -87,27 +117,44 @@ class WordMatches:
         self._headers = headers
         self._dialect = connection.dialect.name
 
-    def rare(self, lookups: Sequence[Lookup], most: int) -> list[list[int] | None]:
+    def rare(
+        self, lookups: Sequence[Lookup], most: int, after: Sequence[int] | None = None
+    ) -> list[list[int] | None]:
         """Return for each lookup the falling positions with any of its terms; None of too many.
 
-        Those of more than `most` messages are not read: FTS5 takes long for them.
+        Of each lookup, positions up to that of `after` are left out. Those of more than `most`
+        messages are not read: FTS5 takes long for them.
         """
+        firsts = after or [BEFORE_ALL] * len(lookups)
         if self._dialect == "sqlite":
             read = self._rare_of_long if self._is_long else self._rare_rows
-            return [read(lookup, most) for lookup in lookups]
-        segments, has_rows = self._segments
+            return [read(lookup, most, at) for lookup, at in zip(lookups, firsts, strict=True)]
+        return self._rare_in_segments(lookups, most, firsts)
+
+    def _rare_in_segments(
+        self, lookups: Sequence[Lookup], most: int, after: Sequence[int]
+    ) -> list[list[int] | None]:
+        """Read the positions of lookups from PostgreSQL's segments, and from its rows."""
+        segments = self._segments.segments
+        oldest = min(after, default=BEFORE_ALL)
+        newer = [stored for stored in segments if stored.header.positions[-1] > oldest]
         terms = {term for lookup in lookups for term in lookup}
-        held = rare_terms(self._connection, self._sid, segments, terms, until=self.until, most=most)
-        matches: list[list[int] | None] = []
-        for lookup in lookups:
-            of_terms = [held[term] for term in lookup]
-            rows = self._rare_rows(lookup, most) if has_rows else []
-            if rows is None or any(positions is None for positions in of_terms):
-                matches.append(None)
-                continue
-            found = set(rows).union(*[positions or () for positions in of_terms])
-            matches.append(sorted(found, reverse=True) if len(found) <= most else None)
-        return matches
+        held = rare_terms(self._connection, self._sid, newer, terms, until=self.until, most=most)
+        return [
+            self._rare_of([held[term] for term in lookup], lookup, most, first)
+            for lookup, first in zip(lookups, after, strict=True)
+        ]
+
+    def _rare_of(
+        self, of_terms: Sequence[set[int] | None], lookup: Lookup, most: int, after: int
+    ) -> list[int] | None:
+        """Join the positions of the terms of a lookup, and those in rows."""
+        rows = self._rare_rows(lookup, most, after) if self._segments.has_rows else []
+        if rows is None or any(positions is None for positions in of_terms):
+            return None
+        found = set(rows).union(*[positions or () for positions in of_terms])
+        newest = sorted([position for position in found if position > after], reverse=True)
+        return newest if len(found) <= most else None
 
     def newest(self, lookups: Sequence[Lookup], number: int) -> list[list[int]]:
         """Return so many of the newest positions of each lookup, falling."""
@@ -130,23 +177,23 @@ class WordMatches:
     def _segments(self) -> SessionIndex:
         return read_index(self._connection, self._sid, self._headers)
 
-    def _rare_rows(self, lookup: Lookup, most: int) -> list[int] | None:
+    def _rare_rows(self, lookup: Lookup, most: int, after: int) -> list[int] | None:
         """Read the positions of a lookup from one row per message."""
         asked = self._fts5(lookup) if self._dialect == "sqlite" else self._tsquery(lookup)
-        found = self._rows(asked, most + 1)
+        found = self._rows(asked, most + 1, after)
         return found if len(found) <= most else None
 
-    def _rare_of_long(self, lookup: Lookup, most: int) -> list[int] | None:
+    def _rare_of_long(self, lookup: Lookup, most: int, after: int) -> list[int] | None:
         """Read the positions of a lookup, in a long session on SQLite."""
         asked = self._written(lookup)
-        if not asked or _BEYOND.rows(self._connection, asked, self.until, most):
+        if not asked or _BEYOND.rows(self._connection, asked, after, self.until, most):
             return None if asked else []
-        return self._rows(asked, most)
+        return self._rows(asked, most, after)
 
-    def _rows(self, asked: str, number: int) -> list[int]:
+    def _rows(self, asked: str, number: int, after: int = BEFORE_ALL) -> list[int]:
         if not asked:
             return []
-        rows = _MATCHES[self._dialect].rows(self._connection, asked, self.until, number)
+        rows = _MATCHES[self._dialect].rows(self._connection, asked, after, self.until, number)
         return [position for (position,) in rows]
 
     def _tsquery(self, lookup: Lookup) -> str:
@@ -180,3 +227,147 @@ class WordMatches:
             yield Term(term[session:])
             # Terms have only letters and digits: no other one stands before this.
             first = f"{term}0"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLookups:
+    """The lookups of a session: in its index, and for `found` also in `unindexed` texts.
+
+    The index holds every message before the position `indexed_to`.
+    """
+
+    connection: SupportsStatements
+    sid: int
+    words: WordMatches
+    order: SessionOrder
+    unindexed: WordPlaces
+    indexed_to: int
+
+    def found(self, lookups: Sequence[Lookup]) -> list[Matches]:
+        """Return the falling positions of each lookup, none if it matches too many messages.
+
+        If no lookup is rare enough, return the newest positions of each.
+        """
+        asked = self._not_frequent(lookups, MOST_PLACES)
+        found: dict[Lookup, Matches] = {}
+        for lookup, positions in zip(asked, self.words.rare(asked, MOST_PLACES), strict=True):
+            if positions is None:
+                self._add_frequent(lookup, MOST_PLACES)
+            else:
+                together = self._with_unindexed(lookup, positions)
+                found[lookup] = together if len(together) <= MOST_PLACES else ()
+        if any(found.values()):
+            return [found.get(lookup, ()) for lookup in lookups]
+        return self._newest(lookups)
+
+    def found_masks(self, lookups: Sequence[Lookup]) -> list[Mask]:
+        """Return the same as masks."""
+        found: list[Mask] = []
+        for lookup, indexed in zip(lookups, self._masks(lookups, MOST_PLACES), strict=True):
+            mask = indexed or 0
+            if indexed is not None and (more := self.unindexed.holders(lookup)):
+                mask |= self._mask(more)
+            found.append(mask if mask.bit_count() <= MOST_PLACES else 0)
+        return found if any(found) else [self._mask(newest) for newest in self._newest(lookups)]
+
+    def indexed_masks(self, lookups: Sequence[Lookup], most: int) -> list[Mask]:
+        """Return the masks of lookups in the index, empty for one with more than `most` matches."""
+        return [mask or 0 for mask in self._masks(lookups, most)]
+
+    def _masks(self, lookups: Sequence[Lookup], most: int) -> list[Mask | None]:
+        """Return the masks of lookups in the index, None for one with more than `most` matches.
+
+        Of those that are known, only newer messages are looked up.
+        """
+        positions, until = self.order.positions, self.words.until
+        end, indexed = (bisect_left(positions, at) for at in (until, min(self.indexed_to, until)))
+        # Taken out, and put back as used most recently.
+        known = {
+            lookup: self.order.known.pop(lookup, _UNKNOWN)
+            for lookup in self._not_frequent(lookups, most)
+        }
+        self._bring_up_to_date(known, indexed, most)
+        self._keep(known)
+        before = (1 << end) - 1
+        masks = [known[one].mask & before if one in known else None for one in lookups]
+        return [None if mask is None or mask.bit_count() > most else mask for mask in masks]
+
+    def _bring_up_to_date(self, known: dict[Lookup, KnownMask], indexed: int, most: int) -> None:
+        """Look up what is not known of the messages in the index; remove what matches too many."""
+        new = [lookup for lookup, mask in known.items() if not mask.messages]
+        behind = [lookup for lookup, mask in known.items() if 0 < mask.messages < indexed]
+        if behind:
+            behind = self._behind_newest_words(known, behind, indexed)
+        positions = self.order.positions
+        after = [positions[known[lookup].messages - 1] for lookup in behind]
+        # By themselves, because PostgreSQL reads all segments for lookups that are new.
+        found = [*self.words.rare(new, most), *self.words.rare(behind, most, after)]
+        for lookup, places in zip([*new, *behind], found, strict=True):
+            if places is None:
+                self._add_frequent(lookup, most)
+                del known[lookup]
+            else:
+                more = self._mask(places) if places else 0
+                known[lookup] = KnownMask(known[lookup].mask | more, indexed)
+
+    def _behind_newest_words(
+        self, known: dict[Lookup, KnownMask], behind: Sequence[Lookup], indexed: int
+    ) -> list[Lookup]:
+        """Bring lookups up to date by the words of the newest messages; return the other ones."""
+        positions, newest = self.order.positions, self.order.newest
+        if newest.end < indexed:
+            bodies: list[str] = []
+            if indexed - newest.end <= MOST_NEWEST:
+                bodies = self._bodies(positions[newest.end], positions[indexed - 1])
+            newest.add(bodies, indexed)
+        others = []
+        for lookup in behind:
+            before = known[lookup]
+            # Exact values, which begin with `y`, are found by the index alone.
+            if before.messages < newest.first or any(term.text[0] == "y" for term in lookup):
+                others.append(lookup)
+            else:
+                known[lookup] = KnownMask(before.mask | newest.matches(lookup), newest.end)
+        return others
+
+    def _keep(self, known: Mapping[Lookup, KnownMask]) -> None:
+        kept = self.order.known
+        kept.update(known)
+        for lookup in list(islice(kept, max(0, len(kept) - MOST_KNOWN))):
+            del kept[lookup]
+
+    def _not_frequent(self, lookups: Sequence[Lookup], most: int) -> list[Lookup]:
+        """Return the lookups that are not known to match more than `most` messages."""
+        frequent, until = self.order.frequent, self.words.until
+        return [
+            lookup
+            for lookup in lookups
+            if (more := frequent.get(lookup)) is None or more.number < most or more.until > until
+        ]
+
+    def _add_frequent(self, lookup: Lookup, most: int) -> None:
+        """Remember that a lookup matches more than `most` messages."""
+        if len(self.order.frequent) >= MOST_KNOWN:
+            self.order.frequent.clear()
+        self.order.frequent[lookup] = MoreThan(most, self.words.until)
+
+    def _newest(self, lookups: Sequence[Lookup]) -> list[Matches]:
+        """Return the newest positions of each lookup."""
+        newest = self.words.newest(lookups, NEWEST_PLACES)
+        return [
+            self._with_unindexed(lookup, positions)[:NEWEST_PLACES]
+            for lookup, positions in zip(lookups, newest, strict=True)
+        ]
+
+    def _with_unindexed(self, lookup: Lookup, positions: Sequence[int]) -> Matches:
+        """Add positions of messages that the index may lack."""
+        more = self.unindexed.holders(lookup)
+        return sorted({*more, *positions}, reverse=True) if more else positions
+
+    def _bodies(self, first: int, last: int) -> list[str]:
+        """Return the bodies of the messages from one position to another, without long ones."""
+        rows = BODIES.rows(self.connection, self.sid, first, last)
+        return [body for _, body in reversed(rows)]
+
+    def _mask(self, positions: Collection[int]) -> Mask:
+        return mask_of(self.order.ordinals(list(positions)), len(self.order.positions))

@@ -1,0 +1,107 @@
+"""Remembered matches of a session are those that its index and its new messages have (F2)."""
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from tests.contract.query.test_search import indexed
+from tests.store_fixtures import KEY, Stores, retracted, turn, user
+from turnfold.cache import SessionCaches
+from turnfold.core.recall.question import question_of
+from turnfold.messages import position_of
+from turnfold.ports.recall import Choice, SearchedSession
+from turnfold.store.query import recall as recall_in_sql
+from turnfold.store.query import session_order, word_matches
+from turnfold.store.query.recall import SqlRecallStore
+
+WORDS = (
+    "amber ambers coral corals went gone gust gusts 42 /srv/app/main.py zebra élan 琥珀 ox".split()
+)
+STEPS = 20
+END = 2**60
+
+
+async def found(recall: SqlRecallStore, sid: int, asked: str, until: int) -> Sequence[object]:
+    """What a question finds in a session before a position, and what some lookups find later."""
+    seen: list[object] = []
+
+    def choose(session: SearchedSession) -> Choice:
+        masks = session.masks
+        if masks is None:
+            ordinals = {position: number for number, position in enumerate(session.positions)}
+            masks = [
+                sum(1 << ordinals[position] for position in places if position in ordinals)
+                for places in session.matches
+            ]
+        lookups = question_of(" ".join(WORDS)).lookups
+        seen.extend([list(session.positions), list(masks), session.look_up(lookups, 4)])
+        return Choice(())
+
+    question = question_of(asked)
+    await recall.recall(sid, until=until, question=lambda _: question, choose=choose)
+    return seen
+
+
+def said(random: Random) -> str:
+    """Some words, the first ones often."""
+    return " ".join(word for word in WORDS if random.random() < 2 / (3 + WORDS.index(word)))
+
+
+@pytest.mark.proves("F2", "G1")
+@pytest.mark.parametrize("seed", range(4))
+async def test_what_a_server_remembers_finds_the_same_as_one_that_remembers_nothing(
+    stores: Stores, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages arrive in order or late, are retracted, and indexed sooner or later."""
+    monkeypatch.setattr(word_matches, "MOST_PLACES", 12)
+    monkeypatch.setattr(word_matches, "NEWEST_PLACES", 5)
+    if seed % 2:
+        # Words of the newest messages are forgotten again and again.
+        monkeypatch.setattr(session_order, "MOST_NEWEST", 4)
+        monkeypatch.setattr(session_order, "MOST_BODY_CHARACTERS", 100)
+    random = Random(seed)
+    assert isinstance(stores.recall, SqlRecallStore)
+    other = SqlRecallStore(stores.recall._database)
+    await stores.ingest(turn(1_000, user(said(random))))
+    sid = (await stores.history.counts(KEY)).sid
+    seqs = [1_000]
+    for step in range(STEPS):
+        seq = random.randint(1, 999) if random.random() < 0.1 else 1_001 + step
+        if seq not in seqs:
+            await stores.ingest(turn(seq, user(said(random)), user(said(random))))
+            seqs.append(seq)
+        if random.random() < 0.1:
+            await stores.ingest(retracted(2_000 + step, f"e{random.choice(seqs)}#0"))
+        if random.random() < 0.6:
+            await indexed(stores)
+        until = END if random.random() < 0.8 else position_of(random.choice(seqs), 0)
+        asked = said(random) or "amber"
+
+        remembered = await found(stores.recall, sid, asked, until)
+        SessionCaches(*other.caches).clear()
+        anew = await found(other, sid, asked, until)
+        SessionCaches(*other.caches).clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(recall_in_sql, "MOST_MASKED", 0)
+            by_positions = await found(other, sid, asked, until)
+
+        assert remembered == anew
+        assert remembered[:2] == by_positions[:2]
+
+
+@pytest.mark.proves("A6", "X9")
+async def test_an_erasure_removes_the_words_that_are_remembered(stores: Stores) -> None:
+    assert isinstance(stores.recall, SqlRecallStore)
+    await stores.ingest(turn(1, user("amber coral")))
+    await indexed(stores)
+    sid = (await stores.history.counts(KEY)).sid
+    await found(stores.recall, sid, "amber", END)
+    order = stores.recall._orders.pop(sid)
+    assert order is not None
+    assert order.known
+    stores.recall._orders.put(sid, order, order.weight)
+
+    SessionCaches(*stores.recall.caches).remove({sid})
+
+    assert stores.recall._orders.pop(sid) is None
