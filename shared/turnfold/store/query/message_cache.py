@@ -1,15 +1,17 @@
 """The messages of a session that are kept in memory between windows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
+from sqlalchemy import bindparam, literal_column, select
+
 from turnfold.messages import Message
-from turnfold.store.database.message_rows import FACTS
-from turnfold.store.database.schema import (
-    messages,
-)
+from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.store.database.predicates import is_live
+from turnfold.store.database.schema import messages
+from turnfold.store.database.statements import Prepared, SupportsStatements
 
 CHANGING_COLUMNS = [
     messages.c[name] for name in ("position", "answers_position", "answers_slot", "is_copy")
@@ -20,6 +22,11 @@ AT_HAND = 512
 
 KNOWN_AT_HAND = 2_048
 """The most messages, most of them cached, for which a window is decided in the loop's thread."""
+
+KNOWN = 32_768
+"""The most cached messages of all sessions together; one takes about half a kilobyte."""
+MOST_CACHED = KNOWN // 4
+"""The most messages of one session that the cache keeps."""
 
 State = tuple[Any, ...]
 """The columns `CHANGING_COLUMNS` of a live message.
@@ -59,3 +66,53 @@ class CachedSession:
 
 
 state_of_row = itemgetter(*(FACTS.index(column) for column in CHANGING_COLUMNS))
+
+_live = (
+    select(*CHANGING_COLUMNS)
+    .where(messages.c.sid == bindparam("of_sid"), is_live)
+    .order_by(messages.c.position)
+)
+_LIVE = Prepared(_live, ("of_sid",))
+READ_AT_ONCE = 2_000
+"""The most live messages that one statement reads: rows take three times what messages do."""
+_LIVE_FACTS = Prepared(
+    _live.with_only_columns(*FACTS)
+    .where(messages.c.position > bindparam("after"))
+    .limit(literal_column(str(READ_AT_ONCE))),
+    ("of_sid", "after"),
+)
+
+
+def live_messages(
+    connection: SupportsStatements, sid: int, known: CachedSession, live: int
+) -> list[Message]:
+    """Return the live messages in order; read only those that are not cached in this state.
+
+    So many that they would not be cached are read without it, in half of the memory.
+    """
+    if live > MOST_CACHED:
+        known.live.clear()
+        return [message for _, message in _live_after(connection, sid, -1)]
+    states = [tuple(row) for row in _LIVE.rows(connection, sid)]
+    try:
+        return [known.live[state] for state in states]
+    except KeyError:
+        # Drops what was evicted since, or the cache of a long session would grow without end.
+        known.live = {state: known.live[state] for state in states if state in known.live}
+        # From the first unknown one on: what is new nearly always stands at the end.
+        first = next(state[0] for state in states if state not in known.live)
+        known.live.update(_live_after(connection, sid, first - 1))
+        return [known.live[state] for state in states]
+
+
+def _live_after(
+    connection: SupportsStatements, sid: int, position: int
+) -> Iterator[tuple[State, Message]]:
+    """Yield the live messages after a position in order, with their states."""
+    while rows := _LIVE_FACTS.rows(connection, sid, position):
+        for row in rows:
+            message = message_of(row)
+            position = message.position
+            yield state_of_row(row), message
+        if len(rows) < READ_AT_ONCE:
+            return

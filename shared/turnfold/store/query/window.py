@@ -25,7 +25,7 @@ from turnfold.ports.query import (
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.message_rows import FACTS, message_of
-from turnfold.store.database.predicates import is_live, is_pending
+from turnfold.store.database.predicates import is_pending
 from turnfold.store.database.schema import (
     compactions,
     messages,
@@ -43,7 +43,7 @@ from turnfold.store.query.as_of import (
 )
 from turnfold.store.query.carried import with_carry
 from turnfold.store.query.covered_calls import covered_calls, covered_calls_as_of, requests_in
-from turnfold.store.query.message_cache import CHANGING_COLUMNS, CachedSession, state_of_row
+from turnfold.store.query.message_cache import KNOWN, CachedSession, live_messages
 from turnfold.store.query.originals import originals_at
 from turnfold.store.query.session_head import (
     REACHED,
@@ -67,20 +67,6 @@ _SUMMARY = Prepared(
     ("of_sid", "number"),
 )
 
-_live = (
-    select(*CHANGING_COLUMNS)
-    .where(messages.c.sid == bindparam("of_sid"), is_live)
-    .order_by(messages.c.position)
-)
-_LIVE = Prepared(_live, ("of_sid",))
-_LIVE_FACTS = Prepared(
-    _live.with_only_columns(*FACTS).where(
-        messages.c.position.between(bindparam("first"), bindparam("last"))
-    ),
-    ("of_sid", "first", "last"),
-)
-READ_AT_ONCE = 2_000
-"""The most live messages that one statement reads: rows take three times what messages do."""
 _EVICTED = Prepared(
     select(*FACTS)
     .where(
@@ -91,8 +77,6 @@ _EVICTED = Prepared(
     .order_by(messages.c.position),
     ("of_sid", "first", "last", "by"),
 )
-KNOWN = 32_768
-"""The most cached messages of all sessions together; one takes about half a kilobyte."""
 
 
 class Size(NamedTuple):
@@ -299,7 +283,7 @@ def _read(
     if is_near and not known.is_at_hand(live, changes, pending):
         raise WouldBlock
     evicted = _evicted(connection, sid, known, changes, pending)
-    messages_now = [*evicted, *_live_ones(connection, sid, known)]
+    messages_now = [*evicted, *live_messages(connection, sid, known, live)]
     # Stragglers: evicted and live messages may alternate.
     if evicted:
         messages_now.sort(key=attrgetter("position"))
@@ -334,23 +318,6 @@ def _read_evicted(
 ) -> list[Message]:
     compaction_id, *_, first, last = eviction
     return [message_of(row) for row in _EVICTED.rows(connection, sid, first, last, compaction_id)]
-
-
-def _live_ones(connection: SupportsStatements, sid: int, known: CachedSession) -> list[Message]:
-    """Return the live messages in order; read only those that are not cached in this state."""
-    states = [tuple(row) for row in _LIVE.rows(connection, sid)]
-    try:
-        return [known.live[state] for state in states]
-    except KeyError:
-        # Drops what was evicted since, or the cache of a long session would grow without end.
-        known.live = {state: known.live[state] for state in states if state in known.live}
-        # From the first unknown one on: what is new nearly always stands at the end.
-        unknown = next(place for place, state in enumerate(states) if state not in known.live)
-        for start in range(unknown, len(states), READ_AT_ONCE):
-            portion = states[start : start + READ_AT_ONCE]
-            rows = _LIVE_FACTS.rows(connection, sid, portion[0][0], portion[-1][0])
-            known.live.update((state_of_row(row), message_of(row)) for row in rows)
-        return [known.live[state] for state in states]
 
 
 # A fixed number of places, so that one compiled statement reads any number of texts.
