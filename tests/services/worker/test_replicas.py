@@ -25,6 +25,11 @@ async def messages_on(server: Postgres, parts: Parts) -> set[tuple[object, ...]]
     return {tuple(row.values()) for row in await copied.rows(VIEW)}
 
 
+def ids_of(messages: set[tuple[object, ...]]) -> set[tuple[object, ...]]:
+    """The agents, sessions and ids of messages."""
+    return {row[:3] for row in messages}
+
+
 @pytest.mark.proves("W5")
 async def test_a_window_of_a_replica_waits_or_says_that_it_is_not_fresh(tmp_path: Path) -> None:
     """The replica is behind when the worker has told everybody that the event is stored."""
@@ -83,7 +88,10 @@ async def test_a_replica_that_lacks_commits_takes_over_and_gets_them_from_the_st
             await life.sees_everything(parts)
             after = await messages_on(primary, parts)
 
-    assert replayed < before < after
+    # Places are compared only of the primary: the replica may have stopped between the commit of a
+    # copy that overtook its original and the one that gave the original's place to its messages.
+    assert ids_of(replayed) < ids_of(before)
+    assert before < after
 
 
 @pytest.mark.proves("W5")
