@@ -1,8 +1,9 @@
 """What windows depend on besides what is stored."""
 
+from turnfold.cache import LRUCache
 from turnfold.model_info.context_windows import ModelWindows
 from turnfold.operations.policy import policy_resolver
-from turnfold.operations.query.environment import QueryEnvironment
+from turnfold.operations.query.environment import REPLIES_BYTES, QueryEnvironment
 from turnfold.operations.query.recall import Recall
 from turnfold.ports.recall import (
     RecallStore,
@@ -10,11 +11,14 @@ from turnfold.ports.recall import (
 from turnfold.settings import Settings
 
 
-def answering_of(settings: Settings, recall: RecallStore) -> QueryEnvironment:
+def answering_of(
+    settings: Settings, recall: RecallStore, *, replies_bytes: int = REPLIES_BYTES
+) -> QueryEnvironment:
     """Return how this installation builds windows; recall searches this store."""
     windows = ModelWindows()
     return QueryEnvironment(
         policy=policy_resolver(settings.preset, settings.policy_of, settings.allowance),
         model_window=lambda model, policy: windows(model, override=policy.context_window),
         recall=Recall(recall),
+        replies=LRUCache(replies_bytes),
     )

@@ -43,6 +43,8 @@ from turnfold_query.lane import wire
 log = structlog.get_logger()
 
 Answer = bytes | ContextReply | RequestError | None
+REPLIES_BYTES = 4_000_000
+"""The most bytes of cached replies. Those of the lane are large, and hardly asked for again."""
 
 
 def main(settings: Settings) -> int:
@@ -85,7 +87,7 @@ class LaneServer:
         self._searching = SqlSearchStore(self._database)
         self._recall = SqlRecallStore(self._database)
         self._tools = tools.ToolStores(self._histories, self._searching, self._recall)
-        self._answering = answering_of(settings, self._recall)
+        self._answering = answering_of(settings, self._recall, replies_bytes=REPLIES_BYTES)
         self._writer = writer
         self._open: dict[int, asyncio.Task[Answer]] = {}
         caches = SessionCaches(*self._windows.caches, *self._recall.caches, *self._answering.caches)
