@@ -23,10 +23,10 @@ import nats
 
 import turnfold
 from tests.benchmarks.cell_figures import CellRun, figures
-from tests.benchmarks.cell_model import cell_model
 from tests.benchmarks.cell_samples import CellProcesses, CellSampler, Sample, until_zero
 from tests.benchmarks.cell_texts import CellSettings, CellTexts, key_of
 from tests.benchmarks.figures import Figure
+from tests.benchmarks.model import summary_model
 from tests.benchmarks.system import System, system
 from tests.postgres import running_postgres
 from turnfold.cli.audit import chain_fault
@@ -54,7 +54,9 @@ async def simulate(directory: Path, settings: CellSettings) -> CellRun:
     async with AsyncExitStack() as stack:
         postgres = stack.enter_context(running_postgres(is_durable=settings.is_durable))
         database = postgres.url(await postgres.create_database())
-        model = await stack.enter_async_context(cell_model(settings.model_seconds))
+        model = await stack.enter_async_context(
+            summary_model(str(settings.model_seconds), "tests.benchmarks.cell_model")
+        )
         one = await stack.enter_async_context(
             system(
                 directory,
@@ -150,14 +152,14 @@ async def work(one: System, run: CellRun, sampler: CellSampler, processes: CellP
 
 
 async def lines_of(agents: Process) -> AsyncIterator[Sample]:
-    """What the agents tell."""
+    """The counts and times that the agents report."""
     assert agents.stdout
     while line := await agents.stdout.readline():
         yield json.loads(line)
 
 
 async def sample(sampler: CellSampler, processes: CellProcesses, began: float) -> Sample:
-    """What the system uses and holds now."""
+    """The resources that the system uses now, and its backlog."""
     return {
         "seconds": monotonic() - began,
         "lag": await sampler.lag(),
@@ -199,7 +201,7 @@ async def audit_fault(client: Client, agent: int) -> str | None:
 
 
 def logged(path: Path) -> dict[str, int]:
-    """How often each warning or error was logged."""
+    """The number of times that each warning or error was logged."""
     found: dict[str, int] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         try:

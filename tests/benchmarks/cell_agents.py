@@ -35,7 +35,7 @@ STEPS = ((0, 1), (1, 3), (3, 4))
 WINDOWS = 2
 """The steps after which the agent asks for a window."""
 SILENT_SECONDS = 15.0
-"""What was not answered by then counts as unanswered."""
+"""Requests without a reply by then count as unanswered."""
 TRIES = 10
 
 
@@ -50,7 +50,7 @@ class CellTurn:
 
 
 class Sent(NamedTuple):
-    """What waits for a reply: a window where `turn` is None, else an event of this turn."""
+    """A request or publish that waits for a reply: a window if `turn` is None, else an event of this turn."""
 
     at: float
     key: SessionKey

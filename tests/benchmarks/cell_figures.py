@@ -1,4 +1,4 @@
-"""What was seen of a cell that ran, as figures."""
+"""The figures of a cell that ran."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ MESSAGES_A_TURN = 4
 
 @dataclass(slots=True)
 class CellRun:
-    """What was seen of a run: its samples, what agents saw in all, and what was left at the end."""
+    """The observations of a run: its samples, the totals of the agents, and the backlog at the end."""
 
     settings: CellSettings
     filled_messages: int
@@ -143,7 +143,7 @@ def _left(run: CellRun) -> Iterator[Row]:
 
 
 def _limits(run: CellRun) -> Mapping[str, float]:
-    """How near each part is to its limit: a core for each process, all cores, and the places of jobs."""
+    """The use of each limited resource: a core for each process, all cores, and the places of jobs."""
     shares = {
         f"a core for each of {_named(run, part)}": cores / max(1, run.processes[part])
         for part, cores in _cores(run).items()

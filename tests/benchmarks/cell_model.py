@@ -7,46 +7,15 @@ import asyncio
 import json
 import sys
 from asyncio import StreamReader, StreamWriter
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from random import Random
 
 import uvloop
 
 from tests.benchmarks.cell_texts import CellTexts
-from tests.benchmarks.system import stop
 
 LARGEST_REQUEST = 1 << 24
-
-
-@dataclass(frozen=True, slots=True)
-class CellModel:
-    """A running model; `settings` are those of a system that asks it."""
-
-    settings: dict[str, str]
-    process: Process
-
-
-@asynccontextmanager
-async def cell_model(seconds: float) -> AsyncGenerator[CellModel]:
-    """A model that answers after so many seconds, in a process of its own."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.benchmarks.cell_model", str(seconds), stdout=PIPE
-    )
-    try:
-        assert process.stdout
-        url = (await process.stdout.readline()).decode().strip()
-        settings = {
-            "TURNFOLD_SUMMARY_MODEL": "openai/bench",
-            "TURNFOLD_SUMMARY_API_BASE": url,
-            "TURNFOLD_SUMMARY_API_KEY": "none",
-        }
-        yield CellModel(settings, process)
-    finally:
-        await stop(process)
 
 
 def answer_of_usual_size() -> bytes:

@@ -29,7 +29,7 @@ STATE = """
            pg_database_size(current_database()) AS database_bytes
       FROM compactions WHERE status IN ('pending', 'running')"""
 CHILDREN = {"receiver": "receiver", "turnfold.models": "summarizer", "lane": "lane"}
-"""What a child of a service is, by a word of its command."""
+"""The roles of a service's children, by a word of their commands."""
 
 Sample = dict[str, Any]
 
@@ -68,7 +68,7 @@ class CellProcesses:
         return held
 
     def count(self) -> dict[str, int]:
-        """How many processes each part has."""
+        """The number of processes of each part."""
         found = {part: len(pids) for part, pids in self._by_part().items()}
         return found | {"postgres": len(self._postgres())}
 
@@ -97,12 +97,12 @@ class CellSampler:
             self.lags.append(await self.lag())
 
     async def lag(self) -> int:
-        """How many published events are not stored."""
+        """The number of published events that are not stored."""
         newest = int((await self._stream.stream_info(EVENTS_STREAM)).state.last_seq or 0)
         return max(0, newest - await self.count(STORED))
 
     async def state(self) -> Sample:
-        """What the database holds, and what waits in it."""
+        """The contents of the database, and the work that waits in it."""
         async with self._turn:
             (row,) = await self._connection.fetch(STATE)
         return {name: float(value) for name, value in row.items()}

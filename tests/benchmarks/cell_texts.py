@@ -42,7 +42,7 @@ VALUE_EVERY = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellSettings:
-    """What is simulated.
+    """The simulated load.
 
     Of all agents, as many are at work as take so many turns a second with these pauses between
     their turns; each takes so many turns on average, and then another begins. So sessions are as
@@ -59,7 +59,7 @@ class CellSettings:
     turns_a_visit: int = 20
     step_seconds: float = 3.0
     past_turns: tuple[int, int] = (6, 12)
-    """What each session begins with: live messages as many as an eviction leaves, up to as many as set one off."""
+    """The least and most turns with which a session begins: from what an eviction leaves to what sets one off."""
     max_tokens: int = 32_000
     model_seconds: float = 10.0
     concurrency: int = 100
@@ -69,7 +69,7 @@ class CellSettings:
 
     @property
     def at_work(self) -> int:
-        """How many agents are at work at a time."""
+        """The number of agents at work at a time."""
         return max(1, min(self.agents, round(self.turns_a_second * self.pause_seconds)))
 
     @classmethod

@@ -27,10 +27,15 @@ class SummaryModel:
 
 
 @asynccontextmanager
-async def summary_model(fault: str) -> AsyncGenerator[SummaryModel]:
-    """A model that answers at once (`answer`), or never (`hang`), or as `tests/model_server.py` knows to."""
+async def summary_model(
+    fault: str, module: str = "tests.benchmarks.model"
+) -> AsyncGenerator[SummaryModel]:
+    """A model that answers at once (`answer`), or never (`hang`), or as `tests/model_server.py` knows to.
+
+    Another `module` is another model, and `fault` its argument.
+    """
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.benchmarks.model", fault, stdin=PIPE, stdout=PIPE
+        sys.executable, "-m", module, fault, stdin=PIPE, stdout=PIPE
     )
     try:
         assert process.stdout

@@ -78,7 +78,7 @@ class FreshRequest(Request):
 
     @property
     def wait_seconds(self) -> float:
-        """How long to wait for it."""
+        """The time to wait for it."""
         return min(self.wait_ms, MAX_WAIT_MS) / 1000
 
 

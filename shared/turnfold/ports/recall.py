@@ -14,7 +14,7 @@ from turnfold.core.text.search import Lookup
 
 @dataclass(frozen=True, slots=True)
 class SearchedSession:
-    """Where the lookups of a question match in a session.
+    """The matches of a question's lookups in a session.
 
     `positions` and `tokens` are those of every message, in order; messages that are never recalled
     have 0 tokens. There is one mask per lookup of `question`, or in a session of

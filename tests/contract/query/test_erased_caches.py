@@ -21,7 +21,7 @@ GONE = SessionKey(KEY.agent_id, SessionId("gone"))
 
 
 class Server:
-    """What a query server caches of two sessions, which it was asked for."""
+    """A query server that was asked for two sessions, and caches them."""
 
     def __init__(self, stores: Stores) -> None:
         assert isinstance(stores.windows, SqlWindowStore)

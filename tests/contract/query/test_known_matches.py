@@ -23,7 +23,7 @@ END = 2**60
 
 
 async def found(recall: SqlRecallStore, sid: int, asked: str, until: int) -> Sequence[object]:
-    """What a question finds in a session before a position, and what some lookups find later."""
+    """The results of a question before a position of a session, and of some lookups later."""
     seen: list[object] = []
 
     def choose(session: SearchedSession) -> Choice:

@@ -13,14 +13,15 @@ from turnfold.core.policy.presets import Policy
 from turnfold.models import ChildSummarizer
 from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.compact.compact import Outcome, Retry, compact
+from turnfold.ports.compact import Job
 
 MINUTE_MS = 60_000
 TEN_MINUTES_MS = 10 * MINUTE_MS
 DAY_MS = 24 * 60 * MINUTE_MS
 LONG_SECONDS = 60.0
-"""What no call takes that gets an answer, not even the first one, for which litellm loads half of itself."""
+"""Longer than any call that gets an answer, even the first one, for which litellm loads half of itself."""
 SHORT_SECONDS = 1.0
-"""How long a call waits for an answer that never comes: time enough to send the question."""
+"""A call waits so long for an answer that never comes: time enough to send the question."""
 
 
 @dataclass
@@ -47,7 +48,13 @@ class Desk:
         """One attempt at the job that is due, a minute after the last."""
         self.now_ms += MINUTE_MS
         (job,) = await self.stores.claim(self.now_ms)
-        outcome = await compact(
+        outcome = await self.work_on(job)
+        self.outcomes.append(outcome)
+        return outcome
+
+    async def work_on(self, job: Job) -> Outcome:
+        """One attempt at a job that was claimed."""
+        return await compact(
             job,
             store=self.stores.jobs,
             summarizer=self.summarizer,
@@ -55,8 +62,6 @@ class Desk:
             count=words,
             now_ms=lambda: self.now_ms,
         )
-        self.outcomes.append(outcome)
-        return outcome
 
     async def finish(self) -> Outcome:
         """Attempts until the job is done."""

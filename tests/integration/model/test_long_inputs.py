@@ -9,8 +9,8 @@ import pytest
 
 from tests.integration.model.desk import LONG_SECONDS, MINUTE_MS, TEN_MINUTES_MS, Desk
 from tests.model_server import ModelServer
-from tests.store_fixtures import KEY, assistant, tool, user, words
-from turnfold.operations.compact.compact import Committed, Retry, compact
+from tests.store_fixtures import KEY, assistant, tool, user
+from turnfold.operations.compact.compact import Committed, Retry
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -22,7 +22,7 @@ LONG = (
 
 
 def asked_numbers(model: ModelServer) -> list[str]:
-    """Which part of how many each request was."""
+    """The parts that the requests were, as `1 of 3`."""
     asked = (request["messages"][1]["content"].partition("\n")[0] for request in model.requests)
     return [line.partition(" are part ")[2].partition(" of what")[0] for line in asked]
 
@@ -218,14 +218,7 @@ async def test_a_part_of_a_job_that_somebody_else_has_by_now_is_not_kept(
     (lost,) = await desk.stores.claim(desk.now_ms)
     (job,) = await desk.stores.claim(desk.now_ms + 2 * MINUTE_MS)
 
-    outcome = await compact(
-        lost,
-        store=desk.stores.jobs,
-        summarizer=desk.summarizer,
-        writing=desk.writing,
-        count=words,
-        now_ms=lambda: desk.now_ms,
-    )
+    outcome = await desk.work_on(lost)
 
     assert type(outcome).__name__ == "Discarded"
     assert len(model.requests) == 1

@@ -1,4 +1,4 @@
-"""Which model writes a summary, and what it is told."""
+"""The model that writes a summary, and the question that it is asked."""
 
 import json
 from dataclasses import replace

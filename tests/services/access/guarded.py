@@ -48,7 +48,7 @@ class Guarded:
 
     @property
     def configuration(self) -> str:
-        """What the server includes."""
+        """The configuration that the server includes."""
         return configuration(list(self.keys.values()))
 
     def environ(self, name: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from turnfold.nats_client.connection import REQUEST_INFO
 
 CLIENTS = ("support", "other", "auditor", "operator")
 LED = "led-by-"
-"""How the session, or the last token, of every subject begins to which a test leads something."""
+"""The prefix of the session, or of the last token, of every subject to which a test leads something."""
 ACTS = (
     "agents",
     "campaigns",
@@ -87,7 +87,7 @@ def leads(key: Key, target: str) -> Iterator[tuple[str, str, dict[str, str]]]:
 
 @dataclass
 class Monitor:
-    """What arrives in the services' account: how many answers, and everything on a target."""
+    """A listener in the services' account: it counts answers, and notes everything on a target."""
 
     answers: int = 0
     led: set[str] = field(default_factory=set)
@@ -117,7 +117,7 @@ async def acted(parts: Parts, provisioner: Person) -> Json:
 
 
 def is_among(subject: str, patterns: Iterable[str]) -> bool:
-    """Whether one of these patterns stands for the subject."""
+    """Return whether one of these patterns matches the subject."""
     words = [re.escape(pattern).replace(r"\*", "[^.]+") for pattern in patterns]
     return any(re.fullmatch(word, subject) for word in words)
 
@@ -159,7 +159,7 @@ async def test_no_answer_can_be_led_anywhere(
             await subscriptions_known(asker.bus)
 
         def refused() -> int:
-            """How many subjects of answers the server refused itself; it tells so later."""
+            """The number of answers that the server itself refused; it reports them later."""
             return sum("publish with reply of" in told for told in asker.denied)
 
         await wait_until(

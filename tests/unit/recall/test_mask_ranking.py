@@ -68,7 +68,7 @@ def test_a_related_word_counts_for_messages_that_hold_it(
 @pytest.mark.proves("F2")
 @pytest.mark.parametrize("seed", range(3))
 def test_of_many_matches_the_best_messages_are_those_that_positions_find(seed: int) -> None:
-    """Which stretches are scored may differ, because masks promise rounded rarities."""
+    """The scored stretches may differ, because masks add rounded rarities."""
     random = Random(seed)
     number = 1_500
     sizes = [random.randint(10, 300) for _ in range(number)]

@@ -1,4 +1,4 @@
-"""What a window trims within messages: results, arguments, pasted text and reasoning."""
+"""Trimming within messages: results, arguments, pasted text and reasoning."""
 
 import json
 from dataclasses import replace

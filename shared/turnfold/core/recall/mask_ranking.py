@@ -174,7 +174,7 @@ class _Region:
     def _joined(self, digits: Digits) -> Digits:
         """Return the digits of the messages of this region.
 
-        What a match counts reaches no further than the stretches beside the near ones, so rows
+        The effect of a match reaches no further than the stretches beside the near ones, so rows
         that are joined do not count for each other.
         """
         return b"".join([digits[start:end] for start, end in self._slices])

@@ -8,7 +8,7 @@ from turnfold.errors import LostLease, Unavailable
 from turnfold.ports.compact import Job, JobStore
 
 RENEWALS = 3
-"""How often a lease is renewed before it would expire: one late renewal must not lose it."""
+"""Renewals of a lease before it would expire: one late renewal must not lose it."""
 
 
 @contextlib.asynccontextmanager

@@ -41,7 +41,7 @@ Its locks would otherwise keep other workers from its session for as long as a s
 the machine under it, keeps the connection.
 """
 SILENT_SECONDS = 60
-"""How long a process keeps a lock of background work, though nothing is heard of it."""
+"""A silent process keeps a lock of background work for so long."""
 LOCK_NOT_AVAILABLE = "55P03"
 VOCABULARY = "word_vocabulary"
 """The terms of SQLite's word index, in order: a temporary table of each connection that reads."""

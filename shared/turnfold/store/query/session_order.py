@@ -179,7 +179,7 @@ def read_order(
 
 
 UNINDEXED_MESSAGES, UNINDEXED_CHARACTERS = 2_000, 5_000
-"""How many messages that the index lacks are read, the newest first, and how long they may be."""
+"""The most unindexed messages that are read, newest first, and the most characters of one."""
 
 BODIES = Prepared(
     select(messages.c.position, messages.c.body)

@@ -4,14 +4,12 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
-from tests.model_server import ModelServer, running_model_server
+from tests.model_server import ModelServer
 from turnfold.core.summary.sources import ChunkSummary, Source, SummaryJob
 from turnfold.errors import SummarizerError
 from turnfold.models import ChildSummarizer
@@ -41,20 +39,6 @@ SOURCES = tuple(
         ),
     )
 )
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def summarizer() -> AsyncIterator[ChildSummarizer]:
-    child = ChildSummarizer(preload=True)
-    await child.start()
-    yield child
-    await child.close()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def model() -> AsyncIterator[ModelServer]:
-    async with running_model_server() as server:
-        yield server
 
 
 def job(
