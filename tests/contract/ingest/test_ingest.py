@@ -180,6 +180,27 @@ async def test_a_mark_stands_beside_the_message_and_makes_no_other_event_of_it(
     assert await stores.history.dead_letters(after=0, limit=9) == []
 
 
+@pytest.mark.proves("W12", "C68")
+async def test_a_message_of_a_program_is_recognized_by_its_beginning(stores: Stores) -> None:
+    reminder = user("Reflect on the results and decide next steps.")
+    note = user([{"type": "text", "text": " [cron] the nightly job"}])
+    request = user("What does [cron] mean?")
+    wish = PolicyRequest(overrides={"meta_prefixes": "[cron]; Reflect on;"})
+    await stores.changes.set_policy(
+        OTHER_SESSION, wish, installation=stores.installation, now_ms=NOON
+    )
+
+    for seq, key in ((1, KEY), (2, OTHER_SESSION)):
+        await stores.ingest(turn(seq, request, reminder, note, assistant("[cron] it is"), key=key))
+
+    by_default, by_wish = [
+        [one.is_meta for one in await history(stores, key)] for key in (KEY, OTHER_SESSION)
+    ]
+    assert by_default == [False, True, False, False]
+    assert by_wish == [False, True, True, False]
+    assert (await stores.seen()).sessions[OTHER_SESSION].rounds == 1
+
+
 @pytest.mark.proves("L2", "L3")
 async def test_a_copy_earlier_in_the_stream_gives_the_event_its_place_and_its_words(
     stores: Stores,

@@ -410,9 +410,10 @@ def test_the_next_ratio_of_characters_to_tokens_is_the_first_step_that_may_fit(
 
 
 @pytest.mark.proves("W12", "C68")
+@pytest.mark.parametrize("mark", [{"is_meta": True}, {}])
 @pytest.mark.parametrize("max_tokens", [300, 600, 1_200])
 async def test_a_message_that_a_program_wrote_is_not_the_request(
-    stores: Stores, max_tokens: int
+    stores: Stores, max_tokens: int, mark: Json
 ) -> None:
     reminder = user("Reflect on the results and decide next steps.")
     work = [user("Fix the bug in the parser.")]
@@ -420,7 +421,7 @@ async def test_a_message_that_a_program_wrote_is_not_the_request(
         work += [
             assistant(None, f"c{number}"),
             tool(f"c{number}", "x" * 1_000),
-            reminder | {"is_meta": True},
+            reminder | mark,
         ]
     await stores.ingest(*turns(1, 3), turn(4, *work))
 

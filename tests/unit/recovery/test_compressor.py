@@ -221,16 +221,23 @@ def test_the_plain_library_needs_neither_bus_nor_database_nor_model() -> None:
 
 
 @pytest.mark.proves("W12", "C68")
+@pytest.mark.parametrize(
+    "reminder",
+    [
+        user("Reflect on the results.") | {"is_meta": True},
+        user("Reflect on the results and decide next steps."),
+    ],
+)
 @pytest.mark.parametrize("budget", [700, 1_500, 3_000, 6_000, 9_000])
 def test_a_message_that_a_program_wrote_is_not_the_request(
-    compressor: LadderCompressor, budget: int
+    compressor: LadderCompressor, budget: int, reminder: Json
 ) -> None:
-    request, reminder = user("Fix the bug in the parser"), user("Reflect on the results.")
+    request = user("Fix the bug in the parser")
     messages = long_list()
     messages[-1] = request
     for number in range(6):
         messages += [calling(f"r{number}"), tool(f"r{number}", words(300))]
-        messages.append(reminder | {"is_meta": True})
+        messages.append(reminder)
 
     compressed = compressor.compress(messages, budget)
 

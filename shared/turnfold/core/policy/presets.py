@@ -45,6 +45,9 @@ class View(StrEnum):
 MOST = 2**53
 """No number of a policy is larger: every reader of JSON and every database keeps it exactly."""
 MOST_RECALL_SHARE = 0.9
+META_PREFIXES = "Reflect on the results and decide"
+"""Begins the user messages that nanobot writes itself after a batch of calls."""
+META_PREFIXES_AT_MOST = 4_000
 LOW_WATER_RATIO = 0.85
 """The default of `low_water_ratio`. Only with it, the size of turns may make a trim deeper."""
 
@@ -106,6 +109,8 @@ class Policy:
         result_max_tokens: larger old results become previews
         preview_tokens: size of a preview
         keep_tool_blocks: newest tool blocks that trimming spares
+        meta_prefixes: user messages that begin with one of these texts count as marked `is_meta`;
+            separated by `;`
         recall_share: share of a window for recalled messages, at most 0.9; 0: none unless asked for
         recall_max_tokens: most tokens for recalled messages
 
@@ -170,6 +175,7 @@ class Policy:
     result_max_tokens: int = 600
     preview_tokens: int = 200
     keep_tool_blocks: int = 5
+    meta_prefixes: str = META_PREFIXES
     recall_share: float = 0.5
     recall_max_tokens: int = 16_000
 
@@ -197,6 +203,11 @@ class Policy:
             raise ValueError(
                 f"recall_share is {self.recall_share}; "
                 f"recall takes at most {MOST_RECALL_SHARE} of a window"
+            )
+        if len(self.meta_prefixes) > META_PREFIXES_AT_MOST:
+            raise ValueError(
+                f"meta_prefixes has {len(self.meta_prefixes)} characters; "
+                f"at most {META_PREFIXES_AT_MOST} are allowed"
             )
         if self.low_water_ratio == 0:
             raise ValueError("low_water_ratio is 0; it must be above 0")

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.core.history.validity import validation_errors
+from turnfold.core.policy.meta import is_written_by_program
 from turnfold.core.policy.presets import Policy
 from turnfold.core.recovery.assembler import SYSTEM_ROLES
 from turnfold.core.text.estimates import estimate
@@ -90,8 +91,8 @@ class LadderCompressor:
 
     `count` returns the tokens of a text. The newest request stays. The system messages at the
     beginning stay whole; later ones keep their place, longer than other messages do. Of the
-    `policy`, only the view and its caps apply: `preset_named("adaptive")`, for example, shows at
-    most 50 messages.
+    `policy`, only the view, its caps and `meta_prefixes` apply: `preset_named("adaptive")`, for
+    example, shows at most 50 messages.
     """
 
     count: Callable[[str], int] = estimated
@@ -108,8 +109,9 @@ class LadderCompressor:
     ) -> Compressed:
         """Return messages that fit; a valid list that fits already is returned unchanged.
 
-        A user message with `"is_meta": true` was written by a program: the newest request is the
-        newest user message without the mark, if there is one. The marks are taken off.
+        A user message with `"is_meta": true`, or one that begins like the policy's
+        `meta_prefixes`, was written by a program: the newest request is the newest other one, if
+        there is one. The marks are taken off.
 
         Raises:
             BadRequest: an entry is not a chat message.
@@ -126,8 +128,10 @@ class LadderCompressor:
             return Compressed(bodies, total)
         cuts = [UncountedText(text, self.count) if is_long(text) else "" for text in texts]
         listed = to_messages(bodies, measured, cuts)
-        for message, body in zip(listed, messages, strict=True):
-            message.is_meta = message.role is Role.USER and body.get(META_MARK) is True
+        for message, body, text in zip(listed, messages, texts, strict=True):
+            message.is_meta = message.role is Role.USER and (
+                body.get(META_MARK) is True or is_written_by_program(text, self.policy)
+            )
         start = _leading_systems(bodies)
         systems, history = listed[:start], listed[start:]
         system_tokens = sum([message.tokens for message in systems])

@@ -33,6 +33,7 @@ from turnfold.store.ingest.batch.duplicates import (
     runs,
 )
 from turnfold.store.ingest.batch.event_rows import EventRows
+from turnfold.store.ingest.batch.marks import with_marks
 from turnfold.store.ingest.batch.stored_events import (
     EventSpan,
     delete_event,
@@ -91,7 +92,7 @@ class BatchWriter:
         self._dead.extend(dead)
         evictions = 0
         if arrivals and (arrivals := self._admit(arrivals)):
-            self._insert(arrivals)
+            self._insert([self._with_marks(arrival) for arrival in arrivals])
             evictions = self._update_sessions()
         self._journal.write(self._connection)
         self._write_dead_letters()
@@ -197,6 +198,12 @@ class BatchWriter:
                 detail = f"the agent has {limit} sessions, and may have no more"
                 self._refuse(arrival, TOO_MANY_SESSIONS, detail)
         return [arrival for arrival in arrivals if arrival.key in self._sessions]
+
+    def _with_marks(self, arrival: DecodedEvent) -> DecodedEvent:
+        """Return the event with the marks that the policy of its session asks for."""
+        session = self._sessions[arrival.key]
+        policy = self._installation.policy(session.agent_wishes, session.wishes)
+        return with_marks(arrival, policy)
 
     def _remove_empty(self) -> None:
         """Remove sessions that this batch created and whose events it refused.
