@@ -4,7 +4,7 @@ from turnfold.cache import LRUCache
 from turnfold.model_info.context_windows import ModelWindows
 from turnfold.operations.policy import policy_resolver
 from turnfold.operations.query.environment import REPLIES_BYTES, QueryEnvironment
-from turnfold.operations.query.recall import Recall
+from turnfold.operations.query.recall_decisions import Recall
 from turnfold.ports.recall import (
     RecallStore,
 )

@@ -11,7 +11,7 @@ from turnfold.contracts.requests import ContextRequest
 from turnfold.messages import SessionId, SessionKey
 from turnfold.operations.query.context import context
 from turnfold.operations.query.environment import ContextReply, QueryEnvironment
-from turnfold.operations.query.recall import Recall
+from turnfold.operations.query.recall_decisions import Recall
 from turnfold.store.database.engine import Database
 from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.window import SqlWindowStore

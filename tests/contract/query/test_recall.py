@@ -32,7 +32,7 @@ from turnfold.core.recall.question import question_of
 from turnfold.errors import CannotFit
 from turnfold.operations.query.context import context
 from turnfold.operations.query.environment import QueryEnvironment
-from turnfold.operations.query.recall import Recall
+from turnfold.operations.query.recall_decisions import Recall
 from turnfold.ports.recall import Choice, SearchedSession
 from turnfold.store.query import word_matches
 from turnfold.store.query.recall import SqlRecallStore

@@ -4,7 +4,7 @@ import pytest
 
 from tests.histories import history, user
 from turnfold.core.recall.block import RecalledMessage, RecallMaterial, write_block
-from turnfold.operations.query.recall import RecallDecision
+from turnfold.operations.query.recall_decisions import RecallDecision
 from turnfold.ports.recall import Recollection
 
 BODIES = [user(f"The lantern number {number} stands in the harbor.") for number in range(12)]

@@ -7,7 +7,7 @@ import pytest
 from turnfold.core.recall.mask_ranking import MOST_MASKED, Mask, mask_of
 from turnfold.core.recall.question import question_of
 from turnfold.core.text.search import Lookup
-from turnfold.operations.query.recall import ranked
+from turnfold.operations.query.recall_decisions import ranked
 from turnfold.ports.recall import SearchedSession
 
 NAMED, RELATED = (7, 11), 400

@@ -4,7 +4,7 @@ import pytest
 
 from tests.histories import assistant, history, tool, user
 from turnfold.core.policy.presets import Policy
-from turnfold.operations.query.recall import share_for_recall
+from turnfold.operations.query.recall_decisions import share_for_recall
 
 TALK = [user("Hello."), assistant("Hello."), user("Look."), assistant("I see.")]
 CALL = [user("Read it."), assistant(None, "c1"), tool("c1", "42")]

@@ -19,9 +19,9 @@ from turnfold.operations.query.as_of import parse_as_of
 from turnfold.operations.query.entries import Originals
 from turnfold.operations.query.environment import ContextReply, QueryEnvironment
 from turnfold.operations.query.planning import PlannedWindow, Stale, WindowReading, with_hint
-from turnfold.operations.query.recalling import with_recall
 from turnfold.operations.query.replies import prepared_summary
 from turnfold.operations.query.window_json import window_json
+from turnfold.operations.query.window_recall import with_recall
 from turnfold.ports.query import (
     WindowStore,
 )

@@ -9,7 +9,7 @@ from turnfold.contracts.hints import BudgetHint
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.window import WindowAccount, WindowRequest
-from turnfold.operations.query.recall import Recall
+from turnfold.operations.query.recall_decisions import Recall
 from turnfold.ports.ingest import PolicyResolver
 
 BUILDERS_BYTES = 16_000_000

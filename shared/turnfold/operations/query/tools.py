@@ -22,7 +22,7 @@ from turnfold.core.text.tokens import text_of
 from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey
 from turnfold.operations.query.expand import expand
-from turnfold.operations.query.recall import ranked
+from turnfold.operations.query.recall_decisions import ranked
 from turnfold.ports.query import (
     HistoryStore,
     SearchStore,

@@ -11,7 +11,7 @@ from turnfold.core.window.rendering.render import visible_summary
 from turnfold.errors import CannotFit
 from turnfold.messages import Message
 from turnfold.operations.query.planning import PlannedWindow, WindowReading
-from turnfold.operations.query.recall import (
+from turnfold.operations.query.recall_decisions import (
     DecisionKey,
     Recall,
     RecallDecision,

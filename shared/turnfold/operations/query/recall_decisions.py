@@ -1,4 +1,4 @@
-"""Decide the recall block of a window: when a request arrives, and the same in every later step."""
+"""Decide what a recall block says: when a request arrives, and the same in every later step."""
 
 import json
 from bisect import bisect_right
