@@ -20,7 +20,8 @@ TurnfoldError
 └── StartError              the process cannot start; the text says what to do
 """
 
-from typing import Any, ClassVar
+from enum import StrEnum
+from typing import Any, ClassVar, Self
 
 
 class TurnfoldError(Exception):
@@ -130,10 +131,34 @@ class ContextOverflow(TurnfoldError):
         self.tokens = tokens
 
 
+class EventFault(StrEnum):
+    """Why an event can never be stored: the reason of its dead letter. The values are stored."""
+
+    NOT_JSON = "not_json", "no JSON in UTF-8, or with NaN, 1e999 or an integer of over 4,000 digits"
+    WRONG_SHAPE = "wrong_shape", "a field is missing, or holds something else than its type says"
+    UNKNOWN_TYPE = "unknown_type", "there is no event of this type, at least not in this release"
+    SUBJECT_MISMATCH = "subject_mismatch", "its subject names another agent or session than it does"
+    TOO_LARGE = "too_large", "more bytes than an event may have"
+    TOO_MANY_MESSAGES = "too_many_messages", "more messages than an event may have"
+    TOO_DEEP = "too_deep", "lists and objects nest deeper than they may"
+    EVENT_ID_REUSED = "event_id_reused", "an event of this id with other content is stored"
+    TOO_MANY_SESSIONS = "too_many_sessions", "the agent has as many sessions as it may have"
+    REFUSED_BY_DATABASE = "refused_by_database", "the database cannot hold something in it"
+
+    meaning: str
+
+    def __new__(cls, name: str, meaning: str) -> Self:
+        """Return the member of a name, with what it means."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.meaning = meaning
+        return member
+
+
 class BadEvent(TurnfoldError):
     """An event that no retry will make good; `reason` is what the dead letter says."""
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    def __init__(self, reason: EventFault, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, NewType
+from typing import Any, Final, Literal, NamedTuple, NewType
 
 AgentId = NewType("AgentId", str)
 SessionId = NewType("SessionId", str)
@@ -62,6 +62,19 @@ class Shape(StrEnum):
     CHAT = "chat"
     RESPONSES = "responses"
     ANTHROPIC = "anthropic"
+
+
+ShapeName = Literal["chat", "responses", "anthropic"]
+WindowFormat = Literal["openai", "responses", "anthropic"]
+"""The model interface for which a window is written."""
+ToolFormat = Literal["openai", "anthropic"]
+"""The model interface for which tools are described: both of OpenAI take the same definitions."""
+SHAPE_OF_FORMAT: Final[Mapping[WindowFormat, Shape]] = {
+    "openai": Shape.CHAT,
+    "responses": Shape.RESPONSES,
+    "anthropic": Shape.ANTHROPIC,
+}
+"""The shape of each format of a window."""
 
 
 class Element(IntEnum):

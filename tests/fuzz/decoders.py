@@ -53,6 +53,7 @@ from turnfold.errors import (
     BadEvent,
     BadRequest,
     CannotFit,
+    EventFault,
     RequestError,
     StartError,
     SummarizerError,
@@ -70,15 +71,12 @@ from turnfold_query.http.publish import event_type_of
 GOLDEN = Path(__file__).parent.parent / "contract" / "golden"
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 LIMITS = EventLimits(bytes=8_192, messages=20, depth=12)
-REASONS = {
-    "too_large",
-    "not_json",
-    "too_deep",
-    "wrong_shape",
-    "too_many_messages",
-    "unknown_type",
-    "subject_mismatch",
+REASONS = set(EventFault) - {
+    EventFault.EVENT_ID_REUSED,
+    EventFault.TOO_MANY_SESSIONS,
+    EventFault.REFUSED_BY_DATABASE,
 }
+"""Those that need no database."""
 SUBJECTS = (
     "turn.completed",
     "tool.result",

@@ -11,7 +11,7 @@ from turnfold.contracts.event_models import EVENT_BODIES
 from turnfold.contracts.events import EventLimits, check_copy, read_payload
 from turnfold.contracts.publish_errors import publish_error
 from turnfold.contracts.subjects import EVENT_TYPES, EVENTS_STREAM, message_header, session_subject
-from turnfold.errors import BadEvent, BadRequest, Conflict, TooLarge
+from turnfold.errors import BadEvent, BadRequest, Conflict, EventFault, TooLarge
 from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
 from turnfold.observability.tracing import span
 from turnfold_query.http.description import EVERYWHERE, described
@@ -50,7 +50,8 @@ def add_publish(app: FastAPI, publisher: Publisher, limits: EventLimits) -> None
         try:
             event = read_payload(event_type, body, limits)
         except BadEvent as error:
-            raise (TooLarge if error.reason == "too_large" else BadRequest)(str(error)) from None
+            is_large = error.reason is EventFault.TOO_LARGE
+            raise (TooLarge if is_large else BadRequest)(str(error)) from None
         if event.key != key:
             raise BadRequest("the event names another agent or session than the path")
         headers = {

@@ -59,7 +59,7 @@ def _without_type(param: Any) -> Any:
         # As a type, they would be broken inside a word on 80 columns.
         name = param.opts[-1].lstrip("-").upper()
     if param.type_descriptor.choices:
-        names = ", ".join(str(choice.value) for choice in param.type_descriptor.choices)
+        names = ", ".join(str(choice) for choice in param.type_descriptor.choices)
         param.help = f"{param.help} One of: {names}."
     vars(param)["display_type_rich"] = lambda **_: name
     return param

@@ -1,20 +1,13 @@
 """`turnfold completion`: the script with which a shell completes commands and options."""
 
 import os
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from turnfold.cli.command_names import COMPLETE_VARIABLE
 
-
-class Shell(StrEnum):
-    """A shell."""
-
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
+Shell = Literal["bash", "zsh", "fish"]
 
 
 def register(app: typer.Typer) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Collection, Mapping, Sequence
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +17,7 @@ from turnfold.cli.tables import show_text
 from turnfold.client import StoredMessage, Summary, Window
 from turnfold.core.text.calls import called_tool, is_custom
 from turnfold.core.window.framing import Placement
+from turnfold.messages import WindowFormat
 
 CLIP = 600
 MAX_LINES = 40
@@ -41,14 +41,6 @@ ROLE_COLORS = {
     "assistant": "cyan",
     "tool": "yellow",
 }
-
-
-class OutputFormat(StrEnum):
-    """The API for which messages are formatted."""
-
-    OPENAI = "openai"
-    RESPONSES = "responses"
-    ANTHROPIC = "anthropic"
 
 
 Explain = Annotated[
@@ -88,8 +80,8 @@ def context(  # noqa: PLR0917  # a parameter for each option
         ),
     ] = None,
     shape: Annotated[
-        OutputFormat, typer.Option("--format", help="Format of the messages.")
-    ] = OutputFormat.OPENAI,
+        WindowFormat, typer.Option("--format", help="Format of the messages.")
+    ] = "openai",
     placement: Annotated[
         Placement, typer.Option(help="Position of the summary.")
     ] = Placement.SEPARATE,
@@ -104,7 +96,7 @@ def context(  # noqa: PLR0917  # a parameter for each option
         "max_tokens": max_tokens,
         "model": model,
         "as_of": as_of,
-        "format": str(shape),
+        "format": shape,
         "placement": str(placement),
     }
     if explain:

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -14,18 +13,10 @@ from turnfold.cli.names import existing_session
 from turnfold.cli.output import console, show_json
 from turnfold.cli.sessions import Agent, AsJson, SessionName
 from turnfold.client import Session, StoredMessage
+from turnfold.messages import State
 
 COLUMNS = ("position", "message_id", "state", "role", "text")
 PAGE = 500
-
-
-class MessageState(StrEnum):
-    """The state of a stored message."""
-
-    LIVE = "live"
-    PENDING = "pending"
-    COVERED = "covered"
-    RETRACTED = "retracted"
 
 
 def register(app: typer.Typer) -> None:
@@ -36,9 +27,7 @@ def register(app: typer.Typer) -> None:
 def history(
     agent: Agent,
     session: SessionName,
-    state: Annotated[
-        MessageState | None, typer.Option(help="Show only messages in this state.")
-    ] = None,
+    state: Annotated[State | None, typer.Option(help="Show only messages in this state.")] = None,
     newest: Annotated[
         int,
         typer.Option(min=0, metavar="COUNT", help="Show the last COUNT messages; 0 shows all."),
@@ -78,7 +67,7 @@ def _show(messages: Sequence[StoredMessage], *, limit: int) -> None:
 
 
 async def _read(
-    agent: str, session: str, state: MessageState | None, newest: int, as_of: str | None
+    agent: str, session: str, state: State | None, newest: int, as_of: str | None
 ) -> list[StoredMessage]:
     async with (
         connected_client() as client,
@@ -91,7 +80,7 @@ async def _read(
 
 
 async def _newest(
-    session: Session, state: MessageState | None, count: int, as_of: str | None
+    session: Session, state: State | None, count: int, as_of: str | None
 ) -> list[StoredMessage]:
     """Return the last messages in a state, in order; pages are read from the end."""
     found: list[StoredMessage] = []

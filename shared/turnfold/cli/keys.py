@@ -1,12 +1,12 @@
 """`turnfold keys`: permissions on NATS by keys, and over HTTP by tokens."""
 
 import os
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from turnfold.access.roles import Role
 from turnfold.cli.command_groups import group
 from turnfold.cli.output import print_rows, show_json
 from turnfold.errors import TurnfoldError
@@ -33,17 +33,6 @@ RELOAD = (
 )
 
 
-class RoleName(StrEnum):
-    """The role of a key."""
-
-    AGENT = "agent"
-    WORKER = "worker"
-    QUERY = "query"
-    AUDITOR = "auditor"
-    OPERATOR = "operator"
-    PROVISIONER = "provisioner"
-
-
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     keys = group(app, "keys", "Manage keys for NATS and tokens for HTTP.")
@@ -56,7 +45,7 @@ def register(app: typer.Typer) -> None:
 
 def new(
     role: Annotated[
-        RoleName,
+        Role,
         typer.Argument(metavar="ROLE", help="The role of the key."),
     ],
     agent: Annotated[
@@ -70,14 +59,14 @@ def new(
     from turnfold.access.keys import new_key, write_accounts
     from turnfold.contracts.subjects import id_fault
 
-    if (role is RoleName.AGENT) == (agent is None):
+    if (role == "agent") == (agent is None):
         raise typer.BadParameter(
             "only the role agent takes an id:"
             " turnfold keys new agent AGENT, turnfold keys new worker"
         )
     if agent is not None and (fault := id_fault(agent)):
         raise typer.BadParameter(f"the agent's id {fault}")
-    key, path = new_key(directory, role.value, agent)
+    key, path = new_key(directory, role, agent)
     if nats_file is not None:
         write_accounts(directory, nats_file)
     if as_json:
@@ -85,7 +74,7 @@ def new(
         return
     typer.echo(
         f"Wrote the key to {path}."
-        f" Set TURNFOLD_NATS_NKEY to this path where {agent or f'the {role.value}'} runs."
+        f" Set TURNFOLD_NATS_NKEY to this path where {agent or f'the {role}'} runs."
     )
     typer.echo(
         RELOAD.format(nats_file)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +14,7 @@ from turnfold.cli.output import print_rows, show_json
 from turnfold.cli.sessions import Agent, AsJson
 from turnfold.client import Client
 from turnfold.contracts.subjects import token_of
+from turnfold.core.policy.presets import Mode
 
 COLUMNS = ("number", "value", "from")
 
@@ -22,14 +22,6 @@ MaybeSession = Annotated[
     str | None,
     typer.Argument(metavar="SESSION", help="The session's id (default: the agent's policy)."),
 ]
-
-
-class CompactionMode(StrEnum):
-    """What starts a compaction."""
-
-    OFF = "off"
-    MANUAL = "manual"
-    AUTO = "auto"
 
 
 def register(app: typer.Typer) -> None:
@@ -69,7 +61,7 @@ def set_(  # a parameter for each option
         ),
     ] = None,
     mode: Annotated[
-        CompactionMode | None, typer.Option(help="Compact by triggers, only on request, or never.")
+        Mode | None, typer.Option(help="Compact by triggers, only on request, or never.")
     ] = None,
     preset: Annotated[str | None, typer.Option(metavar="PRESET", help="Name of a preset.")] = None,
     as_json: AsJson = False,

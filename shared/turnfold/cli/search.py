@@ -4,7 +4,6 @@ import asyncio
 import re
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +16,7 @@ from turnfold.cli.names import existing_session
 from turnfold.cli.output import console, show_json
 from turnfold.cli.tables import show_text
 from turnfold.core.text.search import searched_text
-from turnfold.messages import State
+from turnfold.messages import Role, State
 
 COLUMNS = ("position", "message_id", "state", "role", "score", "snippet")
 STATE_COLORS = {"live": "green", "pending": "yellow", "covered": "blue"}
@@ -26,16 +25,6 @@ BEFORE, AROUND = 60, 200
 MOST_HITS = 100
 
 Hit = dict[str, Any]
-
-
-class Speaker(StrEnum):
-    """The role of a message."""
-
-    SYSTEM = "system"
-    DEVELOPER = "developer"
-    USER = "user"
-    ASSISTANT = "assistant"
-    TOOL = "tool"
 
 
 def register(app: typer.Typer) -> None:
@@ -59,7 +48,7 @@ def search(
         ),
     ] = 20,
     state: Annotated[State | None, typer.Option(help="Show only messages in this state.")] = None,
-    role: Annotated[Speaker | None, typer.Option(help="Show only messages of this role.")] = None,
+    role: Annotated[Role | None, typer.Option(help="Show only messages of this role.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,

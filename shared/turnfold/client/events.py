@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from turnfold.contracts.events import (
     LIMIT_AT_MOST,
@@ -23,7 +23,7 @@ from turnfold.contracts.subjects import (
     session_subject,
 )
 from turnfold.errors import BadRequest, TooLarge
-from turnfold.messages import AgentId, Json, SessionId, SessionKey
+from turnfold.messages import AgentId, Json, SessionId, SessionKey, ShapeName
 
 BATCH_EVENTS = 1_000
 """The maximum number of messages in one batch of a NATS server."""
@@ -97,7 +97,7 @@ def turn_event(  # noqa: PLR0913  # the event has these fields
     is_meta: bool = False,
     metadata: Json | None = None,
     occurred_at: datetime | None = None,
-    shape: Literal["chat", "responses", "anthropic"] | None = None,
+    shape: ShapeName | None = None,
     carry: Sequence[Any] | None = None,
 ) -> OutgoingEvent:
     """Build a `turn.completed` event from OpenAI chat messages, or from elements of a shape.

@@ -4,13 +4,13 @@ import asyncio
 import http.client
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from turnfold.client.replies import Window, error_from_json, read
 from turnfold.contracts.subjects import token_of
 from turnfold.errors import Unavailable
-from turnfold.messages import Json, SessionKey
+from turnfold.messages import Json, SessionKey, ToolFormat
 
 HTTP_SECONDS = 30
 
@@ -31,9 +31,7 @@ class HttpSession:
         """Return the model's next input; `fields` are parameters of the request."""
         return read(Window.of, await self._ask(f"/context?{urlencode(fields)}"))
 
-    async def tools(
-        self, *, format: Literal["openai", "anthropic"] = "openai"
-    ) -> list[dict[str, Any]]:
+    async def tools(self, *, format: ToolFormat = "openai") -> list[dict[str, Any]]:
         """Return definitions of tools with which a model looks things up in this session."""
         tools: list[dict[str, Any]] = (await self._ask(f"/tools?format={format}"))["tools"]
         return tools

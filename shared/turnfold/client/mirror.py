@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from turnfold.client.events import (
     BATCH_EVENTS,
@@ -27,6 +27,7 @@ from turnfold.client.session import Session
 from turnfold.core.shapes.anthropic import chat_views
 from turnfold.core.shapes.responses import is_of_model
 from turnfold.errors import BadRequest, Unavailable, UnknownSession
+from turnfold.messages import ShapeName
 
 WAIT_MS: Final = 5_000
 UNMARKED: Final = "0"
@@ -35,7 +36,6 @@ _ID = re.compile(r"mirror-(\d{1,9})-(\d{1,9})-([0-9a-f]{32})-([0-9a-f]{1,16})", 
 _INSTRUCTIONS: Final = ("system", "developer")
 
 Element = dict[str, Any]
-ShapeName = Literal["chat", "responses", "anthropic"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from turnfold.client.events import (
 )
 from turnfold.client.replies import Summary, Window, read
 from turnfold.client.session_history import wait_seconds
-from turnfold.messages import Json, SessionId
+from turnfold.messages import Json, SessionId, ShapeName, ToolFormat, WindowFormat
 
 MAX_ID_BYTES = 256
 
@@ -56,7 +56,7 @@ class Session(SessionEdits):
         is_meta: bool = False,
         metadata: Json | None = None,
         event_id: str | None = None,
-        shape: Literal["chat", "responses", "anthropic"] | None = None,
+        shape: ShapeName | None = None,
         carry: Sequence[Any] | None = None,
     ) -> Receipt:
         """Publish the OpenAI chat messages of a turn; return when the stream has stored them.
@@ -147,7 +147,7 @@ class Session(SessionEdits):
         max_output_tokens: int | None = None,
         max_messages: int | None = None,
         mode: Literal["normal", "emergency"] | None = None,
-        format: Literal["openai", "responses", "anthropic"] | None = None,
+        format: WindowFormat | None = None,
         placement: Literal["separate", "system", "message", "user"] | None = None,
         query: str | None = None,
         recall: Json | Literal[False] | None = None,
@@ -202,9 +202,7 @@ class Session(SessionEdits):
         """Return the session's counters: messages by state, tokens, policy and version in force."""
         return await self.ask("session.get")
 
-    async def tools(
-        self, *, format: Literal["openai", "anthropic"] = "openai"
-    ) -> list[dict[str, Any]]:
+    async def tools(self, *, format: ToolFormat = "openai") -> list[dict[str, Any]]:
         """Return definitions of tools with which a model looks things up in this session.
 
         Each has `name`, `description`, and `parameters` or with "anthropic" `input_schema`.

@@ -1,9 +1,9 @@
 """Check the elements of an event, by the shape that the event names."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from turnfold.messages import ROLES
+from turnfold.messages import ROLES, Shape
 
 ELEMENT_ROLES: Final = ("assistant", "developer", "system", "user")
 """The roles outside of chats, where results are elements or blocks of their own."""
@@ -35,6 +35,14 @@ def message_fault(message: object) -> str | None:
         return _NEEDS_A_ROLE
     content = message.get("content")
     return None if isinstance(content, str | list | None) else "content must be text or blocks"
+
+
+FAULTS: Final[Mapping[str, Callable[[object], str | None]]] = {
+    Shape.CHAT: chat_fault,
+    Shape.RESPONSES: item_fault,
+    Shape.ANTHROPIC: message_fault,
+}
+"""The check of an element for each shape."""
 
 
 def _has_role(element: Mapping[object, object]) -> bool:

@@ -7,8 +7,7 @@ import json
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from turnfold.contracts.strict_json import element_texts, member_texts
-from turnfold.errors import BadEvent
+from turnfold.contracts.strict_json import element_texts, member_texts, wrong_shape
 
 CARRY = "carry"
 CARRY_MARK = f'"{CARRY}": '
@@ -32,7 +31,7 @@ def check_carry(carry: Any, messages: int) -> None:
         BadEvent: there is something else.
     """
     if carry is not None and (not isinstance(carry, list) or len(carry) != messages):
-        raise BadEvent("wrong_shape", f"{CARRY} must be a list of {messages}, one for each message")
+        raise wrong_shape(f"{CARRY} must be a list of {messages}, one for each message")
 
 
 def carried_texts(envelope: str) -> list[str | None]:

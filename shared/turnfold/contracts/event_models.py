@@ -7,12 +7,12 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from turnfold.contracts.elements import chat_fault, item_fault, message_fault
+from turnfold.contracts.elements import FAULTS
 from turnfold.contracts.events import (
     LIMIT_AT_MOST,
     MODEL_MAX_CHARACTERS,
 )
-from turnfold.contracts.fields import example
+from turnfold.contracts.fields import RoleName, example
 from turnfold.contracts.retractions import MESSAGE_ID_MAX_CHARACTERS, RETRACTED_AT_MOST
 from turnfold.contracts.subjects import (
     ID_MAX_BYTES,
@@ -22,6 +22,7 @@ from turnfold.contracts.subjects import (
     USAGE_REPORTED,
     id_fault,
 )
+from turnfold.messages import Shape, ShapeName
 
 
 def _validate_id(value: str) -> str:
@@ -107,7 +108,7 @@ class PublishedMessage(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: RoleName
     is_meta: Annotated[
         Any,
         Field(description="`true`: a program wrote this user message. No model is shown the mark."),
@@ -146,7 +147,7 @@ class TurnCompleted(PublishedEvent):
         ),
     ]
     shape: Annotated[
-        Literal["chat", "responses", "anthropic"] | None,
+        ShapeName | None,
         Field(description="The shape of `messages`: chat by default."),
     ] = None
     model: Annotated[str | None, Field(description="The model that answered.")] = None
@@ -167,8 +168,7 @@ class TurnCompleted(PublishedEvent):
 
     @model_validator(mode="after")
     def _has_one_shape(self) -> Self:
-        faults = {"responses": item_fault, "anthropic": message_fault}
-        fault_of = faults.get(self.shape or "chat", chat_fault)
+        fault_of = FAULTS[self.shape or Shape.CHAT]
         for element in self.messages:
             if fault := fault_of(element.model_dump(exclude_unset=True)):
                 raise ValueError(fault)

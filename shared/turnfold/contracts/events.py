@@ -12,7 +12,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from turnfold.contracts.elements import item_fault, message_fault
+from turnfold.contracts.elements import FAULTS
 from turnfold.contracts.envelope import check_carry, envelope_of
 from turnfold.contracts.reported_window import ReportedWindow
 from turnfold.contracts.retractions import (
@@ -20,7 +20,7 @@ from turnfold.contracts.retractions import (
     Retraction,
     read_retraction,
 )
-from turnfold.contracts.strict_json import read_members, without_member
+from turnfold.contracts.strict_json import read_members, without_member, wrong_shape
 from turnfold.contracts.subjects import (
     EVENT_TYPES,
     ID_MAX_BYTES,
@@ -31,8 +31,8 @@ from turnfold.contracts.subjects import (
     id_fault,
     token_of,
 )
-from turnfold.errors import BadEvent, Conflict
-from turnfold.messages import META_MARK, ROLES, AgentId, EventId, SessionId, SessionKey, Shape
+from turnfold.errors import BadEvent, Conflict, EventFault
+from turnfold.messages import META_MARK, AgentId, EventId, SessionId, SessionKey, Shape
 
 
 class EventLimits(NamedTuple):
@@ -91,8 +91,7 @@ def read_event(subject: str, payload: bytes, limits: EventLimits = LIMITS) -> Ev
     """Read an event that was published to a subject.
 
     Raises:
-        BadEvent: it can never be stored. The reason is `too_large`, `not_json`, `too_deep`,
-            `wrong_shape`, `too_many_messages`, `unknown_type` or `subject_mismatch`.
+        BadEvent: it can never be stored.
     """
     kind = _kind_of(subject)
     event = read_payload(kind, payload, limits)
@@ -101,7 +100,7 @@ def read_event(subject: str, payload: bytes, limits: EventLimits = LIMITS) -> Ev
         and subject != f"{kind}.{_token(event.key.agent_id)}.{_token(event.key.session_id)}"
     ):
         raise BadEvent(
-            "subject_mismatch", "the subject names another agent or session than the event"
+            EventFault.SUBJECT_MISMATCH, "the subject names another agent or session than the event"
         )
     return event
 
@@ -109,7 +108,9 @@ def read_event(subject: str, payload: bytes, limits: EventLimits = LIMITS) -> Ev
 def read_payload(kind: str, payload: bytes, limits: EventLimits = LIMITS) -> Event:
     """Read the JSON of an event of this type; see `read_event`."""
     if len(payload) > limits.bytes:
-        raise BadEvent("too_large", f"{len(payload)} bytes; at most {limits.bytes} are allowed")
+        raise BadEvent(
+            EventFault.TOO_LARGE, f"{len(payload)} bytes; at most {limits.bytes} are allowed"
+        )
     fields, raw, elements = read_members(payload, limits.depth)
     if kind == TURN_COMPLETED:
         return _turn_completed(fields, raw, elements, limits.messages)
@@ -119,7 +120,7 @@ def read_payload(kind: str, payload: bytes, limits: EventLimits = LIMITS) -> Eve
         return _usage_reported(fields, raw)
     if kind == TURN_RETRACTED:
         return _turn_retracted(fields, raw)
-    raise BadEvent("unknown_type", repr(kind)[:80])
+    raise BadEvent(EventFault.UNKNOWN_TYPE, repr(kind)[:80])
 
 
 def is_same_event(event: Event, stored: Event) -> bool:
@@ -156,7 +157,7 @@ def _kind_of(subject: str) -> str:
     for kind in EVENT_TYPES:
         if subject == kind or subject.startswith(kind + "."):
             return kind
-    raise BadEvent("unknown_type", repr(subject)[:80])
+    raise BadEvent(EventFault.UNKNOWN_TYPE, repr(subject)[:80])
 
 
 _token = lru_cache(maxsize=8_192)(token_of)
@@ -171,15 +172,13 @@ def _turn_completed(
     key, event_id = _identity(fields)
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise BadEvent("wrong_shape", "messages must be a list of at least one message")
+        raise wrong_shape("messages must be a list of at least one message")
     if len(messages) > most:
-        raise BadEvent("too_many_messages", f"{len(messages)} messages; at most {most} are allowed")
-    shape = CHAT
+        raise BadEvent(
+            EventFault.TOO_MANY_MESSAGES, f"{len(messages)} messages; at most {most} are allowed"
+        )
     named = fields.get("shape")
-    if named is None or named == "chat":
-        _require_roles(messages)
-    else:
-        shape = _elements_shape(named, messages)
+    shape = _elements_shape(CHAT if named is None else named, messages)
     if "carry" in fields:
         check_carry(fields["carry"], len(messages))
     metadata = _optional(fields, "metadata", dict)
@@ -208,34 +207,19 @@ def _turn_completed(
     )
 
 
-def _require_roles(messages: list[Any]) -> None:
-    for message in messages:
-        if (
-            not isinstance(message, dict)
-            or not isinstance(role := message.get("role"), str)
-            or role not in ROLES
-        ):
-            raise BadEvent(
-                "wrong_shape", f"a message needs one of the roles {', '.join(sorted(ROLES))}"
-            )
-
-
 def _elements_shape(name: object, elements: list[Any]) -> Shape:
     """Return the shape of this name, if every element has it.
 
     Raises:
         BadEvent: there is no such shape, or an element has another one.
     """
-    fault_of = _FAULTS.get(name) if isinstance(name, str) else None
+    fault_of = FAULTS.get(name) if isinstance(name, str) else None
     if fault_of is None:
-        raise BadEvent("wrong_shape", f"shape must be one of {', '.join(Shape)}")
+        raise wrong_shape(f"shape must be one of {', '.join(Shape)}")
     for element in elements:
         if fault := fault_of(element):
-            raise BadEvent("wrong_shape", fault)
+            raise wrong_shape(fault)
     return Shape(str(name))
-
-
-_FAULTS = {"responses": item_fault, "anthropic": message_fault}
 
 
 def _take_mark(message: dict[str, Any], elements: list[str], index: int) -> bool:
@@ -254,9 +238,9 @@ def _take_mark(message: dict[str, Any], elements: list[str], index: int) -> bool
 def _tool_returned(fields: dict[str, Any], raw: dict[str, str]) -> Event:
     key, event_id = _identity(fields)
     if not isinstance(fields.get("tool_call_id"), str):
-        raise BadEvent("wrong_shape", "tool_call_id must be a string")
+        raise wrong_shape("tool_call_id must be a string")
     if "content" not in fields:
-        raise BadEvent("wrong_shape", "content is missing; it may be null")
+        raise wrong_shape("content is missing; it may be null")
     check_carry(fields.get("carry"), 1)
     name = _optional(fields, "name", str)
     is_error = bool(_optional(fields, "is_error", bool))
@@ -286,16 +270,14 @@ def _tool_returned(fields: dict[str, Any], raw: dict[str, str]) -> Event:
 def _usage_reported(fields: dict[str, Any], raw: dict[str, str]) -> Event:
     model = fields.get("model")
     if not isinstance(model, str) or not 1 <= len(model) <= MODEL_MAX_CHARACTERS:
-        raise BadEvent(
-            "wrong_shape", f"model must be a string of 1 to {MODEL_MAX_CHARACTERS} characters"
-        )
+        raise wrong_shape(f"model must be a string of 1 to {MODEL_MAX_CHARACTERS} characters")
     limit = _optional(fields, "limit_tokens", int)
     if limit is not None and (isinstance(limit, bool) or not 1 <= limit <= LIMIT_AT_MOST):
-        raise BadEvent("wrong_shape", f"limit_tokens must be 1 to {LIMIT_AT_MOST}")
+        raise wrong_shape(f"limit_tokens must be 1 to {LIMIT_AT_MOST}")
     usage = _optional(fields, "usage", dict)
     message_id = _optional(fields, "message_id", str)
     if message_id is not None and len(message_id) > MESSAGE_ID_MAX_CHARACTERS:
-        raise BadEvent("wrong_shape", "message_id is too long to be one")
+        raise wrong_shape("message_id is too long to be one")
     _optional(fields, "metadata", dict)
     is_overflow = bool(_optional(fields, "is_overflow", bool))
     content = (model, limit, usage, message_id, is_overflow)
@@ -351,7 +333,7 @@ def _id(fields: dict[str, Any], name: str) -> str:
         return value
     fault = id_fault(value)
     if fault:
-        raise BadEvent("wrong_shape", f"{name} {fault}")
+        raise wrong_shape(f"{name} {fault}")
     return str(value)
 
 
@@ -382,7 +364,7 @@ def _written(payload: bytes, name: str) -> str | None:
 def _optional(fields: dict[str, Any], name: str, kind: type) -> Any:
     value = fields.get(name)
     if value is not None and not isinstance(value, kind):
-        raise BadEvent("wrong_shape", f"{name} must be a {kind.__name__}")
+        raise wrong_shape(f"{name} must be a {kind.__name__}")
     return value
 
 

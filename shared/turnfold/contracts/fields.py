@@ -16,6 +16,7 @@ Time = Annotated[
         pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$",
     ),
 ]
+RoleName = Literal["system", "developer", "user", "assistant", "tool"]
 MessageState = Literal["live", "pending", "covered", "retracted"]
 SummaryKind = Literal["llm", "extractive"]
 SummaryStyle = Literal["narrative", "structured"]

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from turnfold.contracts.fields import example
+from turnfold.contracts.fields import RoleName, example
 from turnfold.contracts.requests import (
     AS_OF,
     Command,
@@ -55,7 +55,7 @@ class SearchRequest(FreshRequest):
     ]
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     state: Literal["live", "pending", "covered"] | None = None
-    role: Literal["system", "developer", "user", "assistant", "tool"] | None = None
+    role: RoleName | None = None
     after_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
     before_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
 

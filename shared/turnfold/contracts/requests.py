@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from turnfold.contracts.fields import example
+from turnfold.messages import ToolFormat, WindowFormat
 
 MAX_WAIT_MS = 5_000
 Tokens = Annotated[int, Field(ge=0, le=2**53)]
@@ -116,7 +117,7 @@ class ContextFields(FreshRequest):
         Field(description="`emergency` takes at most three fifths of the budget."),
     ] = "normal"
     format: Annotated[
-        Literal["openai", "responses", "anthropic"],
+        WindowFormat,
         Field(description="The interface that the messages are for."),
     ] = "openai"
     placement: Annotated[
@@ -310,9 +311,9 @@ class ToolsRequest(Request):
 
     model_config = example(format="openai")
 
-    format: Annotated[
-        Literal["openai", "anthropic"], Field(description="The interface that the tools are for.")
-    ] = "openai"
+    format: Annotated[ToolFormat, Field(description="The interface that the tools are for.")] = (
+        "openai"
+    )
 
 
 class ToolRequest(Request):

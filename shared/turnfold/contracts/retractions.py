@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from turnfold.contracts.strict_json import wrong_shape
 from turnfold.contracts.subjects import ID_MAX_BYTES
-from turnfold.errors import BadEvent
 
 MESSAGE_ID_MAX_CHARACTERS = ID_MAX_BYTES + 5
 """The longest id of a message: an event id, `#` and an index below 1,024."""
@@ -33,14 +33,10 @@ def read_retraction(fields: Mapping[str, Any]) -> Retraction:
     if not isinstance(is_all, bool | None) or (
         [ids is not None, after is not None, is_all is True].count(True) != 1
     ):
-        raise _wrong("name the messages by one of message_ids, after and all: true")
+        raise wrong_shape("name the messages by one of message_ids, after and all: true")
     if ids is not None and not (isinstance(ids, list) and 1 <= len(ids) <= RETRACTED_AT_MOST):
-        raise _wrong(f"message_ids must be a list of 1 to {RETRACTED_AT_MOST} ids")
+        raise wrong_shape(f"message_ids must be a list of 1 to {RETRACTED_AT_MOST} ids")
     named = ids if ids is not None else [] if after is None else [after]
     if not all(isinstance(id, str) and len(id) <= MESSAGE_ID_MAX_CHARACTERS for id in named):
-        raise _wrong("a message id is no string, or too long to be one")
+        raise wrong_shape("a message id is no string, or too long to be one")
     return Retraction(tuple(ids or ()), after, is_all is True)
-
-
-def _wrong(detail: str) -> BadEvent:
-    return BadEvent("wrong_shape", detail)

@@ -4,15 +4,20 @@ import json
 import re
 from typing import Any, NoReturn
 
-from turnfold.errors import BadEvent
+from turnfold.errors import BadEvent, EventFault
 
 INTEGER_MAX_DIGITS = 4_000
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
+def wrong_shape(detail: str) -> BadEvent:
+    """Return the error of an event that is JSON, but no event of its type."""
+    return BadEvent(EventFault.WRONG_SHAPE, detail)
+
+
 def _refuse(text: str) -> NoReturn:
-    raise BadEvent("not_json", f"{text[:12]} is not a JSON number")
+    raise BadEvent(EventFault.NOT_JSON, f"{text[:12]} is not a JSON number")
 
 
 def _finite(text: str) -> float:
@@ -47,12 +52,12 @@ def read_members(payload: bytes, depth: int) -> tuple[dict[str, Any], dict[str, 
         text = payload.decode()
         fields, raw, elements = _object(text)
     except RecursionError:
-        raise BadEvent("too_deep", f"more than {depth} levels") from None
+        raise BadEvent(EventFault.TOO_DEEP, f"more than {depth} levels") from None
     except (ValueError, StopIteration, IndexError) as error:
-        raise BadEvent("not_json", type(error).__name__) from None
+        raise BadEvent(EventFault.NOT_JSON, type(error).__name__) from None
     # Walking the values costs as much as parsing. Nearly no event has that many brackets.
     if text.count("[") + text.count("{") > depth and _depth(fields, depth) > depth:
-        raise BadEvent("too_deep", f"more than {depth} levels")
+        raise BadEvent(EventFault.TOO_DEEP, f"more than {depth} levels")
     return fields, raw, elements
 
 
@@ -64,7 +69,7 @@ def _object(text: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
     if opened is None or opened[1] != "{":
         _, end = _scan(text, _SPACE.match(text).end())  # type: ignore[union-attr]  # always matches
         _expect_nothing(text, end)
-        raise BadEvent("wrong_shape", "an event must be a JSON object")
+        raise wrong_shape("an event must be a JSON object")
     at = opened.end()
     closing = "" if text[at] != "}" else "}"
     at += bool(closing)

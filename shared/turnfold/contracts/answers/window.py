@@ -15,6 +15,7 @@ from turnfold.contracts.fields import (
     Time,
     example,
 )
+from turnfold.messages import ToolFormat
 
 Etag = Annotated[str, Field(description="Changes when the window changes.")]
 
@@ -205,7 +206,7 @@ class ToolsAnswer(Answer):
     )
 
     tools: list[ToolDefinition]
-    format: Literal["openai", "anthropic"]
+    format: ToolFormat
 
 
 class ToolAnswer(Answer):

@@ -107,7 +107,7 @@ def to_dead_letter(delivery: Delivery, error: BadEvent) -> DeadLetter:
         delivery.at_ms,
         # Both databases refuse lone surrogates and NUL, and a dead letter must always be storable.
         delivery.subject.encode("utf-8", "replace").decode().replace("\0", ""),
-        error.reason,
+        str(error.reason),
         json.dumps(detail)[1:-1],
         len(payload),
         payload[:PAYLOAD_KEPT_BYTES],

@@ -11,7 +11,7 @@ from turnfold.core.shapes import anthropic, responses
 from turnfold.core.shapes.packing import pack
 from turnfold.core.shapes.views import ChatView
 from turnfold.core.text.tokens import Count, text_of
-from turnfold.errors import BadEvent
+from turnfold.errors import BadEvent, EventFault
 from turnfold.messages import Element, Shape
 from turnfold.operations.ingest.weigh import calls_of, weigh_message
 from turnfold.ports.ingest import DecodedMessage
@@ -28,7 +28,8 @@ def weigh_elements(
     views = chat_views(event.shape, event.parsed, event.bodies)
     if len(views) > limits.messages:
         raise BadEvent(
-            "too_many_messages", f"{len(views)} messages; at most {limits.messages} are allowed"
+            EventFault.TOO_MANY_MESSAGES,
+            f"{len(views)} messages; at most {limits.messages} are allowed",
         )
     bodies = [_body(view) for view in views]
     in_chat = replace(

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import astuple
 
-from turnfold.errors import BadEvent, UnstorableBatch
+from turnfold.errors import BadEvent, EventFault, UnstorableBatch
 from turnfold.operations.ingest.decode import DecodedBatch, Delivery, to_dead_letter
 from turnfold.ports.ingest import DeadLetter, DecodedEvent, IngestResult, IngestStore, Installation
 
@@ -37,7 +37,7 @@ async def _store(
         return await store(arrivals, dead)
     except UnstorableBatch as error:
         if len(arrivals) <= 1 and not (arrivals and dead):
-            refused = BadEvent("refused_by_database", str(error))
+            refused = BadEvent(EventFault.REFUSED_BY_DATABASE, str(error))
             letters = [
                 to_dead_letter(
                     Delivery(

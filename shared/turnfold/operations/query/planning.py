@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Final
 
 from turnfold.contracts.hints import BudgetHint
 from turnfold.contracts.requests import (
@@ -30,7 +29,7 @@ from turnfold.core.window.window import (
     folded_for_budget,
     to_plan,
 )
-from turnfold.messages import SessionKey, Shape
+from turnfold.messages import SHAPE_OF_FORMAT, SessionKey, Shape
 from turnfold.operations.query.environment import ContextReply, QueryEnvironment
 from turnfold.operations.query.recall_decisions import RecallDecision, RecallWish, share_for_recall
 from turnfold.operations.query.replies import prepared_summary
@@ -39,13 +38,6 @@ from turnfold.ports.query import (
     SessionSnapshot,
     WindowSnapshot,
 )
-
-SHAPES: Final = {
-    "openai": Shape.CHAT,
-    "responses": Shape.RESPONSES,
-    "anthropic": Shape.ANTHROPIC,
-}
-"""The shape of each format of a window."""
 
 _NO_OVERRIDES = PolicyOverrides()
 
@@ -83,7 +75,7 @@ class PlannedWindow:
     @property
     def is_anthropic(self) -> bool:
         """Whether the window is written in the format of Anthropic."""
-        return self.request.format == "anthropic"
+        return SHAPE_OF_FORMAT[self.request.format] is Shape.ANTHROPIC
 
     @property
     def max_characters(self) -> int:
@@ -238,14 +230,15 @@ class WindowReading:
         self, snapshot: WindowSnapshot, policy: Policy, model_window: int
     ) -> WindowRequest:
         request = self.request
-        is_anthropic = request.format == "anthropic"
+        shape = SHAPE_OF_FORMAT[request.format]
+        is_anthropic = shape is Shape.ANTHROPIC
         wish = RecallWish.of(request, policy) if self.environment.recall is not None else None
         return WindowRequest(
             budget_tokens=self._budget_tokens(policy, model_window),
             max_messages=request.max_messages,
             is_emergency=request.mode == "emergency",
             placement=Placement(request.placement),
-            shape=SHAPES[request.format],
+            shape=shape,
             aside_tokens=ASIDE_TOKENS if is_anthropic else 0,
             aside_messages=ASIDE_MESSAGES if is_anthropic else 0,
             recall_share=0.0

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from pydantic import ConfigDict, Field
 
@@ -20,7 +20,7 @@ from turnfold.core.recall.question import question_of
 from turnfold.core.text.markers import defused
 from turnfold.core.text.tokens import text_of
 from turnfold.errors import BadRequest
-from turnfold.messages import SessionKey
+from turnfold.messages import SessionKey, ToolFormat
 from turnfold.operations.query.expand import expand
 from turnfold.operations.query.recall_decisions import ranked
 from turnfold.ports.query import (
@@ -99,7 +99,7 @@ TOOLS: Final[Mapping[str, type[ToolArguments]]] = {
 }
 
 
-def tools_json(form: Literal["openai", "anthropic"]) -> str:
+def tools_json(form: ToolFormat) -> str:
     """Return the definitions of all tools as JSON text, in the form of a model's interface."""
     schema_name = "parameters" if form == "openai" else "input_schema"
     tools = [

@@ -14,6 +14,7 @@ from sqlalchemy import (
 )
 
 from turnfold.contracts.events import claimed_key
+from turnfold.errors import EventFault
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.ports.ingest import DeadLetter, DecodedEvent
 from turnfold.store.database.engine import insert_for
@@ -27,8 +28,7 @@ from turnfold.store.database.statements import Bulk, Prepared, PreparedIn, Prepa
 
 RETENTION = "retention"
 AT_ONCE = 400
-SUBJECT_MISMATCH = "subject_mismatch"
-"""The reason of a dead letter whose subject names another session than its payload."""
+SUBJECT_MISMATCH = str(EventFault.SUBJECT_MISMATCH)
 ALL_SESSIONS = ""
 """The session id of a tombstone for a whole agent; real ids are never empty."""
 

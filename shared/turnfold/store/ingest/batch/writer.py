@@ -12,6 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from turnfold.core.eviction.triggers import idle_at_ms
 from turnfold.core.eviction.usage import UsageReading
+from turnfold.errors import EventFault
 from turnfold.messages import SessionKey, position_of
 from turnfold.ports.ingest import (
     PAYLOAD_KEPT_BYTES,
@@ -49,9 +50,7 @@ from turnfold.store.ingest.retraction import Retractor, Withdraw
 from turnfold.store.ingest.tombstones import erased_before, lock_against_erase, record_duplicates
 from turnfold.store.ingest.usage import Calibrator
 
-EVENT_ID_REUSED = "event_id_reused"
 ANOTHER_EVENT = "this event id stands for other content or another session of the agent"
-TOO_MANY_SESSIONS = "too_many_sessions"
 
 
 class BatchWriter:
@@ -196,7 +195,7 @@ class BatchWriter:
             if arrival.key not in self._sessions:
                 limit = self._installation.max_sessions
                 detail = f"the agent has {limit} sessions, and may have no more"
-                self._refuse(arrival, TOO_MANY_SESSIONS, detail)
+                self._refuse(arrival, EventFault.TOO_MANY_SESSIONS, detail)
         return [arrival for arrival in arrivals if arrival.key in self._sessions]
 
     def _with_marks(self, arrival: DecodedEvent) -> DecodedEvent:
@@ -262,12 +261,12 @@ class BatchWriter:
         sid = self._sessions[arrival.key].sid
         # An event id is unique per agent. Under another session it is another event.
         if row.sid != sid:
-            self._refuse(arrival, EVENT_ID_REUSED, ANOTHER_EVENT)
+            self._refuse(arrival, EventFault.EVENT_ID_REUSED, ANOTHER_EVENT)
             return
         span = EventSpan(sid, row.stream_seq)
         is_same = row.digest == arrival.digest
         if not is_same and not is_equal_content(self._connection, span, arrival):
-            self._refuse(arrival, EVENT_ID_REUSED, ANOTHER_EVENT)
+            self._refuse(arrival, EventFault.EVENT_ID_REUSED, ANOTHER_EVENT)
             return
         self._duplicates += 1
         if arrival.stream_seq != row.stream_seq:
@@ -306,13 +305,13 @@ class BatchWriter:
     def _touch(self, session: SessionRow, call_ids: Iterable[str]) -> None:
         self._touched |= {(session.sid, call_id) for call_id in call_ids}
 
-    def _refuse(self, arrival: DecodedEvent, reason: str, detail: str) -> None:
+    def _refuse(self, arrival: DecodedEvent, reason: EventFault, detail: str) -> None:
         payload = self._payloads.get(arrival.stream_seq, b"")
         stored_as = (
             arrival.stream_seq,
             arrival.at_ms,
             arrival.subject,
-            reason,
+            str(reason),
             detail,
             len(payload),
             payload[:PAYLOAD_KEPT_BYTES],
