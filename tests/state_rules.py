@@ -25,7 +25,14 @@ from turnfold.contracts.requests import (
     PolicyRequest,
 )
 from turnfold.messages import SessionKey
-from turnfold.ports.compact import FailureStatus, Job, JobKind, RegenerateOptions, Version
+from turnfold.ports.compact import (
+    FailureStatus,
+    Job,
+    JobKind,
+    JobStatus,
+    RegenerateOptions,
+    Version,
+)
 from turnfold.ports.ingest import DecodedEvent, IngestResult
 
 EVENT_MS = 10
@@ -280,7 +287,7 @@ class StateRules(Walk):
 
     def carry_out(self, jobs: tuple[Job, Job], version: Version, reason: str | None = None) -> None:
         """Commit a version, with what leaves; end the job if there is nothing to summarize."""
-        stale: dict[str, Any] = {"ending": FailureStatus.STALE, "reason": None}
+        stale: dict[str, Any] = {"ending": JobStatus.STALE, "reason": None}
 
         async def work(stores: Stores, job: Job) -> int | None:
             given = await stores.jobs.load(job, now_ms=self.now_ms)
@@ -354,7 +361,7 @@ class StateRules(Walk):
         )
 
     @precondition(lambda self: any(evicts_nothing(job) for job, _ in self.jobs))
-    @rule(data=st.data(), ending=st.sampled_from([FailureStatus.REJECTED, FailureStatus.FAILED]))
+    @rule(data=st.data(), ending=st.sampled_from([JobStatus.REJECTED, JobStatus.FAILED]))
     def roll_back(self, data: st.DataObject, ending: FailureStatus) -> None:
         jobs = data.draw(st.sampled_from([jobs for jobs in self.jobs if evicts_nothing(jobs[0])]))
         failure: dict[str, Any] = {"ending": ending, "reason": "refused"}

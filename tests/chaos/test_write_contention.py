@@ -25,7 +25,7 @@ from tests.store_fixtures import (
 )
 from turnfold.errors import LostLease, RequestError
 from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey
-from turnfold.ports.compact import FailureStatus, RegenerateOptions
+from turnfold.ports.compact import JobStatus, RegenerateOptions
 from turnfold.ports.ingest import DecodedEvent
 from turnfold_migrations import upgrade
 
@@ -100,7 +100,7 @@ class Storm:
                 # What it was to tell again is live again.
                 await stores.jobs.fail(
                     job,
-                    ending=FailureStatus.STALE,
+                    ending=JobStatus.STALE,
                     reason=None,
                     detail="nothing is left",
                     now_ms=now_ms,

@@ -24,7 +24,7 @@ from tests.store_fixtures import (
 )
 from turnfold.core.history.as_of import AtTime
 from turnfold.messages import CompactionId
-from turnfold.ports.compact import FailureStatus
+from turnfold.ports.compact import JobStatus
 from turnfold_migrations import upgrade
 
 PAGE = Path(__file__).parents[2] / "docs" / "auditors.md"
@@ -80,7 +80,7 @@ async def lived(stores: Stores) -> list[int]:
     )
     (again,) = await stores.claim(NOON + 60_000)
     await stores.jobs.fail(
-        again, ending=FailureStatus.FAILED, reason="provider_error", detail="", now_ms=NOON + 60_000
+        again, ending=JobStatus.FAILED, reason="provider_error", detail="", now_ms=NOON + 60_000
     )
     _, (third,) = await stores.history.versions(KEY, 3)
     await stores.versions.restore(

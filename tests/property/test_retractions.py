@@ -38,7 +38,7 @@ from tests.store_fixtures import (
 from turnfold.core.policy.presets import Policy
 from turnfold.errors import Conflict
 from turnfold.messages import MESSAGES_PER_EVENT, AgentId, SessionId, SessionKey
-from turnfold.ports.compact import FailureStatus
+from turnfold.ports.compact import JobStatus
 from turnfold.ports.ingest import DecodedEvent
 
 Answer = TypeVar("Answer")
@@ -368,7 +368,7 @@ class Writer:
         for job in await self._stores.claim(now_ms):
             if job.key != self._key:
                 await self._stores.jobs.fail(
-                    job, ending=FailureStatus.STALE, reason=None, detail="", now_ms=now_ms
+                    job, ending=JobStatus.STALE, reason=None, detail="", now_ms=now_ms
                 )
                 continue
             work = await self._stores.jobs.load(job, now_ms=now_ms)

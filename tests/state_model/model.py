@@ -30,7 +30,14 @@ from turnfold.core.summary.fair_share import JobSlots
 from turnfold.errors import BadRequest, Conflict, LostLease
 from turnfold.messages import AgentId, CompactionId, EventId, SessionKey
 from turnfold.ports.admin import ActiveVersion
-from turnfold.ports.compact import FailureStatus, Job, JobKind, RegenerateOptions, Version
+from turnfold.ports.compact import (
+    FailureStatus,
+    Job,
+    JobKind,
+    JobStatus,
+    RegenerateOptions,
+    Version,
+)
 from turnfold.ports.ingest import DecodedEvent, Installation
 
 REFUSED_STAND_INS = 3
@@ -261,11 +268,11 @@ class StateModel:
         session, rows = self._held(job)
         for row in rows:
             row.end(str(ending), now_ms)
-        if ending is FailureStatus.STALE:
+        if ending is JobStatus.STALE:
             return
         if job.writes is not JobKind.REGENERATED:
             session.cool_down(reason or str(ending), now_ms)
-        is_failed = ending is FailureStatus.FAILED
+        is_failed = ending is JobStatus.FAILED
         if job.writes is JobKind.STAND_IN and (is_failed or session.failures <= REFUSED_STAND_INS):
             self._open_stand_in(session, now_ms)
 

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from turnfold.core.eviction.batch import Eviction
 from turnfold.core.eviction.triggers import FiredTrigger
@@ -113,12 +113,20 @@ class Version:
     seconds: float | None = None
 
 
-class FailureStatus(StrEnum):
-    """How a compaction ends without a version."""
+class JobStatus(StrEnum):
+    """The status of a compaction. The values are stored; `running` is a job under a lease."""
 
+    PENDING = "pending"
+    RUNNING = "running"
+    COMMITTED = "committed"
     REJECTED = "rejected"
     FAILED = "failed"
     STALE = "stale"
+    RESTORED = "restored"
+
+
+FailureStatus = Literal[JobStatus.REJECTED, JobStatus.FAILED, JobStatus.STALE]
+"""How a compaction ends without a version."""
 
 
 class JobProgress(NamedTuple):

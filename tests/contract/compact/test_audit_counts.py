@@ -9,7 +9,7 @@ from tests.store_fixtures import KEY, NOON, Stores, assistant, result, summary, 
 from turnfold.contracts.requests import (
     PolicyRequest,
 )
-from turnfold.ports.compact import FailureStatus, Job
+from turnfold.ports.compact import Job, JobStatus
 from turnfold.ports.query import (
     AuditRow,
 )
@@ -149,7 +149,7 @@ async def test_an_attempt_that_failed_names_the_model_that_was_to_write(stores: 
 
     await stores.jobs.fail(
         job,
-        ending=FailureStatus.FAILED,
+        ending=JobStatus.FAILED,
         reason="timeout",
         detail="",
         now_ms=NOON + 3_000,

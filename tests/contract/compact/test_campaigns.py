@@ -5,7 +5,7 @@ import pytest
 from tests.store_fixtures import NOON, Stores, summary, turns
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.ports.admin import CampaignProgress
-from turnfold.ports.compact import FailureStatus, JobKind, RegenerateOptions
+from turnfold.ports.compact import JobKind, JobStatus, RegenerateOptions
 
 NARRATIVE = RegenerateOptions(style="narrative")
 
@@ -45,7 +45,7 @@ async def work(stores: Stores, *, refused: bool = False) -> list[str]:
         assert (job.writes, job.wanted) == (JobKind.REGENERATED, NARRATIVE)
         if refused:
             await stores.jobs.fail(
-                job, ending=FailureStatus.REJECTED, reason="refused", detail="", now_ms=NOON + 4_000
+                job, ending=JobStatus.REJECTED, reason="refused", detail="", now_ms=NOON + 4_000
             )
         else:
             await stores.jobs.commit(job, summary("again"), reason=None, now_ms=NOON + 4_000)

@@ -17,7 +17,7 @@ from tests.contract.compact.versions import (
 from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turns
 from turnfold.errors import BadRequest, Conflict, LostLease, UnknownSession
 from turnfold.messages import State
-from turnfold.ports.compact import FailureStatus, JobKind
+from turnfold.ports.compact import JobKind, JobStatus
 
 
 @pytest.mark.proves("A4", "L10")
@@ -144,7 +144,7 @@ async def test_a_regeneration_that_fails_ends_and_leaves_everything_as_it_was(
 
     job = await claimed(stores, NOON + 9_000)
     await stores.jobs.fail(
-        job, ending=FailureStatus.REJECTED, reason="refused", detail="", now_ms=NOON + 9_500
+        job, ending=JobStatus.REJECTED, reason="refused", detail="", now_ms=NOON + 9_500
     )
 
     after = await stores.facts()

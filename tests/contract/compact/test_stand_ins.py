@@ -14,7 +14,7 @@ from turnfold.errors import LostLease, SummarizerError
 from turnfold.messages import State
 from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.compact.compact import Committed, Outcome, Retry, compact
-from turnfold.ports.compact import FailureStatus, JobKind
+from turnfold.ports.compact import JobKind, JobStatus
 
 
 @pytest.mark.proves("S4", "S7", "C33")
@@ -78,7 +78,7 @@ async def test_the_pauses_double_while_the_model_stays_away(stores: Stores) -> N
         now_ms = due_ms
         job = await claimed(stores, now_ms)
         await stores.jobs.fail(
-            job, ending=FailureStatus.FAILED, reason="provider_error", detail="", now_ms=now_ms
+            job, ending=JobStatus.FAILED, reason="provider_error", detail="", now_ms=now_ms
         )
 
     assert waits == [8, 16, 32, 64, 128, 256, 300, 300]
@@ -93,7 +93,7 @@ async def test_a_model_whose_answers_are_refused_is_not_asked_for_ever(stores: S
         asked += 1
         await stores.jobs.fail(
             await claimed(stores, due_ms),
-            ending=FailureStatus.REJECTED,
+            ending=JobStatus.REJECTED,
             reason="refused",
             detail="",
             now_ms=due_ms,

@@ -13,7 +13,7 @@ from turnfold.contracts.requests import (
 from turnfold.core.eviction.triggers import COOLDOWN_MS, SUMMARY_DELAY_MS
 from turnfold.errors import LostLease
 from turnfold.messages import State
-from turnfold.ports.compact import FailureStatus, Job
+from turnfold.ports.compact import FailureStatus, Job, JobStatus
 
 MINUTE_MS = 60_000
 
@@ -118,7 +118,7 @@ async def test_no_second_plan_is_opened_meanwhile(stores: Stores) -> None:
 
 @pytest.mark.proves("E7")
 @pytest.mark.parametrize(
-    ("ending", "phase"), [(FailureStatus.REJECTED, "rejected"), (FailureStatus.FAILED, "rollback")]
+    ("ending", "phase"), [(JobStatus.REJECTED, "rejected"), (JobStatus.FAILED, "rollback")]
 )
 async def test_a_plan_that_fails_leaves_everything_as_it_was(
     stores: Stores, ending: FailureStatus, phase: str
@@ -152,7 +152,7 @@ async def test_after_failures_a_session_is_left_alone_longer_each_time(stores: S
         assert due_ms is not None
         job = await planned(stores, due_ms)
         await stores.jobs.fail(
-            job, ending=FailureStatus.FAILED, reason="timeout", detail="", now_ms=due_ms
+            job, ending=JobStatus.FAILED, reason="timeout", detail="", now_ms=due_ms
         )
         await stores.ingest(turn(20 + number, user("still there?"), assistant("yes")))
         again_ms = await stores.jobs.next_due_ms()
@@ -195,7 +195,7 @@ async def test_what_has_left_already_is_summarised_before_what_is_only_planned(
     given = await stores.jobs.load(plan, now_ms=NOON + 3_000)
     assert given.leaving is None
     await stores.jobs.fail(
-        plan, ending=FailureStatus.STALE, reason=None, detail="", now_ms=NOON + 4_000
+        plan, ending=JobStatus.STALE, reason=None, detail="", now_ms=NOON + 4_000
     )
     assert (await phases(stores))[-1] == "stale"
     assert await stores.claim(NOON + 10 * MINUTE_MS) == []

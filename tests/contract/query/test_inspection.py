@@ -10,7 +10,7 @@ from tests.store_fixtures import turn as one_turn
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_batch
 from turnfold.operations.query.inspection import compactions, compactions_of, stats, timeline
-from turnfold.ports.compact import FailureStatus
+from turnfold.ports.compact import JobStatus
 
 ADA = SessionKey(AgentId("ada"), SessionId("s-1"))
 BOB = SessionKey(AgentId("bob"), SessionId("s-1"))
@@ -96,7 +96,7 @@ async def test_a_compaction_that_ended_without_a_version_counts_as_failed(stores
     await stores.ingest(*turns(1, 7, key=ADA))
     (job,) = await stores.claim()
     await stores.jobs.fail(
-        job, ending=FailureStatus.FAILED, reason="refused", detail="no", now_ms=NOON + 1_000
+        job, ending=JobStatus.FAILED, reason="refused", detail="no", now_ms=NOON + 1_000
     )
 
     totals = await stores.inspections.totals(None)

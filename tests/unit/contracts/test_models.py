@@ -13,6 +13,7 @@ from tests.answer_models import OPERATIONS, faults
 from turnfold.contracts.answers.base import Answer
 from turnfold.contracts.answers.errors import ErrorAnswer, ErrorCode
 from turnfold.contracts.answers.history import SessionUsage
+from turnfold.contracts.answers.inspection import CompactionEntry
 from turnfold.contracts.answers.reading import FIELDS, read_answer
 from turnfold.contracts.catalog import REQUESTS
 from turnfold.contracts.event_models import EVENTS, PublishedEvent, PublishedMessage
@@ -33,6 +34,7 @@ from turnfold.core.eviction.usage import usage_state
 from turnfold.core.policy.presets import Mode, Style
 from turnfold.errors import BadEvent, RequestError
 from turnfold.messages import ROLES, State
+from turnfold.ports.compact import JobStatus
 from turnfold_query.http.description import BODIES
 
 Json = dict[str, Any]
@@ -101,6 +103,7 @@ def test_the_words_of_the_models_are_those_of_the_rules() -> None:
     assert names_in(PolicyMode) == {*Mode}
     assert names_in(SummaryStyle) == {*Style}
     assert names_in(TriggerName) == {*Trigger}
+    assert names_in(CompactionEntry.model_fields["status"].annotation) == {*JobStatus}
     states = {usage_state(evictions) for evictions in range(4)}
     assert names_in(SessionUsage.model_fields["state"].annotation) == states
     assert names_in(PublishedMessage.model_fields["role"].annotation) == {*ROLES}

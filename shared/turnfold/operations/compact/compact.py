@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import uniform
 
+from turnfold.core.summary.gate import Reason
 from turnfold.core.summary.prompt import truncated
 from turnfold.core.summary.sources import Draft
 from turnfold.core.text.tokens import Count, TokenOffsets
@@ -24,12 +25,15 @@ from turnfold.ports.compact import (
     Job,
     JobInput,
     JobKind,
+    JobStatus,
     JobStore,
     Summarizer,
     Version,
 )
 
-PROVIDER_REASONS = frozenset({"timeout", "provider_error", "rate_limited", "context_overflow"})
+PROVIDER_REASONS = frozenset(
+    {Reason.TIMEOUT, Reason.PROVIDER_ERROR, Reason.RATE_LIMITED, Reason.CONTEXT_OVERFLOW}
+)
 """Reasons that concern the provider. All others concern the answer of the model."""
 
 
@@ -89,7 +93,7 @@ async def compact(
         )
         if nothing := _nothing_to_do(job, job_input, model):
             await store.fail(
-                job, ending=FailureStatus.STALE, reason=None, detail=nothing, now_ms=now_ms()
+                job, ending=JobStatus.STALE, reason=None, detail=nothing, now_ms=now_ms()
             )
             return RolledBack(None)
         async with renewed_lease(job, store, writing.lease_seconds, now_ms):
@@ -183,8 +187,8 @@ async def _end_attempt(
         return Retry(reason)
     if can_stand_in:
         return None
-    status = FailureStatus.FAILED if reason in PROVIDER_REASONS else FailureStatus.REJECTED
-    await store.fail(job, ending=status, reason=reason, detail=detail, now_ms=now_ms, model=model)
+    ending: FailureStatus = JobStatus.FAILED if reason in PROVIDER_REASONS else JobStatus.REJECTED
+    await store.fail(job, ending=ending, reason=reason, detail=detail, now_ms=now_ms, model=model)
     return RolledBack(reason)
 
 

@@ -4,14 +4,14 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from sqlalchemy import Connection, Integer, bindparam, func, literal_column, or_, select, update
 
 from turnfold.core.history.audit_chain import LOCAL, WORKER
 from turnfold.messages import AgentId
 from turnfold.ports.admin import CampaignProgress
-from turnfold.ports.compact import RegenerateOptions
+from turnfold.ports.compact import FailureStatus, JobStatus, RegenerateOptions
 from turnfold.ports.ingest import Installation
 from turnfold.ports.inspection import CampaignRow
 from turnfold.store.compact.rewriting import open_regeneration, wanted_of
@@ -61,8 +61,8 @@ _STATUSES = Prepared(
     .group_by(compactions.c.status),
     ("by",),
 )
-OPEN = frozenset({"pending", "running"})
-FAILED = frozenset({"rejected", "failed", "stale"})
+OPEN = (JobStatus.PENDING, JobStatus.RUNNING)
+FAILED = get_args(FailureStatus)
 
 
 class SqlCampaignStore:
@@ -187,7 +187,7 @@ def _progress(connection: Connection, campaign_id: int) -> CampaignProgress:
     row, counts = _row(connection, campaign_id), _counts(connection, campaign_id)
     return CampaignProgress(
         str(campaign_id), row["agent_id"], row["sessions"], row["opened"],
-        counts.get("committed", 0), sum(counts.get(status, 0) for status in FAILED),
+        counts.get(JobStatus.COMMITTED, 0), sum(counts.get(status, 0) for status in FAILED),
         sum(counts.get(status, 0) for status in OPEN), row["requested_at_ms"],
         row["finished_at_ms"],
     )  # fmt: skip

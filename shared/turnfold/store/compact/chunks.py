@@ -8,7 +8,7 @@ from sqlalchemy import Connection, bindparam, delete, select
 from turnfold.core.summary.sources import ChunkSummary
 from turnfold.errors import LostLease
 from turnfold.messages import AgentId, CompactionId
-from turnfold.ports.compact import Job, JobProgress
+from turnfold.ports.compact import Job, JobProgress, JobStatus
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.predicates import is_open
 from turnfold.store.database.schema import chunk_summaries, compactions, summary_token_usage
@@ -79,7 +79,7 @@ class SqlModelCallStore:
         def keep(connection: Connection) -> None:
             ours = select(compactions.c.compaction_id).where(
                 compactions.c.compaction_id == ids[0],
-                compactions.c.status == "running",
+                compactions.c.status == JobStatus.RUNNING,
                 compactions.c.fence == job.fence,
             )
             # Locked, so that a claim by another worker waits until the answer is stored, or comes

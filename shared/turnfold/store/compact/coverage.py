@@ -15,7 +15,8 @@ from sqlalchemy import (
     update,
 )
 
-from turnfold.store.database.predicates import is_uncovered
+from turnfold.ports.compact import JobStatus
+from turnfold.store.database.predicates import has_status, is_uncovered
 from turnfold.store.database.schema import (
     compactions,
     coverage,
@@ -74,11 +75,11 @@ _EXTRACTIVE = Prepared(
     ("of_sid", "number"),
 )
 _evicting = (compactions.c.sid == _of_sid, compactions.c.messages_evicted > literal_column("0"))
-_is_committed = compactions.c.status == literal_column("'committed'")
+_is_committed = has_status(JobStatus.COMMITTED)
 _RESTORED = PreparedIn(
     select(compactions.c.compaction_id).where(
         compactions.c.compaction_id.in_(bindparam("chosen", expanding=True)),
-        compactions.c.status == literal_column("'restored'"),
+        has_status(JobStatus.RESTORED),
     ),
     "chosen",
 )

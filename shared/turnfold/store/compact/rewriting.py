@@ -9,7 +9,7 @@ from sqlalchemy import Connection, bindparam, func, literal_column, select, upda
 
 from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS, Trigger
 from turnfold.core.summary.digest import digest_eviction
-from turnfold.ports.compact import RegenerateOptions
+from turnfold.ports.compact import JobStatus, RegenerateOptions
 from turnfold.ports.ingest import Installation
 from turnfold.store.compact.coverage import uncovered, valid_version
 from turnfold.store.database.message_rows import FACTS, message_of
@@ -27,7 +27,7 @@ _SUPERSEDED = Prepared(
         _of_sid,
         is_open,
         _evicts_nothing,
-        (compactions.c.trigger == literal_column("'stand_in'"))
+        (compactions.c.trigger == literal_column(f"'{Trigger.STAND_IN}'"))
         | compactions.c.first_position.is_not(None),
     )
     .order_by(compactions.c.ordinal),
@@ -153,7 +153,7 @@ def end_stale(
     now_ms: int,
 ) -> None:
     """End a compaction whose work is not needed any more."""
-    values = {"status": "stale", "lease_until_ms": None, "finished_at_ms": now_ms}
+    values = {"status": JobStatus.STALE, "lease_until_ms": None, "finished_at_ms": now_ms}
     connection.execute(
         update(compactions).where(compactions.c.compaction_id == compaction_id).values(**values)
     )
@@ -182,13 +182,15 @@ def fence_off(
 
     A regeneration names its base itself and does not depend on the version in force.
     """
-    is_running_job = (compactions.c.sid == session.sid) & (compactions.c.status == "running")
+    is_running_job = (compactions.c.sid == session.sid) & (
+        compactions.c.status == JobStatus.RUNNING
+    )
     if not also_regenerations:
-        is_running_job &= compactions.c.trigger != "regenerate"
+        is_running_job &= compactions.c.trigger != str(Trigger.REGENERATE)
     connection.execute(
         update(compactions)
         .where(is_running_job)
-        .values(status="pending", lease_until_ms=None, next_attempt_at_ms=now_ms)
+        .values(status=JobStatus.PENDING, lease_until_ms=None, next_attempt_at_ms=now_ms)
     )
 
 
@@ -219,7 +221,7 @@ def _open(
     )
     row = {
         "compaction_id": work.compaction_id, "sid": session.sid, "ordinal": session.compactions,
-        "trigger": str(work.trigger), "status": "pending", "first_position": work.span[0],
+        "trigger": str(work.trigger), "status": JobStatus.PENDING, "first_position": work.span[0],
         "last_position": work.span[1], "messages_evicted": 0, "tokens_evicted": 0,
         "tokens_before": session.window_tokens, "digest": "", "digest_tokens": 0,
         "next_attempt_at_ms": work.begins_ms, "requested_at_ms": now_ms,

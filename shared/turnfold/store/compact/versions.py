@@ -19,7 +19,7 @@ from turnfold.core.history.audit_chain import LOCAL
 from turnfold.errors import BadRequest, Conflict, UnknownSession
 from turnfold.messages import CompactionId, Message, SessionKey
 from turnfold.ports.admin import ActiveVersion
-from turnfold.ports.compact import RegenerateOptions
+from turnfold.ports.compact import JobStatus, RegenerateOptions
 from turnfold.ports.ingest import Installation
 from turnfold.store.compact.coverage import (
     activate_version,
@@ -30,7 +30,7 @@ from turnfold.store.compact.coverage import (
 from turnfold.store.compact.rewriting import end_rewriting, fence_off, open_fold, open_regeneration
 from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, message_of
-from turnfold.store.database.predicates import is_pending
+from turnfold.store.database.predicates import has_status, is_pending
 from turnfold.store.database.schema import (
     compactions,
     messages,
@@ -71,7 +71,7 @@ _COMMITTED_LATER = Prepared(
     .where(
         compactions.c.sid == _of_sid,
         compactions.c.messages_evicted > literal_column("0"),
-        compactions.c.status == literal_column("'committed'"),
+        has_status(JobStatus.COMMITTED),
         (compactions.c.version > bindparam("number"))
         | (
             (compactions.c.version == bindparam("number"))
@@ -274,7 +274,7 @@ def _restore(
         raise BadRequest("compaction_id: this session has no compaction of that id")
     ((status, ordinal, version, evicted, is_covered, first, last),) = rows
     # Idempotent: a client may repeat a request whose answer was lost.
-    if status == "restored":
+    if status == JobStatus.RESTORED:
         return
     if not evicted:
         raise Conflict("this compaction evicted nothing, so there is nothing to restore")
@@ -330,7 +330,9 @@ def _make_live(
     connection.execute(
         update(compactions)
         .where(compactions.c.compaction_id == by)
-        .values(status="restored", is_covered=False, lease_until_ms=None, restored_at_ms=now_ms)
+        .values(
+            status=JobStatus.RESTORED, is_covered=False, lease_until_ms=None, restored_at_ms=now_ms
+        )
     )
     return taken
 

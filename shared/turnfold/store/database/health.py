@@ -7,6 +7,7 @@ from pathlib import Path
 from sqlalchemy import Connection, and_, func, select, text
 from sqlalchemy.engine import make_url
 
+from turnfold.ports.compact import JobStatus
 from turnfold.store.database.engine import Database
 from turnfold.store.database.predicates import is_open
 from turnfold.store.database.schema import compactions, dead_letters, outbox
@@ -47,9 +48,11 @@ class SqlHealth:
 
         def read(connection: Connection) -> DatabaseHealth:
             is_due = and_(
-                compactions.c.status == "pending", compactions.c.next_attempt_at_ms < before
+                compactions.c.status == JobStatus.PENDING, compactions.c.next_attempt_at_ms < before
             )
-            is_left = and_(compactions.c.status == "running", compactions.c.lease_until_ms < before)
+            is_left = and_(
+                compactions.c.status == JobStatus.RUNNING, compactions.c.lease_until_ms < before
+            )
             jobs = connection.execute(
                 select(
                     func.count().filter(is_due),

@@ -5,24 +5,28 @@ what the index excludes. For the same reason `is_uncovered` is text: SQLite's pl
 recognize `is_covered = 0`.
 """
 
-from sqlalchemy import String, literal_column, text
+from sqlalchemy import ColumnElement, String, literal_column, text
 
+from turnfold.ports.compact import JobStatus
 from turnfold.store.database.schema import compactions, messages
 
-_PENDING = literal_column("'pending'", String)
-_RUNNING = literal_column("'running'", String)
-_COMMITTED = literal_column("'committed'", String)
 
-is_open = compactions.c.status.in_([_PENDING, _RUNNING])
+def has_status(*statuses: JobStatus) -> ColumnElement[bool]:
+    """Return the condition for compactions with one of these statuses."""
+    names = [literal_column(f"'{status}'", String) for status in statuses]
+    return compactions.c.status == names[0] if len(names) == 1 else compactions.c.status.in_(names)
+
+
+is_open = has_status(JobStatus.PENDING, JobStatus.RUNNING)
 """The compaction waits for its summary."""
 
-is_running = is_open & (compactions.c.status == _RUNNING)
+is_running = is_open & has_status(JobStatus.RUNNING)
 """A worker holds the compaction. The first half lets the index of open compactions answer."""
 
 is_covered = text("is_covered")
 is_uncovered = text("NOT is_covered")
 
-is_pending = is_uncovered & compactions.c.status.in_([_PENDING, _RUNNING, _COMMITTED])
+is_pending = is_uncovered & has_status(JobStatus.PENDING, JobStatus.RUNNING, JobStatus.COMMITTED)
 """No summary in force covers the messages of the compaction."""
 
 is_planned = (

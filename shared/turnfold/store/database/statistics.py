@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, func, select
 
+from turnfold.ports.compact import JobStatus
 from turnfold.store.database.engine import Database
 from turnfold.store.database.predicates import is_open
 from turnfold.store.database.schema import compactions, outbox, sessions, stream
@@ -52,8 +53,8 @@ class SqlStatistics:
             due_ms = min([int(row[2]) for row in jobs.values()], default=now_ms)
             ((notices,),), ((unindexed,),) = _NOTICES.rows(connection), _UNINDEXED.rows(connection)
             return QueueDepths(
-                pending=jobs["pending"][0] if "pending" in jobs else 0,
-                running=jobs["running"][0] if "running" in jobs else 0,
+                pending=jobs.get(JobStatus.PENDING, (0,))[0],
+                running=jobs.get(JobStatus.RUNNING, (0,))[0],
                 messages=sum([int(row[1] or 0) for row in jobs.values()]),
                 late_seconds=max(0.0, (now_ms - due_ms) / 1000),
                 notices=notices,

@@ -13,6 +13,7 @@ from turnfold.core.policy.presets import Policy
 from turnfold.core.summary.digest import digest_eviction, digest_messages
 from turnfold.messages import Message, pinnable_in
 from turnfold.observability.tracing import span
+from turnfold.ports.compact import JobStatus
 from turnfold.ports.ingest import DecodedEvent, Installation
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.predicates import is_live, is_planned
@@ -196,7 +197,7 @@ class CompactionOpener:
         self._rows.append(
             (
                 compaction_id, session.sid, session.compactions, *_trigger_columns(due.trigger),
-                "pending", due.budget_tokens, evicted[0].position, evicted[-1].position,
+                JobStatus.PENDING, due.budget_tokens, evicted[0].position, evicted[-1].position,
                 len(evicted), all_tokens, before, eviction.at_ms + SUMMARY_DELAY_MS, eviction.at_ms,
                 eviction.at_ms, trace, self._journal.asked_by,
             )
@@ -256,8 +257,8 @@ class CompactionOpener:
         self._rows.append(
             (
                 compaction_id, session.sid, session.compactions, *_trigger_columns(due.trigger),
-                "pending", due.budget_tokens, None, None, 0, 0, before, begins_ms, at_ms, None,
-                self._trace(seq), self._journal.asked_by,
+                JobStatus.PENDING, due.budget_tokens, None, None, 0, 0, before, begins_ms, at_ms,
+                None, self._trace(seq), self._journal.asked_by,
             )
         )  # fmt: skip
         return compaction_id

@@ -16,6 +16,7 @@ from turnfold.core.eviction.usage import (
     calibration_factor,
 )
 from turnfold.messages import MESSAGES_PER_EVENT, position_of, split_message_id
+from turnfold.ports.compact import JobStatus
 from turnfold.store.database.schema import (
     compactions,
     events,
@@ -215,7 +216,7 @@ def calibration_cutoff(connection: Connection, sessions: Sequence[SessionRow]) -
     )
     cutoffs = {
         sid: NEVER_MS
-        if status in ("pending", "running") and not Trigger(trigger).rewrites
+        if status in (JobStatus.PENDING, JobStatus.RUNNING) and not Trigger(trigger).rewrites
         else max(begun, finished_ms or 0, undone or 0)
         for sid, status, trigger, begun, finished_ms, undone in rows
     }

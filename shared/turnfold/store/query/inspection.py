@@ -19,6 +19,7 @@ from sqlalchemy import (
 
 from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey
+from turnfold.ports.compact import JobStatus
 from turnfold.ports.inspection import (
     AgentTotals,
     AgentUsage,
@@ -101,7 +102,7 @@ _VERSIONS = select(
     summaries.c.created_at_ms,
 )
 _HAS_FAILED = or_(
-    compactions.c.status.in_(["failed", "rejected"]),
+    compactions.c.status.in_([JobStatus.FAILED, JobStatus.REJECTED]),
     and_(is_open, compactions.c.attempts > 0, compactions.c.reason.is_not(None)),
 )
 

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Integer, bindparam, func, or_, select, update
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import CompactionId
-from turnfold.ports.compact import Job, JobKind
+from turnfold.ports.compact import Job, JobKind, JobStatus
 from turnfold.store.compact.jobs.rows import of_session
 from turnfold.store.compact.rewriting import wanted_of
 from turnfold.store.database.predicates import is_open, is_running, is_uncovered
@@ -127,10 +127,10 @@ class _OpenRow(NamedTuple):
         return FiredTrigger(trigger, self.budget_tokens)
 
     def is_leased(self, now_ms: int) -> bool:
-        return self.status == "running" and (self.lease_until_ms or 0) > now_ms
+        return self.status == JobStatus.RUNNING and (self.lease_until_ms or 0) > now_ms
 
     def is_due(self, now_ms: int) -> bool:
-        return self.status == "running" or self.next_attempt_at_ms <= now_ms
+        return self.status == JobStatus.RUNNING or self.next_attempt_at_ms <= now_ms
 
 
 _KINDS = {str(Trigger.STAND_IN): JobKind.STAND_IN, str(Trigger.REGENERATE): JobKind.REGENERATED}
@@ -162,7 +162,7 @@ def claim_session(
     lease_until_ms = now_ms + lease_ms
     _BEGIN.run(
         connection,
-        [("running", job.fence, job.attempt, lease_until_ms, row_id) for row_id in ids],
+        [(JobStatus.RUNNING, job.fence, job.attempt, lease_until_ms, row_id) for row_id in ids],
     )
     journal.add_audit_row(
         session,
@@ -227,13 +227,13 @@ def _release_others(
     lost = [
         row.compaction_id
         for row in rows
-        if row.status == "running" and row.compaction_id not in claimed_ids
+        if row.status == JobStatus.RUNNING and row.compaction_id not in claimed_ids
     ]
     if lost:
         connection.execute(
             update(compactions)
             .where(compactions.c.compaction_id.in_(lost))
-            .values(status="pending", lease_until_ms=None)
+            .values(status=JobStatus.PENDING, lease_until_ms=None)
         )
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, bindparam, func, literal_column, select
 from turnfold.core.eviction.batch import Eviction
 from turnfold.errors import LostLease
 from turnfold.messages import MESSAGES_PER_EVENT
-from turnfold.ports.compact import Job, JobKind, Version
+from turnfold.ports.compact import Job, JobKind, JobStatus, Version
 from turnfold.store.compact.chunks import delete_chunk_summaries
 from turnfold.store.compact.coverage import ADD, any_restored, record_activation
 from turnfold.store.compact.jobs.load import added_evictions
@@ -165,7 +165,7 @@ def _finish_rows(
     _FINISH.run(
         connection,
         [
-            ("committed", is_activated and evicted > 0, None, *finished, compaction_id)
+            (JobStatus.COMMITTED, is_activated and evicted > 0, None, *finished, compaction_id)
             for compaction_id, evicted in rows
         ],
     )

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, update
 
 from turnfold.errors import LostLease
-from turnfold.ports.compact import FailureStatus, Job, JobKind
+from turnfold.ports.compact import FailureStatus, Job, JobKind, JobStatus
 from turnfold.store.compact.chunks import delete_chunk_summaries
 from turnfold.store.compact.jobs.rows import is_held, update_held
 from turnfold.store.compact.rewriting import open_stand_in
@@ -21,9 +21,9 @@ The next eviction starts again. A provider that is unavailable is retried withou
 """
 
 _PHASES = {
-    FailureStatus.REJECTED: "rejected",
-    FailureStatus.FAILED: "rollback",
-    FailureStatus.STALE: "stale",
+    JobStatus.REJECTED: "rejected",
+    JobStatus.FAILED: "rollback",
+    JobStatus.STALE: "stale",
 }
 """The audit phase of each way in which a job fails."""
 
@@ -44,7 +44,7 @@ def fail_job(
     Raises:
         LostLease: another worker holds the job.
     """
-    session = _release(connection, job, status=str(status), reason=reason, finished_at_ms=now_ms)
+    session = _release(connection, job, status=status, reason=reason, finished_at_ms=now_ms)
     delete_chunk_summaries(connection, job.sid)
     journal = SessionJournal()
     _journal_failure(
@@ -52,13 +52,13 @@ def fail_job(
         now_ms=now_ms
     )  # fmt: skip
     # A stale job is nobody's failure: another version took force while it was written.
-    if status is not FailureStatus.STALE:
+    if status is not JobStatus.STALE:
         _notify_failure(journal, session, job, reason=reason, next_attempt_at_ms=None)
         # A regeneration is an offer. Its failure must not delay the summaries that windows need.
         if job.writes is not JobKind.REGENERATED:
             session.failed(reason or str(status), at_ms=now_ms)
         if job.writes is JobKind.STAND_IN and (
-            status is FailureStatus.FAILED or session.failures <= REFUSED_STAND_INS
+            status is JobStatus.FAILED or session.failures <= REFUSED_STAND_INS
         ):
             open_stand_in(connection, session, journal, new_id(), now_ms=now_ms)
     journal.write(connection)
@@ -81,7 +81,7 @@ def retry_job(
         LostLease: another worker holds the job.
     """
     session = _release(
-        connection, job, status="pending", reason=reason, next_attempt_at_ms=retry_at_ms
+        connection, job, status=JobStatus.PENDING, reason=reason, next_attempt_at_ms=retry_at_ms
     )
     if job.has_more:
         # Otherwise they would be due at once, and take the rows of this job along.
@@ -126,7 +126,7 @@ def discard_result(connection: Connection, job: Job, *, now_ms: int) -> None:
     connection.execute(
         update(compactions)
         .where(is_held(job))
-        .values(status="pending", lease_until_ms=None, next_attempt_at_ms=now_ms)
+        .values(status=JobStatus.PENDING, lease_until_ms=None, next_attempt_at_ms=now_ms)
     )
     journal = SessionJournal()
     journal.add_audit_row(

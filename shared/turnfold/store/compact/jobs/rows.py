@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select, update
 
 from turnfold.errors import LostLease
-from turnfold.ports.compact import Job
+from turnfold.ports.compact import Job, JobStatus
 from turnfold.store.database.predicates import is_running
 from turnfold.store.database.schema import compactions
 from turnfold.store.database.statements import PreparedIn
@@ -31,7 +31,7 @@ def is_held(job: Job) -> Any:
     """Return the SQL condition for the rows of a job that its worker still holds."""
     return (
         compactions.c.compaction_id.in_(compaction_ids(job))
-        & (compactions.c.status == "running")
+        & (compactions.c.status == JobStatus.RUNNING)
         & (compactions.c.fence == job.fence)
     )
 
