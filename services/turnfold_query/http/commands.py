@@ -2,9 +2,9 @@
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import nats.errors
 from fastapi import FastAPI, Request, Response
@@ -19,6 +19,7 @@ from turnfold.contracts.reading import (
 from turnfold.contracts.requests import (
     AgentEraseRequest,
     CampaignRequest,
+    Command,
     CompactionRequest,
     PolicyRequest,
     PromoteBody,
@@ -126,49 +127,69 @@ def add_fields(body: bytes, path_fields: dict[str, Any]) -> bytes:
     return json.dumps(body_json | path_fields).encode()
 
 
+class CommandRoute(NamedTuple):
+    """The route of a request that names what it concerns in its path, and all else in its body."""
+
+    method: str
+    path: str
+    operation_id: str
+    request: str
+    summary: str
+    body: Sequence[type[Command]] = ()
+
+
+COMMANDS: Final = (
+    CommandRoute(
+        "PATCH", SESSION + "/policy", "patch_policy", "session.policy",
+        "Override the policy of a session", [PolicyRequest],
+    ),
+    CommandRoute(
+        "PATCH", AGENT + "/policy", "patch_agent_policy", "agent.policy",
+        "Override the policy of an agent", [PolicyRequest],
+    ),
+    CommandRoute(
+        "POST", SESSION + "/pop", "post_pop", "session.pop",
+        "Retract the newest messages", [PopRequest],
+    ),
+    CommandRoute(
+        "POST", SESSION + "/compactions", "post_compaction", "compaction.request",
+        "Compact now", [CompactionRequest],
+    ),
+    CommandRoute(
+        "POST", SESSION + "/summaries", "post_summary", "summary.regenerate",
+        "Regenerate the summary as a new version beside the old one", [RegenerateRequest],
+    ),
+    CommandRoute(
+        "POST", AGENT + "/summaries", "post_agent_summaries", "agent.regenerate",
+        "Regenerate all summaries of an agent", [CampaignRequest],
+    ),
+    CommandRoute(
+        "POST", "/v1/summaries", "post_all_summaries", "installation.regenerate",
+        "Regenerate all summaries", [CampaignRequest],
+    ),
+    CommandRoute(
+        "POST", "/v1/deadletters/replay", "post_replay", "deadletters.replay",
+        "Replay dead letters", [ReplayRequest],
+    ),
+    CommandRoute(
+        "DELETE", SESSION, "delete_session", "session.erase", "Erase a session permanently"
+    ),
+    CommandRoute(
+        "DELETE", AGENT, "delete_agent", "agent.erase",
+        "Erase an agent, or its sessions with a prefix, permanently", [AgentEraseRequest],
+    ),
+)  # fmt: skip
+
+
 def add_commands(app: FastAPI, forward: Forward) -> None:
     """Add all routes that write, except publishing."""
-    _add_policies(app, forward)
-    _add_edits(app, forward)
-    _add_compactions(app, forward)
-    _add_summaries(app, forward)
-    _add_campaigns(app, forward)
-    _add_replays(app, forward)
-    _add_erasures(app, forward)
-
-
-def _add_policies(app: FastAPI, forward: Forward) -> None:
-    @app.patch(
-        SESSION + "/policy",
-        **described_request(
-            "session.policy", "Override the policy of a session", body=[PolicyRequest]
-        ),
-    )
-    async def patch_policy(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
-        return await forward(
-            session_subject("session.policy", session_key(agent_id, session_id)), http
-        )
-
-    @app.patch(
-        AGENT + "/policy",
-        **described_request(
-            "agent.policy", "Override the policy of an agent", body=[PolicyRequest]
-        ),
-    )
-    async def patch_agent_policy(agent_id: AgentPath, http: Request) -> Response:
-        return await forward(f"agent.policy.{token_of(decode_id(agent_id))}", http)
-
-
-def _add_compactions(app: FastAPI, forward: Forward) -> None:
-    @app.post(
-        SESSION + "/compactions",
-        **described_request("compaction.request", "Compact now", body=[CompactionRequest]),
-    )
-    async def post_compaction(
-        agent_id: AgentPath, session_id: SessionPath, http: Request
-    ) -> Response:
-        return await forward(
-            session_subject("compaction.request", session_key(agent_id, session_id)), http
+    for method, path, operation_id, request, summary, body in COMMANDS:
+        app.add_api_route(
+            path,
+            _endpoint(path, request, forward),
+            methods=[method],
+            name=operation_id,
+            **described_request(request, summary, body=body),
         )
 
     @app.post(
@@ -178,26 +199,8 @@ def _add_compactions(app: FastAPI, forward: Forward) -> None:
     async def post_restoration(
         agent_id: AgentPath, session_id: SessionPath, compaction_id: str, http: Request
     ) -> Response:
-        return await forward(
-            session_subject("compaction.restore", session_key(agent_id, session_id)),
-            http,
-            compaction_id=compaction_id,
-        )
-
-
-def _add_summaries(app: FastAPI, forward: Forward) -> None:
-    @app.post(
-        SESSION + "/summaries",
-        **described_request(
-            "summary.regenerate",
-            "Regenerate the summary as a new version beside the old one",
-            body=[RegenerateRequest],
-        ),
-    )
-    async def post_summary(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
-        return await forward(
-            session_subject("summary.regenerate", session_key(agent_id, session_id)), http
-        )
+        subject = session_subject("compaction.restore", session_key(agent_id, session_id))
+        return await forward(subject, http, compaction_id=compaction_id)
 
     @app.post(
         SESSION + "/summaries/{version}/promote",
@@ -207,31 +210,8 @@ def _add_summaries(app: FastAPI, forward: Forward) -> None:
         agent_id: AgentPath, session_id: SessionPath, version: str, http: Request
     ) -> Response:
         request = read_query(SummaryRequest, {"version": version})
-        return await forward(
-            session_subject("summary.promote", session_key(agent_id, session_id)),
-            http,
-            version=request.version,
-        )
-
-
-def _add_campaigns(app: FastAPI, forward: Forward) -> None:
-    @app.post(
-        AGENT + "/summaries",
-        **described_request(
-            "agent.regenerate", "Regenerate all summaries of an agent", body=[CampaignRequest]
-        ),
-    )
-    async def post_agent_summaries(agent_id: AgentPath, http: Request) -> Response:
-        return await forward(f"agent.regenerate.{token_of(decode_id(agent_id))}", http)
-
-    @app.post(
-        "/v1/summaries",
-        **described_request(
-            "installation.regenerate", "Regenerate all summaries", body=[CampaignRequest]
-        ),
-    )
-    async def post_all_summaries(http: Request) -> Response:
-        return await forward("installation.regenerate", http)
+        subject = session_subject("summary.promote", session_key(agent_id, session_id))
+        return await forward(subject, http, version=request.version)
 
     @app.get(
         "/v1/campaigns/{campaign_id}",
@@ -241,42 +221,18 @@ def _add_campaigns(app: FastAPI, forward: Forward) -> None:
         return await forward("campaign.get", http, campaign_id=campaign_id)
 
 
-def _add_replays(app: FastAPI, forward: Forward) -> None:
-    @app.post(
-        "/v1/deadletters/replay",
-        **described_request("deadletters.replay", "Replay dead letters", body=[ReplayRequest]),
-    )
-    async def post_replay(http: Request) -> Response:
-        return await forward("deadletters.replay", http)
+def _endpoint(path: str, request: str, forward: Forward) -> Callable[..., Awaitable[Response]]:
+    """Return the function that forwards the requests of a path; FastAPI reads its parameters."""
 
+    async def of_session(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
+        return await forward(session_subject(request, session_key(agent_id, session_id)), http)
 
-def _add_edits(app: FastAPI, forward: Forward) -> None:
-    @app.post(
-        SESSION + "/pop",
-        **described_request("session.pop", "Retract the newest messages", body=[PopRequest]),
-    )
-    async def post_pop(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
-        return await forward(
-            session_subject("session.pop", session_key(agent_id, session_id)), http
-        )
+    async def of_agent(agent_id: AgentPath, http: Request) -> Response:
+        return await forward(f"{request}.{token_of(decode_id(agent_id))}", http)
 
+    async def of_installation(http: Request) -> Response:
+        return await forward(request, http)
 
-def _add_erasures(app: FastAPI, forward: Forward) -> None:
-    @app.delete(SESSION, **described_request("session.erase", "Erase a session permanently"))
-    async def delete_session(
-        agent_id: AgentPath, session_id: SessionPath, http: Request
-    ) -> Response:
-        return await forward(
-            session_subject("session.erase", session_key(agent_id, session_id)), http
-        )
-
-    @app.delete(
-        AGENT,
-        **described_request(
-            "agent.erase",
-            "Erase an agent, or its sessions with a prefix, permanently",
-            body=[AgentEraseRequest],
-        ),
-    )
-    async def delete_agent(agent_id: AgentPath, http: Request) -> Response:
-        return await forward(f"agent.erase.{token_of(decode_id(agent_id))}", http)
+    if path.startswith(SESSION):
+        return of_session
+    return of_agent if path.startswith(AGENT) else of_installation
