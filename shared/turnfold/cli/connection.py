@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class System(NamedTuple):
     name: str
 
 
-def system_here(environ: Mapping[str, str] | None = None, *, changes: bool = False) -> System:
+def system_here(*, changes: bool = False) -> System:
     """Find the system that the environment names, by its NATS URL or its data directory.
 
     If the environment names none, this is the system that runs in `.turnfold`. A command that only
@@ -35,7 +35,7 @@ def system_here(environ: Mapping[str, str] | None = None, *, changes: bool = Fal
         StartError: no system runs in the named directory, none is named, or a setting is
             invalid.
     """
-    variables = dict(os.environ if environ is None else environ)
+    variables = dict(os.environ)
     settings = read_settings(variables)
     if "nats_url" in settings.explicit_names:
         return System(settings, redacted(settings.nats_url))

@@ -48,22 +48,20 @@ def litellm_map() -> Path | None:
 class ModelWindows:
     """The context window of any model, in tokens. Unknown models have 128,000.
 
-    The map is read at the first call and reduced to names and numbers. `override` replaces the map
-    unless a call brings its own; 0 is a valid window.
+    The map is read at the first call and reduced to names and numbers.
     """
 
-    def __init__(
-        self, *, override: int | None = None, locate: Callable[[], Path] = installed_map
-    ) -> None:
-        self._override = override
+    def __init__(self, *, locate: Callable[[], Path] = installed_map) -> None:
         self._locate = locate
         self._known: Mapping[str, int] | None = None
 
     def __call__(self, model: str | None, *, override: int | None = None) -> int:
-        """Return the window of a model, as a provider, a gateway or a person spells it."""
-        chosen = override if override is not None else self._override
-        if chosen is not None:
-            return chosen
+        """Return the window of a model, as a provider, a gateway or a person spells it.
+
+        `override` replaces the map; 0 is a valid window.
+        """
+        if override is not None:
+            return override
         known = self.known(model)
         return UNKNOWN_WINDOW_TOKENS if known is None else known
 

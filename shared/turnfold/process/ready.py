@@ -12,19 +12,19 @@ ANNOUNCE = "TURNFOLD_ANNOUNCE"
 PR_SET_PDEATHSIG = 1
 
 
-def announce(pids: Mapping[str, int], *, environ: Mapping[str, str] = os.environ) -> None:
+def announce(pids: Mapping[str, int]) -> None:
     """Announce to the supervisor that this process is ready, with the ids of its processes.
 
     Without a supervisor, nothing is written. Call it again when a process was replaced.
     """
-    if environ.get(ANNOUNCE) == "1":
+    if os.environ.get(ANNOUNCE) == "1":
         sys.stdout.write(json.dumps({"ready": True, "pids": dict(pids)}) + "\n")
         sys.stdout.flush()
 
 
-def follow_parent(*, environ: Mapping[str, str] = os.environ) -> None:
+def follow_parent() -> None:
     """End this process with its supervisor, which holds the pipe on standard input open."""
-    if environ.get(ANNOUNCE) == "1":
+    if os.environ.get(ANNOUNCE) == "1":
         threading.Thread(target=_end_with_input, name="follow-parent", daemon=True).start()
 
 

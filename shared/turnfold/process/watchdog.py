@@ -42,9 +42,8 @@ class Watchdog:
     machine that slept, is therefore not ended.
     """
 
-    def __init__(self, seconds: float, *, end: Callable[[int], object] = os._exit) -> None:
+    def __init__(self, seconds: float) -> None:
         self._every_seconds = seconds / CHECKS
-        self._end = end
         self._beat = 0
         self._watched: list[_WatchedPart] = []
         self._stopped = threading.Event()
@@ -102,4 +101,4 @@ class Watchdog:
         logging.start()
         # Not longer: a full disk or a closed pipe must not keep a hung process alive.
         logging.join(LOG_SECONDS)
-        self._end(STUCK_STATUS)
+        os._exit(STUCK_STATUS)

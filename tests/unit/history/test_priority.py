@@ -134,10 +134,6 @@ def test_calls_of_looking_tools_and_their_results_are_low(name: str) -> None:
         is Priority.LOW
     )
     assert (
-        classify({"role": "tool", "tool_call_id": "c1", "content": "x"}, tool_name=name)
-        is Priority.LOW
-    )
-    assert (
         classify(
             {"role": "tool", "tool_call_id": "c1", "content": "x"},
             call=calling(name)["tool_calls"][0],

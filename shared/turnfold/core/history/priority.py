@@ -129,9 +129,7 @@ CHINESE: Final = re.compile(
 )
 
 
-def classify(
-    body: Mapping[str, Any], *, tool_name: str | None = None, call: Mapping[str, Any] | None = None
-) -> Priority:
+def classify(body: Mapping[str, Any], *, call: Mapping[str, Any] | None = None) -> Priority:
     """Return the priority of a chat message; a result may be judged by its tool or its call.
 
     HIGH must hold later. LOW read something that can be read again. Of a long text the first and
@@ -139,7 +137,7 @@ def classify(
     """
     role = body.get("role")
     if role == "tool":
-        name = tool_name or body.get("name")
+        name = body.get("name")
         looked = (
             _looks(call)
             if call is not None

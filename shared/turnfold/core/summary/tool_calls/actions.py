@@ -24,6 +24,7 @@ from turnfold.core.summary.tool_calls.shell import (
 from turnfold.core.text.lines import clip
 
 MAX_FILES = 60
+MAX_ACTION_CHARACTERS = 120
 _MAX_PATH_CHARACTERS = 400
 _PATH_KEYS = (
     "path",
@@ -126,7 +127,7 @@ def touched(name: str, arguments: str) -> Iterator[tuple[str, str]]:
         yield named_path, action
 
 
-def actions(sources: Iterable[Source], *, max_characters: int = 120) -> tuple[Action, ...]:
+def actions(sources: Iterable[Source]) -> tuple[Action, ...]:
     """Return the commands and calls that did more than look, in order.
 
     Equal ones are kept once, at the place of the last.
@@ -134,14 +135,16 @@ def actions(sources: Iterable[Source], *, max_characters: int = 120) -> tuple[Ac
     unique: dict[str, Action] = {}
     for source in sources:
         for name, arguments in source.calls:
-            action = _action_of(name, arguments, source.message_id, max_characters)
+            action = _action_of(name, arguments, source.message_id)
             if action is not None:
                 unique.pop(action.text, None)
                 unique[action.text] = action
     return tuple(unique.values())
 
 
-def commands_of(name: str, arguments: str, *, max_characters: int = 120) -> Iterator[str]:
+def commands_of(
+    name: str, arguments: str, *, max_characters: int = MAX_ACTION_CHARACTERS
+) -> Iterator[str]:
     """Yield the steps of a shell call that do more than look around, verbatim.
 
     A long step is cut to its first characters.
@@ -151,7 +154,7 @@ def commands_of(name: str, arguments: str, *, max_characters: int = 120) -> Iter
         yield from telling_steps(command, max_characters=max_characters)
 
 
-def _action_of(name: str, arguments: str, message_id: str, max_characters: int) -> Action | None:
+def _action_of(name: str, arguments: str, message_id: str) -> Action | None:
     """Return the action of a call, or None if it only looked or touched files.
 
     Touched files have a section of their own.
@@ -159,13 +162,13 @@ def _action_of(name: str, arguments: str, message_id: str, max_characters: int) 
     parsed, tool = parsed_arguments(arguments), short_tool_name(name)
     command = shell_command(tool, parsed)
     if command is not None:
-        text = telling_command(command, max_characters)
+        text = telling_command(command, MAX_ACTION_CHARACTERS)
         return Action(text, message_id, is_command=True) if text else None
     if _LOOKING_TOOL.search(_CAMEL_CASE.sub("_", tool)):
         return None
     if next(touched(name, arguments), None) is not None:
         return None
-    text = clip(f"{tool}({shown_arguments(parsed)})", max_characters)
+    text = clip(f"{tool}({shown_arguments(parsed)})", MAX_ACTION_CHARACTERS)
     return Action(text, message_id, is_command=False) if text else None
 
 
