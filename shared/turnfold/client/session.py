@@ -4,24 +4,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal
 
-from turnfold.client.edits import SessionEdits
 from turnfold.client.events import (
     OutgoingEvent,
     Receipt,
     new_event_id,
     result_event,
+    retraction_event,
     session_key,
     turn_event,
     usage_event,
 )
-from turnfold.client.replies import Summary, Window, read
-from turnfold.client.session_history import wait_seconds
+from turnfold.client.replies import StoredMessage, Summary, Window, read
+from turnfold.client.session_history import SessionHistory, wait_seconds
+from turnfold.errors import UnknownSession
 from turnfold.messages import Json, SessionId, ShapeName, ToolFormat, WindowFormat
 
 MAX_ID_BYTES = 256
+POP_SECONDS = 8.0
+"""How long a worker waits at most for the events before."""
 
 
-class Session(SessionEdits):
+class Session(SessionHistory):
     """One conversation of an agent.
 
     Windows include everything that this client has published before. Every method raises the
@@ -134,6 +137,36 @@ class Session(SessionEdits):
     async def publish_batch(self, events: Iterable[OutgoingEvent]) -> list[Receipt]:
         """Publish at most 1,000 events of this session, all or none; see `Client.publish_batch`."""
         return await self._client.publish_batch(events)
+
+    # --- take back
+
+    async def retract(
+        self, *message_ids: str, after: str | None = None, event_id: str | None = None
+    ) -> Receipt:
+        """Retract these messages, or all after one; a result follows its call.
+
+        Only messages that were published before are retracted; unknown ids have no effect. No
+        window, search, count or summary includes a retracted message any more.
+        """
+        event = retraction_event(self.key, message_ids, after=after, event_id=event_id)
+        return await self._client.publish(event)
+
+    async def clear(self, *, event_id: str | None = None) -> Receipt:
+        """Retract all messages. Unlike `erase`, this keeps the originals in the history."""
+        return await self._client.publish(
+            retraction_event(self.key, is_all=True, event_id=event_id)
+        )
+
+    async def pop(self, count: int = 1) -> list[StoredMessage]:
+        """Retract the newest messages and return them, in order; of several callers, one gets each.
+
+        Fewer are returned if the session has no more, or if they are very long.
+        """
+        try:
+            answer = await self.ask("session.pop", {"count": count}, patience_seconds=POP_SECONDS)
+        except UnknownSession:
+            return []
+        return [read(StoredMessage.of, entry) for entry in answer["messages"]]
 
     # --- ask
 

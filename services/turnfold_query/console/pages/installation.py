@@ -1,10 +1,12 @@
 """Pages about the whole installation: overview, sessions, jobs, dead letters and erasures."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
 from starlette.responses import Response
 
 from turnfold.errors import Unavailable
 from turnfold_query.console.api import ApiError
-from turnfold_query.console.bars import bars_of
 from turnfold_query.console.formats import segment
 from turnfold_query.console.views import PageView
 
@@ -128,3 +130,28 @@ async def erasures(view: PageView) -> Response:
     """Show what was erased."""
     listed = await view.visitor.api.get("/v1/erasures", limit=200)
     return view.page("erasures.html", erasures=listed["erasures"])
+
+
+HEIGHT = 100.0
+LEAST = 1.5
+"""The height of a bar of the smallest number that is not 0."""
+
+
+class Bar(NamedTuple):
+    """A day: its place, its height upward from the bottom, and what it tells."""
+
+    x: int
+    y: float
+    height: float
+    day: str
+    tokens: int
+
+
+def bars_of(days: Sequence[Mapping[str, Any]]) -> list[Bar]:
+    """Draw days side by side, each one unit wide; the largest reaches the top."""
+    most = max((day["tokens"] for day in days), default=0) or 1
+    bars = []
+    for place, day in enumerate(days):
+        height = max(LEAST, round(HEIGHT * day["tokens"] / most, 2)) if day["tokens"] else 0.0
+        bars.append(Bar(place, round(HEIGHT - height, 2), height, day["day"], day["tokens"]))
+    return bars

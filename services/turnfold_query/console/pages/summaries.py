@@ -1,10 +1,12 @@
 """Pages about the versions of a session's summary."""
 
 import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
-from turnfold_query.console.differences import compared
 from turnfold_query.console.views import PageView, redirect
 
 
@@ -62,3 +64,48 @@ async def compare(view: PageView) -> Response:
         # In a thread, because long texts that differ take long to compare.
         sections=await asyncio.to_thread(compared, old, new),
     )
+
+
+class Row(NamedTuple):
+    """Lines beside each other; `kind` is same, changed, gone or new. None where there is none."""
+
+    kind: str
+    before: str | None
+    after: str | None
+
+
+class Section(NamedTuple):
+    """A part of both versions, and how many of its lines differ."""
+
+    title: str
+    rows: Sequence[Row]
+    changes: int
+
+
+def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Section]:
+    """Compare the texts and the ledgers of two versions, line by line."""
+    pairs = (
+        ("Text", before["text"].splitlines(), after["text"].splitlines()),
+        ("Exact values", before["ledger"], after["ledger"]),
+    )
+    return [_section(title, old, new) for title, old, new in pairs if old or new]
+
+
+def _section(title: str, old: Sequence[str], new: Sequence[str]) -> Section:
+    rows = list(_rows(old, new))
+    return Section(title, rows, sum(row.kind != "same" for row in rows))
+
+
+def _rows(old: Sequence[str], new: Sequence[str]) -> Iterator[Row]:
+    matcher = SequenceMatcher(a=list(old), b=list(new), autojunk=False)
+    for kind, first, last, begin, end in matcher.get_opcodes():
+        if kind == "equal":
+            yield from (Row("same", text, text) for text in old[first:last])
+            continue
+        gone, added = old[first:last], new[begin:end]
+        for number in range(max(len(gone), len(added))):
+            left = gone[number] if number < len(gone) else None
+            right = added[number] if number < len(added) else None
+            yield Row(
+                "gone" if right is None else "new" if left is None else "changed", left, right
+            )

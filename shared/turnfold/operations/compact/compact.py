@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from random import uniform
 
@@ -19,7 +19,6 @@ from turnfold.operations.compact.attempt import (
     without_model,
     write_version,
 )
-from turnfold.operations.compact.lease import renewed_lease
 from turnfold.ports.compact import (
     FailureStatus,
     Job,
@@ -227,3 +226,31 @@ def _pause(attempt: int, error: SummarizerError, writing: SummaryConfig) -> floa
     asked_for = min(error.retry_after_seconds or 0.0, writing.retry_after_max_seconds)
     # With jitter: jobs that failed together must not return together.
     return asked_for + uniform(longest / 2, longest)  # noqa: S311  # jitter keeps no secret
+
+
+RENEWALS = 3
+"""Renewals of a lease before it would expire: one late renewal must not lose it."""
+
+
+@contextlib.asynccontextmanager
+async def renewed_lease(
+    job: Job, store: JobStore, lease_seconds: float, now_ms: Callable[[], int]
+) -> AsyncGenerator[None]:
+    """Renew the lease while the body runs."""
+    lease_ms = int(1000 * lease_seconds)
+
+    async def keep() -> None:
+        while True:
+            await asyncio.sleep(lease_seconds / RENEWALS)
+            # The lease outlasts a short failure of the database.
+            with contextlib.suppress(Unavailable):
+                await store.renew(job, lease_ms=lease_ms, now_ms=now_ms())
+
+    keeper = asyncio.create_task(keep(), name="lease")
+    try:
+        yield
+    finally:
+        keeper.cancel()
+        # A lease lost meanwhile shows at the commit, which is fenced.
+        with contextlib.suppress(asyncio.CancelledError, LostLease):
+            await keeper

@@ -12,8 +12,7 @@ from turnfold.contracts.subjects import key_of_event_subject
 from turnfold.core.eviction.usage import read_report
 from turnfold.core.text.tokens import IMAGE_TOKENS, Count
 from turnfold.errors import BadEvent
-from turnfold.operations.ingest.elements import weigh_elements
-from turnfold.operations.ingest.weigh import calls_of, weigh_message
+from turnfold.operations.ingest.weigh import calls_of, weigh_elements, weigh_message
 from turnfold.ports.ingest import PAYLOAD_KEPT_BYTES, DeadLetter, DecodedEvent
 
 

@@ -1,15 +1,24 @@
-"""Count and classify the messages of an event."""
+"""Count and classify the messages of an event.
+
+Elements that are no chat messages are stored beside their chat view.
+"""
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from turnfold.contracts.events import Event
+from turnfold.contracts.envelope import spread_carry
+from turnfold.contracts.events import Event, EventLimits
 from turnfold.core.history.priority import classify
+from turnfold.core.shapes import anthropic, responses
+from turnfold.core.shapes.packing import pack
+from turnfold.core.shapes.views import ChatView
 from turnfold.core.summary.gist import write_gist
-from turnfold.core.text.tokens import INSTRUCTION_TOKENS, Count, count_message
-from turnfold.messages import ROLES
+from turnfold.core.text.tokens import INSTRUCTION_TOKENS, Count, count_message, text_of
+from turnfold.errors import BadEvent, EventFault
+from turnfold.messages import ROLES, Element, Shape
 from turnfold.ports.ingest import DecodedMessage
 
 
@@ -62,3 +71,63 @@ def _digest_of_content(result: dict[str, Any]) -> bytes:
     content = result.get("content")
     text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def weigh_elements(
+    event: Event, limits: EventLimits, count: Count, image_tokens: int
+) -> tuple[list[DecodedMessage], str | None]:
+    """Return the messages of an event whose elements are no chat messages, and its envelope.
+
+    Raises:
+        BadEvent: the elements are more messages than an event may have.
+    """
+    views = chat_views(event.shape, event.parsed, event.bodies)
+    if len(views) > limits.messages:
+        raise BadEvent(
+            EventFault.TOO_MANY_MESSAGES,
+            f"{len(views)} messages; at most {limits.messages} are allowed",
+        )
+    bodies = [_body(view) for view in views]
+    in_chat = replace(
+        event,
+        parsed=tuple(view.message for view in views),
+        bodies=tuple(bodies),
+        metas=tuple(view.is_meta or event.metas[view.source] for view in views),
+        originals=tuple(map(_original, views, bodies)),
+    )
+    calls = calls_of(in_chat.parsed)
+    messages = [
+        _with_extra(weigh_message(in_chat, index, calls, count, image_tokens), view, count)
+        for index, view in enumerate(views)
+    ]
+    return messages, spread_carry(event.envelope, [view.source for view in views])
+
+
+def chat_views(
+    shape: Shape, elements: Sequence[dict[str, Any]], texts: Sequence[str]
+) -> list[ChatView]:
+    """Return the chat views of elements of a shape."""
+    if shape is Shape.RESPONSES:
+        return responses.chat_views(elements, texts)
+    return anthropic.chat_views(elements, texts)
+
+
+def _body(view: ChatView) -> str:
+    # In the encoding of the element, so that both have the same text.
+    return json.dumps(view.message, ensure_ascii=view.text.isascii())
+
+
+def _original(view: ChatView, body: str) -> str | None:
+    if view.element is Element.JOINED:
+        return view.text
+    literal = json.dumps(text_of(view.message), ensure_ascii=view.text.isascii())
+    return pack(view.text, body, literal)
+
+
+def _with_extra(message: DecodedMessage, view: ChatView, count: Count) -> DecodedMessage:
+    tokens = message.tokens + (count(view.extra) if view.extra else 0)
+    # A user message alone is marked, not the results that were published with it.
+    is_meta = message.is_meta and message.role == "user"
+    return message._replace(
+        tokens=tokens, is_meta=is_meta, element=int(view.element), is_error=view.is_error
+    )

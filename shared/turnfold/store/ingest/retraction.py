@@ -7,7 +7,7 @@ other items of a response follow a retracted one: their chat view is one message
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import (
@@ -17,12 +17,13 @@ from sqlalchemy import (
     bindparam,
     delete,
     select,
+    union_all,
 )
 
 from turnfold.contracts.retractions import Retraction
 from turnfold.contracts.subjects import id_fault
 from turnfold.core.history.audit_chain import LOCAL, WORKER
-from turnfold.messages import MESSAGES_PER_EVENT, position_of, split_message_id
+from turnfold.messages import MESSAGES_PER_EVENT, Element, position_of, split_message_id
 from turnfold.ports.ingest import DecodedEvent, Installation
 from turnfold.store.database.schema import (
     messages,
@@ -34,7 +35,6 @@ from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared
 from turnfold.store.ingest.batch.duplicates import KNOWN_EVENTS
 from turnfold.store.ingest.pairing import changed_pairs, first_named_seq, store_pairs
-from turnfold.store.ingest.responses import rest_of_responses
 from turnfold.store.ingest.retracted_rows import RetractedRows
 from turnfold.store.ingest.tombstones import in_portions
 
@@ -266,3 +266,44 @@ class _Positions(NamedTuple):
 
 
 _EVERYWHERE = _Positions(0, 1 << 62)
+
+
+def rest_of_responses(connection: Connection, sid: int, positions: Collection[int]) -> list[int]:
+    """Return the items of the same responses that are not among these positions."""
+    if not positions:
+        return []
+    chosen = set(positions)
+    responses = _responses(connection, sid, min(chosen), max(chosen))
+    return [
+        position
+        for response in responses
+        if not chosen.isdisjoint(response)
+        for position in response
+        if position not in chosen
+    ]
+
+
+def _responses(connection: Connection, sid: int, first: int, last: int) -> Iterator[list[int]]:
+    """Yield the responses of the events between two positions, each as its positions in order."""
+    start = first - first % MESSAGES_PER_EVENT
+    end = last - last % MESSAGES_PER_EVENT + MESSAGES_PER_EVENT
+    kinds = [int(Element.ITEM), int(Element.JOINED)]
+    # Retracted ones as well: the order in which retractions arrive must not matter.
+    items = union_all(
+        *[
+            select(table.c.position, table.c.element).where(
+                table.c.sid == sid,
+                table.c.position >= start,
+                table.c.position < end,
+                table.c.element.in_(kinds),
+            )
+            for table in (messages, retracted_messages)
+        ]
+    ).order_by("position")
+    response: list[int] = []
+    for position, element in connection.execute(items):
+        if element != Element.JOINED:
+            yield response
+            response = []
+        response.append(position)
+    yield response
