@@ -5,10 +5,10 @@ import sqlite3
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.published import MARK, Json, Published, Reading, messages_of
 from tests.running_system import Streamed
 from turnfold.client import OutgoingEvent
 from turnfold.contracts.subjects import TURN_COMPLETED
@@ -16,96 +16,11 @@ from turnfold.core.history.audit_chain import SEALED_FIELDS, row_hash
 from turnfold.core.history.validity import validation_errors
 from turnfold.messages import MESSAGES_PER_EVENT, SessionKey
 
-Json = dict[str, Any]
 Row = sqlite3.Row
 SHOWN_FAULTS = 12
 AMPLE_TOKENS = 100_000
 SETTLED = frozenset({"committed", "restored", "rejected", "failed", "stale"})
 ENDS_OF_EVICTIONS = frozenset({"pending", "running", "committed", "restored"})
-MARK = "said_by"
-"""A field that names the agent in each of its messages that is no result."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One answer of `context.get`: how many messages were acknowledged before it was asked, and attempted before it came.
-
-    `began` and `ended` are seconds of one clock.
-    """
-
-    key: SessionKey
-    acknowledged: int
-    after: int | None
-    answer: Json
-    attempted: int
-    began: float
-    ended: float
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One answer of `history.get`."""
-
-    key: SessionKey
-    answer: Json
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """One answer of `summary.list`."""
-
-    key: SessionKey
-    answer: Json
-
-
-@dataclass
-class Published:
-    """What was tried, what the stream acknowledged, and what readers were told; the same event may be tried many times."""
-
-    attempted: dict[tuple[str, str], OutgoingEvent] = field(default_factory=dict)
-    acknowledged: defaultdict[tuple[str, str], list[int]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    order: defaultdict[SessionKey, list[str]] = field(default_factory=lambda: defaultdict(list))
-    bad: dict[bytes, str] = field(default_factory=dict)
-    readings: list[Reading] = field(default_factory=list)
-    pages: list[Page] = field(default_factory=list)
-    lists: list[Listed] = field(default_factory=list)
-    messages_attempted: Counter[SessionKey] = field(default_factory=Counter)
-    messages_acknowledged: Counter[SessionKey] = field(default_factory=Counter)
-    newest_seq: dict[SessionKey, int] = field(default_factory=dict)
-
-    def trying(self, event: OutgoingEvent) -> None:
-        """An event is about to be published, perhaps again."""
-        if identity(event) not in self.attempted:
-            self.order[event.key].append(event.event_id)
-            self.messages_attempted[event.key] += len(messages_of(event))
-        self.attempted[identity(event)] = event
-
-    def took(self, event: OutgoingEvent, seq: int) -> None:
-        """The stream acknowledged an event."""
-        if not self.acknowledged[identity(event)]:
-            self.messages_acknowledged[event.key] += len(messages_of(event))
-        self.acknowledged[identity(event)].append(seq)
-        self.newest_seq[event.key] = max(seq, self.newest_seq.get(event.key, 0))
-
-    def trying_bad(self, payload: bytes, reason: str) -> None:
-        """What cannot be stored for this reason is about to be published."""
-        self.bad[payload] = reason
-
-
-def identity(event: OutgoingEvent) -> tuple[str, str]:
-    """What makes two copies one event."""
-    return event.key.agent_id, event.event_id
-
-
-def messages_of(event: OutgoingEvent) -> list[Json]:
-    """The chat messages that an event carries; a result as the message it becomes, its content as it was published."""
-    said = json.loads(event.payload)
-    if "messages" in said:
-        messages: list[Json] = said["messages"]
-        return messages
-    return [{"role": "tool", "tool_call_id": said["tool_call_id"], "content": said["content"]}]
 
 
 class Checker:

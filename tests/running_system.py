@@ -20,6 +20,7 @@ from signal import SIGKILL, SIGTERM, Signals
 from typing import Any, TypeVar
 from uuid import uuid4
 
+import httpx
 import nats
 from nats.js.api import DeliverPolicy
 from sqlalchemy import NullPool
@@ -557,3 +558,15 @@ def state_of(pid: int) -> list[str]:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields if fields[0] != "Z" else []
     return []
+
+
+async def readiness(port: int) -> tuple[int, dict[str, Any]]:
+    """What a worker answers about itself; status 0 while nobody answers."""
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=10
+    ) as http:
+        try:
+            answer = await http.get("/readyz")
+        except httpx.TransportError:
+            return 0, {"missing": []}
+        return answer.status_code, answer.json()

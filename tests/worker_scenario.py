@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tests.history_checker import Checker, Published
+from tests.history_checker import Checker
+from tests.published import Published
 from tests.running_system import Parts, Service, rows, running_parts, streamed, wait_until
 from turnfold.client import Client, OutgoingEvent, connect, session_key, turn_event
 from turnfold.errors import Unavailable

@@ -31,8 +31,9 @@ import nats.errors
 from nats.aio.client import Client as Bus
 
 import turnfold
-from tests.benchmarks.attackers import AGENT as ATTACKER
-from tests.benchmarks.attackers import ATTACKS, CPU_SHARE, PREPARE_SECONDS
+from tests.benchmarks.attacker import AGENT as ATTACKER
+from tests.benchmarks.attacker import CPU_SHARE, PREPARE_SECONDS
+from tests.benchmarks.attackers import ATTACKS
 from tests.benchmarks.figures import RATIO, Figure, Spread
 from tests.benchmarks.system import children, cpu_seconds, ready_line, resident_mb, stop, system
 from tests.benchmarks.texts import AGENT, question, turn

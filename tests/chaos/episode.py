@@ -21,8 +21,9 @@ from sqlalchemy import Connection, Table, delete, insert, select
 from tests.chaos.fault_plan import Topology, plan
 from tests.chaos.installation import START_SECONDS, Installation, running
 from tests.chaos.load import PUBLISHERS, READERS, Clients, Load
-from tests.history_checker import Checker, Published, faults_in_notices
+from tests.history_checker import Checker, faults_in_notices
 from tests.model_server import ModelServer, running_model_server
+from tests.published import Published
 from tests.running_system import Streamed, eventually, streamed, wait_until
 from tests.strangers import listening
 from turnfold.client import connect

@@ -14,7 +14,7 @@ import nats.errors
 from nats.aio.client import Client as Bus
 
 from tests.chaos.fault_plan import LONGEST_PAUSE_SECONDS
-from tests.history_checker import MARK, Listed, Page, Published, Reading
+from tests.published import MARK, Listed, Page, Published, Reading
 from tests.running_system import eventually, wait_until
 from turnfold.cli.recordings import Recording, Step, events_of, load_recordings
 from turnfold.client import Client, OutgoingEvent, session_key

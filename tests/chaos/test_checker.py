@@ -18,7 +18,8 @@ from tests.chaos.episode import POLICY, History, connected, recorded
 from tests.chaos.fault_plan import Topology
 from tests.chaos.installation import running
 from tests.chaos.load import Load, conversations
-from tests.history_checker import MARK, Checker, Listed, Page, Reading, faults_in_notices
+from tests.history_checker import Checker, faults_in_notices
+from tests.published import MARK, Listed, Page, Reading
 from turnfold.cli.recordings import Step, events_of
 from turnfold.client import OutgoingEvent
 from turnfold.store.database.schema import messages

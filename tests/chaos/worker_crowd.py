@@ -10,10 +10,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tests.history_checker import Published, messages_of
 from tests.invariants import StoreSnapshot
 from tests.ports import free_port
 from tests.postgres import Postgres
+from tests.published import Published, messages_of
 from tests.running_system import Parts, eventually, running_parts, streamed, wait_until
 from turnfold.client import Client, OutgoingEvent, connect, session_key, turn_event
 from turnfold.core.history.validity import validation_errors

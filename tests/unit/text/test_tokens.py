@@ -1,41 +1,23 @@
 """What a message costs, whatever its shape, and what the parts of a long text cost."""
 
-import itertools
 import json
 import string
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from turnfold.core.text.estimates import COMMON
-from turnfold.core.text.token_offsets import STEP_BYTES, is_long
 from turnfold.core.text.tokens import (
     CALL_TOKENS,
     MESSAGE_TOKENS,
     Count,
     TokenOffsets,
     count_message,
-    estimate,
     lines_of,
     text_of,
-    token_upper_bound,
 )
-from turnfold.model_info.tokenizer import load_counter
-
-LOG = "".join(
-    f"2026-11-20 12:{n % 60:02}:07 INFO worker-{n % 7} finished job {n} in {n * 7 % 1000} ms\n"
-    for n in range(200)
-)
-
 
 SIGNS = string.punctuation.replace("'", "")
-
-
-@pytest.fixture(scope="module")
-def count() -> Count:
-    return load_counter()
 
 
 def call(name: Any = "read_file", arguments: Any = "{}", call_id: Any = "c1") -> dict[str, Any]:
@@ -354,130 +336,6 @@ def test_lines_are_counted_as_people_count_them(text: str, lines: int) -> None:
 
 
 @pytest.mark.proves("I3")
-def test_a_long_text_has_a_grid_and_costs_what_the_grid_says(count: Count) -> None:
-    short, long = (
-        count_message({"role": "tool", "content": LOG[:512]}, count),
-        count_message({"role": "tool", "content": LOG}, count),
-    )
-
-    assert short.cuts == ""
-    assert TokenOffsets.parse(long.cuts) == TokenOffsets.of(LOG, count)
-    assert long.content_tokens == TokenOffsets.parse(long.cuts).total
-    assert long.lines == TokenOffsets.parse(long.cuts).lines == 200
-
-
-@pytest.mark.proves("I3", "C15")
-def test_a_head_and_a_tail_stay_within_their_tokens(count: Count) -> None:
-    grid = TokenOffsets.of(LOG, count)
-
-    for tokens in (0, 1, 50, 300, 1_000, grid.total, 10**9):
-        head, tail = grid.head(tokens), grid.tail(tokens)
-        assert count(LOG[: head.offset]) <= head.tokens <= tokens
-        assert count(LOG[tail.offset :]) <= tail.tokens <= tokens
-        assert head.tokens > tokens - 300 or head.offset == len(LOG)
-        assert tail.tokens > tokens - 300 or tail.offset == 0
-    assert grid.head(-1) == (0, 0)
-    assert grid.tail(-1) == (len(LOG), 0)
-
-
-@pytest.mark.proves("I3", "C17")
-@pytest.mark.parametrize("end", ["", "\n", "last", "\n\n\n"])
-@pytest.mark.parametrize("line", ["x", "", "/usr/lib/x.so;", "y" * 700, "a, b\r"])
-def test_twenty_lines_from_the_start_and_ten_from_the_end_can_be_cut_exactly(
-    line: str, end: str
-) -> None:
-    text = "".join(f"{line}\n" for _ in range(500)) + end
-    grid = TokenOffsets.of(text, len)
-
-    head, tail = grid.head_lines(20), grid.tail_lines(10)
-
-    assert text[: head.offset] == "".join(text.splitlines(keepends=True)[:20])
-    assert lines_of(text[tail.offset :]) == 10
-    assert text[tail.offset - 1] == "\n"
-    assert grid.lines == lines_of(text)
-
-
-@pytest.mark.parametrize("lines", [0, 1, 5, 19, 21, 100, 499, 500, 501])
-def test_other_numbers_of_lines_are_never_exceeded(lines: int) -> None:
-    text = "".join(f"{n} {'word ' * (n % 90)}\n" + "\n" * (n % 3) for n in range(250))
-    grid = TokenOffsets.of(text, len)
-
-    assert lines_of(text[: grid.head_lines(lines).offset]) <= lines
-    assert lines_of(text[grid.tail_lines(lines).offset :]) <= lines
-
-
-@pytest.mark.parametrize(
-    ("text", "step"),
-    [
-        ("word " * 400, 256),
-        (f"{'y' * 256}\n" * 50, 256),
-        ("漢字の長い文。" * 60, 90),
-        ("🙂" * 300, 64),
-    ],
-)
-def test_a_grid_is_as_fine_for_wide_letters_as_for_narrow_ones(text: str, step: int) -> None:
-    offsets = TokenOffsets.of(text, len).offsets
-
-    assert max(after - before for before, after in itertools.pairwise(offsets)) <= step
-    assert len(offsets) <= len(text) // step * 4 + 2
-
-
-@pytest.mark.parametrize(
-    ("text", "is_one"),
-    [
-        ("x" * 512, False),
-        ("x" * 513, True),
-        ("漢" * 170, False),
-        ("漢" * 171, True),
-        ("é" * 256, False),
-    ],
-)
-def test_a_text_is_long_by_its_bytes(text: str, *, is_one: bool) -> None:
-    assert is_long(text) is is_one
-    assert bool(count_message({"role": "user", "content": text}, len).cuts) is is_one
-
-
-def test_points_are_found_on_both_sides_of_an_offset() -> None:
-    grid = TokenOffsets.of("word " * 400, len)
-
-    assert grid.at_or_before(0) == grid.at_or_after(-5) == 0
-    assert grid.at_or_before(10**6) == grid.at_or_after(10**6) == 2_000
-    before, after = grid.at_or_before(1_000), grid.at_or_after(1_000)
-    assert before <= 1_000 <= after <= before + STEP_BYTES
-    assert grid.tokens_between(before, after) == after - before
-    assert grid.tokens_between(before + 1, after - 1) == after - before
-    assert grid.tokens_between(after, before) == 0
-
-
-def test_the_grid_of_nothing_is_empty() -> None:
-    grid = TokenOffsets.parse("")
-
-    assert (grid.total, grid.characters, grid.lines, grid.encode()) == (0, 0, 0, "")
-    assert grid.head(5) == grid.tail(5) == grid.head_lines(20) == grid.tail_lines(10) == (0, 0)
-
-
-def test_what_is_no_grid_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"invalid literal|not enough values"):
-        TokenOffsets.parse("no grid")
-
-
-@pytest.mark.proves("C15")
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\ud83d\ude00" * 2_000,
-        "e\u0301" * 2_000,
-        "\U0001f44d\U0001f3fd" * 2_000,
-        "\u2764\ufe0f" * 2_000,
-    ],
-)
-def test_what_belongs_together_is_not_parted(text: str) -> None:
-    grid = TokenOffsets.of(text, len)
-
-    assert all(offset % 2 == 0 for offset in grid.offsets)
-
-
-@pytest.mark.proves("I3")
 @pytest.mark.parametrize(
     "text", [" ", "\n", "a", "=", "字", "é", "\x00", " a", "ab1", "\ud800", "😀", "\t \n", "'s"]
 )
@@ -511,131 +369,6 @@ def test_the_common_words_are_one_token_each(count: Count) -> None:
     assert {
         sign + form for form in forms for sign in SIGNS if form[0] != " " and count(sign + form) > 2
     } == set()
-
-
-@pytest.mark.parametrize(
-    ("text", "slack"),
-    [
-        ("[480 lines and 12,345 tokens omitted]", 2.2),
-        ("01JD3V8Z6W1Q9K5T2N7R4M0XYB#12", 1.6),
-        ("/home/dev/project/shared/turnfold/core/tokens.py", 2.3),
-        ("user-42@example.com", 2.0),
-        ("3f2a9b6c-77d1-4c0e-9b1a-0a1b2c3d4e5f", 1.5),
-    ],
-)
-def test_the_ceiling_is_near_on_what_we_write(count: Count, text: str, slack: float) -> None:
-    assert count(text) <= token_upper_bound(text) <= slack * count(text)
-
-
-@cache
-def samples() -> dict[str, str]:
-    """Texts of every class, long enough that chance does not decide."""
-    prose = (
-        "The service stores every message and evicts the old ones at once, so that nobody waits for a model. "
-        "We talked about the budget for the trip to Lisbon last week, and she asked whether the hotel could be moved closer to the river. "
-    )
-    rows = [
-        {
-            "id": n,
-            "name": f"item {n}",
-            "price": n * 37 % 1000 / 10,
-            "tags": ["new", "sale"],
-            "ok": n % 2 == 0,
-        }
-        for n in range(100)
-    ]
-    return {
-        "english": prose * 10,
-        "chinese": "今天我想去北京游玩，请帮我推荐一个评分较高的景点，门票最好不要太贵。附近有没有适合一家人住的酒店？价格在五百元左右。"
-        * 10,
-        "japanese": "来週の土曜日に京都へ行きたいのですが、駅から近いホテルを探してもらえますか。朝食付きで、駐車場があるとうれしいです。"
-        * 10,
-        "korean": "다음 주 토요일에 부산으로 여행을 가려고 하는데 역에서 가까운 호텔을 찾아 주실 수 있나요? 조식이 포함되면 좋겠습니다. "
-        * 10,
-        "code": Path(count_message.__code__.co_filename).read_text(encoding="utf-8"),
-        "json": json.dumps(rows),
-        "json, indented": json.dumps(rows, indent=2),
-        "base64": "".join(
-            "iVBORw0KGgoAAAANSUhEUgAAB4AAAAQ4CAYAAADo08FDAAAgAElEQVR4nOzdeZwcZZ0/8E91z5VMQgIkBCYEEo4khFMOUVTu"[
-                n % 60 :
-            ]
-            for n in range(60)
-        ),
-        "markdown table": "| name | tokens | share |\n| --- | ---: | ---: |\n"
-        + "".join(f"| `chat-{n}.jsonl` | {n * 1_237:,} | {n / 7:.2f}% |\n" for n in range(100)),
-    }
-
-
-@pytest.mark.proves("T3")
-@pytest.mark.parametrize("kind", list(samples()))
-def test_the_estimate_is_near_without_a_tokenizer(count: Count, kind: str) -> None:
-    text = samples()[kind]
-
-    assert 0.9 <= estimate(text) / count(text) <= 1.15
-
-
-def test_nothing_is_estimated_as_nothing() -> None:
-    assert estimate("") == token_upper_bound("") == 0
-
-
-ESTIMATES = {
-    "a": 199,
-    "A": 199,
-    "a b c": 399,
-    "Ab": 199,
-    "aB": 299,
-    "ABC": 239,
-    "ABCDEFGHIJKLMNOPQ": 609,
-    "an": 199,
-    "MhBhfTrLqp0QzXw3kfMhBhfT/TrLqp0QzXw3kfMhBhfTrLqp0QzXw3kf": 3935,
-    "theQuickBrownFox/JumpsOverTheLazyDogAndRunsAway/IntoTheWoods": 1736,
-    "internationalizationandlocalization": 799,
-    "extraordinarily": 399,
-    "EXTRAORDINARILYLONG": 669,
-    " I": 199,
-    "x=1": 399,
-    "foo_bar": 321,
-    "getUserName": 414,
-    "12345": 299,
-    "1.5": 399,
-    "...": 100,
-    "----------": 125,
-    "=>!": 105,
-    "\n\n": 1,
-    "\t\t": 2,
-    "    pass": 304,
-    "é": 199,
-    "naïveté": 302,
-    "漢字": 299,
-    "漢": 199,
-    "ひらがな": 311,
-    "カ": 152,
-    "서울에서": 389,
-    "Привет": 255,
-    "नमस्ते": 321,
-    "日本語 text": 499,
-    "👍": 239,
-    "。": 191,
-    "aGVsbG8gd29ybGQgaG93IGFyZSB5b3UgdG9kYXkgbXkgZnJpZW5kIGl0IGlzIG5pY2U=": 4757,
-    "/srv/data/alpha/beta/gamma/delta/epsilon/zeta/eta/theta": 1426,
-    "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08": 3843,
-    "/USR/LOCAL/SHARE/DOCUMENTATION/PACKAGES/README/FIRSTEDITION": 1914,
-    "can't": 309,
-    "HelloWorld": 315,
-    "it's": 304,
-    "(a)": 220,
-    "word,": 205,
-    "#tag": 284,
-    "$x": 279,
-    "a/b/c/d/e/f/g/h/i/j/k/l/m/n/o/p/q/r/s/t/u/v/w/x/y/z": 3082,
-}
-"""Texts, and the estimate for a hundred of each, line by line: what each kind of piece costs."""
-
-
-@pytest.mark.proves("O10")
-@pytest.mark.parametrize(("text", "tokens"), ESTIMATES.items())
-def test_a_piece_of_text_is_estimated_as_before(text: str, tokens: int) -> None:
-    assert estimate("\n".join([text] * 100)) == tokens
 
 
 @pytest.mark.proves("I3")
