@@ -60,6 +60,9 @@ class UnknownSession(RequestError):
     code = "unknown_session"
     status = 404
 
+    def __init__(self, message: str = "nothing was published in this session yet") -> None:
+        super().__init__(message)
+
 
 class CannotFit(RequestError):
     """The smallest window exceeds the budget; a request with the stated size succeeds."""

@@ -29,8 +29,8 @@ from tests.benchmarks.figures import Figure
 from tests.benchmarks.model import summary_model
 from tests.benchmarks.system import System, system
 from tests.postgres import running_postgres
-from turnfold.cli.audit import chain_fault
 from turnfold.client import Client, OutgoingEvent, turn_event
+from turnfold.core.history.audit_chain import ChainEnd, chain_fault, end_fault
 from turnfold.process.tasks import cancel_and_wait
 
 FILL_SECONDS = 3_600.0
@@ -195,9 +195,9 @@ async def look_back(client: Client, run: CellRun, sampler: CellSampler) -> None:
 async def audit_fault(client: Client, agent: int) -> str | None:
     """The first fault in the audit of an agent's session."""
     session = client.session(*key_of(agent))
-    end = (await session.status())["audit"]
-    rows = [row async for row in session.audit_trail()]
-    return chain_fault(rows, stored_rows=end["rows"], stored_hash=end["hash"])
+    end = ChainEnd(**(await session.status())["audit"])
+    rows, hashes = [row async for row in session.audit_trail()], [""]
+    return chain_fault(rows, hashes) or end_fault(hashes, end, None)
 
 
 def logged(path: Path) -> dict[str, int]:

@@ -12,9 +12,10 @@ from turnfold.cli.audit_tables import show_trails, with_fields
 from turnfold.cli.connection import connected_client
 from turnfold.cli.names import existing_session
 from turnfold.cli.output import console, print_rows, show_json
+from turnfold.cli.parameters import AsJson
 from turnfold.cli.sessions import newest_sessions
 from turnfold.client import Client
-from turnfold.core.history.audit_chain import row_hash
+from turnfold.core.history.audit_chain import ChainEnd, chain_fault, end_fault
 from turnfold.errors import UnknownSession
 
 COLUMNS = (
@@ -65,9 +66,7 @@ def audit(
     details: Annotated[
         bool, typer.Option("--details", help="Show every field of each row, ids included.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per line.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the audit log, or verify its hash chain.
 
@@ -138,51 +137,23 @@ async def _verdict(client: Client, key: tuple[str, str]) -> AuditCheck:
     """
     end = await _end(client, key)
     rows = await _trail(client, key)
-    fault = chain_fault(rows, stored_rows=end.get("rows"), stored_hash=end.get("hash"))
-    if fault is None and len(rows) > end.get("rows", len(rows)):
-        later = await _end(client, key)
-        fault = chain_fault(rows, max_rows=later.get("rows"))
+    hashes = [""]
+    fault = chain_fault(map(_sealed, rows), hashes)
+    if fault is None and end is not None:
+        later = await _end(client, key) if len(rows) > end.rows else end
+        fault = end_fault(hashes, end, later)
     return AuditCheck(*key, rows=len(rows), verdict=fault or INTACT)
 
 
-async def _end(client: Client, key: tuple[str, str]) -> Row:
-    """Return the end of the chain from the session row; empty for an erased session.
+async def _end(client: Client, key: tuple[str, str]) -> ChainEnd | None:
+    """Return the end of the chain from the session row; None for an erased session.
 
     The audit rows of an erased session stay.
     """
     try:
-        end: Row = (await client.session(*key).status()).get("audit") or {}
+        return ChainEnd(**(await client.session(*key).status())["audit"])
     except UnknownSession:
-        return {}
-    return end
-
-
-def chain_fault(
-    rows: Sequence[Row],
-    *,
-    stored_rows: int | None = None,
-    stored_hash: str | None = None,
-    max_rows: int | None = None,
-) -> str | None:
-    """Return a description of the first fault in a session's chain, or None.
-
-    `stored_rows` and `stored_hash` come from the session row, read before the audit rows.
-    `max_rows` is the number of rows it names after that; there cannot be more.
-    """
-    hashes = [""]
-    for ordinal, row in enumerate(rows, start=1):
-        if row["ordinal"] != ordinal or row["prev_hash"] != hashes[-1]:
-            return f"row {ordinal} is missing"
-        if row_hash(hashes[-1], _sealed(row)) != row["hash"]:
-            return f"row {ordinal} was changed"
-        hashes.append(row["hash"])
-    if stored_rows is not None and stored_rows > len(rows):
-        return f"the end is cut off: {stored_rows} rows were written, {len(rows)} are there"
-    if max_rows is not None and len(rows) > max_rows:
-        return f"row {max_rows + 1} was added: {max_rows} rows were written, {len(rows)} are there"
-    if stored_rows is not None and stored_hash is not None and hashes[stored_rows] != stored_hash:
-        return f"row {stored_rows} differs from the hash in the session row"
-    return None
+        return None
 
 
 def _sealed(row: Row) -> Row:

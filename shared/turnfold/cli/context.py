@@ -13,6 +13,7 @@ from turnfold.cli.connection import connected_client
 from turnfold.cli.explain import explanations, show_explanations, summary_note
 from turnfold.cli.names import existing_session
 from turnfold.cli.output import clipped, console, printable, show_json
+from turnfold.cli.parameters import Agent, SessionName
 from turnfold.cli.tables import show_text
 from turnfold.client import StoredMessage, Summary, Window
 from turnfold.core.text.calls import called_tool, is_custom
@@ -57,8 +58,8 @@ def register(app: typer.Typer) -> None:
 
 
 def context(  # noqa: PLR0917  # a parameter for each option
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.")],
-    session: Annotated[str, typer.Argument(metavar="SESSION", help="The session's id.")],
+    agent: Agent,
+    session: SessionName,
     max_tokens: Annotated[
         int | None,
         typer.Option(

@@ -10,10 +10,9 @@ import typer
 from turnfold.cli.command_groups import group
 from turnfold.cli.connection import System, changing, http_get, system_to_change
 from turnfold.cli.output import print_rows, show_json
+from turnfold.cli.parameters import AsJson
 from turnfold.cli.tables import cell
 from turnfold.errors import Conflict
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 LISTED = ("dead_letter_id", "at", "subject", "stream_seq", "reason", "size_bytes", "replayed_at")
 REPLAYED = ("dead_letter_id", "subject", "outcome", "seq", "reason", "became")

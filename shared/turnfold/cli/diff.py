@@ -14,7 +14,7 @@ from rich.text import Text
 from turnfold.cli.connection import connected_client
 from turnfold.cli.names import existing_session
 from turnfold.cli.output import clipped, console, show_json
-from turnfold.cli.sessions import Agent, AsJson, SessionName
+from turnfold.cli.parameters import Agent, AsJson, SessionName
 from turnfold.cli.tables import show_text
 from turnfold.client import Summary
 from turnfold.core.summary.extractive.lines import LISTS

@@ -30,6 +30,7 @@ from turnfold.cli.diagnoses import (
 )
 from turnfold.cli.model_checks import check_model, request_summary
 from turnfold.cli.output import print_rows
+from turnfold.cli.parameters import AsJson
 from turnfold.errors import TurnfoldError
 from turnfold.settings import Settings, redacted
 
@@ -69,9 +70,7 @@ def doctor(
             help="Monitoring port of NATS (default: port 8222 of its host).",
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per line.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check NATS, the database, the worker, the query service, the model and the machine."""
     from turnfold.observability.logs import configure_logs

@@ -8,6 +8,7 @@ import typer
 
 from turnfold.cli.connection import System, changing, system_to_change
 from turnfold.cli.output import show_json
+from turnfold.cli.parameters import Agent, AsOneJson
 from turnfold.errors import UnknownSession
 
 
@@ -17,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def erase(
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.")],
+    agent: Agent,
     session: Annotated[
         str | None,
         typer.Argument(
@@ -33,7 +34,7 @@ def erase(
     is_confirmed: Annotated[
         bool, typer.Option("--yes", help="Erase without confirmation.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsOneJson = False,
 ) -> None:
     """Erase a session, or an agent with all its sessions and its policy. This cannot be undone."""
     if session is not None and prefix is not None:

@@ -11,7 +11,7 @@ from turnfold.cli.connection import connected_client
 from turnfold.cli.context import CLIP, UNLIMITED, plain_text, show_message
 from turnfold.cli.names import existing_session
 from turnfold.cli.output import console, show_json
-from turnfold.cli.sessions import Agent, AsJson, SessionName
+from turnfold.cli.parameters import Agent, AsJson, SessionName
 from turnfold.client import Session, StoredMessage
 from turnfold.messages import State
 

@@ -9,6 +9,7 @@ import typer
 from turnfold.access.roles import Role
 from turnfold.cli.command_groups import group
 from turnfold.cli.output import print_rows, show_json
+from turnfold.cli.parameters import AsJson, AsOneJson
 from turnfold.errors import TurnfoldError
 
 KEYS_DIR = Path("keys")
@@ -53,7 +54,7 @@ def new(
     ] = None,
     directory: Directory = KEYS_DIR,
     nats_file: NatsFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsOneJson = False,
 ) -> None:
     """Create a key for NATS: a seed file that only you can read, and an entry in keys.json."""
     from turnfold.access.keys import new_key, write_accounts
@@ -102,7 +103,7 @@ def token(
         ),
     ] = None,
     directory: Directory = KEYS_DIR,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsOneJson = False,
 ) -> None:
     """Create a bearer token for HTTP and print it once.
 
@@ -131,9 +132,7 @@ def token(
 
 def list_all(
     directory: Directory = KEYS_DIR,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per line.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the valid keys and tokens."""
     print_rows(

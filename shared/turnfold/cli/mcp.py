@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from turnfold.cli.connection import connected_client
+from turnfold.cli.parameters import Agent, SessionName
 from turnfold.client import session_key
 from turnfold.client.http import HttpSession
 from turnfold.errors import StartError
@@ -24,8 +25,8 @@ def register(app: typer.Typer) -> None:
 
 
 def mcp(
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.")],
-    session: Annotated[str, typer.Argument(metavar="SESSION", help="The session's id.")],
+    agent: Agent,
+    session: SessionName,
     http_url: Annotated[
         str | None,
         typer.Option(

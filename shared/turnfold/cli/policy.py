@@ -11,7 +11,7 @@ from turnfold.cli.command_groups import group
 from turnfold.cli.connection import System, changing, connected_client, system_to_change
 from turnfold.cli.names import existing_session, unknown_agent
 from turnfold.cli.output import print_rows, show_json
-from turnfold.cli.sessions import Agent, AsJson
+from turnfold.cli.parameters import Agent, AsJson
 from turnfold.client import Client
 from turnfold.contracts.subjects import token_of
 from turnfold.core.policy.presets import Mode

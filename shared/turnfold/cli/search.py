@@ -14,6 +14,7 @@ from turnfold.cli.connection import connected_client
 from turnfold.cli.context import BODY_INDENT, ROLE_COLORS
 from turnfold.cli.names import existing_session
 from turnfold.cli.output import console, show_json
+from turnfold.cli.parameters import Agent, AsJson, SessionName
 from turnfold.cli.tables import show_text
 from turnfold.core.text.search import searched_text
 from turnfold.messages import Role, State
@@ -33,8 +34,8 @@ def register(app: typer.Typer) -> None:
 
 
 def search(
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.")],
-    session: Annotated[str, typer.Argument(metavar="SESSION", help="The session's id.")],
+    agent: Agent,
+    session: SessionName,
     query: Annotated[
         list[str],
         typer.Argument(
@@ -49,9 +50,7 @@ def search(
     ] = 20,
     state: Annotated[State | None, typer.Option(help="Show only messages in this state.")] = None,
     role: Annotated[Role | None, typer.Option(help="Show only messages of this role.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per line.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find messages of a session, best first, including those that left the window."""
     q = " ".join(query)

@@ -11,12 +11,9 @@ from turnfold.cli.connection import connected_client, http_get
 from turnfold.cli.context import FULL, show_summary
 from turnfold.cli.names import existing_session, unknown_agent
 from turnfold.cli.output import console, print_rows, show_json
+from turnfold.cli.parameters import Agent, AsJson, SessionName
 from turnfold.client import Session, Summary
 from turnfold.errors import Conflict
-
-Agent = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.")]
-SessionName = Annotated[str, typer.Argument(metavar="SESSION", help="The session's id.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
 SESSION_COLUMNS = (
     "agent_id",

@@ -17,8 +17,8 @@ from turnfold.cli.context import show_summary
 from turnfold.cli.diff import Version, diff
 from turnfold.cli.names import existing_session
 from turnfold.cli.output import console, print_rows, show_json
+from turnfold.cli.parameters import Agent, AsJson, SessionName
 from turnfold.cli.replay import progress
-from turnfold.cli.sessions import Agent, AsJson, SessionName
 from turnfold.client import Session, Summary
 from turnfold.contracts.subjects import token_of
 from turnfold.errors import BadRequest, Conflict, Unavailable

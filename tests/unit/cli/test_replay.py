@@ -1,4 +1,4 @@
-"""Recorded conversations as events, and a look at the audit's chain."""
+"""Recorded conversations as events."""
 
 import json
 from collections.abc import Mapping
@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from turnfold.cli.audit import chain_fault
 from turnfold.cli.recordings import Recording, Step, events_of, load_recordings, pieces
 from turnfold.client import OutgoingEvent, session_key
-from turnfold.core.history.audit_chain import row_hash
 from turnfold.errors import TooLarge
 from turnfold.transcripts import Conversation, Turn
 
@@ -160,110 +158,3 @@ def test_the_agent_is_the_one_asked_for_else_the_conversations_own(
     (found,) = load_recordings([str(tmp_path / "talk.json")], agent)
 
     assert found.key == (told, "talk")
-
-
-# --- the audit's chain
-
-
-def chain(rows: int) -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = []
-    for ordinal in range(1, rows + 1):
-        row: dict[str, Any] = {
-            "agent_id": "a",
-            "session_id": "s",
-            "ordinal": ordinal,
-            "at_ms": 1_000 + ordinal,
-            "compaction_id": 7,
-        }
-        row |= {
-            "phase": "evicted",
-            "reason": None,
-            "tokens_before": 10,
-            "tokens_after": None,
-            "details": "{}",
-            "actor": "worker",
-        }
-        row["prev_hash"] = made[-1]["hash"] if made else ""
-        row["hash"] = row_hash(row["prev_hash"], row)
-        made.append(row)
-    return made
-
-
-@pytest.mark.proves("A1")
-@pytest.mark.parametrize("told", [None, 2, 3])
-def test_an_untouched_chain_is_intact_also_where_rows_came_after_the_look_at_its_end(
-    told: int | None,
-) -> None:
-    rows = chain(3)
-
-    assert (
-        chain_fault(rows, stored_rows=told, stored_hash=rows[told - 1]["hash"] if told else None)
-        is None
-    )
-    assert chain_fault([], stored_rows=0, stored_hash="") is None
-
-
-@pytest.mark.proves("A1")
-@pytest.mark.parametrize(
-    "field", ["phase", "reason", "tokens_before", "details", "at_ms", "compaction_id", "actor"]
-)
-def test_a_changed_field_shows_at_its_row(field: str) -> None:
-    rows = chain(3)
-    rows[1][field] = "other"
-
-    assert chain_fault(rows) == "row 2 was changed"
-
-
-@pytest.mark.proves("A1")
-def test_a_row_left_out_shows() -> None:
-    first, _, third = chain(3)
-
-    assert chain_fault([first, third]) == "row 2 is missing"
-
-
-@pytest.mark.proves("A1")
-def test_a_cut_off_tail_shows() -> None:
-    rows = chain(3)
-
-    assert (
-        chain_fault(rows[:2], stored_rows=3, stored_hash=rows[2]["hash"])
-        == "the end is cut off: 3 rows were written, 2 are there"
-    )
-
-
-@pytest.mark.proves("A1")
-def test_a_row_put_between_shows() -> None:
-    first, second, third = chain(3)
-
-    assert (
-        chain_fault(
-            [first, second | {"reason": "forged"}, second | {"ordinal": 3}, third | {"ordinal": 4}]
-        )
-        == "row 2 was changed"
-    )
-    assert (
-        chain_fault([first, second, second | {"ordinal": 3}, third | {"ordinal": 4}])
-        == "row 3 is missing"
-    )
-
-
-@pytest.mark.proves("A1")
-def test_a_well_sealed_row_at_the_end_shows_where_the_session_did_not_write_it() -> None:
-    rows = chain(4)
-
-    assert chain_fault(rows, stored_rows=3, stored_hash=rows[2]["hash"]) is None
-    assert chain_fault(rows, max_rows=4) is None
-    assert chain_fault(rows, max_rows=3) == "row 4 was added: 3 rows were written, 4 are there"
-
-
-@pytest.mark.proves("A1")
-def test_a_chain_written_anew_shows_against_what_the_session_remembers() -> None:
-    remembered = chain(3)[-1]["hash"]
-    rows = chain(3)
-    rows[2]["reason"] = "forged"
-    rows[2]["hash"] = row_hash(rows[2]["prev_hash"], rows[2])
-
-    assert (
-        chain_fault(rows, stored_rows=3, stored_hash=remembered)
-        == "row 3 differs from the hash in the session row"
-    )

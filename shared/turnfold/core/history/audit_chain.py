@@ -1,9 +1,9 @@
 """The seal of the audit: each row of a session holds the hash of the row before it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 SEALED_FIELDS = (
     "agent_id", "session_id", "ordinal", "at_ms", "compaction_id", "phase", "reason",
@@ -30,3 +30,41 @@ def seal(prev_hash: str, values: Sequence[Any], actor: str) -> str:
     # Fixed separators and ASCII: an auditor must get the same bytes from any JSON library.
     sealed = json.dumps([prev_hash, *values, actor], ensure_ascii=True, separators=(",", ":"))
     return sha256(sealed.encode()).hexdigest()
+
+
+class ChainEnd(NamedTuple):
+    """The end of a session's chain, as the session's own row names it."""
+
+    rows: int
+    hash: str
+
+
+def chain_fault(rows: Iterable[Mapping[str, Any]], hashes: list[str]) -> str | None:
+    """Check rows against the chain so far, to which their hashes are added; name the first fault.
+
+    `hashes` begins with the empty hash before the first row.
+    """
+    for row in rows:
+        ordinal = len(hashes)
+        if row["ordinal"] != ordinal or row["prev_hash"] != hashes[-1]:
+            return f"row {ordinal} is missing"
+        if row_hash(hashes[-1], row) != row["hash"]:
+            return f"row {ordinal} was changed"
+        hashes.append(row["hash"])
+    return None
+
+
+def end_fault(hashes: Sequence[str], end: ChainEnd, later: ChainEnd | None) -> str | None:
+    """Check a whole chain against its end, as it was before and after its rows were read.
+
+    A row that was written meanwhile is no fault, one that the session does not know is. `later` is
+    None if the session was erased meanwhile.
+    """
+    rows = len(hashes) - 1
+    if end.rows > rows:
+        return f"the end is cut off: {end.rows} rows were written, {rows} are there"
+    if later is not None and rows > later.rows:
+        return f"row {later.rows + 1} was added: {later.rows} rows were written, {rows} are there"
+    if hashes[end.rows] != end.hash:
+        return f"row {end.rows} differs from the hash in the session row"
+    return None

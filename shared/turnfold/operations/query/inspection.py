@@ -6,7 +6,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from turnfold.core.history.audit_chain import row_hash
+from turnfold.core.history.audit_chain import ChainEnd, chain_fault, end_fault
 from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey, State
 from turnfold.operations.query.replies import rfc3339
@@ -16,7 +16,7 @@ from turnfold.ports.inspection import (
     InspectionStore,
     SessionStrip,
 )
-from turnfold.ports.query import END_POSITION, AuditRow, HistoryStore
+from turnfold.ports.query import END_POSITION, HistoryStore
 
 Json = dict[str, Any]
 MARKS_MOST = 500
@@ -185,45 +185,22 @@ async def audit_check(key: SessionKey, *, store: HistoryStore) -> Json:
     rows, fault, hashes = 0, None, [""]
     while fault is None:
         page = await store.audit(key, after=rows, limit=AUDIT_PAGE)
-        fault = _page_fault(page, hashes)
+        fault = chain_fault((row._asdict() for row in page), hashes)
         rows += len(page)
         if len(page) < AUDIT_PAGE:
             break
     if not rows and end is None:
-        raise UnknownSession("nothing was published in this session yet")
+        raise UnknownSession
     if fault is None and end is not None:
-        later = await _chain_end(key, store) if rows > end[0] else end
-        fault = _end_fault(hashes, end, later or end)
+        later = await _chain_end(key, store) if rows > end.rows else end
+        fault = end_fault(hashes, end, later)
     return {"rows": rows, "is_intact": fault is None, "fault": fault}
 
 
-async def _chain_end(key: SessionKey, store: HistoryStore) -> tuple[int, str] | None:
-    """Return the rows and the hash that the session names; None if it was erased."""
+async def _chain_end(key: SessionKey, store: HistoryStore) -> ChainEnd | None:
+    """Return the end that the session names; None if it was erased."""
     try:
         counts = await store.counts(key)
     except UnknownSession:
         return None
-    return counts.audit_rows, counts.audit_hash
-
-
-def _page_fault(page: Sequence[AuditRow], hashes: list[str]) -> str | None:
-    """Check rows against the chain so far, to which their hashes are added."""
-    for row in page:
-        ordinal = len(hashes)
-        if row.ordinal != ordinal or row.prev_hash != hashes[-1]:
-            return f"row {ordinal} is missing"
-        if row_hash(hashes[-1], row._asdict()) != row.hash:
-            return f"row {ordinal} was changed"
-        hashes.append(row.hash)
-    return None
-
-
-def _end_fault(hashes: Sequence[str], end: tuple[int, str], later: tuple[int, str]) -> str | None:
-    rows = len(hashes) - 1
-    if end[0] > rows:
-        return f"the end is cut off: {end[0]} rows were written, {rows} are there"
-    if rows > later[0]:
-        return f"row {later[0] + 1} was added: {later[0]} rows were written, {rows} are there"
-    if hashes[end[0]] != end[1]:
-        return f"row {end[0]} differs from the hash in the session row"
-    return None
+    return ChainEnd(counts.audit_rows, counts.audit_hash)

@@ -201,7 +201,7 @@ class SqlVersionStore:
 def _locked(connection: Connection, key: SessionKey) -> SessionRow:
     session = lock_by_key(connection, [key]).get(key)
     if session is None:
-        raise UnknownSession("nothing was published in this session yet")
+        raise UnknownSession
     return session
 
 

@@ -146,7 +146,7 @@ class SqlHistoryStore:
         def read(connection: Connection) -> StatesThen:
             sid = connection.execute(_SID.where(_is_session(key))).scalar()
             if sid is None:
-                raise UnknownSession("nothing was published in this session yet")
+                raise UnknownSession
             return states_as_of(connection, sid, timeline_state(connection, key, sid, moment))
 
         return await self._database.snapshot(read)
@@ -238,7 +238,7 @@ class SqlHistoryStore:
         async with self._database.read() as connection:
             sid = (await connection.execute(_SID.where(_is_session(key)))).scalar()
             if sid is None:
-                raise UnknownSession("nothing was published in this session yet")
+                raise UnknownSession
             yield connection, sid
 
 

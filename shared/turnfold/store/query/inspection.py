@@ -127,7 +127,7 @@ class SqlInspectionStore:
             lambda connection: _MARK.rows(connection, key.agent_id, key.session_id)
         )
         if not rows:
-            raise UnknownSession("nothing was published in this session yet")
+            raise UnknownSession
         return SessionMark(*rows[0])
 
     async def compactions_of(
@@ -219,7 +219,7 @@ def _session(connection: Connection, key: SessionKey) -> tuple[int, int | None]:
         )
     ).one_or_none()
     if row is None:
-        raise UnknownSession("nothing was published in this session yet")
+        raise UnknownSession
     return row.sid, row.version
 
 

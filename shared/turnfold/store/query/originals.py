@@ -183,7 +183,7 @@ class PageReading:
         """Return the values of `_NAMES`."""
         session = _SID.rows(connection, key.agent_id, key.session_id)
         if not session:
-            raise UnknownSession("nothing was published in this session yet")
+            raise UnknownSession
         return session[0][0], self.after_position, self.before_position, self.limit
 
 

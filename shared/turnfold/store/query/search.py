@@ -122,7 +122,7 @@ def _session(connection: Connection, key: SessionKey) -> tuple[int, int | None]:
         select(sessions.c.sid, sessions.c.unindexed_from).where(is_session)
     ).one_or_none()
     if row is None:
-        raise UnknownSession("nothing was published in this session yet")
+        raise UnknownSession
     return row.sid, row.unindexed_from
 
 
