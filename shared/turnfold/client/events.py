@@ -259,6 +259,7 @@ def encoded(value: Any) -> bytes:
     """
     try:
         try:
+            # Not escaped: an escaped letter beyond ASCII takes at least twice its bytes in UTF-8.
             return json.dumps(
                 value, ensure_ascii=False, allow_nan=False, separators=(",", ":")
             ).encode()
@@ -274,5 +275,6 @@ def new_event_id() -> str:
     >>> len(new_event_id())
     26
     """
+    # 48 bits of time, then 80 random ones, in 26 digits of 5 bits.
     number = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
     return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))

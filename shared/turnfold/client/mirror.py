@@ -32,6 +32,7 @@ from turnfold.messages import ShapeName
 WAIT_MS: Final = 5_000
 UNMARKED: Final = "0"
 
+# mirror-<end>-<elements>-<hash up to the end>-<mark>. Bounded, as any publisher may name events.
 _ID = re.compile(r"mirror-(\d{1,9})-(\d{1,9})-([0-9a-f]{32})-([0-9a-f]{1,16})", re.ASCII)
 _INSTRUCTIONS: Final = ("system", "developer")
 
@@ -192,6 +193,7 @@ async def _published(
     """Publish what a session lacks of a list, and retract what it has besides."""
     shape, model, usage, carry = fields
     events: list[OutgoingEvent] = []
+    # Before what is new: a retraction concerns only messages that stand before it in the stream.
     if common.has_more:
         event_id = f"mirror-{common.kept}-{_hash(common.newest_id, str(common.last_id))}"
         events.append(
@@ -208,6 +210,7 @@ async def _published(
                 event_id=run.event_id,
                 shape=shape,
                 model=model,
+                # The provider counted all of the list in its last call.
                 usage=usage if is_last else None,
                 carry=None if carry is None else carry[run.start : run.end],
             )
@@ -249,6 +252,7 @@ class _List:
         self._first = beginning.length
         self._before = before
         self.length = beginning.length + len(elements)
+        # Compared by what identifies them, but published as they are.
         compared = elements if identity is None else map(identity, elements)
         digests = accumulate(map(_canonical, compared), _hash, initial=beginning.digest)
         totals = accumulate(self._message_counts(), initial=beginning.messages)
@@ -313,6 +317,7 @@ class _List:
 async def _common(session: Session, listed: _List, *, compare_all: bool) -> _Common:
     """Compare a session with a list."""
     try:
+        # With `latest`: an older state would have messages published again that are on their way.
         page = await session.history(
             newest=1, include_retracted=True, after="latest", wait_ms=WAIT_MS
         )
@@ -330,6 +335,7 @@ async def _common(session: Session, listed: _List, *, compare_all: bool) -> _Com
         and run is not None
         and newest.state != "retracted"
         and _is_whole(listed, run, total)
+        # What joins the newest event has to be published with it, in an event that replaces it.
         and not listed.joins(run.end)
     ):
         return _Common(run.end, newest.message_id, False, newest.message_id, run.mark)
@@ -352,6 +358,7 @@ async def _compared(session: Session, listed: _List, newest_id: str) -> _Common:
             has_more = True
             break
         kept.append((run.end, event[-1].message_id))
+    # A new element takes the event along into which it belongs: an event cannot grow.
     while listed.joins(kept[-1][0]):
         kept.pop()
         has_more = True
@@ -385,11 +392,13 @@ def _event_id(message_id: str) -> str:
 
 def _canonical(element: Any) -> str:
     try:
+        # Sorted, because a host may build an element anew with its fields in another order.
         return json.dumps(element, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadRequest(f"a message cannot be sent as JSON: {error}") from error
 
 
 def _hash(*parts: str) -> str:
+    # JSON has this character only escaped, so no two lists of parts give one text.
     text = "\x1f".join(parts)
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

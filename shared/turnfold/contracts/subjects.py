@@ -61,6 +61,7 @@ ASKED = "turnfold.asked"
 
 ID_MAX_BYTES = 256
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# Not the dot, which separates tokens, nor wildcards: an id is one token whatever it contains.
 _PLAIN = re.compile(rb"[^A-Za-z0-9_-]")
 _TOKEN = re.compile(r"(?:[A-Za-z0-9_-]|%[0-9A-F]{2})+")
 

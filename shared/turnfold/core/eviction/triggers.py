@@ -123,6 +123,7 @@ class TriggerLimits(NamedTuple):
     def fired(self, load: SessionLoad) -> list[FiredTrigger]:
         """Return the fired triggers; if one gains too little, the next may gain enough."""
         fired: list[FiredTrigger] = []
+        # First, because the next call fails as well unless enough leaves now.
         if load.is_overflow and self.window:
             fired.append(FiredTrigger(Trigger.USAGE, self._overflow_limit(load)))
         if self.tokens and load.billed_tokens > self.tokens:
@@ -168,6 +169,7 @@ def triggers_of_hints(
     if limits.window and any(hint.folded and hint.tokens >= asked for hint in hints):
         share = int((policy.trigger_ratio or 1) * asked)
         return (FiredTrigger(Trigger.BUDGET, min(share, limits.tokens or share)),)
+    # Hints change budgets alone; all other triggers were checked with the newest event.
     return [fired for fired in limits.fired(load) if fired.trigger is Trigger.BUDGET]
 
 

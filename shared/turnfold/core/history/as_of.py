@@ -119,6 +119,7 @@ def state_as_of(
             if eviction.restored_at_ms is None and eviction.first_position <= until:
                 later.append(eviction)
             continue
+        # Restored since: nothing marks its messages today, so they are found by its positions.
         if eviction.restored_at_ms is not None:
             undone.append(eviction)
     return StateAsOf(in_force, until, covered, tuple(pending), tuple(later), tuple(undone), at_ms)
@@ -133,6 +134,7 @@ def _active_version(
     """
     active: int | None = None
     for activation in activations:
+        # The later of two activations wins: they are ordered, and the loop goes on.
         if activation.at_ms <= at_ms and (
             activation.version is None or known[activation.version].last_position <= until
         ):

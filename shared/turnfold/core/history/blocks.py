@@ -73,6 +73,7 @@ def group(messages: Sequence[Message]) -> Grouped:
     calling: dict[int, Message] = {}
     joined: dict[int, list[Message]] = {}
     for message in messages:
+        # Collected first: a result may stand before its call.
         if message.role is TOOL:
             results.append(message)
         elif message.role.is_system and message.is_pinnable:
@@ -107,6 +108,8 @@ def _matched(
     answered: dict[tuple[int, int], Message] = {}
     unmatched: list[Message] = []
     for message in results:
+        # Which call a result answers was decided once, by `pairing`. Here it only finds that call
+        # among these messages, if it is there.
         answer = message.answers
         owner = calling.get(answer.position) if answer is not None else None
         if answer is None or owner is None or place_of_slot(owner.calls, answer.slot) is None:

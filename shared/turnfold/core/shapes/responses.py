@@ -59,6 +59,8 @@ def _end_of_response(items: Sequence[Item], start: int) -> int:
     end, has_messages_alone = start, True
     while end < len(items) and is_of_model(items[end]):
         is_message = kind_of(items[end]) == MESSAGE
+        # The API returns one message a response unless reasoning or calls come between: this is the
+        # next response.
         if is_message and has_messages_alone and end > start:
             break
         has_messages_alone = has_messages_alone and is_message
@@ -97,6 +99,7 @@ def _response(items: Sequence[Item], texts: Sequence[str], start: int) -> Iterat
     element = Element.ITEM
     for index, (item, text) in enumerate(zip(items, texts, strict=True), start=start):
         yield ChatView(message, text, element, index, _extra(item))
+        # The first item holds the message of the whole response; the others join it.
         message, element = NOTHING_SAID, Element.JOINED
 
 
@@ -110,6 +113,7 @@ def response_message(items: Sequence[Item]) -> dict[str, Any]:
         else:
             parts += map(text_part, told_texts(item))
     message: dict[str, Any] = {"role": "assistant"}
+    # Chat APIs want null beside calls, and refuse null without any.
     message["content"] = joined_content(parts) if parts else None if calls else ""
     return message | {"tool_calls": calls} if calls else message
 

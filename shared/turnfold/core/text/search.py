@@ -79,6 +79,7 @@ class SearchQuery:
         """Parse a query. Its words are text and have no syntax."""
         text = " ".join(normalize(query).split())
         words = dict.fromkeys(runs(text))
+        # Pairs of characters only for long queries: they find a run, but also its pairs far apart.
         if len(words) > FEW_WORDS:
             words = dict.fromkeys(part for word in words for part in _parts(word))
         return SearchQuery(text, tuple(words)[:MOST_WORDS])
@@ -124,6 +125,7 @@ class SearchQuery:
         relevance = sum(_share(text.count(word), len(text)) for word in counted) / max(
             1, len(counted)
         )
+        # From the weakest match to the strongest: each needs the one before.
         tier = BEGINNINGS
         if is_exact:
             tier = WORDS
@@ -144,6 +146,7 @@ class SearchQuery:
 
     def _may_hold(self, text: str, of_words: Callable[[Iterable[bool]], bool]) -> bool:
         """Return whether a text contains the letters of the words. Skipped for long queries."""
+        # Each test reads the whole text, so with many words it would cost more than it saves.
         return len(self.words) > FEW_WORDS or of_words(word in text for word in self.words)
 
     def _longest(self, most: int) -> Sequence[str]:
@@ -216,6 +219,7 @@ class WordPlaces:
         found: set[int] = set()
         for text, is_prefix in lookup:
             kind, word = text[0], text[1:]
+            # The other kinds of terms stand for whole values, which are not split into words.
             if kind != "x":
                 continue
             if is_cjk(word[0]):
@@ -299,6 +303,8 @@ def ranked(question: SearchQuery, graded: Mapping[int, Relevance]) -> list[Searc
         for tier, score in ((VERBATIM, 4.0), (WHOLE, 4.5)):
             holders = [position for position, grade in graded.items() if grade.tier >= tier]
             if holders:
+                # VERBATIM before WHOLE: where one message is the first of both, the higher score
+                # stays.
                 scores[min(holders)] = score
     return sorted(
         (SearchHit(position, score) for position, score in scores.items()),

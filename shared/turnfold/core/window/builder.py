@@ -246,6 +246,8 @@ class WindowBuilder:
     def _add_result(self, message: Message) -> None:
         if message.answers is None:
             return
+        # Whose answer it is was decided by `core.history.pairing`; this only looks for the shown
+        # call.
         key = (message.answers.position, message.compaction_id is None)
         block = self._calling.get(key)
         if block is not None:

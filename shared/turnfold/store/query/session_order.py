@@ -93,6 +93,7 @@ class NewestWords:
             while at < len(words) and words[at].startswith(text):
                 found |= self._holders[words[at]]
                 at += 1
+        # Masks count messages from the first of the session, these from `first`.
         return found << self.first
 
 
@@ -168,6 +169,7 @@ def read_order(
 
     Events may be ingested late, before others: then the counts differ, and all is read again.
     """
+    # Once from what is known, and once more from the beginning if that did not give all.
     for _ in range(2):
         last = order.positions[-1] if order.positions else -1
         for row in _ORDER.rows(connection, sid, last):

@@ -93,6 +93,7 @@ class _Converter:
         self, message: Message, call: ToolCall | None, text: str
     ) -> tuple[str, list[Any]]:
         if message.role is Role.ASSISTANT:
+            # Ids may repeat in a history, but not in a request: each answer renames its own calls.
             self._api_ids = {
                 call.call_id: unused_id(call.call_id, self._used) for call in message.calls
             }

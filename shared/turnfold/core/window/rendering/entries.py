@@ -77,6 +77,7 @@ def entry_of(
     without: list[str] = []
     for part in parts:
         without += [name for name in part.without if name not in without]
+    # The strongest form of the merged messages tells that something is missing.
     for form in _SHORTENED:
         if form in found:
             return ShownForm(form, tuple(without))
@@ -107,6 +108,7 @@ def _addition(text: str) -> EntryForm:
 def _is_same(text: str, original: str | None) -> bool:
     if original is None or text == original:
         return original is not None
+    # Formats may order the fields of a message differently, and still show all of it.
     return _canonical(text) == _canonical(original)
 
 

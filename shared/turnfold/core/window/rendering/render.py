@@ -85,6 +85,7 @@ def render(
         )
         ids.append(None)
     for part in plan.parts:
+        # Kept with the block, which the next window of the session mostly shows again.
         if part.texts is None:
             part.texts = texts_of(part, bodies)
         messages += part.texts.messages
@@ -150,13 +151,16 @@ def _shortened(shown: ShownMessage, body: dict[str, Any], count: Count) -> dict[
     if form.is_mended:
         _mend(body, message)
     if form.without_reasoning:
+        # Whatever the provider called it.
         for key in REASONING_FIELDS:
             body.pop(key, None)
     if form.cut is not None:
+        # The cut counts characters of the joined text, so parts become one text.
         body["content"] = shortened_text(text_of(body), form.cut)
     arguments_caps = form.arguments or {}
     for index, call in enumerate(message.calls):
         if call.slot in arguments_caps:
+            # Mending has removed the calls that may not be sent, and with them their slots.
             entry = body["tool_calls"][index if form.is_mended else call.slot]
             cap = arguments_caps[call.slot]
             shorten_arguments(
