@@ -44,7 +44,7 @@ from turnfold.store.query.window import AT_ONCE, SqlWindowStore
 from turnfold_query.asyncapi import asyncapi_document
 from turnfold_query.environment import answering_of
 from turnfold_query.erasures import ErasureFollower
-from turnfold_query.handlers import DIRECT, QueryDispatcher, QueryServer, make_router
+from turnfold_query.handlers import DIRECT, MODELS, QueryDispatcher, QueryServer, make_router
 from turnfold_query.hints import HintSender
 from turnfold_query.http.app import make_http
 from turnfold_query.http.inspector import Inspector
@@ -150,7 +150,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     )
     admission = ConcurrencyLimiter(shares_of(settings))
     server = QueryServer(dispatcher, metrics, admission)
-    broker = _broker(settings, server, [name for name in dispatcher.shapes if name not in DIRECT])
+    broker = _broker(settings, server, [name for name in MODELS if name not in DIRECT])
     app = _http_app(
         settings, database, client, dispatcher, metrics, admission, bearers, is_stopping=stop.is_set
     )

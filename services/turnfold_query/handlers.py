@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import nats.errors
 import structlog
@@ -18,6 +18,7 @@ from nats.aio.subscription import Subscription
 from turnfold.bus.admission import RETRY_AFTER_MS, ConcurrencyLimiter, Place
 from turnfold.bus.answering import answer
 from turnfold.bus.broker import passthrough_decoder
+from turnfold.contracts.catalog import REQUESTS
 from turnfold.contracts.history_requests import (
     AuditRequest,
     EventsKnownRequest,
@@ -42,7 +43,13 @@ from turnfold.contracts.requests import (
     ToolRequest,
     ToolsRequest,
 )
-from turnfold.contracts.subjects import AGENT_READS, POLICY_READS, QUERY_QUEUE, key_of_subject
+from turnfold.contracts.subjects import (
+    AGENT_READS,
+    POLICY_READS,
+    QUERY_QUEUE,
+    READS,
+    key_of_subject,
+)
 from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
 from turnfold.messages import AgentId, SessionKey
 from turnfold.observability.tracing import extract_traceparent, span
@@ -70,6 +77,11 @@ DIRECT = (CONTEXT, HISTORY)
 """Taken from the bus without a framework, because agents wait for them."""
 OF_AGENTS = ("agent.policy", *AGENT_READS)
 """Requests whose subjects name an agent alone."""
+MODELS: Final[Mapping[str, type[Request]]] = {
+    **{name: REQUESTS[name].request for name in (*READS, *AGENT_READS)},
+    **dict.fromkeys(POLICY_READS, PolicyReadRequest),
+}
+"""The requests that a query server answers, and their models."""
 ANSWER_ROOM_BYTES = 64 * 1024
 """What an answer leaves of the bus's limit, for headers and the protocol."""
 REQUEST_BYTES = 1024 * 1024
@@ -107,21 +119,6 @@ class QueryDispatcher:
         self._metrics = metrics
         self._seconds = request_seconds
         self._explain = explain
-        self.shapes: Mapping[str, type[Request]] = {
-            CONTEXT: ContextRequest,
-            HISTORY: HistoryRequest,
-            "history.search": SearchRequest,
-            "summary.list": SessionRequest,
-            "summary.get": SummaryRequest,
-            "summary.expand": ExpandRequest,
-            "session.get": SessionRequest,
-            "session.tools": ToolsRequest,
-            "session.tool": ToolRequest,
-            "audit.list": AuditRequest,
-            "events.known": EventsKnownRequest,
-            "session.list": SessionListRequest,
-            **dict.fromkeys(POLICY_READS, PolicyReadRequest),
-        }
 
     async def answer(
         self, name: str, key: SessionKey | AgentId, request: Request, place: Place
@@ -348,7 +345,7 @@ class QueryServer:
         await self._admission.turn(agent_id)
         with self._admission.admitted(agent_id) as place:
             body = await self._questions.answer(
-                name, key, read_asked(self._questions.shapes[name], key, message.data), place
+                name, key, read_asked(MODELS[name], key, message.data), place
             )
         # The connection of the request, which nats-py does not publish.
         connection = message._client  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]

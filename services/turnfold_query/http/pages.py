@@ -16,15 +16,14 @@ from turnfold.contracts.answers.installation import (
     HealthAnswer,
     ReadinessAnswer,
 )
-from turnfold.contracts.subjects import id_fault
-from turnfold.errors import BadRequest, Unavailable
+from turnfold.errors import Unavailable
 from turnfold.operations.query import dead_letters, history
 from turnfold.ports.admin import DeadLetterStore
 from turnfold.ports.query import (
     HistoryStore,
 )
-from turnfold_query.auth import request_grant
 from turnfold_query.http.description import EVERYWHERE, described, described_text
+from turnfold_query.http.inspector import Limit, agents_among
 from turnfold_query.http.responses import json_response
 from turnfold_query.metrics import QueryMetrics
 from turnfold_query.reference_page import reference_page
@@ -45,11 +44,9 @@ def add_lists(app: FastAPI, histories: HistoryStore, letter_store: DeadLetterSto
         after: Annotated[
             str | None, Query(max_length=100, description="`next_after` of the page before.")
         ] = None,
-        limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+        limit: Limit = 100,
     ) -> Response:
-        if agent_id is not None and (fault := id_fault(agent_id)):
-            raise BadRequest(f"agent_id {fault}")
-        agent_ids = request_grant(http.scope).agents_among(agent_id)
+        agent_ids = agents_among(http, agent_id)
         return json_response(
             await history.sessions(agent_ids=agent_ids, after=after, limit=limit, store=histories)
         )
@@ -65,7 +62,7 @@ def add_lists(app: FastAPI, histories: HistoryStore, letter_store: DeadLetterSto
     )
     async def get_dead_letters(
         after: Annotated[int, Query(ge=0, le=2**63 - 1)] = 0,
-        limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+        limit: Limit = 100,
     ) -> Response:
         return json_response(await history.dead_letters(after=after, limit=limit, store=histories))
 
