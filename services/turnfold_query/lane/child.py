@@ -3,11 +3,9 @@
 import asyncio
 import gc
 import os
-import signal
 from functools import partial
 
 import structlog
-import uvloop
 
 from turnfold.cache import SessionCaches
 from turnfold.contracts.history_requests import SearchRequest
@@ -20,13 +18,13 @@ from turnfold.operations.query import context as query
 from turnfold.operations.query import expand, search, tools
 from turnfold.operations.query.environment import ContextReply
 from turnfold.process.child_process import (
-    check_started,
     decode_message,
     encode_frame,
     encode_message,
     open_stream,
     parent_socket,
     read_frame,
+    serve_parent,
 )
 from turnfold.process.memory import return_freed_memory
 from turnfold.process.turns import ASKER
@@ -53,13 +51,7 @@ def main(settings: Settings) -> int:
     Raises:
         StartError: no query server started this process.
     """
-    check_started("lane")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # The query server handles signals, and lets its lane finish the running requests.
-        signal.signal(number, signal.SIG_IGN)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(settings))
-    return 0
+    return serve_parent("lane", partial(_run, settings))
 
 
 async def _run(settings: Settings) -> None:

@@ -2,13 +2,11 @@
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 import nats.errors
 import structlog
-import uvloop
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -21,11 +19,11 @@ from turnfold.observability.tracing import extract_traceparent
 from turnfold.operations.ingest.decode import DecodedBatch, Delivery, decode_batch
 from turnfold.process.child_process import (
     HeartbeatMonitor,
-    check_started,
     encode_frame,
     open_stream,
     parent_socket,
     read_frame,
+    serve_parent,
 )
 from turnfold.process.memory import return_freed_memory
 from turnfold.process.scheduling import tune_collector
@@ -54,13 +52,7 @@ def main(settings: Settings) -> int:
     Raises:
         StartError: no worker started this process.
     """
-    check_started("receiver")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # The worker handles these signals, and lets its receiver finish.
-        signal.signal(number, signal.SIG_IGN)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(settings))
-    return 0
+    return serve_parent("receiver", partial(_run, settings))
 
 
 async def _run(settings: Settings) -> None:

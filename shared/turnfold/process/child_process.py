@@ -9,11 +9,12 @@ import asyncio
 import contextlib
 import os
 import pickle
+import signal
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -77,15 +78,23 @@ def command_of(role: str) -> Sequence[str]:
     return (*_TURNFOLD, role)
 
 
-def check_started(role: str) -> None:
-    """Check that a service started this process.
+def serve_parent(role: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> int:
+    """Run a child of a service until its parent has gone, and return the exit status.
 
     Raises:
-        StartError: standard input is no socket.
+        StartError: no service started this process: standard input is no socket.
     """
+    import uvloop  # noqa: PLC0415  # a parent has loaded it, or needs none
+
     if not stat.S_ISSOCK(os.fstat(0).st_mode):
         parent = _PARENTS[role]
         raise StartError(f"a {role} is started by its {parent}; run `turnfold {parent}`")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # The parent handles these signals, and lets its child finish.
+        signal.signal(number, signal.SIG_IGN)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())
+    return 0
 
 
 def parent_socket() -> socket.socket:
