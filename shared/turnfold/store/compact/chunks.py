@@ -10,7 +10,7 @@ from turnfold.errors import LostLease
 from turnfold.messages import AgentId, CompactionId
 from turnfold.ports.compact import Job, JobProgress, JobStatus
 from turnfold.store.database.engine import Database, insert_for
-from turnfold.store.database.predicates import is_open
+from turnfold.store.database.predicates import is_chosen, is_open
 from turnfold.store.database.schema import chunk_summaries, compactions, summary_token_usage
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn
 
@@ -23,7 +23,7 @@ _PARTS = PreparedIn(
 _REASONS = PreparedIn(
     select(compactions.c.reason)
     .where(
-        compactions.c.compaction_id.in_(bindparam("chosen", expanding=True)),
+        is_chosen,
         compactions.c.reason.is_not(None),
     )
     .order_by(compactions.c.ordinal),

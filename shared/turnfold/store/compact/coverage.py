@@ -16,7 +16,7 @@ from sqlalchemy import (
 )
 
 from turnfold.ports.compact import JobStatus
-from turnfold.store.database.predicates import has_status, is_uncovered
+from turnfold.store.database.predicates import has_status, is_chosen, is_uncovered, is_version
 from turnfold.store.database.schema import (
     compactions,
     coverage,
@@ -37,11 +37,7 @@ _of_sid: ColumnElement[int] = bindparam("of_sid")
 def _chain(*, while_extractive: bool = False) -> CTE:
     """Select a version and its bases; optionally stop at the first that a model wrote."""
     columns = (summaries.c.version, summaries.c.base_version, summaries.c.kind)
-    start = (
-        select(*columns)
-        .where(summaries.c.sid == _of_sid, summaries.c.version == bindparam("number"))
-        .cte("chain", recursive=True)
-    )
+    start = select(*columns).where(is_version).cte("chain", recursive=True)
     below: list[ColumnElement[bool]] = [
         summaries.c.sid == _of_sid,
         summaries.c.version == start.c.base_version,
@@ -78,7 +74,7 @@ _evicting = (compactions.c.sid == _of_sid, compactions.c.messages_evicted > lite
 _is_committed = has_status(JobStatus.COMMITTED)
 _RESTORED = PreparedIn(
     select(compactions.c.compaction_id).where(
-        compactions.c.compaction_id.in_(bindparam("chosen", expanding=True)),
+        is_chosen,
         has_status(JobStatus.RESTORED),
     ),
     "chosen",
@@ -91,7 +87,7 @@ _TOLD = Prepared(
         select(func.coalesce(func.sum(compactions.c.messages_evicted), literal_column("0")))
         .where(compactions.c.compaction_id.in_(_covered))
         .scalar_subquery(),
-    ).where(summaries.c.sid == _of_sid, summaries.c.version == bindparam("number")),
+    ).where(is_version),
     ("of_sid", "number"),
 )
 _UNCOVERED = Prepared(
@@ -101,9 +97,7 @@ _UNCOVERED = Prepared(
     ("of_sid",),
 )
 _SUMMARY_TOKENS = Prepared(
-    select(summaries.c.tokens).where(
-        summaries.c.sid == _of_sid, summaries.c.version == bindparam("number")
-    ),
+    select(summaries.c.tokens).where(is_version),
     ("of_sid", "number"),
 )
 

@@ -13,18 +13,17 @@ from turnfold.ports.compact import JobStatus, RegenerateOptions
 from turnfold.ports.ingest import Installation
 from turnfold.store.compact.coverage import uncovered, valid_version
 from turnfold.store.database.message_rows import FACTS, message_of
-from turnfold.store.database.predicates import is_open
+from turnfold.store.database.predicates import is_chosen, is_open, of_compactions
 from turnfold.store.database.schema import compactions, messages
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import Prepared, PreparedIn
 
-_of_sid = compactions.c.sid == bindparam("of_sid")
 _evicts_nothing = compactions.c.messages_evicted == literal_column("0")
 # A fold names the span of what it folds, a stand-in what is wanted of it; a plan has neither.
 _SUPERSEDED = Prepared(
     select(compactions.c.compaction_id)
     .where(
-        _of_sid,
+        of_compactions,
         is_open,
         _evicts_nothing,
         (compactions.c.trigger == literal_column(f"'{Trigger.STAND_IN}'"))
@@ -35,21 +34,20 @@ _SUPERSEDED = Prepared(
 )
 _REGENERATIONS = Prepared(
     select(compactions.c.compaction_id, compactions.c.wanted)
-    .where(_of_sid, is_open, compactions.c.trigger == literal_column("'regenerate'"))
+    .where(of_compactions, is_open, compactions.c.trigger == literal_column("'regenerate'"))
     .order_by(compactions.c.ordinal),
     ("of_sid",),
 )
-_is_chosen = compactions.c.compaction_id.in_(bindparam("chosen", expanding=True))
 _SPAN = PreparedIn(
     select(func.min(compactions.c.first_position), func.max(compactions.c.last_position)).where(
-        _is_chosen
+        is_chosen
     ),
     "chosen",
 )
 _WITHOUT_DIGEST = PreparedIn(
     select(
         compactions.c.compaction_id, compactions.c.first_position, compactions.c.last_position
-    ).where(_is_chosen, compactions.c.digest == literal_column("''")),
+    ).where(is_chosen, compactions.c.digest == literal_column("''")),
     "chosen",
 )
 _MESSAGES = Prepared(

@@ -30,7 +30,7 @@ from turnfold.store.compact.coverage import (
 from turnfold.store.compact.rewriting import end_rewriting, fence_off, open_fold, open_regeneration
 from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, message_of
-from turnfold.store.database.predicates import has_status, is_pending
+from turnfold.store.database.predicates import has_status, is_pending, is_version
 from turnfold.store.database.schema import (
     compactions,
     messages,
@@ -44,9 +44,7 @@ from turnfold.store.database.statements import Bulk, BulkInsert, Prepared
 
 _of_sid: ColumnElement[int] = bindparam("of_sid")
 _VERSION = Prepared(
-    select(summaries.c.compaction_id, summaries.c.base_version, summaries.c.kind).where(
-        summaries.c.sid == _of_sid, summaries.c.version == bindparam("number")
-    ),
+    select(summaries.c.compaction_id, summaries.c.base_version, summaries.c.kind).where(is_version),
     ("of_sid", "number"),
 )
 _EVICTION = Prepared(

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, literal_column, select, update
+from sqlalchemy import Connection, literal_column, select, update
 
 from turnfold.core.history.audit_chain import WORKER
 from turnfold.ports.ingest import Installation
@@ -16,20 +16,16 @@ from turnfold.store.compact.rewriting import (
     open_fold,
     write_digests,
 )
-from turnfold.store.database.predicates import is_open
+from turnfold.store.database.predicates import is_chosen, is_open, is_version
 from turnfold.store.database.schema import compactions, summaries
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import Prepared, PreparedIn
 from turnfold.store.ingest.retraction import RetractedCounts
 
-_is_empty = compactions.c.compaction_id.in_(bindparam("chosen", expanding=True)) & (
-    compactions.c.messages_evicted == literal_column("0")
-)
+_is_empty = is_chosen & (compactions.c.messages_evicted == literal_column("0"))
 _EMPTIED = PreparedIn(select(compactions.c.compaction_id).where(_is_empty, is_open), "chosen")
 _KIND = Prepared(
-    select(summaries.c.kind).where(
-        summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number")
-    ),
+    select(summaries.c.kind).where(is_version),
     ("of_sid", "number"),
 )
 

@@ -1,14 +1,14 @@
 """SQL conditions that several statements share.
 
-Values are literals and never parameters: a planner uses a partial index only if the statement shows
-what the index excludes. For the same reason `is_uncovered` is text: SQLite's planner does not
-recognize `is_covered = 0`.
+What never changes is a literal and no parameter: a planner uses a partial index only if the
+statement shows what the index excludes. For the same reason `is_uncovered` is text: SQLite's
+planner does not recognize `is_covered = 0`.
 """
 
-from sqlalchemy import ColumnElement, String, literal_column, text
+from sqlalchemy import ColumnElement, String, bindparam, literal_column, text
 
 from turnfold.ports.compact import JobStatus
-from turnfold.store.database.schema import compactions, messages
+from turnfold.store.database.schema import compactions, messages, summaries
 
 
 def has_status(*statuses: JobStatus) -> ColumnElement[bool]:
@@ -36,3 +36,9 @@ is_planned = (
 
 is_live = messages.c.compaction_id.is_(None)
 """The message was not evicted."""
+
+of_compactions = compactions.c.sid == bindparam("of_sid")
+of_messages = messages.c.sid == bindparam("of_sid")
+is_version = (summaries.c.sid == bindparam("of_sid")) & (summaries.c.version == bindparam("number"))
+is_chosen = compactions.c.compaction_id.in_(bindparam("chosen", expanding=True))
+"""The compaction is one of a list, as the parameter of a `PreparedIn`."""

@@ -34,7 +34,7 @@ from turnfold.ports.query import (
     StatesThen,
 )
 from turnfold.store.database.message_rows import FACTS, facts_of, message_of
-from turnfold.store.database.predicates import is_live
+from turnfold.store.database.predicates import is_live, of_messages
 from turnfold.store.database.schema import (
     compactions,
     coverage,
@@ -59,7 +59,6 @@ PENDING_EVICTIONS = select(
 )
 """The columns of evictions; those of `PendingEviction` stand first."""
 
-_of_messages = messages.c.sid == bindparam("of_sid")
 _VERSIONS = Prepared(
     select(
         summaries.c.version,
@@ -164,14 +163,14 @@ _NEWEST_BY = [
 ]
 _LIVE = Prepared(
     select(*FACTS)
-    .where(_of_messages, is_live, messages.c.position <= bindparam("until"))
+    .where(of_messages, is_live, messages.c.position <= bindparam("until"))
     .order_by(messages.c.position),
     ("of_sid", "until"),
 )
 _EVICTED = Prepared(
     select(*FACTS)
     .where(
-        _of_messages,
+        of_messages,
         messages.c.position.between(bindparam("first"), bindparam("last")),
         messages.c.compaction_id == bindparam("by"),
     )

@@ -9,9 +9,8 @@ from turnfold.core.eviction.triggers import FiredTrigger, Trigger
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import CompactionId
 from turnfold.ports.compact import Job, JobKind, JobStatus
-from turnfold.store.compact.jobs.rows import of_session
 from turnfold.store.compact.rewriting import wanted_of
-from turnfold.store.database.predicates import is_open, is_running, is_uncovered
+from turnfold.store.database.predicates import is_open, is_running, is_uncovered, of_compactions
 from turnfold.store.database.schema import compactions, sessions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import Prepared, bulk_update
@@ -86,7 +85,7 @@ _OPEN_ROWS = Prepared(
             )
         )
     )
-    .where(of_session, is_open, is_uncovered)
+    .where(of_compactions, is_open, is_uncovered)
     .order_by(compactions.c.ordinal),
     ("of_sid",),
 )  # fmt: skip

@@ -14,18 +14,14 @@ from turnfold.ports.compact import Job, JobKind, JobStatus, Version
 from turnfold.store.compact.chunks import delete_chunk_summaries
 from turnfold.store.compact.coverage import ADD, any_restored, record_activation
 from turnfold.store.compact.jobs.load import added_evictions
-from turnfold.store.compact.jobs.rows import (
-    compaction_ids,
-    is_chosen,
-    lock_held,
-)
+from turnfold.store.compact.jobs.rows import compaction_ids, lock_held
 from turnfold.store.compact.rewriting import end_rewriting, open_stand_in
+from turnfold.store.database.predicates import is_chosen, is_version, of_messages
 from turnfold.store.database.schema import compactions, messages, summaries
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid, write_back
 from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn, bulk_update
 from turnfold.store.ingest.evict import mark_evicted
 
-_of_messages = messages.c.sid == bindparam("of_sid")
 _ADDED = PreparedIn(
     select(
         func.min(compactions.c.first_position),
@@ -40,25 +36,23 @@ _TOKENS_BEFORE = PreparedIn(select(compactions.c.tokens_before).where(is_chosen)
 _first_id = select(messages.c.event_id, messages.c.position).limit(literal_column("1"))
 
 _AT_OR_AFTER = Prepared(
-    _first_id.where(_of_messages, messages.c.position >= bindparam("at")).order_by(
+    _first_id.where(of_messages, messages.c.position >= bindparam("at")).order_by(
         messages.c.position
     ),
     ("of_sid", "at"),
 )
 
 _AT_OR_BEFORE = Prepared(
-    _first_id.where(_of_messages, messages.c.position <= bindparam("at")).order_by(
+    _first_id.where(of_messages, messages.c.position <= bindparam("at")).order_by(
         messages.c.position.desc()
     ),
     ("of_sid", "at"),
 )
 
-_is_version = (summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number"))
-
 _BASE_SPAN = Prepared(
     select(
         *(summaries.c[name] for name in ("first_position", "last_position", "messages_covered"))
-    ).where(*_is_version),
+    ).where(is_version),
     ("of_sid", "number"),
 )
 

@@ -12,14 +12,20 @@ from turnfold.core.summary.sources import PreviousSummary
 from turnfold.errors import LostLease
 from turnfold.ports.compact import EvictedMessage, Job, JobInput, JobKind
 from turnfold.store.compact.coverage import RewriteScope, covered_by, rewrite_scope, uncovered
-from turnfold.store.compact.jobs.rows import compaction_ids, is_chosen, of_session
+from turnfold.store.compact.jobs.rows import compaction_ids
 from turnfold.store.database.message_rows import FACTS, message_of
-from turnfold.store.database.predicates import is_covered, is_live
+from turnfold.store.database.predicates import (
+    is_chosen,
+    is_covered,
+    is_live,
+    is_version,
+    of_compactions,
+    of_messages,
+)
 from turnfold.store.database.schema import compactions, messages, sessions, summaries
 from turnfold.store.database.statements import Prepared, PreparedIn
 from turnfold.store.ingest.evict import planned
 
-_of_messages = messages.c.sid == bindparam("of_sid")
 _RANGES = PreparedIn(
     select(
         *(compactions.c[name] for name in ("compaction_id", "first_position", "last_position"))
@@ -30,7 +36,7 @@ _RANGES = PreparedIn(
 _EVICTED = Prepared(
     select(*FACTS, messages.c.is_error, messages.c.body)
     .where(
-        _of_messages,
+        of_messages,
         messages.c.position.between(bindparam("first"), bindparam("last")),
         messages.c.compaction_id == bindparam("by"),
     )
@@ -41,7 +47,7 @@ _EVICTED = Prepared(
 _STILL_LIVE = Prepared(
     select(*FACTS, messages.c.is_error, messages.c.body)
     .where(
-        _of_messages,
+        of_messages,
         messages.c.position.between(bindparam("first"), bindparam("last")),
         is_live,
     )
@@ -51,17 +57,15 @@ _STILL_LIVE = Prepared(
 
 _FOLLOWING = Prepared(
     select(messages.c.position, messages.c.body)
-    .where(_of_messages, is_live)
+    .where(of_messages, is_live)
     .order_by(messages.c.position.desc())
     .limit(bindparam("most")),
     ("of_sid", "most"),
 )
 
-_is_version = (summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number"))
-
 _BASE = Prepared(
     select(*(summaries.c[name] for name in ("text", "sections", "ledger", "depth", "kind"))).where(
-        *_is_version
+        is_version
     ),
     ("of_sid", "number"),
 )
@@ -69,7 +73,7 @@ _BASE = Prepared(
 _EXISTS = Prepared(select(sessions.c.sid).where(sessions.c.sid == bindparam("of_sid")), ("of_sid",))
 
 _COVERED_TOKENS = Prepared(
-    select(func.sum(compactions.c.tokens_evicted)).where(of_session, is_covered), ("of_sid",)
+    select(func.sum(compactions.c.tokens_evicted)).where(of_compactions, is_covered), ("of_sid",)
 )
 
 _EVICTING = PreparedIn(

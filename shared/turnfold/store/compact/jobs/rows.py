@@ -2,16 +2,14 @@
 
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, select, update
 
 from turnfold.errors import LostLease
 from turnfold.ports.compact import Job, JobStatus
-from turnfold.store.database.predicates import is_running
+from turnfold.store.database.predicates import is_chosen, is_running
 from turnfold.store.database.schema import compactions
 from turnfold.store.database.statements import PreparedIn
 
-of_session = compactions.c.sid == bindparam("of_sid")
-is_chosen = compactions.c.compaction_id.in_(bindparam("chosen", expanding=True))
 _HELD = PreparedIn(
     select(compactions.c.compaction_id, compactions.c.fence, compactions.c.messages_evicted)
     .where(is_chosen, is_running)
