@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import structlog
 
 from turnfold.core.policy.allowance import DEFAULT_ALLOWANCE, SESSION_MODEL, Allowance, is_named
+from turnfold.core.policy.retention import DAY_MS
 from turnfold.core.recall.quotes import quotable_text
 from turnfold.core.summary.gate import Reason
 from turnfold.core.summary.source_messages import open_request, sources_of
@@ -15,8 +16,6 @@ from turnfold.errors import BudgetSpent, SummarizerError
 from turnfold.ports.compact import Job, JobInput, ModelCallStore, Summarizer
 
 log = structlog.get_logger()
-
-DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
