@@ -68,6 +68,7 @@ class RoleProbe:
         except (ValueError, LookupError, TypeError, RecursionError):
             account = None
         self._accounts.add(str(account))
+        # Not at once: without roles others may reply, too, and their replies must be seen.
         asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._has_settled.set)
 
 
@@ -84,6 +85,7 @@ class Actors:
     async def actor_of(self, message: Msg) -> str:
         """Return `key:…` as the server states, `token:…` as a query server signed, or `local`."""
         headers = message.headers or {}
+        # Only the server writes it where roles are in force; elsewhere any client may have.
         if (
             request_info := headers.get(REQUEST_INFO)
         ) is not None and await self.probe.are_in_force():

@@ -89,6 +89,7 @@ class TurnfoldSession:
         Raises:
             BadRequest: an item is no item of the Responses API. Nothing was published.
         """
+        # Before anything is published: an invalid item must not leave half of the list behind.
         chat_from_responses(items)
         for start in range(0, len(items), EVENT_ITEMS):
             await self._session.turn_completed(
@@ -101,6 +102,7 @@ class TurnfoldSession:
         if not popped:
             return None
         *others, item = _items(popped)
+        # A response is retracted as a whole, so its other items are added again.
         await self.add_items([*await self._retracted_with(popped[0]), *others])
         return item
 
@@ -130,6 +132,7 @@ class TurnfoldSession:
             except TooLarge:
                 if size == 1:
                     raise
+                # Long items: fewer of them fit an answer of the bus.
                 size = max(size // 4, 1)
                 continue
             _require_fresh(is_fresh=page.get("fresh") is True)

@@ -116,10 +116,12 @@ def values_in(text: str) -> list[Value]:
     """
     values: dict[Value, None] = {}
     text = text[:MAX_SCANNED_CHARACTERS]
+    # The codes of colors would become part of the values that they surround.
     if any(mark in text for mark in _STYLED):
         text = _STYLING.sub("\n", text)
     if "</" in text or "/>" in text:
         text = _TAG.sub("\n", text)
+    # First, and removed: otherwise their parts would be found as paths, hosts and numbers.
     if "://" in text:
         for match in _URL.finditer(text):
             values[Value("url", match[0].rstrip(".,;:!?*"))] = None
@@ -130,6 +132,7 @@ def values_in(text: str) -> list[Value]:
     for match in _measures_in(text):
         kind, measured = match.lastgroup or "measure", match[0]
         values[Value("date" if kind == "calendar" else kind, measured)] = None
+        # Its number was found as a token already, and says less than the measure.
         values.pop(Value("number", measured.lstrip("$€£¥￥ ").rstrip(_UNITS)), None)
     if _NEAR_A_MONTH.search(text):
         for match in _MONTH_DAY.finditer(text):

@@ -92,6 +92,7 @@ _HEAD = Prepared(
         sessions.c.evicted_changes,
         *SUMMARY_COLUMNS,
     ).select_from(
+        # From a row that always exists: what is ingested is also read for a session that is not.
         _ONE.outerjoin(
             sessions,
             (sessions.c.agent_id == bindparam("agent_id"))
