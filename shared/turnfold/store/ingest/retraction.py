@@ -33,7 +33,7 @@ from turnfold.store.database.schema import (
 )
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared
-from turnfold.store.ingest.batch.duplicates import KNOWN_EVENTS
+from turnfold.store.ingest.batch.stored_events import KNOWN_EVENTS
 from turnfold.store.ingest.pairing import changed_pairs, first_named_seq, store_pairs
 from turnfold.store.ingest.retracted_rows import RetractedRows
 from turnfold.store.ingest.tombstones import in_portions

@@ -18,7 +18,7 @@ from turnfold.store.database.message_rows import (
 from turnfold.store.database.schema import events, messages, tool_calls
 from turnfold.store.database.session_rows import SessionRow
 from turnfold.store.database.statements import BulkInsert
-from turnfold.store.ingest.batch.duplicates import first_two
+from turnfold.store.ingest.batch.stored_events import first_two
 from turnfold.store.ingest.model_windows import INSERT_LIMITS
 from turnfold.store.ingest.pairing import Touched
 from turnfold.store.ingest.retraction import INSERT_RETRACTIONS, retraction_row

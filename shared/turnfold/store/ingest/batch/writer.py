@@ -26,22 +26,20 @@ from turnfold.store.database.engine import insert_for
 from turnfold.store.database.schema import dead_letters, sessions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key, write_back
 from turnfold.store.ingest.batch.counters import count_events, note_unindexed
-from turnfold.store.ingest.batch.duplicates import (
-    KNOWN_EVENTS,
-    StoredEventKey,
-    dead_letter_row,
-    first_of_each,
-    runs,
-)
 from turnfold.store.ingest.batch.event_rows import EventRows
 from turnfold.store.ingest.batch.marks import with_marks
 from turnfold.store.ingest.batch.stored_events import (
+    KNOWN_EVENTS,
     EventSpan,
+    StoredEventKey,
+    dead_letter_row,
     delete_event,
     evict_again,
     evicted_positions,
+    first_of_each,
     is_equal_content,
     newest_event_at_ms,
+    runs,
 )
 from turnfold.store.ingest.evict import evict
 from turnfold.store.ingest.model_windows import learn_limits
