@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from turnfold.bus.asking import ask_jetstream, asking
+from turnfold.bus.asking import asking, find_event
 from turnfold.bus.stream_state import ack_floor
 from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.ports.ingest import IngestStore
@@ -67,7 +67,5 @@ class GapFinder(PollingLoop):
 
     async def _first_held(self, seq: int) -> int | None:
         """Return the first sequence from `seq` on that the stream holds."""
-        held = await ask_jetstream(
-            self._client, f"STREAM.MSG.GET.{EVENTS_STREAM}", seq=seq, next_by_subj=">"
-        )
+        held = await find_event(self._client, seq=seq, next_by_subj=">")
         return None if held is None else int(held["message"]["seq"])

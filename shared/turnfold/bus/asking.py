@@ -9,6 +9,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.js.errors import Error as JetStreamError
 
+from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import Unavailable
 
 NO_MESSAGE_CODES = (10_037, 10_043)
@@ -53,3 +54,15 @@ async def ask_jetstream(
                 return None
             raise Unavailable(f"the stream refuses {name}: {failure.get('description')}")
         return reply
+
+
+async def find_event(client: Client, *, seconds: float = REQUEST_SECONDS, **place: object) -> Any:
+    """Return a message of the event stream as JetStream describes it; None if there is none.
+
+    The `place` is its sequence `seq`, with `next_by_subj=">"` the first one from there on, or the
+    subject `last_by_subj`.
+
+    Raises:
+        Unavailable: as `ask_jetstream`.
+    """
+    return await ask_jetstream(client, f"STREAM.MSG.GET.{EVENTS_STREAM}", seconds=seconds, **place)

@@ -6,7 +6,7 @@ from secrets import token_hex
 
 import nats.errors
 
-from turnfold.bus.asking import ask_jetstream, asking
+from turnfold.bus.asking import asking, find_event
 from turnfold.bus.stream_state import newest_sequence
 from turnfold.contracts.publish_errors import OTHER_SEQUENCE, publish_error
 from turnfold.contracts.subjects import (
@@ -57,9 +57,8 @@ class BusEvents:
         Raises:
             Unavailable: the server does not reply.
         """
-        held = await ask_jetstream(
+        held = await find_event(
             self._client,
-            f"STREAM.MSG.GET.{EVENTS_STREAM}",
             last_by_subj=session_subject(TURN_RETRACTED, key),
         )
         with asking():
@@ -100,6 +99,6 @@ class BusEvents:
 
     async def payload_of(self, seq: int) -> bytes | None:
         """Return the event at a sequence, or None if the stream no longer holds it."""
-        held = await ask_jetstream(self._client, f"STREAM.MSG.GET.{EVENTS_STREAM}", seq=seq)
+        held = await find_event(self._client, seq=seq)
         with asking():
             return None if held is None else base64.b64decode(held["message"].get("data", ""))

@@ -9,7 +9,7 @@ from urllib.request import urlopen
 
 from nats.aio.client import Client
 
-from turnfold.bus.asking import ask_jetstream, asking
+from turnfold.bus.asking import ask_jetstream, asking, find_event
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 
 MONITORING_SECONDS = 2.0
@@ -51,9 +51,7 @@ async def _seen(client: Client) -> BusHealth:
     oldest_ms = None
     # Otherwise everything is stored, and the next sequence may never exist.
     if consumer.get("num_pending", 0) or consumer.get("num_ack_pending", 0):
-        held = await ask_jetstream(
-            client, f"STREAM.MSG.GET.{EVENTS_STREAM}", seq=floor + 1, next_by_subj=">"
-        )
+        held = await find_event(client, seq=floor + 1, next_by_subj=">")
         oldest_ms = _ms(held["message"]["time"]) if held else None
     config, state = stream["config"], stream["state"]
     return BusHealth(

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import structlog
 from nats.aio.client import Client
 
-from turnfold.bus.asking import ask_jetstream, asking
+from turnfold.bus.asking import ask_jetstream, asking, find_event
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 
 log = structlog.get_logger()
@@ -32,7 +32,8 @@ async def _purged(client: Client, ingested_to: int, hours: int) -> tuple[int, in
     stream = await ask_jetstream(client, f"STREAM.INFO.{EVENTS_STREAM}")
     # Both: what is stored but not acknowledged would be delivered again, and not be there.
     done_to = min(ingested_to, int(consumer["ack_floor"]["stream_seq"]))
-    first, before = int(stream["state"]["first_seq"]), _time(stream["ts"]) - timedelta(hours=hours)
+    first = int(stream["state"]["first_seq"])
+    before = datetime.fromisoformat(stream["ts"]) - timedelta(hours=hours)
     keep_from = await _first_since(client, before, first=first, beyond=done_to + 1)
     if keep_from <= first:
         return 0, keep_from
@@ -45,20 +46,13 @@ async def _first_since(client: Client, before: datetime, *, first: int, beyond: 
     while first < beyond:
         # Sequences rise with time, and reading one costs a request.
         middle = (first + beyond) // 2
-        held = await ask_jetstream(
-            client, f"STREAM.MSG.GET.{EVENTS_STREAM}", seq=middle, next_by_subj=">"
-        )
+        held = await find_event(client, seq=middle, next_by_subj=">")
         if (
             held is None
             or int(held["message"]["seq"]) >= beyond
-            or _time(held["message"]["time"]) >= before
+            or datetime.fromisoformat(held["message"]["time"]) >= before
         ):
             beyond = middle
         else:
             first = int(held["message"]["seq"]) + 1
     return beyond
-
-
-def _time(text: str) -> datetime:
-    """Parse a time of JetStream, which has nanoseconds."""
-    return datetime.fromisoformat(text)

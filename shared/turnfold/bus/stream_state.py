@@ -11,7 +11,7 @@ from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 
-from turnfold.bus.asking import ask_jetstream, asking
+from turnfold.bus.asking import asking, find_event
 from turnfold.contracts.subjects import (
     EVENTS_CONSUMER,
     EVENTS_STREAM,
@@ -46,9 +46,8 @@ async def newest_sequence(client: Client, key: SessionKey, *, seconds: float) ->
     # The subjects of all types: a type is two tokens.
     replies = await asyncio.gather(
         *(
-            ask_jetstream(
+            find_event(
                 client,
-                f"STREAM.MSG.GET.{EVENTS_STREAM}",
                 seconds=seconds,
                 last_by_subj=subject,
             )
