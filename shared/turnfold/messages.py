@@ -32,6 +32,10 @@ class SessionKey(NamedTuple):
     session_id: SessionId
 
 
+SYSTEM_ROLES: Final = ("system", "developer")
+"""The roles that give instructions rather than taking part."""
+
+
 class Role(StrEnum):
     """Who speaks; `developer` is a system message by another name."""
 
@@ -42,11 +46,11 @@ class Role(StrEnum):
     TOOL = "tool"
 
     is_system: bool
-    """Whether this role gives instructions rather than taking part."""
+    """Whether this is one of `SYSTEM_ROLES`."""
 
     def __init__(self, name: str) -> None:
         # An attribute and not a property, because it is read several times per message.
-        self.is_system = name in ("system", "developer")
+        self.is_system = name in SYSTEM_ROLES
 
 
 ROLES: Final[Mapping[str, Role]] = {role.value: role for role in Role}

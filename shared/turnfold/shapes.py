@@ -27,7 +27,7 @@ from turnfold.core.shapes.blocks import (
 from turnfold.core.shapes.views import ChatView
 from turnfold.core.text.tokens import count_message, text_of, token_upper_bound
 from turnfold.errors import BadRequest
-from turnfold.messages import Element
+from turnfold.messages import SYSTEM_ROLES, Element
 
 __all__ = [
     "anthropic_from_chat",
@@ -107,7 +107,7 @@ def anthropic_from_chat(
     """
     _require([chat_fault(message) for message in messages])
     start = next(
-        (place for place, one in enumerate(messages) if one["role"] not in _INSTRUCTIONS),
+        (place for place, one in enumerate(messages) if one["role"] not in SYSTEM_ROLES),
         len(messages),
     )
     system = [text_of(message) for message in messages[:start]]
@@ -119,15 +119,12 @@ def anthropic_from_chat(
     return told or None, [json.loads(text) for text in texts]
 
 
-_INSTRUCTIONS = ("system", "developer")
-
-
 def _turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[str]]]:
     ids: dict[str, str] = {}
     used: dict[str, int] = {}
     for message in messages:
         role = message["role"]
-        if role in _INSTRUCTIONS:
+        if role in SYSTEM_ROLES:
             yield "user", instruction_blocks(message)
         elif role == "user":
             yield role, content_blocks(message.get("content"), role)

@@ -27,14 +27,13 @@ from turnfold.client.session import Session
 from turnfold.core.shapes.anthropic import chat_views
 from turnfold.core.shapes.responses import is_of_model
 from turnfold.errors import BadRequest, Unavailable, UnknownSession
-from turnfold.messages import ShapeName
+from turnfold.messages import SYSTEM_ROLES, ShapeName
 
 WAIT_MS: Final = 5_000
 UNMARKED: Final = "0"
 
 # mirror-<end>-<elements>-<hash up to the end>-<mark>. Bounded, as any publisher may name events.
 _ID = re.compile(r"mirror-(\d{1,9})-(\d{1,9})-([0-9a-f]{32})-([0-9a-f]{1,16})", re.ASCII)
-_INSTRUCTIONS: Final = ("system", "developer")
 
 Element = dict[str, Any]
 
@@ -299,7 +298,7 @@ class _List:
         at = place - self._first
         before = self._elements[at - 1] if at else self._before
         element = self._elements[at]
-        if element.get("role") in _INSTRUCTIONS:
+        if element.get("role") in SYSTEM_ROLES:
             return True
         if self._shape != "responses" or before is None:
             return False

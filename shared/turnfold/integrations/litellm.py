@@ -17,6 +17,7 @@ from turnfold.client.merge import message_json
 from turnfold.errors import BadRequest
 from turnfold.integrations import requires
 from turnfold.integrations.mirrored import PATIENCE_SECONDS, Chat, MirroredWindows
+from turnfold.messages import SYSTEM_ROLES
 
 with requires("litellm"):
     from litellm.integrations.custom_logger import CustomLogger
@@ -24,7 +25,6 @@ with requires("litellm"):
 
 Call = dict[str, Any]
 
-_INSTRUCTIONS = ("system", "developer")
 _METADATA = ("metadata", "litellm_metadata")
 _MARK = "turnfold_window"
 _KEY_CHARACTERS = 16
@@ -114,7 +114,7 @@ class TurnfoldCallback(CustomLogger):
             self._windows.warn(str(error))
             return None
         start = 0
-        while start < len(messages) and _role(messages[start]) in _INSTRUCTIONS:
+        while start < len(messages) and _role(messages[start]) in SYSTEM_ROLES:
             start += 1
         rest = messages[start:]
         shown = await self._windows.shown(

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from turnfold.core.text.caches import cached_text
 from turnfold.core.text.calls import INPUT, read_call
 from turnfold.core.text.tokens import text_of
-from turnfold.messages import Message, Priority, UnrankedMessage
+from turnfold.messages import SYSTEM_ROLES, Message, Priority, UnrankedMessage
 
 READ_CHARACTERS: Final = 4_000
 NAME_CHARACTERS: Final = 200
@@ -144,7 +144,7 @@ def classify(body: Mapping[str, Any], *, call: Mapping[str, Any] | None = None) 
             else isinstance(name, str) and _reads(name[:NAME_CHARACTERS])
         )
         return Priority.LOW if looked else Priority.NORMAL
-    if role in ("system", "developer"):
+    if role in SYSTEM_ROLES:
         return Priority.HIGH
     if (text := text_of(body)) and _binds(text, is_advice=role == "assistant"):
         return Priority.HIGH

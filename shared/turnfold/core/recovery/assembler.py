@@ -1,11 +1,9 @@
 """Assemble a request for the model: system text, history, and new messages."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
-from turnfold.messages import Json
-
-SYSTEM_ROLES: Final = ("system", "developer")
+from turnfold.messages import SYSTEM_ROLES, Json
 
 MessageInput = str | Json | Sequence[Json] | None
 """A text, a chat message, several of them, or nothing."""

@@ -14,7 +14,6 @@ from turnfold.core.history.pairing import CallPosition, ResultPosition, match_re
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.meta import is_written_by_program
 from turnfold.core.policy.presets import Policy
-from turnfold.core.recovery.assembler import SYSTEM_ROLES
 from turnfold.core.text.estimates import estimate
 from turnfold.core.text.tokens import MessageTokens, is_long, measure_with, text_of
 from turnfold.core.window.builder import WindowBuilder
@@ -32,6 +31,7 @@ from turnfold.errors import BadRequest, CannotFit
 from turnfold.messages import (
     META_MARK,
     ROLES,
+    SYSTEM_ROLES,
     EventId,
     Json,
     Message,

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
+from turnfold.messages import SYSTEM_ROLES
+
 Kind = Literal["llm", "extractive"]
 
 NARRATIVE_LEDGER_PART: Final = 4
@@ -32,7 +34,7 @@ class Source(NamedTuple):
     @property
     def is_pinnable(self) -> bool:
         """Whether it is a system message that begins its event; see `Message.is_pinnable`."""
-        return self.role in ("system", "developer") and self.message_id.endswith("#0")
+        return self.role in SYSTEM_ROLES and self.message_id.endswith("#0")
 
 
 @dataclass(frozen=True, slots=True)

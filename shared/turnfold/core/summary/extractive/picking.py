@@ -21,6 +21,7 @@ from turnfold.core.summary.sentences import SentenceKind, line_of, sentence_kind
 from turnfold.core.summary.sources import Source
 from turnfold.core.summary.tool_calls.actions import actions
 from turnfold.core.text.lines import clip, printable
+from turnfold.messages import SYSTEM_ROLES
 
 _USER_SECTION_LIMITS = {
     "tasks": 2,
@@ -68,7 +69,7 @@ def picked_lines(sources: Sequence[Source]) -> Iterator[SummaryLine]:
             for line in _assistant_lines(source.text, order, is_final=is_final, is_last=is_last):
                 line.weight += recency
                 yield line
-        elif source.role in ("system", "developer"):
+        elif source.role in SYSTEM_ROLES:
             yield from _user_lines(source.text, order, recency=recency, is_first=False)
         elif source.role == "tool":
             error = _error_of(source)

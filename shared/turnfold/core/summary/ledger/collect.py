@@ -31,6 +31,7 @@ from turnfold.core.text.values import (
     Value,
     values_in,
 )
+from turnfold.messages import SYSTEM_ROLES
 
 _LONG_CHARACTERS = 4_000
 _MAX_PER_MESSAGE = 400
@@ -127,7 +128,7 @@ def values_with_ranks(source: Source) -> Iterator[tuple[Value, int]]:
 
 
 def _speaker_rank(source: Source, value: Value, *, is_long: bool) -> int:
-    if source.role in ("user", "system", "developer"):
+    if source.role in ("user", *SYSTEM_ROLES):
         return RANK_BY_TOOL if is_long and value.kind in _SOFT_KINDS else RANK_BY_USER
     if source.role == "tool":
         return RANK_BY_ERROR if source.is_error else RANK_BY_TOOL
