@@ -18,6 +18,13 @@ Ids = MessageId | None | tuple[MessageId | None, ...]
 
 Json = Mapping[str, Any]
 
+MOST_EXACT: Final = 2**53
+"""Every reader of JSON and every database keeps whole numbers up to this one exactly."""
+MOST_INT32: Final = 2**31 - 1
+"""The largest number of a version or an ordinal in a database."""
+MOST_INT64: Final = 2**63 - 1
+"""The largest position, sequence or id in a database."""
+
 META_MARK: Final = "is_meta"
 """The key, beside `role`, that marks a message of a program. Models do not see it."""
 

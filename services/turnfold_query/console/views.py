@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from turnfold.errors import BadRequest, TooLarge
+from turnfold.messages import MOST_EXACT
 from turnfold_query.console.api import ApiError
 from turnfold_query.console.formats import FILTERS
 from turnfold_query.console.visitors import (
@@ -50,7 +51,7 @@ class PageView:
         """Return a parameter of the URL; None if it is missing or empty."""
         return self.request.query_params.get(name) or None
 
-    def whole(self, name: str, *, most: int = 2**53) -> int | None:
+    def whole(self, name: str, *, most: int = MOST_EXACT) -> int | None:
         """Return a parameter as a number from 0 to `most`; None if it is none."""
         value = self.text(name)
         if value is None or not value.isascii() or not value.isdigit() or len(value) > 19:

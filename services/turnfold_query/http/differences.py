@@ -10,7 +10,7 @@ from turnfold.contracts.answers.inspection import DifferenceAnswer
 from turnfold.contracts.history_requests import HistoryRequest
 from turnfold.contracts.requests import ContextRequest
 from turnfold.errors import CannotFit, UnknownSession
-from turnfold.messages import SessionKey
+from turnfold.messages import MOST_EXACT, SessionKey
 from turnfold.operations.query.difference import WindowThen, changed_ids, difference, forms_of
 from turnfold_query.admission import place_of
 from turnfold_query.handlers import QueryDispatcher
@@ -50,7 +50,7 @@ def add_differences(app: FastAPI, dispatcher: QueryDispatcher) -> None:
         after: Annotated[
             str | None, Query(max_length=300, description="A moment likewise; by default now.")
         ] = None,
-        max_tokens: Annotated[int | None, Query(ge=0, le=2**53)] = None,
+        max_tokens: Annotated[int | None, Query(ge=0, le=MOST_EXACT)] = None,
         model: Annotated[str | None, Query(max_length=300)] = None,
         limit: Annotated[int, Query(ge=1, le=1_000)] = 200,
     ) -> Response:

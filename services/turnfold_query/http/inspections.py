@@ -13,6 +13,7 @@ from turnfold.contracts.answers.inspection import (
     TimelineAnswer,
 )
 from turnfold.errors import UnknownSession
+from turnfold.messages import MOST_INT32
 from turnfold.operations.query import inspection
 from turnfold.ports.inspection import CompactionFilter
 from turnfold_query.auth import request_grant
@@ -144,7 +145,7 @@ def _add_session(app: FastAPI, inspector: Inspector) -> None:
         session_id: SessionPath,
         http: Request,
         before: Annotated[
-            int | None, Query(ge=1, le=2**31 - 1, description="`next_before` of the page before.")
+            int | None, Query(ge=1, le=MOST_INT32, description="`next_before` of the page before.")
         ] = None,
         limit: Limit = 100,
     ) -> Response:

@@ -17,6 +17,7 @@ from turnfold.contracts.answers.installation import (
     ReadinessAnswer,
 )
 from turnfold.errors import Unavailable
+from turnfold.messages import MOST_INT64
 from turnfold.operations.query import dead_letters, history
 from turnfold.ports.admin import DeadLetterStore
 from turnfold.ports.query import (
@@ -61,7 +62,7 @@ def add_lists(app: FastAPI, histories: HistoryStore, letter_store: DeadLetterSto
         ),
     )
     async def get_dead_letters(
-        after: Annotated[int, Query(ge=0, le=2**63 - 1)] = 0,
+        after: Annotated[int, Query(ge=0, le=MOST_INT64)] = 0,
         limit: Limit = 100,
     ) -> Response:
         return json_response(await history.dead_letters(after=after, limit=limit, store=histories))
@@ -72,7 +73,9 @@ def add_lists(app: FastAPI, histories: HistoryStore, letter_store: DeadLetterSto
             "dead letters", "A dead letter with its bytes", DeadLetterAnswer, errors=EVERYWHERE
         ),
     )
-    async def get_dead_letter(dead_letter_id: Annotated[int, Path(ge=1, le=2**63 - 1)]) -> Response:
+    async def get_dead_letter(
+        dead_letter_id: Annotated[int, Path(ge=1, le=MOST_INT64)],
+    ) -> Response:
         return json_response(await dead_letters.show(dead_letter_id, store=letter_store))
 
 

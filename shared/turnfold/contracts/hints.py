@@ -8,10 +8,9 @@ from typing import Final, NamedTuple
 
 from turnfold.contracts.subjects import ASKED, key_of_subject, session_subject
 from turnfold.errors import BadRequest
-from turnfold.messages import SessionKey
+from turnfold.messages import MOST_EXACT, SessionKey
 
 HINT_BYTES: Final = 4_096
-_MOST: Final = 2**53
 
 
 class BudgetHint(NamedTuple):
@@ -37,5 +36,5 @@ def read_hint(subject: str, payload: bytes) -> tuple[SessionKey, BudgetHint] | N
     if not isinstance(key, SessionKey) or not isinstance(fields, dict):
         return None
     hint = BudgetHint(fields.get("budget_tokens", 0), fields.get("folded", 0))
-    is_valid = all(type(number) is int and 0 <= number <= _MOST for number in hint)
+    is_valid = all(type(number) is int and 0 <= number <= MOST_EXACT for number in hint)
     return (key, hint) if is_valid and hint.tokens else None

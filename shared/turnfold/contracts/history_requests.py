@@ -12,6 +12,7 @@ from turnfold.contracts.requests import (
     Moment,
     Request,
 )
+from turnfold.messages import MOST_EXACT, MOST_INT64
 
 
 class HistoryRequest(FreshRequest):
@@ -24,10 +25,10 @@ class HistoryRequest(FreshRequest):
     model_config = example(after_position=0, limit=100)
 
     after_position: Annotated[
-        int | None, Field(ge=0, le=2**63 - 1, description="The page begins after it.")
+        int | None, Field(ge=0, le=MOST_INT64, description="The page begins after it.")
     ] = None
     before_position: Annotated[
-        int | None, Field(ge=0, le=2**63 - 1, description="The page ends before it.")
+        int | None, Field(ge=0, le=MOST_INT64, description="The page ends before it.")
     ] = None
     limit: Annotated[
         int, Field(ge=1, le=1_000, description="Fewer are returned if they are large.")
@@ -56,8 +57,8 @@ class SearchRequest(FreshRequest):
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     state: Literal["live", "pending", "covered"] | None = None
     role: RoleName | None = None
-    after_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
-    before_position: Annotated[int | None, Field(ge=0, le=2**63 - 1)] = None
+    after_position: Annotated[int | None, Field(ge=0, le=MOST_INT64)] = None
+    before_position: Annotated[int | None, Field(ge=0, le=MOST_INT64)] = None
 
 
 class PopRequest(Command):
@@ -75,7 +76,7 @@ class AuditRequest(Request):
 
     model_config = example(after=0, limit=100)
 
-    after: Annotated[int, Field(ge=0, le=2**53)] = 0
+    after: Annotated[int, Field(ge=0, le=MOST_EXACT)] = 0
     limit: Annotated[int, Field(ge=1, le=1_000)] = 100
 
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from turnfold.contracts.fields import example
-from turnfold.messages import ToolFormat, WindowFormat
+from turnfold.messages import MOST_EXACT, MOST_INT32, MOST_INT64, ToolFormat, WindowFormat
 
 MAX_WAIT_MS = 5_000
-Tokens = Annotated[int, Field(ge=0, le=2**53)]
-Moment = Annotated[str, Field(max_length=300)] | Annotated[int, Field(ge=0, le=2**53)]
+Tokens = Annotated[int, Field(ge=0, le=MOST_EXACT)]
+Moment = Annotated[str, Field(max_length=300)] | Annotated[int, Field(ge=0, le=MOST_EXACT)]
 AS_OF = (
     "An earlier moment: digits are a version of the summary, `<event_id>#<index>` is a message,"
     " anything else is an RFC 3339 time."
@@ -61,7 +61,7 @@ class FreshRequest(Request):
     """A request that waits until an event is stored, so that its answer includes the event."""
 
     after: Annotated[
-        Annotated[int, Field(ge=0, le=2**63 - 1)] | Literal["latest"] | None,
+        Annotated[int, Field(ge=0, le=MOST_INT64)] | Literal["latest"] | None,
         Field(
             description="The `seq` of a publish acknowledgement; `latest`: that of the session's"
             " newest event in the stream."
@@ -110,7 +110,11 @@ class ContextFields(FreshRequest):
     ] = None
     max_messages: Annotated[
         int | None,
-        Field(ge=1, le=2**53, description="Most messages besides the pinned one; in whole blocks."),
+        Field(
+            ge=1,
+            le=MOST_EXACT,
+            description="Most messages besides the pinned one; in whole blocks.",
+        ),
     ] = None
     mode: Annotated[
         Literal["normal", "emergency"],
@@ -182,7 +186,7 @@ class SummaryRequest(Request):
 
     model_config = example(version=3)
 
-    version: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    version: Annotated[int, Field(ge=1, le=MOST_INT32)]
 
 
 class PromoteBody(Command):
@@ -194,7 +198,7 @@ class PromoteBody(Command):
         int | None,
         Field(
             ge=1,
-            le=2**31 - 1,
+            le=MOST_INT32,
             description="Promote only if this version is in force; else `conflict`.",
         ),
     ] = None
@@ -205,7 +209,7 @@ class PromoteRequest(PromoteBody):
 
     model_config = example(version=2, over=3)
 
-    version: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    version: Annotated[int, Field(ge=1, le=MOST_INT32)]
 
 
 class RegenerateRequest(Command):
@@ -228,7 +232,7 @@ class RegenerateRequest(Command):
     ] = None
     from_version: Annotated[
         int | None,
-        Field(ge=1, le=2**31 - 1, description="Extend this version with the messages after it."),
+        Field(ge=1, le=MOST_INT32, description="Extend this version with the messages after it."),
     ] = None
 
 
@@ -269,9 +273,9 @@ class ExpandRequest(Request):
 
     model_config = example(version=3, entry=0)
 
-    version: Annotated[int, Field(ge=1, le=2**31 - 1)]
-    entry: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
-    line: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
+    version: Annotated[int, Field(ge=1, le=MOST_INT32)]
+    entry: Annotated[int | None, Field(ge=0, le=MOST_INT32)] = None
+    line: Annotated[int | None, Field(ge=0, le=MOST_INT32)] = None
 
 
 class ReplayRequest(Command):
@@ -283,18 +287,18 @@ class ReplayRequest(Command):
     model_config = example(reason="not_json")
 
     dead_letter_ids: Annotated[
-        list[Annotated[int, Field(ge=1, le=2**63 - 1)]] | None, Field(min_length=1, max_length=50)
+        list[Annotated[int, Field(ge=1, le=MOST_INT64)]] | None, Field(min_length=1, max_length=50)
     ] = None
     reason: Annotated[str | None, Field(min_length=1, max_length=100)] = None
     all: bool = False
     after: Annotated[
-        int, Field(ge=0, le=2**63 - 1, description="Continue after this dead letter.")
+        int, Field(ge=0, le=MOST_INT64, description="Continue after this dead letter.")
     ] = 0
     until: Annotated[
         int | None,
         Field(
             ge=0,
-            le=2**63 - 1,
+            le=MOST_INT64,
             description="Stop at this dead letter, so that the replay's own ones are excluded.",
         ),
     ] = None

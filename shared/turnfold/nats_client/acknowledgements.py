@@ -18,13 +18,13 @@ import nats.errors
 
 from turnfold.contracts.publish_errors import NO_BATCH
 from turnfold.errors import NotAllowed
+from turnfold.messages import MOST_INT64
 from turnfold.nats_client.connection import API, Denied, NatsClient, Replies, tells_no_responders
 
 AHEAD: Final = 1_000
 """An acknowledged sequence at most this far above the greatest known one needs no lookup."""
 MOST_BYTES: Final = 4_096
 """The maximum size of an acknowledgement."""
-MOST_SEQUENCE: Final = 2**63 - 1
 REFUSED_SECONDS: Final = 0.5
 """Time to wait for an acknowledgement after a rejection, which may be forged."""
 DISTURBED_SECONDS: Final = 60.0
@@ -96,7 +96,7 @@ def judge(
     if "error" in reply:
         return _refusal(reply["error"])
     seq = reply.get("seq")
-    if reply.get("stream") != stream or type(seq) is not int or not 1 <= seq <= MOST_SEQUENCE:
+    if reply.get("stream") != stream or type(seq) is not int or not 1 <= seq <= MOST_INT64:
         return None
     if batch is not None and (reply.get("batch"), reply.get("count")) != batch:
         return None

@@ -9,7 +9,16 @@ from turnfold.core.eviction.limits import read_limits
 from turnfold.core.history.as_of import AsOf
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.text.search import Lookup
-from turnfold.messages import AgentId, CompactionId, Message, MessageId, SessionKey, Shape, State
+from turnfold.messages import (
+    MOST_INT64,
+    AgentId,
+    CompactionId,
+    Message,
+    MessageId,
+    SessionKey,
+    Shape,
+    State,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +110,9 @@ class WindowSnapshot:
     covered_calls: tuple[Message, ...] = ()
 
 
-END_POSITION: Final = 2**63 - 1
+END_POSITION: Final = MOST_INT64
 """A position after every message."""
-END_SEQ: Final = 2**63 - 1
+END_SEQ: Final = MOST_INT64
 """A sequence after every event."""
 Chosen = TypeVar("Chosen")
 

@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from turnfold.core.policy.allowance import CEILINGS, UNLIMITED_AT_ZERO
-from turnfold.core.policy.presets import DEFAULT_PRESET, FIELD_TYPES, MOST
+from turnfold.core.policy.presets import DEFAULT_PRESET, FIELD_TYPES
 from turnfold.errors import StartError
+from turnfold.messages import MOST_EXACT
 from turnfold.settings.parsers import PARSERS, SETTING_NAMES, whole_number
 from turnfold.settings.urls import http_url
 from turnfold.settings.values import DEFAULT_HTTP_HOST, DEFAULT_HTTP_PORT, Settings
@@ -229,7 +230,7 @@ def _parse(name: str, raw: Any, layer: _Layer) -> Any:
 
 def _parse_limit(name: str, raw: Any) -> int:
     try:
-        return whole_number(1 if name in UNLIMITED_AT_ZERO else 0, MOST)(raw)
+        return whole_number(1 if name in UNLIMITED_AT_ZERO else 0, MOST_EXACT)(raw)
     except ValueError as error:
         raise StartError(
             f"{LIMIT_PREFIX}{name.upper()} is not valid: {error}; omit it to use the default limit"

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from starlette.responses import Response
 
 from turnfold.errors import Unavailable
+from turnfold.messages import MOST_INT64
 from turnfold_query.console.api import ApiError
 from turnfold_query.console.formats import segment
 from turnfold_query.console.views import PageView
@@ -108,7 +109,7 @@ async def jobs(view: PageView) -> Response:
 
 async def dead_letters(view: PageView) -> Response:
     """Show the events that could not be stored."""
-    after = view.whole("after", most=2**63 - 1) or 0
+    after = view.whole("after", most=MOST_INT64) or 0
     letters = (await view.visitor.api.get("/v1/deadletters", after=after, limit=PAGE))[
         "dead_letters"
     ]

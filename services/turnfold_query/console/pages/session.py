@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
+from turnfold.messages import MOST_INT32, MOST_INT64
 from turnfold_query.console.api import ApiError, Json
 from turnfold_query.console.strips import strip_of
 from turnfold_query.console.views import PageView
@@ -34,8 +35,8 @@ FORMS = {
 
 async def timeline(view: PageView) -> Response:
     """Show the strip of a session, its counts, and the messages at a place of it."""
-    position = view.whole("position", most=2**63 - 1)
-    before = view.whole("before", most=2**63 - 1) if position is None else None
+    position = view.whole("position", most=MOST_INT64)
+    before = view.whole("before", most=MOST_INT64) if position is None else None
     counts, drawn, history = await asyncio.gather(
         view.get_session(), view.get_session("/timeline"), _messages_at(view, position, before)
     )
@@ -268,7 +269,7 @@ async def _counts_if_kept(view: PageView) -> Json | None:
 async def compactions(view: PageView) -> Response:
     """Show the compactions of a session."""
     listed = await view.get_session(
-        "/compactions", before=view.whole("before", most=2**31 - 1) or None, limit=COMPACTIONS
+        "/compactions", before=view.whole("before", most=MOST_INT32) or None, limit=COMPACTIONS
     )
     return view.page(
         "compactions.html",

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
+from turnfold.messages import MOST_INT32
 from turnfold_query.console.views import PageView, redirect
 
 
@@ -27,7 +28,7 @@ async def versions(view: PageView) -> Response:
 async def version(view: PageView) -> Response:
     """Show the text and the ledger of a version, and the sources of a line or an entry."""
     number = int(view.part("version"))
-    entry, line = view.whole("entry", most=2**31 - 1), view.whole("line", most=2**31 - 1)
+    entry, line = view.whole("entry", most=MOST_INT32), view.whole("line", most=MOST_INT32)
     chosen = await view.get_session(f"/summaries/{number}")
     sources = None
     if entry is not None or line is not None:
@@ -49,7 +50,7 @@ async def version(view: PageView) -> Response:
 
 async def compare(view: PageView) -> Response:
     """Show two versions side by side."""
-    before, after = view.whole("before", most=2**31 - 1), view.whole("after", most=2**31 - 1)
+    before, after = view.whole("before", most=MOST_INT32), view.whole("after", most=MOST_INT32)
     if not before or not after:
         return redirect(f"{view.session_path}/versions")
     old = await view.get_session(f"/summaries/{before}")

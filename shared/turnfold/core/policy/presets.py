@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, get_args, get_type_hints
 
+from turnfold.messages import MOST_EXACT
+
 
 class Mode(StrEnum):
     """Who decides when messages leave: nobody, a request, or the triggers."""
@@ -42,8 +44,6 @@ class View(StrEnum):
     """Nothing is shortened as long as a message of lower priority can be left out."""
 
 
-MOST = 2**53
-"""No number of a policy is larger: every reader of JSON and every database keeps it exactly."""
 MOST_RECALL_SHARE = 0.9
 META_PREFIXES = "Reflect on the results and decide"
 """Begins the user messages that nanobot writes itself after a batch of calls."""
@@ -193,9 +193,9 @@ class Policy:
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            if not 0 <= value <= MOST:
+            if not 0 <= value <= MOST_EXACT:
                 raise ValueError(
-                    f"{field.name} is {_named(value)}; it is a number from 0 to {MOST}"
+                    f"{field.name} is {_named(value)}; it is a number from 0 to {MOST_EXACT}"
                 )
             if field.name.endswith("_ratio") and value > 1:
                 raise ValueError(f"{field.name} is {value}; a ratio is at most 1")

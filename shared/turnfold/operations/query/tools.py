@@ -20,7 +20,7 @@ from turnfold.core.recall.question import question_of
 from turnfold.core.text.markers import defused
 from turnfold.core.text.tokens import text_of
 from turnfold.errors import BadRequest
-from turnfold.messages import SessionKey, ToolFormat
+from turnfold.messages import MOST_EXACT, MOST_INT32, SessionKey, ToolFormat
 from turnfold.operations.query.expand import expand
 from turnfold.operations.query.recall_decisions import ranked
 from turnfold.ports.query import (
@@ -71,7 +71,7 @@ class ReadMessages(ToolArguments):
 
     position: Annotated[
         int | None,
-        Field(ge=0, le=2**53, description="The number before a part of recalled messages."),
+        Field(ge=0, le=MOST_EXACT, description="The number before a part of recalled messages."),
     ] = None
     count: Annotated[int, Field(ge=1, le=50, description="How many messages from there.")] = 10
     message_ids: Annotated[
@@ -85,10 +85,10 @@ class ExpandSummary(ToolArguments):
     Give `line` or `entry`, counted from 0. Returns at most 24,000 characters.
     """
 
-    line: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
-    entry: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
+    line: Annotated[int | None, Field(ge=0, le=MOST_INT32)] = None
+    entry: Annotated[int | None, Field(ge=0, le=MOST_INT32)] = None
     version: Annotated[
-        int | None, Field(ge=1, le=2**31 - 1, description="By default the version in force.")
+        int | None, Field(ge=1, le=MOST_INT32, description="By default the version in force.")
     ] = None
 
 
