@@ -26,7 +26,7 @@ from nats.aio.msg import Msg
 
 from tests.benchmarks.cell_texts import CellSettings, CellTexts, key_of
 from turnfold.client import turn_event
-from turnfold.contracts.subjects import EVENTS_STREAM, message_header, session_subject
+from turnfold.contracts.subjects import event_headers, session_subject
 from turnfold.messages import SessionKey
 from turnfold.process.tasks import cancel_and_wait
 
@@ -144,10 +144,7 @@ class CellAgents:
     async def _take_step(self, turn: CellTurn) -> None:
         start, end = STEPS[turn.step]
         event = turn_event(turn.key, turn.messages[start:end])
-        headers = {
-            "Nats-Expected-Stream": EVENTS_STREAM,
-            "Nats-Msg-Id": message_header(turn.key.agent_id, event.event_id, "cell"),
-        }
+        headers = event_headers(turn.key.agent_id, event.event_id, "cell")
         reply = self._await_reply(turn.key, asks_window=turn.step < WINDOWS, is_window=False)
         await self._bus.publish(event.subject, event.payload, reply=reply, headers=headers)
         self._counts["events"] += 1

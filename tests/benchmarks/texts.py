@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from turnfold.contracts.subjects import TURN_COMPLETED, message_header, session_subject
+from turnfold.contracts.subjects import TURN_COMPLETED, event_headers, session_subject
 from turnfold.messages import AgentId, SessionId, SessionKey
 
 AGENT = AgentId("bench")
@@ -62,7 +62,7 @@ def subject(session_id: str) -> str:
 
 def headers(event_id: str) -> dict[str, str]:
     """The headers of a publish that the broker may deduplicate."""
-    return {"Nats-Msg-Id": message_header(AGENT, event_id, "figures")}
+    return {"Nats-Msg-Id": event_headers(AGENT, event_id, "figures")["Nats-Msg-Id"]}
 
 
 def question(session_id: str) -> str:

@@ -10,7 +10,7 @@ from turnfold.contracts.answers.installation import PublishAnswer
 from turnfold.contracts.event_models import EVENT_BODIES
 from turnfold.contracts.events import EventLimits, check_copy, read_payload
 from turnfold.contracts.publish_errors import publish_error
-from turnfold.contracts.subjects import EVENT_TYPES, EVENTS_STREAM, message_header, session_subject
+from turnfold.contracts.subjects import EVENT_TYPES, event_headers, session_subject
 from turnfold.errors import BadEvent, BadRequest, Conflict, EventFault, TooLarge
 from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
 from turnfold.observability.tracing import span
@@ -54,10 +54,7 @@ def add_publish(app: FastAPI, publisher: Publisher, limits: EventLimits) -> None
             raise (TooLarge if is_large else BadRequest)(str(error)) from None
         if event.key != key:
             raise BadRequest("the event names another agent or session than the path")
-        headers = {
-            "Nats-Expected-Stream": EVENTS_STREAM,
-            "Nats-Msg-Id": message_header(key.agent_id, event.event_id, secret),
-        }
+        headers = event_headers(key.agent_id, event.event_id, secret)
         try:
             with span("publish", kind="producer", event=event_type) as publish_span:
                 outcome = await publisher.publish(

@@ -12,7 +12,7 @@ from turnfold.contracts.publish_errors import OTHER_SEQUENCE, publish_error
 from turnfold.contracts.subjects import (
     EVENTS_STREAM,
     TURN_RETRACTED,
-    message_header,
+    event_headers,
     session_subject,
 )
 from turnfold.messages import SessionKey
@@ -75,8 +75,7 @@ class BusEvents:
             Unavailable: no acknowledgement arrived. The retraction may be stored or not.
         """
         headers = {
-            "Nats-Expected-Stream": EVENTS_STREAM,
-            "Nats-Msg-Id": message_header(key.agent_id, event_id, self._secret),
+            **event_headers(key.agent_id, event_id, self._secret),
             # Compared and stored by the server in one step: of several callers one succeeds.
             "Nats-Expected-Last-Subject-Sequence": str(newest_seq),
         }

@@ -16,7 +16,7 @@ from turnfold.client.events import OutgoingEvent, Receipt, encoded
 from turnfold.client.replies import error_from_json
 from turnfold.contracts.answers.reading import read_answer, request_name
 from turnfold.contracts.publish_errors import NO_BATCH, publish_error
-from turnfold.contracts.subjects import EVENTS_STREAM, message_header
+from turnfold.contracts.subjects import EVENTS_STREAM, event_headers
 from turnfold.errors import NotAllowed, StreamFull, TooLarge, Unavailable
 from turnfold.nats_client.acknowledgements import (
     READ_SECONDS,
@@ -266,8 +266,7 @@ class Connection:
         )
 
     def _headers(self, event: OutgoingEvent) -> dict[str, str]:
-        broker_id = message_header(event.key.agent_id, event.event_id, self._secret)
-        return {"Nats-Expected-Stream": EVENTS_STREAM, "Nats-Msg-Id": broker_id}
+        return event_headers(event.key.agent_id, event.event_id, self._secret)
 
     @overload
     async def _acknowledged(

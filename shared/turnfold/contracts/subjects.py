@@ -101,13 +101,14 @@ def session_subject(name: str, key: SessionKey) -> str:
     return f"{name}.{token_of(key.agent_id)}.{token_of(key.session_id)}"
 
 
-def message_header(agent_id: str, event_id: str, secret: str) -> str:
-    """Return the `Nats-Msg-Id` of an event.
+def event_headers(agent_id: str, event_id: str, secret: str) -> dict[str, str]:
+    """Return the headers with which an event is published: its stream, and its id in the broker.
 
     The broker searches the whole stream for duplicates, so other clients must not be able to guess
-    it.
+    the id.
     """
-    return f"{token_of(agent_id)}.{token_of(event_id)}.{secret}"
+    message_id = f"{token_of(agent_id)}.{token_of(event_id)}.{secret}"
+    return {"Nats-Expected-Stream": EVENTS_STREAM, "Nats-Msg-Id": message_id}
 
 
 def key_of_event_subject(subject: str) -> SessionKey | None:
