@@ -23,6 +23,7 @@ from turnfold.ports.query import (
     OriginalMessage,
     SessionCounts,
     StatesThen,
+    StoredSummary,
 )
 
 _PLACE = re.compile(r"(\d{1,18})\.(\d{1,18})", re.ASCII)
@@ -40,8 +41,11 @@ async def history(key: SessionKey, request: HistoryRequest, *, store: HistorySto
         chosen = await store.by_ids(key, request.message_ids, with_retracted=span.reads_retracted)
         return _page(span.seen(chosen), {"next_position": None})
     if request.newest is None and (before is None or request.after_position is not None):
-        return await _forwards(span, request.limit)
-    return await _backwards(span, request.limit if request.newest is None else request.newest)
+        page, end = await span.page(request.limit)
+        return _page(page, {"next_position": end})
+    count = request.limit if request.newest is None else request.newest
+    page, end = await span.page(count, newest_first=True)
+    return _page(page[::-1], {"next_position": None, "previous_position": end})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +110,6 @@ class _Span:
             seen = self.seen(read)
             if seen or not has_more:
                 return seen, end if has_more else None
-
-
-async def _forwards(span: _Span, limit: int) -> str:
-    """Return the first messages of a span."""
-    page, end = await span.page(limit)
-    return _page(page, {"next_position": end})
-
-
-async def _backwards(span: _Span, limit: int) -> str:
-    """Return the last messages of a span, in order."""
-    page, end = await span.page(limit, newest_first=True)
-    return _page(page[::-1], {"next_position": None, "previous_position": end})
 
 
 def _page(originals: Sequence[OriginalMessage], places: Mapping[str, int | None]) -> str:
@@ -205,19 +197,10 @@ def _place(after: str) -> tuple[int, int]:
 async def summaries(key: SessionKey, _: SessionRequest, *, store: HistoryStore) -> dict[str, Any]:
     """Return all versions without their texts."""
     in_force, versions = await store.versions(key)
-    summaries_json = []
-    for version in versions:
-        fields = summary_json(version)
+    summaries_json = [_version_json(version, in_force) for version in versions]
+    for fields in summaries_json:
         for name in ("text", "sections", "ledger"):
             del fields[name]
-        summaries_json.append(
-            fields
-            | {
-                "in_force": version.version == in_force,
-                "base_version": version.base_version,
-                "compaction_id": version.compaction_id,
-            }
-        )
     return {"summaries": summaries_json}
 
 
@@ -228,11 +211,14 @@ async def summary(
     in_force, versions = await store.versions(key, request.version)
     if not versions:
         raise BadRequest(f"version: there is no version {request.version} in this session")
-    (stored,) = versions
-    return summary_json(stored) | {
-        "in_force": stored.version == in_force,
-        "base_version": stored.base_version,
-        "compaction_id": stored.compaction_id,
+    return _version_json(versions[0], in_force)
+
+
+def _version_json(version: StoredSummary, in_force: int | None) -> dict[str, Any]:
+    return summary_json(version) | {
+        "in_force": version.version == in_force,
+        "base_version": version.base_version,
+        "compaction_id": version.compaction_id,
     }
 
 
