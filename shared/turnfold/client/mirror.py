@@ -209,7 +209,6 @@ async def _published(
                 event_id=run.event_id,
                 shape=shape,
                 model=model,
-                # The provider counted all of the list in its last call.
                 usage=usage if is_last else None,
                 carry=None if carry is None else carry[run.start : run.end],
             )
@@ -251,7 +250,6 @@ class _List:
         self._first = beginning.length
         self._before = before
         self.length = beginning.length + len(elements)
-        # Compared by what identifies them, but published as they are.
         compared = elements if identity is None else map(identity, elements)
         digests = accumulate(map(_canonical, compared), _hash, initial=beginning.digest)
         totals = accumulate(self._message_counts(), initial=beginning.messages)
@@ -333,18 +331,12 @@ async def _common(session: Session, listed: _List, *, compare_all: bool) -> _Com
         not compare_all
         and run is not None
         and newest.state != "retracted"
-        and _is_whole(listed, run, total)
+        and listed.is_beginning(run._replace(start=0), total)
         # What joins the newest event has to be published with it, in an event that replaces it.
         and not listed.joins(run.end)
     ):
         return _Common(run.end, newest.message_id, False, newest.message_id, run.mark)
     return await _compared(session, listed, newest.message_id)
-
-
-def _is_whole(listed: _List, run: _Run, total: int) -> bool:
-    """Return whether the session is the beginning of a list that ends with this event."""
-    whole = run._replace(start=0)
-    return listed.is_beginning(whole, total)
 
 
 async def _compared(session: Session, listed: _List, newest_id: str) -> _Common:
