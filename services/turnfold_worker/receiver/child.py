@@ -19,7 +19,9 @@ from turnfold.observability.tracing import extract_traceparent
 from turnfold.operations.ingest.decode import DecodedBatch, Delivery, decode_batch
 from turnfold.process.child_process import (
     HeartbeatMonitor,
+    decode_message,
     encode_frame,
+    encode_message,
     open_stream,
     parent_socket,
     read_frame,
@@ -184,7 +186,7 @@ class ReceiverChild:
         while (body := await read_frame(self._reader)) is not None:
             self._heartbeat.heard()
             self._is_greeted.set()
-            match wire.decode(body):
+            match decode_message(body):
                 case wire.StartReceiving():
                     self._may_receive.set()
                 case wire.Ack(number):
@@ -236,7 +238,7 @@ class ReceiverChild:
 
     async def _send(self, message: wire.ReceiverMessage) -> None:
         with contextlib.suppress(ConnectionError):
-            self._writer.write(encode_frame(wire.encode(message)))
+            self._writer.write(encode_frame(encode_message(message)))
             await self._writer.drain()
 
 

@@ -1,11 +1,8 @@
-"""The messages between a worker and its receiver, and their encoding."""
+"""The messages between a worker and its receiver; both processes run this program."""
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from turnfold.messages import SessionKey
 from turnfold.operations.ingest.decode import DecodedBatch
-from turnfold.ports.ingest import DeadLetter, DecodedEvent, DecodedMessage
-from turnfold.process.child_process import decode_message, encode_message
 
 BATCH: Final = 2_000
 """The maximum number of events in a batch. Large batches share the cost of a transaction."""
@@ -65,88 +62,3 @@ class Failed(NamedTuple):
 
 
 ReceiverMessage = StartReceiving | BatchReady | Ack | Nack | Heartbeat | Stop | Stopped | Failed
-
-
-class _PackedBatch(NamedTuple):
-    """A batch whose events are plain tuples. Most of the time would go into pickling named ones."""
-
-    number: int
-    arrivals: list[tuple[Any, ...]]
-    dead: list[DeadLetter]
-    payloads: dict[int, bytes]
-    held: int
-
-
-def _packed(message: BatchReady) -> _PackedBatch:
-    number, (arrivals, dead, payloads), held = message
-    plain = [
-        (
-            seq,
-            at_ms,
-            subject,
-            tuple(key),
-            *rest,
-            [tuple(chat_message) for chat_message in messages],
-            report,
-            trace,
-            reported,
-            retraction,
-        )
-        for (
-            seq,
-            at_ms,
-            subject,
-            key,
-            *rest,
-            messages,
-            report,
-            trace,
-            reported,
-            retraction,
-        ) in arrivals
-    ]
-    return _PackedBatch(number, plain, dead, payloads, held)
-
-
-def _unpacked(packed: _PackedBatch) -> BatchReady:
-    number, plain, dead, payloads, held = packed
-    arrivals = [
-        DecodedEvent._make(
-            (
-                seq,
-                at_ms,
-                subject,
-                SessionKey._make(key),
-                *rest,
-                tuple(map(DecodedMessage._make, messages)),
-                report,
-                trace,
-                reported,
-                retraction,
-            )
-        )
-        for (
-            seq,
-            at_ms,
-            subject,
-            key,
-            *rest,
-            messages,
-            report,
-            trace,
-            reported,
-            retraction,
-        ) in plain
-    ]
-    return BatchReady(number, DecodedBatch(arrivals, dead, payloads), held)
-
-
-def encode(message: ReceiverMessage) -> bytes:
-    """Return the body of the frame of a message."""
-    return encode_message(_packed(message) if isinstance(message, BatchReady) else message)
-
-
-def decode(body: bytes) -> ReceiverMessage:
-    """Return the message of a frame."""
-    message: ReceiverMessage | _PackedBatch = decode_message(body)
-    return _unpacked(message) if isinstance(message, _PackedBatch) else message
