@@ -33,6 +33,13 @@ LOG_WAIT_MS = 200
 READERS = 4
 READERS_EACH = 2
 """The most reading transactions at once: of all agents, and of one."""
+INTAKE_WRITERS = 4
+"""The most writing transactions of the intake at once: three batches, and one of missing events."""
+WRITERS = 4
+WRITERS_EACH = 2
+"""The most other writing transactions at once, on PostgreSQL: of all agents, and of one."""
+HELD_CONNECTIONS = 3
+"""The connections of a worker that stay in use for longer: of its two locks, and of a vacuum."""
 TURN_SECONDS = 10
 ABANDONED_SECONDS = 8
 """PostgreSQL ends a writing transaction whose process has been silent for so long.
@@ -72,7 +79,8 @@ class Database:
         if writes:
             # Before any connection: SQLite would create the file with the permissions of the umask.
             make_private(self.url)
-        self._steps = self._engine(writes=False)
+        # As large as the turns allow: waits for a pool are not in turn, and fail after 30 s.
+        self._steps = self._engine(READERS + HELD_CONNECTIONS if writes else READERS)
         self._step_turns = Turns(READERS, readers_each)
         # aiosqlite changes threads for each statement. A transaction of plain code in one thread
         # changes them once.
@@ -82,12 +90,15 @@ class Database:
             else AwaitedTransactions(self._steps)
         )
         self._reader_turns = Turns(READERS, readers_each) if self.is_sqlite else self._step_turns
+        # SQLite has one thread that writes. It gets one at a time: the intake waits for no other.
+        self._writer_turns = Turns(1 if self.is_sqlite else WRITERS, WRITERS_EACH)
+        self._intake_turns = Turns(INTAKE_WRITERS, INTAKE_WRITERS)
         self._writer: ThreadTransactions | AwaitedTransactions | None = None
         if writes:
             self._writer = (
                 ThreadTransactions(self._thread_engine(writes=True), 1)
                 if self.is_sqlite
-                else AwaitedTransactions(self._engine(writes=True))
+                else AwaitedTransactions(self._engine(INTAKE_WRITERS + WRITERS, writes=True))
             )
         self._near = InlineReader(self._thread_engine(writes=False)) if self.is_sqlite else None
 
@@ -104,14 +115,32 @@ class Database:
         """Run `work` in one transaction: commit at its end, roll back on any error.
 
         On SQLite it runs in the writer's thread and never waits for the event loop. If the caller
-        is cancelled, the transaction may or may not be committed.
+        is cancelled, the transaction may or may not be committed. Where many wait, callers take
+        turns, however long that takes.
 
         Raises:
             Unavailable: the database cannot be reached or written now; nothing was changed.
         """
+        return await self._write(work, self._writer_turns)
+
+    async def write_first(self, work: Callable[[Connection], Result]) -> Result:
+        """Run `work` of the intake as `write` does, but wait for no connection of other work.
+
+        On SQLite it waits for one other transaction at most.
+
+        Raises:
+            Unavailable: the database cannot be reached or written now; nothing was changed.
+        """
+        return await self._write(work, self._intake_turns)
+
+    async def _write(self, work: Callable[[Connection], Result], turns: Turns) -> Result:
         if self._writer is None:
             raise StartError("this process was opened for reading only")
-        return await self._writer.run(work)
+        asker = await turns.take()
+        try:
+            return await self._writer.run(work)
+        finally:
+            turns.release(asker)
 
     async def truncate_wal(self) -> bool:
         """Checkpoint SQLite's WAL and truncate it, because it may still contain deleted text.
@@ -239,7 +268,7 @@ class Database:
             await self._writer.close()
         await dispose_engine(self._steps)
 
-    def _engine(self, *, writes: bool) -> AsyncEngine:
+    def _engine(self, connections: int, *, writes: bool = False) -> AsyncEngine:
         """Create the engine for awaited statements; on SQLite read-only."""
         if not self.is_sqlite:
             url, arguments = split_ssl_options(self.url)
@@ -253,7 +282,7 @@ class Database:
             engine = create_async_engine(
                 url,
                 connect_args=arguments,
-                pool_size=READERS,
+                pool_size=connections,
                 max_overflow=0,
                 # A server that restarted has closed the connections of the pool.
                 pool_pre_ping=True,
@@ -263,9 +292,8 @@ class Database:
             return engine
         engine = create_async_engine(
             self._read_only(),
-            pool_size=READERS,
+            pool_size=connections,
             max_overflow=0,
-            pool_timeout=BUSY_SECONDS,
             connect_args={"timeout": BUSY_SECONDS, "async_creator_fn": connect_sqlite},
         )
         _prepare_sqlite(engine.sync_engine, writes=False)

@@ -50,7 +50,7 @@ class SqlIngestStore:
         """Store a batch in one transaction."""
         ordered = sorted(arrivals, key=lambda arrival: arrival.stream_seq)
         try:
-            return await self._database.write(
+            return await self._database.write_first(
                 lambda connection: BatchWriter(
                     connection, installation, payloads, self._withdraw
                 ).write(ordered, dead)
