@@ -13,6 +13,8 @@ import nats.errors
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
 
+from turnfold.nats_client.transport import ConnectionTransport
+
 REQUEST_INFO = "Nats-Request-Info"
 """The header with the client's identity, which the server adds to requests of other accounts.
 
@@ -50,6 +52,8 @@ class NatsClient(Client):
       the subject or the reply subject of a message. Servers check none of them, so one message
       would end every subscriber. Here, such headers are read line by line, and invalid bytes of
       a subject become U+FFFD.
+    - nats-py takes a lost connection of uvloop for the end of the loop; see `ConnectionTransport`.
+      Here, what was to be sent waits for the next connection.
     - nats-py returns the first header of a name. The server appends the identity of the client as
       the last line and removes an exact copy, but a client can forge one with an unterminated
       block and a blank after the name. Here, the last line counts.
@@ -66,6 +70,8 @@ class NatsClient(Client):
     async def _connect_to_server(self, s: Srv) -> None:
         if self._transport is not None:
             self._transport.close()  # type: ignore[no-untyped-call]
+        elif not s.uri.scheme.startswith("ws"):
+            self._transport = ConnectionTransport()  # type: ignore[no-untyped-call]
         await super()._connect_to_server(s)
         if self._is_over and self._transport is not None:
             self._transport.close()  # type: ignore[no-untyped-call]
@@ -106,6 +112,29 @@ class NatsClient(Client):
         await super()._read_loop()
         if self.is_connected and not self._is_over:
             await self._process_op_err(nats.errors.ProtocolError())
+
+    async def _ping_interval(self) -> None:
+        """Send pings until the connection ends."""
+        try:
+            await super()._ping_interval()
+        except OSError as error:
+            await self._process_op_err(error)
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:  # noqa: FBT001, FBT002
+        """Send what waits. If the connection ends meanwhile, it waits for the next one."""
+        try:
+            return await super()._flush_pending(force_flush)
+        except OSError as error:
+            await self._process_op_err(error)
+
+    async def _close(self, status: int, do_cbs: bool = True) -> None:  # noqa: FBT001, FBT002
+        try:
+            await super()._close(status, do_cbs)
+        except OSError:
+            # The connection ended before the last bytes were sent, and nothing is closed yet.
+            self._pending, self._pending_data_size = [], 0
+            self._status = Client.DISCONNECTED
+            await super()._close(status, do_cbs)
 
     async def _process_err(self, err_msg: str) -> None:
         if denial := _DENIED.search(err_msg):

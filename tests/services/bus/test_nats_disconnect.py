@@ -1,12 +1,20 @@
 """The NATS client leaves no connection open, however its server ends."""
 
 import asyncio
+import contextlib
 import gc
+import socket
+import struct
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
+from typing import Any
 
+import nats.errors
 import pytest
+import uvloop
+from nats.aio.msg import Msg
 
 from tests.running_system import wait_until
 from turnfold.nats_client.connection import NatsClient
@@ -110,3 +118,111 @@ async def test_a_client_that_is_closed_while_it_connects_leaves_no_connection(
     await wait_until(lambda: not server.open, seconds=10)
     gc.collect()
     assert lost == []
+
+
+def in_uvloop(run: Callable[[], Coroutine[Any, Any, None]]) -> list[str]:
+    """Run it as services do; what nobody took of the exceptions of its tasks."""
+    untaken: list[str] = []
+
+    async def watched() -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: untaken.append(repr(context.get("exception", context["message"])))
+        )
+        await run()
+        gc.collect()
+        await asyncio.sleep(0)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(watched())
+    return untaken
+
+
+@asynccontextmanager
+async def resetting(*, after: bytes) -> AsyncIterator[tuple[DyingServer, str]]:
+    """A server that resets a connection when it has received this, as a killed one does, while it is not well."""
+    server = DyingServer()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if server.is_well:
+            await server.serve(reader, writer)
+            return
+        server.taken += 1
+        writer.write(INFO)
+        if after:
+            await reader.readuntil(after)
+        connection: socket.socket = writer.get_extra_info("socket")
+        # Without a goodbye: what the other side sends next is answered by a reset.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server, f"nats://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    finally:
+        server.die()
+        listening.close()
+        await listening.wait_closed()
+
+
+@pytest.mark.proves("O2", "O7")
+@pytest.mark.parametrize("after", [b"", b"CONNECT"])
+def test_a_server_that_is_killed_while_a_client_connects_again_ends_no_task(after: bytes) -> None:
+    async def run() -> None:
+        async with resetting(after=after) as (server, url):
+            client = await connected(url)
+            server.is_well = False
+            server.die()
+            await wait_until(lambda: server.taken >= 20, seconds=10)
+            server.is_well = True
+            await wait_until(lambda: client.is_connected, seconds=10)
+            await client.close()
+
+    assert in_uvloop(run) == []
+
+
+@pytest.mark.proves("O2", "O7")
+@pytest.mark.parametrize("steps", range(12))
+def test_publishing_on_a_connection_that_was_reset_waits_for_the_next_one(steps: int) -> None:
+    async def run() -> None:
+        async with resetting(after=b"") as (server, url):
+            client = await connected(url)
+            for writer in server.open:
+                writer.get_extra_info("socket").setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
+            server.die()
+            for _ in range(steps):
+                await asyncio.sleep(0)
+                await client.publish("subject", b"payload")
+            with contextlib.suppress(nats.errors.Error):
+                await client.flush(1)
+            await wait_until(lambda: client.is_connected and not client.is_reconnecting, seconds=10)
+            await client.flush()
+            await client.close()
+
+    assert in_uvloop(run) == []
+
+
+@pytest.mark.proves("O2", "O7")
+@pytest.mark.parametrize("steps", range(12))
+def test_a_client_is_closed_quietly_after_its_connection_was_reset(steps: int) -> None:
+    async def run() -> None:
+        async with resetting(after=b"") as (server, url):
+            client = await connected(url)
+            await client.subscribe("subject", cb=ignored)
+            for writer in server.open:
+                writer.get_extra_info("socket").setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
+            server.die()
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await client.publish("subject", b"payload")
+            await client.close()
+            assert client.is_closed
+
+    assert in_uvloop(run) == []
+
+
+async def ignored(_: Msg) -> None:
+    """No message is expected."""

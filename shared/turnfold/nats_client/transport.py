@@ -1,0 +1,54 @@
+"""A TCP connection of nats-py whose end is an error of the bus in every event loop."""
+
+import ssl
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import nats.errors
+from nats.aio.transport import TcpTransport
+
+
+class ConnectionLost(nats.errors.Error, ConnectionResetError):
+    """The connection ended. It is an `OSError`, which makes nats-py reconnect."""
+
+
+class ConnectionTransport(TcpTransport):
+    """A connection that raises `ConnectionLost` when it is used after its end.
+
+    uvloop closes the transport of a connection that was lost, and then raises a RuntimeError for
+    any use. nats-py takes that for the end of the event loop: its flusher ends while the client
+    counts as connected, publishing raises it, and an attempt to reconnect that meets it is the
+    last one.
+    """
+
+    def __bool__(self) -> bool:
+        """Whether nats-py may use it; it would replace one that has not connected yet."""
+        return True
+
+    def write(self, payload: bytes) -> None:
+        """Send bytes."""
+        with self._lost():
+            super().write(payload)  # type: ignore[no-untyped-call]
+
+    def writelines(self, payload: Sequence[bytes]) -> None:
+        """Send several pieces."""
+        with self._lost():
+            super().writelines(payload)  # type: ignore[no-untyped-call]
+
+    async def connect_tls(
+        self, uri: Any, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
+    ) -> None:
+        """Encrypt the connection."""
+        with self._lost():
+            await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
+
+    @contextmanager
+    def _lost(self) -> Generator[None]:
+        try:
+            yield
+        except (RuntimeError, AttributeError) as error:
+            # Without a writer, it has not connected yet.
+            if self._io_writer is not None and not self._io_writer.transport.is_closing():
+                raise
+            raise ConnectionLost("the connection to the bus is lost") from error
