@@ -25,11 +25,11 @@ from turnfold.errors import Unavailable
 from turnfold.nats_client.connection import NatsClient
 from turnfold.operations.policy import Explain, explanation
 from turnfold.process.child_process import ChildProcess
-from turnfold.process.http_server import HttpServer
+from turnfold.process.http_server import STOP_SECONDS, HttpServer
 from turnfold.process.memory import return_freed_memory
 from turnfold.process.ready import announce
 from turnfold.process.scheduling import tune_collector
-from turnfold.process.tasks import cancel_and_wait
+from turnfold.process.tasks import cancel_and_wait, unless
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings, redacted
 from turnfold.store.database.engine import Database
@@ -103,14 +103,15 @@ async def _run(
         bearers=bearers,
         stop=stop,
     )
+    on_wait = partial(log.info, "tables.awaited", made_by="turnfold migrate")
     try:
-        await wait_for_schema(
-            database, on_wait=partial(log.info, "tables.awaited", made_by="turnfold migrate")
-        )
-        client = await connect(settings, name="query", seconds=60.0)
+        await unless(stop, wait_for_schema(database, on_wait=on_wait))
+        client = await unless(stop, connect(settings, name="query", seconds=60.0))
+        if client is None:
+            return
         try:
-            await wait_for_streams(client)
-            await serve(client)
+            if await unless(stop, wait_for_streams(client)) is not None:
+                await serve(client)
         finally:
             with contextlib.suppress(Exception):
                 await client.close()
@@ -164,31 +165,50 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     trimming = asyncio.create_task(return_freed_memory(), name="memory")
     forgetting = asyncio.create_task(erasures.run(), name="erasures")
     try:
-        await lane.start()
-        await _subscribe_to_ingest(client, arrivals, erasures, lane)
-        for name in DIRECT:
-            await server.listen(client, name)
-        await broker.start()
-        await _confirm_subscriptions(client, broker.config.connection_state.connection)
-        await listener.opened()
-        _tune_interpreter()
-        announcement.open(lane.pid)
-        log.info("query.started", pid=os.getpid(), port=listener.port)
-        await _stopped(stop, listener.ended)
+        if await unless(stop, _begin(client, lane, arrivals, erasures, server, broker, listener)):
+            _tune_interpreter()
+            announcement.open(lane.pid)
+            log.info("query.started", pid=os.getpid(), port=listener.port)
+            await _stopped(stop, listener.ended)
     finally:
-        await _stop(listener, broker, server)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await _stop(listener, broker, server)
         await arrivals.close()
         await cancel_and_wait(sending, trimming, forgetting)
     log.info("query.stopped")
 
 
+async def _begin(
+    client: NatsClient,
+    lane: Lane,
+    arrivals: NatsIngestSignal,
+    erasures: ErasureFollower,
+    server: QueryServer,
+    broker: Broker,
+    listener: HttpServer,
+) -> bool:
+    """Take requests; return True, which tells it from an interrupted start."""
+    await lane.start()
+    await _subscribe_to_ingest(client, arrivals, erasures, lane)
+    for name in DIRECT:
+        await server.listen(client, name)
+    await broker.start()
+    await _confirm_subscriptions(client, broker.config.connection_state.connection)
+    await listener.opened()
+    return True
+
+
 async def _stop(listener: HttpServer, broker: Broker, server: QueryServer) -> None:
     """Refuse new connections, then new requests, and wait for the running ones."""
     listener.refuse()
-    with contextlib.suppress(Exception):
-        await broker.stop()
-    await server.close()
-    await listener.close()
+
+    async def refuse_on_the_bus() -> None:
+        with contextlib.suppress(Exception):
+            await broker.stop()
+        await server.close()
+
+    await asyncio.gather(refuse_on_the_bus(), listener.close())
 
 
 async def _stopped(stop: asyncio.Event, listener_ended: asyncio.Task[None]) -> None:

@@ -7,9 +7,8 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
-from typing import Any, TypeVar
 
 import structlog
 import uvloop
@@ -21,10 +20,11 @@ from turnfold.model_info.tokenizer import load_counter
 from turnfold.models import ChildSummarizer
 from turnfold.models.availability import can_call_models, missing_litellm
 from turnfold.nats_client.acknowledgements import Publisher
+from turnfold.nats_client.connection import NatsClient
 from turnfold.process.http_server import HttpServer
 from turnfold.process.memory import return_freed_memory
 from turnfold.process.scheduling import lower_priority, tune_collector
-from turnfold.process.tasks import cancel_and_wait
+from turnfold.process.tasks import cancel_and_wait, unless
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings
 from turnfold.store.compact.campaigns import SqlCampaignStore
@@ -82,8 +82,6 @@ BATCH_SECONDS = 120.0
 
 Statements have much shorter timeouts.
 """
-
-Result = TypeVar("Result")
 
 
 def main(settings: Settings, receiver_process: ReceiverProcess) -> int:
@@ -189,19 +187,13 @@ async def _start(
         on_failure=telemetry.metrics.failed,
     )
     on_wait = partial(log.info, "tables.awaited", made_by="turnfold migrate")
-    await _unless(stop, wait_for_schema(database, on_wait=on_wait))
-    client = await connect(settings, name="worker", seconds=60.0)
+    client: NatsClient | None = None
     try:
-        created = await _unless(stop, wait_for_streams(client))
-        if created is None:
-            return
-        await _unless(stop, wait_until_adopted(database, created=created))
-        lock = WriterLock(settings.database_url)
-        if not lock.try_to_take():
-            log.info("worker.standby")
-            telemetry.health.waits_for = "standby: another worker holds the writer lock"
-            await _unless(stop, lock.take())
-        if stop.is_set():
+        await unless(stop, wait_for_schema(database, on_wait=on_wait))
+        client = await unless(stop, connect(settings, name="worker", seconds=60.0))
+        lock = client and await _writer_lock(settings, database, client, telemetry, stop)
+        # The lock is held for as long as this function runs.
+        if client is None or lock is None:
             return
         context = make_context(
             settings,
@@ -218,8 +210,29 @@ async def _start(
     finally:
         await receiver.close()
         await summarizer.close()
-        with contextlib.suppress(Exception):
-            await client.close()
+        if client is not None:
+            with contextlib.suppress(Exception):
+                await client.close()
+
+
+async def _writer_lock(
+    settings: Settings,
+    database: Database,
+    client: NatsClient,
+    telemetry: Telemetry,
+    stop: asyncio.Event,
+) -> WriterLock | None:
+    """Wait for the streams, and take the lock of the process that writes; None if stopped."""
+    created = await unless(stop, wait_for_streams(client))
+    if created is None:
+        return None
+    await unless(stop, wait_until_adopted(database, created=created))
+    lock = WriterLock(settings.database_url)
+    if not lock.try_to_take():
+        log.info("worker.standby")
+        telemetry.health.waits_for = "standby: another worker holds the writer lock"
+        await unless(stop, lock.take())
+    return None if stop.is_set() else lock
 
 
 async def _work(context: WorkerContext, stop: asyncio.Event) -> None:
@@ -304,9 +317,9 @@ async def _announce_when_loaded(context: WorkerContext, stop: asyncio.Event) -> 
 
     Events are stored before that, but the ready line promises summaries too.
     """
-    await _unless(stop, context.receiver.loaded())
+    await unless(stop, context.receiver.loaded())
     if _has_model(context.settings):
-        await _unless(stop, context.summarizer.loaded())
+        await unless(stop, context.summarizer.loaded())
     context.announcer.begin({"receiver": context.receiver.pid, "model": context.summarizer.pid})
     tune_collector()
     log.info("worker.started", pid=os.getpid())
@@ -336,15 +349,3 @@ def _warn_about_settings(settings: Settings) -> None:
 def _has_model(settings: Settings) -> bool:
     """Return whether the installation names a model. Agents and sessions may name others."""
     return (settings.policy.summary_model or settings.summary_model) is not None
-
-
-async def _unless(stop: asyncio.Event, waiting: Coroutine[Any, Any, Result]) -> Result | None:
-    """Wait for a coroutine, and return its result; cancel it and return None if stopped."""
-    task = asyncio.create_task(waiting)
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if not task.done():
-        await cancel_and_wait(task)
-        return None
-    return task.result()

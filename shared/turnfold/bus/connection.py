@@ -109,19 +109,25 @@ async def connect(settings: Settings, *, name: str, seconds: float = 10.0) -> Na
     # `error_cb`.
     connecting = asyncio.ensure_future(client.connect(**options))
     ends = [connecting, attempt.refused]
-    ended, _ = await asyncio.wait(
-        ends, timeout=min(seconds, QUIET_SECONDS), return_when=asyncio.FIRST_COMPLETED
-    )
-    if not ended and seconds > QUIET_SECONDS:
-        log.info("bus.awaited", connection=name, url=redacted(settings.nats_url), seconds=seconds)
-        await asyncio.wait(
-            ends, timeout=seconds - QUIET_SECONDS, return_when=asyncio.FIRST_COMPLETED
+    is_connected = False
+    try:
+        ended, _ = await asyncio.wait(
+            ends, timeout=min(seconds, QUIET_SECONDS), return_when=asyncio.FIRST_COMPLETED
         )
-    if connecting.done() and connecting.exception() is None:
-        return client
-    await cancel_and_wait(connecting)
-    with contextlib.suppress(nats.errors.Error, OSError):
-        await client.close()
+        if not ended and seconds > QUIET_SECONDS:
+            url = redacted(settings.nats_url)
+            log.info("bus.awaited", connection=name, url=url, seconds=seconds)
+            await asyncio.wait(
+                ends, timeout=seconds - QUIET_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+        is_connected = connecting.done() and connecting.exception() is None
+        if is_connected:
+            return client
+    finally:
+        if not is_connected:
+            await cancel_and_wait(connecting)
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await client.close()
     if not connecting.cancelled() and (error := connecting.exception()):
         raise error
     where = redacted(settings.nats_url)

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
@@ -47,6 +47,35 @@ class Copies(NamedTuple):
 
     load: Callable[[], Iterable[str]]
     main: Main
+
+
+class _StopSignal(BaseException):
+    """A stop signal arrived outside of the event loop."""
+
+
+def until_signal(names: Iterable[str], signals: Sequence[signal.Signals]) -> Iterator[str]:
+    """Yield the names, and end when one of these signals interrupts the loading before a name.
+
+    Loading keeps the event loop waiting, on a busy machine for ten seconds. The loop handles the
+    signal when it runs again.
+    """
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise _StopSignal
+
+    remaining = iter(names)
+    while True:
+        handlers = {number: signal.signal(number, interrupt) for number in signals}
+        try:
+            name = next(remaining, None)
+        except _StopSignal:
+            return
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        if name is None:
+            return
+        yield name
 
 
 class ForkServer:

@@ -21,7 +21,8 @@ from uvicorn.server import ServerState
 
 from turnfold.errors import StartError
 
-STOP_SECONDS = 10.0
+STOP_SECONDS = 6.0
+"""Time limit for requests that run when a service stops. Its supervisor kills it after ten."""
 HEAD_SECONDS = 10.0
 """Time limit for the request line and headers, and for a TLS handshake."""
 HEAD_BYTES = 64 * 1024

@@ -22,7 +22,7 @@ from turnfold.process.child import (
 )
 from turnfold.process.directory import DataDirectory
 from turnfold.process.forked_process import ForkClient, can_fork
-from turnfold.process.forking import Copies, ForkServer
+from turnfold.process.forking import Copies, ForkServer, until_signal
 from turnfold.process.nats_server import (
     HOST,
     find_server,
@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 }
 """The command lines of the services; `migrate` runs once."""
 PROXY: Sequence[str] = (*TURNFOLD, "proxy")
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 DROPPED = tuple(f"{PREFIX}{name.upper()}" for name in NAMES)
 """Credentials for other servers. The embedded server listens on loopback and needs none."""
 
@@ -221,7 +222,7 @@ class _System:
         loop = asyncio.get_running_loop()
         # asyncio would start a thread per child to wait for it (before Python 3.12).
         loop.add_signal_handler(signal.SIGCHLD, self._look)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._on_stop_signal)
         on_start()
         keepers = [self._guarded(part) for part in self._parts if not part.is_forked]
@@ -249,7 +250,7 @@ class _System:
             server.start()
             self._fork_client = ForkClient(server.requester)
             try:
-                for name in self._copies.load():
+                for name in until_signal(self._copies.load(), STOP_SIGNALS):
                     if (part := parts.pop(name, None)) is not None:
                         self._has_forked.clear()
                         keepers.append(self._guarded(part))

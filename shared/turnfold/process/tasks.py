@@ -1,9 +1,12 @@
 """Reliable cancellation of tasks."""
 
 import asyncio
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 RETRY_SECONDS = 0.5
+
+Result = TypeVar("Result")
 
 
 async def cancel_and_wait(*tasks: "asyncio.Future[Any]") -> None:
@@ -18,3 +21,16 @@ async def cancel_and_wait(*tasks: "asyncio.Future[Any]") -> None:
             task.cancel()
         await asyncio.wait(open_, timeout=RETRY_SECONDS)
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def unless(stop: asyncio.Event, waiting: Coroutine[Any, Any, Result]) -> Result | None:
+    """Wait for a coroutine, and return its result; cancel it and return None if stopped."""
+    task = asyncio.create_task(waiting)
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([task, stopped], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+        if not task.done():
+            await cancel_and_wait(task)
+    return None if task.cancelled() else task.result()

@@ -1,17 +1,23 @@
-"""Services stop on a signal even if their database hangs."""
+"""Services stop on a signal, even if their database hangs, and while they still wait to start."""
 
 import asyncio
 from pathlib import Path
 from signal import SIGTERM
 
+import pytest
+
+from tests.ports import free_port
 from tests.postgres import Postgres
 from tests.running_system import running_parts, wait_until
 from tests.store_fixtures import new_postgres
 from turnfold.client import connect
+from turnfold.process import http_server, supervisor
 from turnfold.process.tasks import cancel_and_wait
+from turnfold.store.database import transactions
 from turnfold.store.database.engine import Database
 from turnfold.store.query.window import SqlWindowStore
 from turnfold_query.ingest_signal import NatsIngestSignal
+from turnfold_query.lane import parent
 
 
 async def test_services_stop_while_their_database_server_hangs(
@@ -60,3 +66,31 @@ async def test_a_query_service_gives_up_reading_a_sequence_from_a_server_that_ha
 
     left = [task for task in asyncio.all_tasks() if task.get_name() == "arrivals"]
     assert left == []
+
+
+@pytest.mark.proves("O4")
+@pytest.mark.parametrize("awaited", ["tables", "bus"])
+@pytest.mark.parametrize("name", ["worker", "query"])
+async def test_a_service_that_waits_to_start_stops_at_once(
+    tmp_path: Path, name: str, awaited: str
+) -> None:
+    lacks = {
+        "tables": {"TURNFOLD_DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path}/none.db"},
+        "bus": {"TURNFOLD_NATS_URL": f"nats://127.0.0.1:{free_port()}"},
+    }
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running(name, is_awaited=False, environ=lacks[awaited]) as service,
+    ):
+        await wait_until(lambda: f"{awaited}.awaited" in parts.words(), told=parts.words)
+        service.signal(SIGTERM)
+
+        assert await service.ended() == 0, parts.words()
+        assert "stopped_late" not in parts.words()
+
+
+@pytest.mark.proves("O4")
+def test_a_query_service_ends_its_requests_before_its_supervisor_kills_it() -> None:
+    closing = parent.CLOSE_SECONDS + transactions.CLOSE_SECONDS
+
+    assert http_server.STOP_SECONDS + closing < supervisor.SERVICE_STOP_SECONDS

@@ -362,3 +362,42 @@ def test_a_relative_database_path_is_made_absolute_and_others_stay() -> None:
         absolute_database_url("postgresql+asyncpg://me@host/db")
         == "postgresql+asyncpg://me@host/db"
     )
+
+
+LOADING_UP = """
+import asyncio, os, sys, time
+from pathlib import Path
+from turnfold.process.forking import Copies
+from turnfold.process.supervisor import SystemConfig, run
+
+def load():
+    print("loading", flush=True)
+    time.sleep(600)
+    yield "worker"
+
+asyncio.run(run(
+    SystemConfig(data_dir=Path(sys.argv[1]), nats_port=0, http_port=0, environ=os.environ, copies=Copies(load, print)),
+    on_start=lambda: None,
+    on_ready=print,
+    log=print,
+))
+"""
+
+
+@pytest.mark.proves("O4")
+def test_a_stop_signal_ends_the_loading_of_the_services(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOADING_UP, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(timeout=60) == 0
+    finally:
+        process.kill()
+        process.communicate()
