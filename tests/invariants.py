@@ -25,6 +25,7 @@ from turnfold.ports.query import (
 from turnfold.store.database import schema
 from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, facts_of, message_of
+from turnfold.store.database.predicates import ERASED_AGENT
 
 
 class Stored(NamedTuple):
@@ -388,7 +389,8 @@ def _seen(connection: Connection) -> StoreSnapshot:
     def all_of(*columns: Any) -> Sequence[Any]:
         return connection.execute(select(*columns)).all()
 
-    sessions = all_of(schema.sessions)
+    # Rows of erased sessions, which are deleted later, are no part of what a store holds.
+    sessions = [row for row in all_of(schema.sessions) if row.agent_id != ERASED_AGENT]
     compactions = sorted(all_of(schema.compactions), key=lambda row: row.ordinal)
     ordinals = {row.compaction_id: row.ordinal for row in compactions}
     messages = all_of(

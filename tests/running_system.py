@@ -41,6 +41,8 @@ Seen = TypeVar("Seen")
 
 START_SECONDS = 90.0
 STOP_SECONDS = 40.0
+UNFORGOTTEN = "SELECT 1 FROM sessions WHERE agent_id = '' UNION ALL SELECT 1 FROM stream_purges"
+"""What was erased and is still to be deleted, from the tables and from the stream."""
 TURNFOLD = (sys.executable, "-P", "-m", "turnfold.cli")
 
 

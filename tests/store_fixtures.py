@@ -87,6 +87,8 @@ SMALL = Policy(
 KEY = SessionKey(AgentId("ada"), SessionId("s-1"))
 NOON = 1_800_000_000_000
 LEASE_MS = 60_000
+ROWS_AT_ONCE = 10
+"""Rows of erased sessions go in such portions, so that short sessions take several."""
 
 
 def places(number: int) -> JobSlots:
@@ -134,6 +136,11 @@ class Stores:
         return await self.jobs.claim(
             places(10), lease_ms=LEASE_MS, now_ms=now_ms, policy=self.policy
         )
+
+    async def delete_rows(self) -> None:
+        """Delete all rows of erased sessions."""
+        while await self.erasures.delete_rows():
+            pass
 
     async def facts(self, key: SessionKey = KEY) -> WindowSnapshot:
         """What a window of a session is decided from."""
@@ -183,7 +190,7 @@ async def sql_stores(
             SqlOutboxStore(database),
             SqlIdleStore(database),
             SqlBudgetStore(database),
-            SqlErasureStore(database),
+            SqlErasureStore(database, rows_at_once=ROWS_AT_ONCE),
             SqlSearchStore(database),
             SqlRecallStore(database),
             SqlSearchIndex(database, installation.count),

@@ -20,6 +20,7 @@ from tests.store_fixtures import (
     KEY,
     LEASE_MS,
     NOON,
+    ROWS_AT_ONCE,
     SMALL,
     installation_of,
     places,
@@ -45,6 +46,7 @@ from turnfold.store.compact.versions import SqlVersionStore
 from turnfold.store.compact.withdrawal import withdraw
 from turnfold.store.database.engine import Database
 from turnfold.store.database.outbox import SqlOutboxStore
+from turnfold.store.ingest.erase import SqlErasureStore
 from turnfold.store.ingest.ingest import SqlIngestStore
 from turnfold_worker.loops.relay import Relay
 
@@ -208,6 +210,7 @@ class Worker:
         self.versions = SqlVersionStore(database)
         self.changes = SqlSessionCommands(database)
         self.outbox = SqlOutboxStore(database)
+        self.erasures = SqlErasureStore(database, rows_at_once=ROWS_AT_ONCE)
         self._life = life
         self._summarizer = summarizer
 
@@ -236,6 +239,9 @@ class Worker:
                 await self.changes.compact_now(KEY, installation=installation, now_ms=now_ms)
             case "erase":
                 await self.changes.erase(KEY, last_seq=int(subject), now_ms=now_ms)
+            case "delete_rows":
+                while await self.erasures.delete_rows():
+                    pass
             case "send":
                 client = NatsClient()
                 await client.connect(self._life.nats_url)

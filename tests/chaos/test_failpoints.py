@@ -395,6 +395,36 @@ async def test_a_session_is_erased_whole_or_not_at_all(scene: Scene, moment: str
     assert faults(left) == []
 
 
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("moment", ["in", "after"])
+@pytest.mark.proves("C49", "A6", "L1", "L2")
+async def test_a_worker_that_dies_among_portions_leaves_the_rest_to_the_next(
+    scene: Scene, moment: str
+) -> None:
+    await scene.worker.do("ingest", "1")
+    scene.worker.now_ms += TEN_MINUTES_MS
+    await scene.worker.do("write")
+    await scene.worker.do("erase", "7")
+    await scene.worker.do("ingest", "8")
+    before = await scene.seen()
+
+    await scene.die("delete_rows", moment, "delete_rows", nth=3)
+
+    await scene.worker.do("ingest", "1")
+    assert await scene.seen() == before
+    await scene.worker.do("delete_rows")
+    assert await scene.seen() == before
+    assert set(before.sessions) == {KEY}
+    assert faults(before) == []
+    assert await scene.worker.erasures.to_purge(100) == [*range(1, 8)]
+    names = await scene.database.snapshot(
+        lambda connection: (
+            connection.execute(text("SELECT session_id FROM sessions")).scalars().all()
+        )
+    )
+    assert names == [KEY.session_id]
+
+
 # --- notices are sent
 
 

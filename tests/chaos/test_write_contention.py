@@ -163,10 +163,13 @@ class Storm:
         target = key if self.chance.random() < 0.8 else key.agent_id
         await stores.changes.erase(target, last_seq=next(self._seqs), now_ms=now_ms)
 
+    async def delete(self, stores: Stores, _: SessionKey, __: int) -> None:
+        await stores.erasures.delete_rows()
+
 
 _DEEDS = {
     "ingest": 12, "write": 8, "promote": 4, "restore": 2, "regenerate": 1, "compact_now": 2, "idle": 1, "index": 2, "tell": 2,
-    "campaign": 1, "erase": 0.5,
+    "campaign": 1, "erase": 0.5, "delete": 4,
 }  # fmt: skip
 
 

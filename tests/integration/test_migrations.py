@@ -339,6 +339,25 @@ async def test_the_views_tell_what_happened(migrated_url: str) -> None:
     )
 
 
+@pytest.mark.proves("A2", "A6")
+async def test_no_view_shows_an_erased_session_while_its_rows_are_there(migrated_url: str) -> None:
+    async with sql_stores(migrated_url) as stores:
+        await lived(stores)
+        shown = {name: await rows(migrated_url, f"SELECT * FROM {name}") for name in VIEW_COLUMNS}
+        assert [name for name, found in shown.items() if not found] == []
+
+        await stores.changes.erase(KEY, last_seq=100, now_ms=NOON + 9_000)
+
+        assert await rows(migrated_url, "SELECT * FROM messages") != []
+        for name in VIEW_COLUMNS:
+            found = await rows(migrated_url, f"SELECT * FROM {name}")
+            assert bool(found) == (name == "audit_view"), name
+        with pytest.raises(RuntimeError, match="run a worker until it deleted them"):
+            await downgrade(migrated_url, "1012")
+        await stores.delete_rows()
+    await downgrade(migrated_url, "1012")
+
+
 @pytest.mark.proves("A1")
 async def test_the_audit_refuses_to_be_changed(migrated_url: str) -> None:
     async with sql_stores(migrated_url) as stores:

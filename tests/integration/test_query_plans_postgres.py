@@ -238,6 +238,7 @@ async def words_are_indexed(stores: Stores) -> None:
 
 async def a_session_is_erased(stores: Stores) -> None:
     await stores.changes.erase(OTHERS[0], last_seq=9_999, now_ms=NOON)
+    await stores.erasures.delete_rows()
 
 
 DEEDS = [

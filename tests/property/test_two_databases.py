@@ -187,6 +187,16 @@ class DatabaseWalk(StateRules):
             if target in (erased, erased.agent_id):
                 self.erased_to[erased] = last_seq
 
+    @rule(times=st.integers(1, 8))
+    def delete_rows_of_erased_sessions(self, times: int) -> None:
+        """Delete some. How many portions it takes differs, because PostgreSQL has more tables."""
+
+        async def work(stores: Stores) -> None:
+            for _ in range(times):
+                await stores.erasures.delete_rows()
+
+        self.in_databases(work)
+
     # --- campaigns, search, notices
 
     @rule(is_agent=st.booleans(), model=st.sampled_from([None, "m-2"]), at_once=st.integers(1, 2))

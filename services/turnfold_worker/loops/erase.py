@@ -1,4 +1,4 @@
-"""Erasure: remove erased messages from the stream, and erase expired sessions."""
+"""Erasure: delete erased rows and messages of the stream, and erase expired sessions."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from turnfold_worker.loops.polling import PollingLoop
 
 
 class ErasureRunner(PollingLoop):
-    """Delete erased messages from the stream, and erase sessions after their retention period."""
+    """Delete what was erased from tables and stream, and erase sessions after their retention."""
 
     poll_seconds = 30.0
     batch_messages = 100
@@ -34,34 +34,49 @@ class ErasureRunner(PollingLoop):
         self._expired_at = self._tidied_at = -math.inf
         # A worker that was killed may have left erased data in the write-ahead log.
         self._must_tidy = True
+        self._requests = 0
 
     def after_erasure(self) -> None:
         """Remove the copies of data that a request has just erased."""
         self._must_tidy = True
+        self._requests += 1
         self.wake()
 
     async def work(self) -> float:
-        """Erase expired sessions, then remove the copies of all erased data."""
+        """Erase expired sessions, then delete the rows and the copies of all erased data."""
         if time.monotonic() - self._expired_at >= self.expiry_seconds:
             await self._erase_expired()
             self._expired_at = time.monotonic()
+        requests = self._requests
+        is_due = self._must_tidy and self._wait_seconds() <= 0
+        if is_due:
+            # First, because the rest takes a minute for a million messages.
+            self._tidied_at = time.monotonic()
+            await self._forget_texts()
+        # One transaction each, between which ingest has its turn.
+        while await self._store.delete_rows():
+            self._must_tidy = True
         while sequences := await self._store.to_purge(self.batch_messages):
             await asyncio.gather(*(self._delete(seq) for seq in sequences))
             # After the deletion: a worker that dies in between deletes them again, which is
             # harmless.
             await self._store.purged(sequences)
             self._must_tidy = True
-        if self._must_tidy:
-            wait_seconds = self._tidied_at + self.tidy_seconds - time.monotonic()
-            if wait_seconds > 0:
-                return wait_seconds
-            self._tidied_at = time.monotonic()
-            forget_texts()
-            with contextlib.suppress(nats.errors.Error):
-                # Query servers forget, too.
-                await self._client.publish(INGESTED, ERASED)
-            self._must_tidy = not await self._store.tidy()
-        return self.tidy_seconds if self._must_tidy else self.poll_seconds
+        if is_due:
+            is_tidy = await self._store.tidy()
+            # Texts that were erased meanwhile are still in memory.
+            self._must_tidy = not is_tidy or self._requests > requests
+        return max(0.0, self._wait_seconds()) if self._must_tidy else self.poll_seconds
+
+    def _wait_seconds(self) -> float:
+        """Return how long to wait until copies may be removed again."""
+        return self._tidied_at + self.tidy_seconds - time.monotonic()
+
+    async def _forget_texts(self) -> None:
+        """Remove texts from memory here, and have query servers do the same."""
+        forget_texts()
+        with contextlib.suppress(nats.errors.Error):
+            await self._client.publish(INGESTED, ERASED)
 
     async def _erase_expired(self) -> None:
         after: int | None = 0

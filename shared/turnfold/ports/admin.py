@@ -142,6 +142,7 @@ class SessionCommands(Protocol):
     ) -> EraseResult:
         """Erase a session, or all sessions of an agent, or those whose ids begin with a prefix.
 
+        No query finds these sessions afterwards; `ErasureStore.delete_rows` deletes their rows.
         Events at or below `last_seq`, and events that were stored before, are not stored again.
         """
         ...
@@ -157,6 +158,10 @@ class ErasureStore(Protocol):
 
         Returns the number of the last examined session; None if there was none.
         """
+        ...
+
+    async def delete_rows(self) -> bool:
+        """Delete a portion of the rows of erased sessions; return whether more may be left."""
         ...
 
     async def to_purge(self, limit: int) -> Sequence[int]:

@@ -9,7 +9,7 @@ import pytest
 
 import turnfold
 from tests.nats_server import NatsServer, nats_server
-from tests.running_system import Parts, command, eventually, rows, wait_until
+from tests.running_system import UNFORGOTTEN, Parts, command, eventually, rows, wait_until
 from tests.services.access.guarded import (
     CONSUMER_API,
     IMPOSSIBLE,
@@ -129,9 +129,7 @@ async def test_everything_works_for_those_who_may(guarded: Guarded, server: Nats
         )
         assert erased.status == 0, erased.err
         assert (await client.erase_agent("support"))["sessions"] == 1
-        await wait_until(
-            lambda: not rows(worker.database, "SELECT 1 FROM stream_purges"), told=worker.words
-        )
+        await wait_until(lambda: not rows(worker.database, UNFORGOTTEN), told=worker.words)
         await wait_until(
             lambda: not rows(worker.database, "SELECT 1 FROM outbox"), told=worker.words
         )

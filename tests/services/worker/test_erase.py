@@ -15,6 +15,7 @@ import pytest
 from tests.model_server import running_model_server
 from tests.postgres import Postgres
 from tests.running_system import (
+    UNFORGOTTEN,
     Parts,
     command,
     eventually,
@@ -58,10 +59,10 @@ async def is_stored(parts: Parts, seq: int) -> None:
 
 
 async def is_forgotten(parts: Parts) -> None:
-    """Wait until the stream has nothing left to forget."""
+    """Wait until neither the tables nor the stream have anything left to forget."""
 
     async def is_empty() -> bool:
-        return not await parts.rows("SELECT 1 FROM stream_purges")
+        return not await parts.rows(UNFORGOTTEN)
 
     await eventually(is_empty, told=parts.words)
 

@@ -19,7 +19,8 @@ from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.schema import agents, audit, sessions
 from turnfold.store.database.session_rows import SessionJournal, lock_by_key, write_back
-from turnfold.store.ingest.erase import erase, erase_prefix
+from turnfold.store.ingest.erase import Erasure, erase_some
+from turnfold.store.ingest.erased_letters import ErasureScope, erase_letters
 from turnfold.store.ingest.evict import REQUESTED, evict_now
 from turnfold.store.ingest.tombstones import ALL_SESSIONS, lock_against_erase
 
@@ -71,17 +72,20 @@ class SqlSessionCommands:
         actor: str = LOCAL,
         prefix: str | None = None,
     ) -> EraseResult:
-        """Erase a session, or the sessions of an agent, up to a sequence."""
-        if prefix is not None:
-            assert not isinstance(key, SessionKey)
-            return await self._database.write(
-                lambda connection: erase_prefix(
-                    connection, key, prefix, last_seq=last_seq, now_ms=now_ms, actor=actor
-                )
+        """Erase a session, or the sessions of an agent, up to a sequence.
+
+        Each transaction erases at most a hundred sessions, so that ingest does not wait for all.
+        """
+        scope = ErasureScope.of(key, prefix)
+        erasure = Erasure(last_seq, now_ms, scope.reason, actor)
+        letters_to = await erase_letters(self._database, scope)
+        total, is_last = EraseResult(), False
+        while not is_last:
+            erased, is_last = await self._database.write(
+                lambda connection: erase_some(connection, scope, erasure, letters_to=letters_to)
             )
-        return await self._database.write(
-            lambda connection: erase(connection, key, last_seq=last_seq, now_ms=now_ms, actor=actor)
-        )
+            total = EraseResult(*map(sum, zip(total, erased, strict=True)))
+        return total
 
 
 def _set_for_session(

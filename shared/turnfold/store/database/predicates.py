@@ -5,10 +5,10 @@ statement shows what the index excludes. For the same reason `is_uncovered` is t
 planner does not recognize `is_covered = 0`.
 """
 
-from sqlalchemy import ColumnElement, String, bindparam, literal_column, text
+from sqlalchemy import ColumnElement, String, bindparam, literal_column, select, text
 
 from turnfold.ports.compact import JobStatus
-from turnfold.store.database.schema import compactions, messages, summaries
+from turnfold.store.database.schema import compactions, messages, sessions, summaries
 
 
 def has_status(*statuses: JobStatus) -> ColumnElement[bool]:
@@ -42,3 +42,19 @@ of_messages = messages.c.sid == bindparam("of_sid")
 is_version = (summaries.c.sid == bindparam("of_sid")) & (summaries.c.version == bindparam("number"))
 is_chosen = compactions.c.compaction_id.in_(bindparam("chosen", expanding=True))
 """The compaction is one of a list, as the parameter of a `PreparedIn`."""
+
+ERASED_AGENT = ""
+"""The agent id of erased sessions whose rows are not all deleted yet; real ids are never empty."""
+_ERASED_AGENT = literal_column("''", String)
+
+is_erased = sessions.c.agent_id == _ERASED_AGENT
+is_kept = sessions.c.agent_id != _ERASED_AGENT
+"""The session is not erased. Only for statements that find sessions by other columns than ids."""
+
+
+def is_of_kept(sid: ColumnElement[int]) -> ColumnElement[bool]:
+    """Return the condition that a row belongs to no erased session.
+
+    Few sessions are erased at a time, so the database reads their numbers once per statement.
+    """
+    return sid.not_in(select(sessions.c.sid).where(is_erased))

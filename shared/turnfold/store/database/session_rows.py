@@ -17,6 +17,7 @@ from turnfold.core.history.audit_chain import SEALED_FIELDS, WORKER, seal
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.store.database.engine import insert_for
+from turnfold.store.database.predicates import is_kept
 from turnfold.store.database.schema import (
     agents,
     audit,
@@ -171,6 +172,8 @@ _LOCKED = (
         compactions,
         (compactions.c.sid == sessions.c.sid) & (compactions.c.ordinal == sessions.c.compactions),
     )
+    # A number may come from a snapshot that is older than an erasure.
+    .where(is_kept)
     # One order for every transaction that locks several sessions, or PostgreSQL finds deadlocks.
     .order_by(sessions.c.sid)
     .with_for_update(of=sessions)

@@ -6,7 +6,7 @@ from sqlalchemy import Connection, func, select
 
 from turnfold.ports.compact import JobStatus
 from turnfold.store.database.engine import Database
-from turnfold.store.database.predicates import is_open
+from turnfold.store.database.predicates import is_of_kept, is_open
 from turnfold.store.database.schema import compactions, outbox, sessions, stream
 from turnfold.store.database.statements import Prepared
 
@@ -17,7 +17,7 @@ _OPEN = Prepared(
         func.sum(compactions.c.messages_evicted),
         func.min(func.coalesce(compactions.c.lease_until_ms, compactions.c.next_attempt_at_ms)),
     )
-    .where(is_open)
+    .where(is_open, is_of_kept(compactions.c.sid))
     .group_by(compactions.c.status),
     (),
 )

@@ -1,39 +1,40 @@
-"""Erase sessions in one transaction, and leave tombstones without text."""
+"""Erase sessions: one short transaction hides them from all queries, and others delete their rows.
 
-from collections.abc import Iterable, Sequence
+An erased session loses its name: its row goes to the agent `ERASED_AGENT`, which no request can
+name, and keeps nothing but its number. The same transaction seals the audit row `erased` and leaves
+a tombstone without text.
+"""
+
+from collections.abc import Sequence
 from functools import partial
-from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Connection,
     Integer,
-    Table,
+    Text,
     bindparam,
+    cast,
     delete,
     func,
     literal_column,
-    or_,
+    null,
     select,
+    update,
 )
 
-from turnfold.contracts.subjects import EVENT_TYPES, session_subject, token_of
 from turnfold.core.history.audit_chain import WORKER
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.retention import is_over
-from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.messages import AgentId, SessionKey
 from turnfold.ports.admin import EraseResult
 from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database
+from turnfold.store.database.predicates import ERASED_AGENT, is_kept, is_running, is_uncovered
 from turnfold.store.database.schema import (
     agents,
-    dead_letters,
-    duplicate_events,
-    erased_events,
-    events,
+    compactions,
     ingested_ranges,
-    messages,
-    metadata,
     session_counts,
     sessions,
     stream_purges,
@@ -48,29 +49,25 @@ from turnfold.store.database.session_rows import (
     lock_session_counts,
 )
 from turnfold.store.database.statements import Bulk, Prepared
+from turnfold.store.ingest.erased_letters import (
+    ErasureScope,
+    erase_letters,
+    erase_letters_after,
+)
+from turnfold.store.ingest.erased_rows import delete_portion
 from turnfold.store.ingest.tombstones import (
     ALL_SESSIONS,
     RETENTION,
-    SUBJECT_MISMATCH,
-    add_tombstone,
-    digest_of,
-    in_portions,
-    insert_missing,
-    is_claimed,
+    Tombstone,
+    add_tombstones,
+    any_rows_left,
     lock_against_erase,
-    purge_from_stream,
 )
-from turnfold.store.ingest.word_index.removal import queue_index_removal, remove_indexed
+from turnfold.store.ingest.word_index.removal import remove_indexed
 
-LETTERS_AT_ONCE = 50
-"""Dead letters read at once; each may hold as many bytes as are kept of a payload."""
+SESSIONS_AT_ONCE = 100
+"""Sessions that one transaction erases."""
 
-HANGING: Sequence[Table] = [
-    table
-    for table in reversed(metadata.sorted_tables)
-    if any(key.column is sessions.c.sid for key in table.foreign_keys)
-]
-"""All tables with rows of a session, found by their foreign keys, so that none is missed."""
 _PURGES = Prepared(
     select(stream_purges.c.stream_seq)
     .order_by(stream_purges.c.stream_seq)
@@ -83,6 +80,8 @@ _PURGED = Bulk(
 _BEHIND = Prepared(
     select(
         sessions.c.sid,
+        sessions.c.agent_id,
+        sessions.c.session_id,
         sessions.c.last_event_at_ms,
         sessions.c.preset,
         sessions.c.mode,
@@ -92,30 +91,39 @@ _BEHIND = Prepared(
         agents.c.overrides,
     )
     .outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
-    .where(sessions.c.sid > bindparam("after"))
+    .where(sessions.c.sid > bindparam("after"), is_kept)
     .order_by(sessions.c.sid)
     .limit(bindparam("most", type_=Integer)),
     ("after", "most"),
 )
-_MISMATCHED = Prepared(
-    select(dead_letters.c.stream_seq, dead_letters.c.payload)
-    .where(
-        dead_letters.c.reason == bindparam("why"), dead_letters.c.stream_seq > bindparam("after")
-    )
-    .order_by(dead_letters.c.stream_seq)
-    .limit(bindparam("most", type_=Integer)),
-    ("why", "after", "most"),
-)
 _INGESTED_TO = Prepared(
     select(ingested_ranges.c.last_seq).where(ingested_ranges.c.first_seq == literal_column("1")), ()
 )
+_NAMES = {"agent_id": ERASED_AGENT, "session_id": cast(sessions.c.sid, Text)}
+_CLEARED = {
+    column.name: null() if column.server_default is None else column.server_default.arg
+    for column in sessions.c
+    if column is not sessions.c.sid and column.name not in _NAMES
+}
+"""The values of a session that has nothing."""
+
+
+class Erasure(NamedTuple):
+    """An erasure as the audit tells of it; no event up to `last_seq` comes back."""
+
+    last_seq: int
+    at_ms: int
+    reason: str
+    actor: str
 
 
 class SqlErasureStore:
     """Erasures in SQL; see `turnfold.ports.admin.ErasureStore`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, rows_at_once: int | None = None) -> None:
+        """Delete `rows_at_once` rows of erased sessions in one transaction; None: a good number."""
         self._database = database
+        self._rows_at_once = rows_at_once
 
     async def erase_expired(
         self, *, after: int, limit: int, installation: Installation, now_ms: int
@@ -125,16 +133,30 @@ class SqlErasureStore:
             lambda connection: _BEHIND.rows(connection, after, limit)
         )
         over = [
-            sid
-            for sid, at_ms, *wishes in rows
+            (sid, SessionKey(agent_id, session_id))
+            for sid, agent_id, session_id, at_ms, *wishes in rows
             if is_over(at_ms, installation.policy(*_wishes(wishes)), now_ms=now_ms)
         ]
         # One transaction each, so that ingest waits for one session only.
-        for sid in over:
+        for sid, key in over:
+            letters_to = await erase_letters(self._database, ErasureScope.of(key))
             await self._database.write(
-                partial(_expire, sid=sid, installation=installation, now_ms=now_ms)
+                partial(
+                    _expire,
+                    sid=sid,
+                    letters_to=letters_to,
+                    installation=installation,
+                    now_ms=now_ms,
+                )
             )
         return rows[-1][0] if rows else None
+
+    async def delete_rows(self) -> bool:
+        """Delete a portion of the rows of erased sessions; return whether more may be left."""
+        # Read first: nearly always nothing is left, and a writing transaction holds up others.
+        return await self._database.snapshot(any_rows_left) and await self._database.write(
+            lambda connection: delete_portion(connection, self._rows_at_once)
+        )
 
     async def to_purge(self, limit: int) -> Sequence[int]:
         """Return the lowest sequences that must still be deleted from the stream."""
@@ -154,87 +176,54 @@ class SqlErasureStore:
         return await self._database.truncate_wal()
 
 
-def erase(
-    connection: Connection, key: SessionKey | AgentId, *, last_seq: int, now_ms: int, actor: str
-) -> EraseResult:
-    """Erase a session or an agent within an open transaction."""
+def erase_some(
+    connection: Connection, scope: ErasureScope, erasure: Erasure, *, letters_to: int
+) -> tuple[EraseResult, bool]:
+    """Erase some of these sessions within an open transaction; return whether these were the last.
+
+    The last transaction also erases dead letters above the id `letters_to`, and what an agent has
+    besides sessions.
+    """
     lock_against_erase(connection, is_erasing=True)
-    lock_session_counts(connection, [key.agent_id if isinstance(key, SessionKey) else key])
-    if isinstance(key, SessionKey):
+    lock_session_counts(connection, [scope.agent_id])
+    is_last = True
+    if scope.session_id is not None:
+        key = SessionKey(scope.agent_id, scope.session_id)
         # One that nobody knows may have events on their way: it gets its tombstone like any other.
-        locked = list(lock_by_key(connection, [key], create=ANY_NUMBER).values())
-        is_known = locked[0].messages_total > 0
+        locked = [*lock_by_key(connection, [key], create=ANY_NUMBER).values()]
     else:
-        session_ids = connection.execute(
-            select(sessions.c.session_id).where(sessions.c.agent_id == key)
-        ).scalars()
-        keys = [SessionKey(key, SessionId(name)) for name in session_ids]
-        locked = [
-            session
-            for portion in in_portions(keys)
-            for session in lock_by_key(connection, portion).values()
-        ]
-        is_known = True
-        connection.execute(delete(agents).where(agents.c.agent_id == key))
-        connection.execute(delete(summary_token_usage).where(summary_token_usage.c.agent_id == key))
-        add_tombstone(connection, SessionKey(key, SessionId(ALL_SESSIONS)), last_seq, now_ms)
-    _erase_letters(connection, key)
-    erased = _erase_sessions(
-        connection,
-        locked,
-        last_seq,
-        now_ms,
-        "request" if isinstance(key, SessionKey) else "agent",
-        actor,
-    )
-    if not isinstance(key, SessionKey):
-        connection.execute(delete(session_counts).where(session_counts.c.agent_id == key))
-    return erased if is_known else EraseResult()
+        sids = _sids(connection, scope, SESSIONS_AT_ONCE + 1)
+        is_last = len(sids) <= SESSIONS_AT_ONCE
+        locked = [*lock_by_sid(connection, sids[:SESSIONS_AT_ONCE]).values()]
+    erased = _erase_sessions(connection, locked, erasure)
+    if is_last:
+        erase_letters_after(connection, scope, letters_to)
+    if is_last and scope.is_agent:
+        for table in (agents, summary_token_usage, session_counts):
+            connection.execute(delete(table).where(table.c.agent_id == scope.agent_id))
+        whole = Tombstone(scope.agent_id, ALL_SESSIONS, erasure.last_seq, erasure.at_ms)
+        add_tombstones(connection, [whole])
+    was_known = scope.session_id is None or erased.messages > 0
+    return (erased if was_known else EraseResult()), is_last
 
 
-def erase_prefix(
-    connection: Connection,
-    agent_id: AgentId,
-    prefix: str,
-    *,
-    last_seq: int,
-    now_ms: int,
-    actor: str,
-) -> EraseResult:
-    """Erase the sessions of an agent whose ids begin with a prefix, within an open transaction."""
-    lock_against_erase(connection, is_erasing=True)
-    lock_session_counts(connection, [agent_id])
-    named = {
-        name
-        # A session whose events were all refused has dead letters alone.
-        for table in (sessions, dead_letters)
-        for name in connection.execute(
-            select(table.c.session_id)
-            .where(
-                table.c.agent_id == agent_id,
-                func.substr(table.c.session_id, 1, len(prefix)) == prefix,
-            )
-            .distinct()
-        ).scalars()
-    }
-    keys = [SessionKey(agent_id, SessionId(name)) for name in sorted(named)]
-    for key in keys:
-        _erase_letters(connection, key)
-    locked = [
-        session
-        for portion in in_portions(keys)
-        for session in lock_by_key(connection, portion).values()
-    ]
-    return _erase_sessions(connection, locked, last_seq, now_ms, "prefix", actor)
+def _sids(connection: Connection, scope: ErasureScope, most: int) -> Sequence[int]:
+    """Return numbers of sessions of an agent, of those whose ids begin with the prefix."""
+    chosen = select(sessions.c.sid).where(sessions.c.agent_id == scope.agent_id)
+    if scope.prefix is not None:
+        begins = func.substr(sessions.c.session_id, 1, len(scope.prefix)) == scope.prefix
+        chosen = chosen.where(begins)
+    # In no order: sorting all of an agent's sessions would take long.
+    return connection.execute(chosen.limit(most)).scalars().all()
 
 
-def _expire(connection: Connection, *, sid: int, installation: Installation, now_ms: int) -> None:
+def _expire(
+    connection: Connection, *, sid: int, letters_to: int, installation: Installation, now_ms: int
+) -> None:
     """Erase a session whose retention is over. Events that are still on their way begin it anew."""
     lock_against_erase(connection, is_erasing=True)
-    lock_session_counts(
-        connection,
-        connection.execute(select(sessions.c.agent_id).where(sessions.c.sid == sid)).scalars(),
-    )
+    agent_id = select(sessions.c.agent_id).where(sessions.c.sid == sid, is_kept)
+    lock_session_counts(connection, map(AgentId, connection.execute(agent_id).scalars()))
     for session in lock_by_sid(connection, [sid]).values():
         if is_over(
             session.last_event_at_ms,
@@ -244,120 +233,52 @@ def _expire(connection: Connection, *, sid: int, installation: Installation, now
             # Not the stream's last sequence: an event published a moment ago begins the session
             # anew.
             ingested_to = max((last for (last,) in _INGESTED_TO.rows(connection)), default=0)
-            _erase_letters(connection, session.key)
-            _erase_sessions(connection, [session], ingested_to, now_ms, RETENTION, WORKER)
+            erase_letters_after(connection, ErasureScope.of(session.key), letters_to)
+            _erase_sessions(connection, [session], Erasure(ingested_to, now_ms, RETENTION, WORKER))
 
 
 def _erase_sessions(
-    connection: Connection,
-    locked: Sequence[SessionRow],
-    last_seq: int,
-    now_ms: int,
-    reason: str,
-    actor: str,
+    connection: Connection, locked: Sequence[SessionRow], erasure: Erasure
 ) -> EraseResult:
-    """Erase locked sessions, and return how many sessions and messages these were."""
-    journal, total = SessionJournal(actor), 0
-    for portion in in_portions(locked):
-        sids = [session.sid for session in portion]
-        counts = _message_counts(connection, sids)
-        _remember_events(connection, sids)
-        _delete_rows(connection, sids)
-        for session in portion:
-            number = counts.get(session.sid, 0)
-            total += number
-            # Before the tombstone, which takes over the chain that ends with this row.
-            journal.add_audit_row(
-                session,
-                "erased",
-                at_ms=now_ms,
-                reason=reason,
-                messages=number,
-                versions=session.versions,
-                last_seq=last_seq,
-            )
-            add_tombstone(
-                connection,
-                session.key,
-                last_seq,
-                now_ms,
-                rows=session.audit_rows,
-                hash_=session.audit_hash,
-            )
+    """Erase locked sessions of one agent; return how many sessions and messages these were."""
+    if not locked:
+        return EraseResult()
+    journal = SessionJournal(erasure.actor)
+    for session in locked:
+        # Before the tombstone, which takes over the chain that ends with this row.
+        journal.add_audit_row(
+            session,
+            "erased",
+            at_ms=erasure.at_ms,
+            reason=erasure.reason,
+            messages=session.messages_total,
+            versions=session.versions,
+            last_seq=erasure.last_seq,
+        )
     journal.write(connection)
-    return EraseResult(len(locked), total)
-
-
-def _message_counts(connection: Connection, sids: Sequence[int]) -> dict[int, int]:
-    counted = (
-        select(messages.c.sid, func.count())
-        .where(messages.c.sid.in_(sids))
-        .group_by(messages.c.sid)
+    add_tombstones(
+        connection,
+        [
+            Tombstone(
+                *session.key,
+                erasure.last_seq,
+                erasure.at_ms,
+                session.audit_rows,
+                session.audit_hash,
+            )
+            for session in locked
+        ],
     )
-    return {row[0]: row[1] for row in connection.execute(counted)}
-
-
-def _remember_events(connection: Connection, sids: Sequence[int]) -> None:
-    """Keep hashes of the event ids, and queue all places of the events in the stream for purging.
-
-    Without the hashes, an event that is delivered again would create the session again.
-    """
-    stored = connection.execute(
-        select(events.c.agent_id, events.c.event_id, events.c.stream_seq).where(
-            events.c.sid.in_(sids)
-        )
-    ).all()
-    duplicates = (
-        connection.execute(
-            select(duplicate_events.c.stream_seq).where(duplicate_events.c.sid.in_(sids))
-        )
-        .scalars()
-        .all()
-    )
-    hashes = {digest_of(agent_id, event_id) for agent_id, event_id, _ in stored}
-    insert_missing(connection, erased_events, sorted(hashes))
-    purge_from_stream(connection, chain((row.stream_seq for row in stored), duplicates))
-
-
-def _delete_rows(connection: Connection, sids: Sequence[int]) -> None:
-    # Before the messages: the removal from the search index is filled from them.
-    queue_index_removal(connection, sids)
-    for table in HANGING:
-        connection.execute(delete(table).where(table.c.sid.in_(sids)))
-    connection.execute(delete(sessions).where(sessions.c.sid.in_(sids)))
-
-
-def _erase_letters(connection: Connection, key: SessionKey | AgentId) -> None:
-    """Erase the dead letters of a session or an agent, found by key or by subject."""
-    if isinstance(key, SessionKey):
-        subjects = [session_subject(kind, key) for kind in EVENT_TYPES]
-        named = (dead_letters.c.agent_id == key.agent_id) & (
-            dead_letters.c.session_id == key.session_id
-        )
-        is_of_key = or_(named, dead_letters.c.subject.in_(subjects))
-    else:
-        # By subject too: an event that could not be read has no session that could be compared.
-        begins = [
-            dead_letters.c.subject.startswith(f"{kind}.{token_of(key)}.", autoescape=True)
-            for kind in EVENT_TYPES
-        ]
-        is_of_key = or_(dead_letters.c.agent_id == key, *begins)
-    purge_from_stream(
-        connection, connection.execute(select(dead_letters.c.stream_seq).where(is_of_key)).scalars()
-    )
-    connection.execute(delete(dead_letters).where(is_of_key))
-    for sequences in _claiming(connection, key):
-        purge_from_stream(connection, sequences)
-        connection.execute(delete(dead_letters).where(dead_letters.c.stream_seq.in_(sequences)))
-
-
-def _claiming(connection: Connection, key: SessionKey | AgentId) -> Iterable[Sequence[int]]:
-    """Yield sequences of dead letters that name a session only in their payload, page by page."""
-    after = 0
-    while rows := _MISMATCHED.rows(connection, SUBJECT_MISMATCH, after, LETTERS_AT_ONCE):
-        after = rows[-1][0]
-        if claimed := [seq for seq, payload in rows if is_claimed(bytes(payload), key)]:
-            yield claimed
+    sids = [session.sid for session in locked]
+    # So that workers lose the jobs that they hold.
+    are_held = compactions.c.sid.in_(sids) & is_uncovered & is_running
+    connection.execute(delete(compactions).where(are_held))
+    counted = session_counts.c.agent_id == locked[0].key.agent_id
+    fewer = update(session_counts).where(counted).values(total=session_counts.c.total - len(sids))
+    connection.execute(fewer)
+    are_erased = sessions.c.sid.in_(sids)
+    connection.execute(update(sessions).where(are_erased).values({**_NAMES, **_CLEARED}))
+    return EraseResult(len(locked), sum(session.messages_total for session in locked))
 
 
 def _wishes(columns: Sequence[Any]) -> tuple[PolicyOverrides, PolicyOverrides]:

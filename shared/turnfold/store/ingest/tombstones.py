@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Connection,
     Table,
     bindparam,
+    case,
     literal_column,
     select,
     text,
@@ -15,13 +16,16 @@ from sqlalchemy import (
 
 from turnfold.contracts.events import claimed_key
 from turnfold.errors import EventFault
-from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.messages import SessionId, SessionKey
 from turnfold.ports.ingest import DeadLetter, DecodedEvent
 from turnfold.store.database.engine import insert_for
+from turnfold.store.database.predicates import is_erased
 from turnfold.store.database.schema import (
     duplicate_events,
     erased_events,
     erasures,
+    events,
+    sessions,
     stream_purges,
 )
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn, PreparedPairs
@@ -52,40 +56,45 @@ _KNOWN = PreparedIn(
     ),
     "digests",
 )
+_ANY_LEFT = Prepared(select(literal_column("1")).where(is_erased).limit(literal_column("1")), ())
+_STILL_STORED = PreparedPairs(
+    select(events.c.agent_id, events.c.event_id).where(
+        events.c.agent_id == _pairs.c.a,
+        events.c.event_id == _pairs.c.b,
+        sessions.c.sid == events.c.sid,
+        is_erased,
+    ),
+    (events.c.agent_id.type, events.c.event_id.type),
+)
 
 
-def is_claimed(payload: bytes, key: SessionKey | AgentId) -> bool:
-    """Return whether a payload names this session, or a session of this agent."""
-    claimed = claimed_key(payload)
-    return claimed is not None and (
-        claimed == key if isinstance(key, SessionKey) else claimed.agent_id == key
-    )
+class Tombstone(NamedTuple):
+    """A row of `erasures`; its last two fields are the end of the session's audit chain."""
+
+    agent_id: str
+    session_id: str
+    last_seq: int
+    at_ms: int
+    audit_rows: int = 0
+    audit_hash: str = ""
 
 
-def add_tombstone(
-    connection: Connection,
-    key: SessionKey,
-    last_seq: int,
-    now_ms: int,
-    *,
-    rows: int = 0,
-    hash_: str = "",
-) -> None:
-    """Add or update a tombstone."""
-    # A tombstone never moves back: retention erases up to a lower sequence than a request does.
-    before = max((last for *_, last in _LAST.rows(connection, [key])), default=0)
-    values = {
-        "last_seq": max(before, last_seq),
-        "at_ms": now_ms,
-        "audit_rows": rows,
-        "audit_hash": hash_,
-    }
+def add_tombstones(connection: Connection, tombstones: Sequence[Tombstone]) -> None:
+    """Add or update tombstones."""
     made = insert_for(connection)(erasures).values(
-        agent_id=key.agent_id, session_id=key.session_id, **values
+        {name: bindparam(name) for name in Tombstone._fields}
     )
-    connection.execute(
-        made.on_conflict_do_update(index_elements=["agent_id", "session_id"], set_=values)
-    )
+    new, names = made.excluded, Tombstone._fields[2:]
+    # A tombstone never moves back: retention erases up to a lower sequence than a request does.
+    last_seq = case((new.last_seq > erasures.c.last_seq, new.last_seq), else_=erasures.c.last_seq)
+    updated = {**{name: new[name] for name in names}, "last_seq": last_seq}
+    statement = made.on_conflict_do_update(index_elements=["agent_id", "session_id"], set_=updated)
+    Bulk(statement, Tombstone._fields).run(connection, tombstones)
+
+
+def any_rows_left(connection: Connection) -> bool:
+    """Return whether rows of erased sessions are still to be deleted."""
+    return bool(_ANY_LEFT.rows(connection))
 
 
 def lock_against_erase(connection: Connection, *, is_erasing: bool = False) -> None:
@@ -158,18 +167,37 @@ def _stored_before_erasure(
         for portion in in_portions(agent_ids)
         for (agent_id,) in _TOUCHED.rows(connection, portion)
     }
+    # Events of agents that erased nothing need no digest.
+    suspects = [arrival for arrival in arrivals if arrival.key.agent_id in touched]
+    # Before the digests: a row that is deleted between the two lookups has left its digest.
+    left = _in_rows_left(connection, suspects)
     digests = {
         arrival.stream_seq: digest_of(arrival.key.agent_id, arrival.event_id)
-        for arrival in arrivals
-        # Events of agents that erased nothing need no digest.
-        if arrival.key.agent_id in touched
+        for arrival in suspects
     }
     known = {
         bytes(digest)
         for portion in in_portions(sorted(set(digests.values())))
         for (digest,) in _KNOWN.rows(connection, portion)
     }
-    return {seq for seq, digest in digests.items() if digest in known}
+    return left | {seq for seq, digest in digests.items() if digest in known}
+
+
+def _in_rows_left(connection: Connection, arrivals: Sequence[DecodedEvent]) -> set[int]:
+    """Return the sequences of events that are stored in sessions which were erased."""
+    if not arrivals or not any_rows_left(connection):
+        return set()
+    ids = sorted({(arrival.key.agent_id, arrival.event_id) for arrival in arrivals})
+    left = {
+        tuple(row)
+        for portion in in_portions(ids)
+        for row in _STILL_STORED.rows(connection, portion)
+    }
+    return {
+        arrival.stream_seq
+        for arrival in arrivals
+        if (arrival.key.agent_id, arrival.event_id) in left
+    }
 
 
 def record_duplicates(connection: Connection, places: Iterable[tuple[int, int]]) -> None:

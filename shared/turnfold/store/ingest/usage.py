@@ -17,6 +17,7 @@ from turnfold.core.eviction.usage import (
 )
 from turnfold.messages import MESSAGES_PER_EVENT, position_of, split_message_id
 from turnfold.ports.compact import JobStatus
+from turnfold.store.database.predicates import is_of_kept
 from turnfold.store.database.schema import (
     compactions,
     events,
@@ -36,6 +37,7 @@ _later = (
     .where(
         usage_reports.c.agent_id == bindparam("agent_id"),
         usage_reports.c.model == bindparam("model"),
+        is_of_kept(usage_reports.c.sid),
     )
     .order_by(usage_reports.c.position.desc())
     .limit(bindparam("most", type_=Integer))
@@ -112,6 +114,7 @@ _REPORTED = Prepared(
     .where(
         usage_reports.c.agent_id == bindparam("agent_id"),
         usage_reports.c.model == bindparam("model"),
+        is_of_kept(usage_reports.c.sid),
     )
     .order_by(usage_reports.c.position.desc())
     .limit(bindparam("most", type_=Integer)),

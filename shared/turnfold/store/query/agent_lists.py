@@ -7,6 +7,7 @@ from sqlalchemy import ColumnElement, Connection, func, select
 from turnfold.messages import AgentId
 from turnfold.ports.agent_lists import ListedSession
 from turnfold.store.database.engine import Database
+from turnfold.store.database.predicates import is_of_kept
 from turnfold.store.database.schema import events, sessions
 
 LAST_CHARACTERS = "\U0010ffff" * 64
@@ -45,7 +46,9 @@ class SqlAgentLists:
     async def known_events(self, agent_id: AgentId, event_ids: Collection[str]) -> Collection[str]:
         """Return the stored ones of these event ids."""
         chosen = select(events.c.event_id).where(
-            events.c.agent_id == agent_id, events.c.event_id.in_(event_ids)
+            events.c.agent_id == agent_id,
+            events.c.event_id.in_(event_ids),
+            is_of_kept(events.c.sid),
         )
         return await self._database.snapshot(
             lambda connection: frozenset(connection.execute(chosen).scalars())

@@ -31,7 +31,7 @@ from turnfold.ports.query import (
 )
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import WouldBlock
-from turnfold.store.database.predicates import is_live, is_pending
+from turnfold.store.database.predicates import is_kept, is_live, is_pending
 from turnfold.store.database.schema import (
     agents,
     audit,
@@ -178,7 +178,7 @@ class SqlHistoryStore:
     ) -> Sequence[SessionCounts]:
         """Return sessions after a sort key, of these agents or of all, newest event first."""
         at_ms = func.coalesce(sessions.c.last_event_at_ms, literal_column("-1"))
-        chosen = _SESSIONS.order_by(at_ms.desc(), sessions.c.sid).limit(limit)
+        chosen = _SESSIONS.where(is_kept).order_by(at_ms.desc(), sessions.c.sid).limit(limit)
         if after is not None:
             chosen = chosen.where(
                 or_(at_ms < after[0], (at_ms == after[0]) & (sessions.c.sid > after[1]))

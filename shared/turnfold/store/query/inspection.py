@@ -14,7 +14,6 @@ from sqlalchemy import (
     func,
     or_,
     select,
-    true,
 )
 
 from turnfold.errors import UnknownSession
@@ -37,7 +36,7 @@ from turnfold.ports.inspection import (
 )
 from turnfold.store.compact.campaigns import newest_campaigns
 from turnfold.store.database.engine import Database
-from turnfold.store.database.predicates import is_live, is_open
+from turnfold.store.database.predicates import ERASED_AGENT, is_live, is_of_kept, is_open
 from turnfold.store.database.schema import (
     compactions,
     dead_letters,
@@ -208,7 +207,7 @@ class SqlInspectionStore:
 def _of_agents(
     agent_ids: Collection[str] | None, agent_id: Column[str] = sessions.c.agent_id
 ) -> ColumnElement[bool]:
-    return true() if agent_ids is None else agent_id.in_(agent_ids)
+    return agent_id != ERASED_AGENT if agent_ids is None else agent_id.in_(agent_ids)
 
 
 def _session(connection: Connection, key: SessionKey) -> tuple[int, int | None]:
@@ -246,7 +245,7 @@ def _totals(connection: Connection, agent_ids: Collection[str] | None) -> Instal
         ).where(of_agents)
     ).one()  # fmt: skip
     in_force = (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version)
-    jobs = select(func.count()).select_from(compactions)
+    jobs = select(func.count()).select_from(compactions).where(is_of_kept(compactions.c.sid))
     if agent_ids is not None:
         jobs = jobs.join(sessions, sessions.c.sid == compactions.c.sid).where(of_agents)
     dead = (
@@ -324,14 +323,18 @@ def _summary_costs(
     connection: Connection, agent_ids: Collection[str] | None, *, since_day: int, agents: int
 ) -> SummaryCosts:
     """Return what summaries took: by model since the beginning, by day and agent since a day."""
-    by_model = select(
-        summaries.c.model,
-        func.count(),
-        func.coalesce(func.sum(summaries.c.prompt_tokens), 0),
-        func.coalesce(func.sum(summaries.c.completion_tokens), 0),
-        func.coalesce(func.sum(summaries.c.cost), 0.0),
-        func.count() - func.count(summaries.c.cost),
-    ).group_by(summaries.c.model)
+    by_model = (
+        select(
+            summaries.c.model,
+            func.count(),
+            func.coalesce(func.sum(summaries.c.prompt_tokens), 0),
+            func.coalesce(func.sum(summaries.c.completion_tokens), 0),
+            func.coalesce(func.sum(summaries.c.cost), 0.0),
+            func.count() - func.count(summaries.c.cost),
+        )
+        .where(is_of_kept(summaries.c.sid))
+        .group_by(summaries.c.model)
+    )
     if agent_ids is not None:
         by_model = by_model.join(sessions, sessions.c.sid == summaries.c.sid).where(
             sessions.c.agent_id.in_(agent_ids)

@@ -12,6 +12,7 @@ from turnfold.ports.query import (
     StoredSummary,
     WindowSnapshot,
 )
+from turnfold.store.database.predicates import is_kept
 from turnfold.store.database.schema import (
     agents,
     dead_letters,
@@ -134,6 +135,6 @@ def missing_sessions(connection: Connection, numbers: Collection[int]) -> set[in
     left, stored = sorted(numbers), set[int]()
     for start in range(0, len(left), LOOKED_UP_AT_ONCE):
         portion = left[start : start + LOOKED_UP_AT_ONCE]
-        found = select(sessions.c.sid).where(sessions.c.sid.in_(portion))
+        found = select(sessions.c.sid).where(sessions.c.sid.in_(portion), is_kept)
         stored.update(connection.execute(found).scalars())
     return set(numbers) - stored

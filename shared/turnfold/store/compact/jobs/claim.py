@@ -10,7 +10,14 @@ from turnfold.core.policy.presets import Policy
 from turnfold.messages import CompactionId
 from turnfold.ports.compact import Job, JobKind, JobStatus
 from turnfold.store.compact.rewriting import wanted_of
-from turnfold.store.database.predicates import is_open, is_running, is_uncovered, of_compactions
+from turnfold.store.database.predicates import (
+    is_kept,
+    is_of_kept,
+    is_open,
+    is_running,
+    is_uncovered,
+    of_compactions,
+)
 from turnfold.store.database.schema import compactions, sessions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import Prepared, bulk_update
@@ -53,6 +60,7 @@ _turns = (
         .label("turn"),
     )
     .join(sessions, sessions.c.sid == _due.c.sid)
+    .where(is_kept)
     .subquery("turns")
 )
 DUE = Prepared(
@@ -69,6 +77,7 @@ NEXT_DUE = Prepared(
         func.min(func.coalesce(compactions.c.lease_until_ms, compactions.c.next_attempt_at_ms))
     ).where(
         is_open,
+        is_of_kept(compactions.c.sid),
         is_running | compactions.c.sid.not_in(select(compactions.c.sid).where(is_running)),
     ),
     (),

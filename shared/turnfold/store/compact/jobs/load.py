@@ -17,6 +17,7 @@ from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.predicates import (
     is_chosen,
     is_covered,
+    is_kept,
     is_live,
     is_version,
     of_compactions,
@@ -70,7 +71,9 @@ _BASE = Prepared(
     ("of_sid", "number"),
 )
 
-_EXISTS = Prepared(select(sessions.c.sid).where(sessions.c.sid == bindparam("of_sid")), ("of_sid",))
+_EXISTS = Prepared(
+    select(sessions.c.sid).where(sessions.c.sid == bindparam("of_sid"), is_kept), ("of_sid",)
+)
 
 _COVERED_TOKENS = Prepared(
     select(func.sum(compactions.c.tokens_evicted)).where(of_compactions, is_covered), ("of_sid",)

@@ -12,23 +12,21 @@ from sqlalchemy import (
     Connection,
     delete,
     exists,
-    insert,
-    literal_column,
+    func,
     select,
     text,
-    update,
 )
 
-from turnfold.store.database.engine import Database
+from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.schema import (
     index_removals,
     marked_lines,
     messages,
-    retracted_messages,
     word_index,
-    word_index_segments,
 )
+from turnfold.store.database.statements import BulkInsert
 from turnfold.store.ingest.word_index.search_index import (
+    CHARACTERS_AT_ONCE,
     MESSAGES_AT_ONCE,
     UnindexedMessage,
     fts5_terms,
@@ -37,6 +35,9 @@ from turnfold.store.ingest.word_index.search_index import (
 from turnfold.store.ingest.word_index.segment_writer import remove_at, remove_between
 
 MERGED_PAGES = 200
+MERGE_DUE = 0
+"""The position of a row that says that words have left the index, but not yet the file."""
+_QUEUE = BulkInsert(index_removals, ("sid", "position", "body"))
 _is_indexed = exists().where(word_index.c.rowid == messages.c.position)
 
 
@@ -94,38 +95,30 @@ _DELETE_SQLITE = text(
 )
 
 
-def queue_index_removal(connection: Connection, sids: Sequence[int]) -> None:
-    """Queue the removal of whole sessions from the index, before they are deleted.
+def queue_index_removal(connection: Connection, rows: Sequence[tuple[int, int, str]]) -> None:
+    """Queue the removal of erased messages from SQLite's index: session, position and body of each.
 
-    No search uses their numbers any more. Removing their words from SQLite's index would block
-    writers, so `remove_indexed` does it later.
+    No search uses the numbers of their sessions any more. Removing their words would block writers
+    for long, so `remove_indexed` does it later.
     """
-    if connection.dialect.name != "sqlite":
-        for table in (word_index, word_index_segments):
-            connection.execute(delete(table).where(table.c.sid.in_(sids)))
-        return
-    aside = select(messages.c.position, messages.c.sid, messages.c.body).where(
-        messages.c.sid.in_(sids), _is_indexed
-    )
-    connection.execute(insert(index_removals).from_select(["position", "sid", "body"], aside))
-    # Retracted words left the index, but stay in the file until it is merged.
-    retracted = select(
-        retracted_messages.c.position, retracted_messages.c.sid, literal_column("''")
-    ).where(retracted_messages.c.sid.in_(sids))
-    connection.execute(insert(index_removals).from_select(["position", "sid", "body"], retracted))
+    positions = [position for _, position, _ in rows]
+    are_chosen = word_index.c.rowid.in_(positions)
+    indexed = set(connection.execute(select(word_index.c.rowid).where(are_chosen)).scalars())
+    _QUEUE.run(connection, [row for row in rows if row[1] in indexed])
+
+
+def note_merge(connection: Connection) -> None:
+    """Record that words which left SQLite's index are still in the file."""
+    marker = insert_for(connection)(index_removals).values(position=MERGE_DUE, sid=0, body="")
+    connection.execute(marker.on_conflict_do_nothing())
 
 
 async def remove_indexed(database: Database) -> None:
     """Remove erased words from the index and the file, in short transactions."""
     if not database.is_sqlite:
         return
-    waiting = (
-        select(index_removals.c.sid, index_removals.c.position, index_removals.c.body)
-        .where(index_removals.c.body != "")
-        .limit(MESSAGES_AT_ONCE)
-    )
-    while aside := await database.snapshot(lambda connection: connection.execute(waiting).all()):
-        gone = await asyncio.to_thread(_removals, [UnindexedMessage(*row) for row in aside])
+    while aside := await database.snapshot(_queued):
+        gone = await asyncio.to_thread(_removals, aside)
         await database.write(partial(_clear, gone=gone))
     # A word goes from the file when the part of the index that names it is written anew.
     if await database.snapshot(
@@ -141,6 +134,27 @@ async def remove_indexed(database: Database) -> None:
         )
 
 
+def _queued(connection: Connection) -> list[UnindexedMessage]:
+    """Return the next queued messages, and few if they are long."""
+    sizes = (
+        select(index_removals.c.position, func.length(index_removals.c.body))
+        # Empty in rows of workers before revision 1013, which only say that a merge is due.
+        .where(index_removals.c.position > MERGE_DUE, index_removals.c.body != "")
+        .order_by(index_removals.c.position)
+        .limit(MESSAGES_AT_ONCE)
+    )
+    characters, last = 0, 0
+    for position, size in connection.execute(sizes):
+        characters += size
+        if last and characters > CHARACTERS_AT_ONCE:
+            break
+        last = position
+    queued = select(index_removals.c.sid, index_removals.c.position, index_removals.c.body).where(
+        index_removals.c.position.between(MERGE_DUE + 1, last), index_removals.c.body != ""
+    )
+    return [UnindexedMessage(*row) for row in connection.execute(queued)]
+
+
 def _removals(rows: Iterable[UnindexedMessage]) -> list[dict[str, Any]]:
     return [_removal(row.sid, row.position, row.body) for row in rows]
 
@@ -148,11 +162,9 @@ def _removals(rows: Iterable[UnindexedMessage]) -> list[dict[str, Any]]:
 def _clear(connection: Connection, *, gone: Sequence[dict[str, Any]]) -> None:
     """Remove some queued words; the rest stays queued."""
     connection.execute(_DELETE_SQLITE, gone)
-    connection.execute(
-        update(index_removals)
-        .where(index_removals.c.position.in_([row["position"] for row in gone]))
-        .values(body="")
-    )
+    are_gone = index_removals.c.position.in_([row["position"] for row in gone])
+    connection.execute(delete(index_removals).where(are_gone))
+    note_merge(connection)
 
 
 def _merged(connection: Connection, *, pages: int) -> bool:

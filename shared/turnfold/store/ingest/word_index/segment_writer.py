@@ -19,6 +19,7 @@ from turnfold.core.text.word_segments import (
     read_header,
 )
 from turnfold.store.database.engine import Database
+from turnfold.store.database.predicates import is_kept
 from turnfold.store.database.schema import sessions, word_index_segments
 from turnfold.store.database.statements import BulkInsert, PreparedIn
 from turnfold.store.database.word_segments import (
@@ -114,8 +115,8 @@ def _due(connection: Connection, sid: int) -> Merge | None:
 def _replace(connection: Connection, *, sid: int, merge: Merge, pieces: Sequence[bytes]) -> bool:
     """Replace segments by the merged one; return whether they were still as they were read."""
     # Before the segments, as an erasure does: it deletes the session and then its rows.
-    locked = select(sessions.c.sid).where(sessions.c.sid == sid).with_for_update(key_share=True)
-    if connection.execute(locked).first() is None:
+    wanted = select(sessions.c.sid).where(sessions.c.sid == sid, is_kept)
+    if connection.execute(wanted.with_for_update(key_share=True)).first() is None:
         return False
     of_merge = (word_index_segments.c.sid == sid) & word_index_segments.c.segment.in_(merge.removed)
     now = select(word_index_segments.c.segment, word_index_segments.c.removed)

@@ -1,0 +1,148 @@
+"""Erase dead letters: found by their key, by their subject, or by what their payload names."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    bindparam,
+    delete,
+    func,
+    or_,
+    select,
+)
+
+from turnfold.contracts.events import claimed_key
+from turnfold.contracts.subjects import (
+    EVENT_TYPES,
+    key_of_event_subject,
+    session_subject,
+    token_of,
+)
+from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.store.database.engine import Database
+from turnfold.store.database.schema import dead_letters
+from turnfold.store.database.statements import Prepared
+from turnfold.store.ingest.tombstones import SUBJECT_MISMATCH, in_portions, purge_from_stream
+
+LETTERS_AT_ONCE = 50
+"""Dead letters read at once; each may hold as many bytes as are kept of a payload."""
+
+_Letter = tuple[int, int]
+"""The id of a dead letter and its sequence in the stream."""
+
+_NEWEST = Prepared(select(func.coalesce(func.max(dead_letters.c.dead_letter_id), 0)), ())
+_MISMATCHED = Prepared(
+    select(dead_letters.c.dead_letter_id, dead_letters.c.stream_seq, dead_letters.c.payload)
+    .where(
+        dead_letters.c.reason == bindparam("why"),
+        dead_letters.c.dead_letter_id > bindparam("after"),
+    )
+    .order_by(dead_letters.c.dead_letter_id)
+    .limit(bindparam("most", type_=Integer)),
+    ("why", "after", "most"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureScope:
+    """The sessions that an erasure concerns: one, or all of an agent, or those with a prefix."""
+
+    agent_id: AgentId
+    session_id: SessionId | None = None
+    prefix: str | None = None
+
+    @classmethod
+    def of(cls, key: SessionKey | AgentId, prefix: str | None = None) -> "ErasureScope":
+        """Return the scope of a request."""
+        return cls(*key) if isinstance(key, SessionKey) else cls(key, prefix=prefix)
+
+    @property
+    def is_agent(self) -> bool:
+        """Whether the agent is erased with all that it has."""
+        return self.session_id is None and self.prefix is None
+
+    @property
+    def reason(self) -> str:
+        """The reason that the audit states."""
+        if self.session_id is not None:
+            return "request"
+        return "agent" if self.prefix is None else "prefix"
+
+    def includes(self, key: SessionKey | None) -> bool:
+        """Return whether a session is erased."""
+        return (
+            key is not None
+            and key.agent_id == self.agent_id
+            and self.session_id in (None, key.session_id)
+            and key.session_id.startswith(self.prefix or "")
+        )
+
+
+async def erase_letters(database: Database, scope: ErasureScope) -> int:
+    """Erase the dead letters of these sessions in portions; return the newest id examined."""
+
+    def read(connection: Connection) -> tuple[int, list[_Letter]]:
+        ((newest,),) = _NEWEST.rows(connection)
+        return int(newest), _letters_of(connection, scope, after=0)
+
+    newest, letters = await database.snapshot(read)
+    for portion in in_portions(letters):
+        await database.write(partial(_delete, letters=portion))
+    return newest
+
+
+def erase_letters_after(connection: Connection, scope: ErasureScope, after: int) -> None:
+    """Erase the dead letters of these sessions above an id, within an open transaction."""
+    for portion in in_portions(_letters_of(connection, scope, after=after)):
+        _delete(connection, portion)
+
+
+def _delete(connection: Connection, letters: Sequence[_Letter]) -> None:
+    purge_from_stream(connection, (seq for _, seq in letters))
+    are_chosen = dead_letters.c.dead_letter_id.in_([letter_id for letter_id, _ in letters])
+    connection.execute(delete(dead_letters).where(are_chosen))
+
+
+def _letters_of(connection: Connection, scope: ErasureScope, *, after: int) -> list[_Letter]:
+    """Return the dead letters of these sessions above an id."""
+    names = ("dead_letter_id", "stream_seq", "agent_id", "session_id", "subject")
+    named = select(*(dead_letters.c[name] for name in names)).where(
+        dead_letters.c.dead_letter_id > after, _is_named(scope)
+    )
+    found = [
+        (letter_id, seq)
+        for letter_id, seq, *key, subject in connection.execute(named)
+        if scope.prefix is None
+        or (None not in key and scope.includes(SessionKey(*key)))
+        or scope.includes(key_of_event_subject(subject))
+    ]
+    return sorted({*found, *_claiming(connection, scope, after)})
+
+
+def _is_named(scope: ErasureScope) -> ColumnElement[bool]:
+    """Return the condition for letters of the session, or of the agent, by key or by subject."""
+    is_of_agent = dead_letters.c.agent_id == scope.agent_id
+    if scope.session_id is not None:
+        key = SessionKey(scope.agent_id, scope.session_id)
+        subjects = [session_subject(kind, key) for kind in EVENT_TYPES]
+        is_of_session = is_of_agent & (dead_letters.c.session_id == scope.session_id)
+        return or_(is_of_session, dead_letters.c.subject.in_(subjects))
+    # By subject too: an event that could not be read has no session that could be compared.
+    begins = [
+        dead_letters.c.subject.startswith(f"{kind}.{token_of(scope.agent_id)}.", autoescape=True)
+        for kind in EVENT_TYPES
+    ]
+    return or_(is_of_agent, *begins)
+
+
+def _claiming(connection: Connection, scope: ErasureScope, after: int) -> Iterable[_Letter]:
+    """Yield dead letters that name a session only in their payload, read page by page."""
+    while rows := _MISMATCHED.rows(connection, SUBJECT_MISMATCH, after, LETTERS_AT_ONCE):
+        after = rows[-1][0]
+        for letter_id, seq, payload in rows:
+            if scope.includes(claimed_key(bytes(payload))):
+                yield letter_id, seq

@@ -1,0 +1,160 @@
+"""Delete the rows of erased sessions, in portions that hold up no other transaction for long.
+
+No query finds these sessions any more; see `turnfold.store.ingest.erase`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Delete,
+    FromClause,
+    Integer,
+    Table,
+    bindparam,
+    delete,
+    func,
+    literal_column,
+    select,
+    tuple_,
+)
+
+from turnfold.store.database.predicates import is_erased
+from turnfold.store.database.schema import (
+    compactions,
+    duplicate_events,
+    erased_events,
+    events,
+    messages,
+    metadata,
+    sessions,
+    usage_reports,
+    word_index,
+    word_index_segments,
+)
+from turnfold.store.ingest.tombstones import digest_of, insert_missing, purge_from_stream
+from turnfold.store.ingest.word_index.removal import note_merge, queue_index_removal
+
+SESSIONS_AT_ONCE = 50
+ROWS_AT_ONCE: Final[Mapping[str, int]] = MappingProxyType({"sqlite": 500, "postgresql": 5_000})
+"""The weight of a portion. Intake waits for SQLite's only writer; PostgreSQL locks erased rows."""
+CHARACTERS_A_ROW = 1_000
+"""So many characters of a message weigh as much as a row."""
+
+HANGING: Sequence[Table] = [
+    table
+    for table in reversed(metadata.sorted_tables)
+    if any(key.column is sessions.c.sid for key in table.foreign_keys)
+]
+"""All tables with rows of a session, found by their foreign keys, so that none is missed."""
+
+
+class _Kind(NamedTuple):
+    """One table: how its rows are named and weighed, and what is done with deleted ones."""
+
+    table: FromClause
+    keys: Sequence[ColumnElement[Any]]
+    told: Sequence[ColumnElement[Any]] = ()
+    note: Callable[[Connection, Sequence[Any]], None] | None = None
+
+    @property
+    def weight(self) -> ColumnElement[int]:
+        one = literal_column("1", Integer)
+        characters = self.table.c.get("characters")
+        return one if characters is None else one + characters // CHARACTERS_A_ROW
+
+    def removal(self) -> Delete:
+        """Return the statement that deletes a portion; the first row however much it weighs."""
+        listed = (
+            select(*self.keys, self.weight.label("weight"))
+            .where(self.table.c.sid.in_(bindparam("sids", expanding=True)))
+            .limit(bindparam("room", type_=Integer))
+            .subquery("listed")
+        )
+        names = [key.name for key in self.keys]
+        summed = func.sum(listed.c.weight).over(rows=(None, 0)) - listed.c.weight
+        weighed = select(*(listed.c[name] for name in names), summed.label("before")).subquery()
+        chosen = select(*(weighed.c[name] for name in names)).where(
+            weighed.c.before < bindparam("room", type_=Integer)
+        )
+        return (
+            delete(self.table)
+            .where(tuple_(*self.keys).in_(chosen))
+            .returning(self.weight, *self.told)
+        )
+
+
+def _note_events(connection: Connection, rows: Sequence[Any]) -> None:
+    """Keep hashes of the event ids, and queue the places of the events in the stream for purging.
+
+    Without the hashes, an event that is delivered again would create the session again.
+    """
+    hashes = {digest_of(row.agent_id, row.event_id) for row in rows}
+    insert_missing(connection, erased_events, sorted(hashes))
+    purge_from_stream(connection, (row.stream_seq for row in rows))
+
+
+def _note_duplicates(connection: Connection, rows: Sequence[Any]) -> None:
+    purge_from_stream(connection, (row.stream_seq for row in rows))
+
+
+def _note_messages(connection: Connection, rows: Sequence[Any]) -> None:
+    queue_index_removal(connection, [(row.sid, row.position, row.body) for row in rows])
+
+
+def _note_retracted(connection: Connection, _: Sequence[Any]) -> None:
+    # Retracted words left the index, but stay in the file until it is merged.
+    note_merge(connection)
+
+
+def _keys(table: Table) -> Sequence[ColumnElement[Any]]:
+    """Return columns of the primary key; of four, SQLite would look up rows by the first alone."""
+    return [*table.primary_key][:3]
+
+
+def _kinds(dialect: str) -> Sequence[_Kind]:
+    noted: dict[str, tuple[Sequence[ColumnElement[Any]], Any]] = {
+        "events": ([events.c.agent_id, events.c.event_id, events.c.stream_seq], _note_events),
+        "duplicate_events": ([duplicate_events.c.stream_seq], _note_duplicates),
+    }
+    others: list[_Kind] = []
+    if dialect == "sqlite":
+        noted["messages"] = ([messages.c[n] for n in ("sid", "position", "body")], _note_messages)
+        noted["retracted_messages"] = ([], _note_retracted)
+    else:
+        segment = [word_index_segments.c[name] for name in ("sid", "number", "segment")]
+        others = [_Kind(word_index, [word_index.c.position]), _Kind(word_index_segments, segment)]
+    # First those that other sessions' reads pass over while they are there.
+    ordered = sorted(HANGING, key=lambda table: table not in (compactions, usage_reports))
+    return [
+        *(_Kind(table, _keys(table), *noted.get(table.name, ())) for table in ordered),
+        *others,
+    ]
+
+
+_KINDS = {name: [(kind.removal(), kind.note) for kind in _kinds(name)] for name in ROWS_AT_ONCE}
+
+
+def delete_portion(connection: Connection, rows_at_once: int | None = None) -> bool:
+    """Delete a portion of the rows of erased sessions; return whether it found such a session.
+
+    A session goes with its last row. Other workers delete other sessions meanwhile.
+    """
+    waiting = select(sessions.c.sid).where(is_erased).limit(SESSIONS_AT_ONCE)
+    locked = waiting.with_for_update(skip_locked=True)
+    sids = connection.execute(locked).scalars().all()
+    if not sids:
+        return False
+    room = rows_at_once or ROWS_AT_ONCE[connection.dialect.name]
+    for removal, note in _KINDS[connection.dialect.name]:
+        rows = connection.execute(removal, {"sids": sids, "room": room}).all()
+        if rows and note:
+            note(connection, rows)
+        room -= sum([row[0] for row in rows])
+        if room <= 0:
+            return True
+    connection.execute(delete(sessions).where(sessions.c.sid.in_(sids)))
+    return True
