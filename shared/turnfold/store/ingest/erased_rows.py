@@ -19,6 +19,7 @@ from sqlalchemy import (
     func,
     literal_column,
     select,
+    text,
     tuple_,
 )
 
@@ -31,6 +32,7 @@ from turnfold.store.database.schema import (
     messages,
     metadata,
     sessions,
+    tool_calls,
     usage_reports,
     word_index,
     word_index_segments,
@@ -110,11 +112,6 @@ def _note_retracted(connection: Connection, _: Sequence[Any]) -> None:
     note_merge(connection)
 
 
-def _keys(table: Table) -> Sequence[ColumnElement[Any]]:
-    """Return columns of the primary key; of four, SQLite would look up rows by the first alone."""
-    return [*table.primary_key][:3]
-
-
 def _kinds(dialect: str) -> Sequence[_Kind]:
     noted: dict[str, tuple[Sequence[ColumnElement[Any]], Any]] = {
         "events": ([events.c.agent_id, events.c.event_id, events.c.stream_seq], _note_events),
@@ -130,12 +127,36 @@ def _kinds(dialect: str) -> Sequence[_Kind]:
     # First those that other sessions' reads pass over while they are there.
     ordered = sorted(HANGING, key=lambda table: table not in (compactions, usage_reports))
     return [
-        *(_Kind(table, _keys(table), *noted.get(table.name, ())) for table in ordered),
+        *(_Kind(table, [*table.primary_key], *noted.get(table.name, ())) for table in ordered),
         *others,
     ]
 
 
-_KINDS = {name: [(kind.removal(), kind.note) for kind in _kinds(name)] for name in ROWS_AT_ONCE}
+# Of one session. For a key of four columns, SQLite would read all calls of these sessions.
+_CALLS_ON_SQLITE = text("""
+    WITH one (sid) AS (SELECT sid FROM tool_calls WHERE sid IN :sids LIMIT 1),
+         first (call_id, position, slot) AS (
+           SELECT call_id, position, slot FROM tool_calls WHERE sid = (SELECT sid FROM one)
+            ORDER BY call_id, position, slot LIMIT :room)
+    DELETE FROM tool_calls
+     WHERE sid = (SELECT sid FROM one)
+       AND (call_id, position, slot) <= (
+           SELECT call_id, position, slot FROM first
+            ORDER BY call_id DESC, position DESC, slot DESC LIMIT 1)
+    RETURNING 1""").bindparams(bindparam("sids", expanding=True))
+
+_KINDS = {
+    dialect: [
+        (
+            _CALLS_ON_SQLITE
+            if dialect == "sqlite" and kind.table is tool_calls
+            else kind.removal(),
+            kind.note,
+        )
+        for kind in _kinds(dialect)
+    ]
+    for dialect in ROWS_AT_ONCE
+}
 
 
 def delete_portion(connection: Connection, rows_at_once: int | None = None) -> bool:
@@ -150,11 +171,11 @@ def delete_portion(connection: Connection, rows_at_once: int | None = None) -> b
         return False
     room = rows_at_once or ROWS_AT_ONCE[connection.dialect.name]
     for removal, note in _KINDS[connection.dialect.name]:
-        rows = connection.execute(removal, {"sids": sids, "room": room}).all()
-        if rows and note:
-            note(connection, rows)
-        room -= sum([row[0] for row in rows])
-        if room <= 0:
-            return True
+        while rows := connection.execute(removal, {"sids": sids, "room": room}).all():
+            if note:
+                note(connection, rows)
+            room -= sum([row[0] for row in rows])
+            if room <= 0:
+                return True
     connection.execute(delete(sessions).where(sessions.c.sid.in_(sids)))
     return True
