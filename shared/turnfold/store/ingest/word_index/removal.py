@@ -17,6 +17,7 @@ from sqlalchemy import (
     text,
 )
 
+from turnfold.messages import MESSAGES_PER_EVENT
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.schema import (
     index_removals,
@@ -34,7 +35,11 @@ from turnfold.store.ingest.word_index.search_index import (
 )
 from turnfold.store.ingest.word_index.segment_writer import remove_at, remove_between
 
-MERGED_PAGES = 200
+MERGED_PAGES = 100
+KEPT_EACH = 16
+PAGES_BETWEEN_KEPT = 8
+"""Pages that one step of a merge writes, and where it reads sixteen for each that it writes."""
+LAST_ROUND_MESSAGES = 4_000
 MERGE_DUE = 0
 """The position of a row that says that words have left the index, but not yet the file."""
 _QUEUE = BulkInsert(index_removals, ("sid", "position", "body"))
@@ -117,42 +122,57 @@ async def remove_indexed(database: Database) -> None:
     """Remove erased words from the index and the file, in short transactions."""
     if not database.is_sqlite:
         return
-    while aside := await database.snapshot(_queued):
+    waiting = await database.snapshot(
+        lambda connection: connection.execute(
+            select(func.count(index_removals.c.position))
+        ).scalar()
+    )
+    # A step of a merge ends when it has written some pages, however many it has read. So that there
+    # is something to write among the words of a long session, each round but the last one keeps
+    # the words of a few messages.
+    kept_each = 1
+    while waiting and waiting > kept_each * LAST_ROUND_MESSAGES:
+        kept_each *= KEPT_EACH
+        await _remove_all_but(database, kept_each)
+    if waiting:
+        await _remove_all_but(database, None)
+
+
+async def _remove_all_but(database: Database, kept_each: int | None) -> None:
+    """Remove queued messages from the index and the file, except one of each `kept_each`."""
+    after = MERGE_DUE
+    while aside := await database.snapshot(partial(_queued, after=after, kept_each=kept_each)):
         gone = await asyncio.to_thread(_removals, aside)
         await database.write(partial(_clear, gone=gone))
+        after = aside[-1].position
     # A word goes from the file when the part of the index that names it is written anew.
-    if await database.snapshot(
-        lambda connection: connection.execute(select(index_removals.c.position).limit(1)).first()
-    ):
-        pages = -MERGED_PAGES
-        while await database.write(partial(_merged, pages=pages)):
-            pages = MERGED_PAGES
+    pages = MERGED_PAGES if kept_each is None else PAGES_BETWEEN_KEPT
+    is_begun = False
+    while await database.write(partial(_merged, pages=pages if is_begun else -pages)):
+        is_begun = True
+    if kept_each is None:
+        are_marks = index_removals.c.body == ""
         await database.write(
-            lambda connection: connection.execute(
-                delete(index_removals).where(index_removals.c.body == "")
-            )
+            lambda connection: connection.execute(delete(index_removals).where(are_marks))
         )
 
 
-def _queued(connection: Connection) -> list[UnindexedMessage]:
-    """Return the next queued messages, and few if they are long."""
-    sizes = (
-        select(index_removals.c.position, func.length(index_removals.c.body))
-        # Empty in rows of workers before revision 1013, which only say that a merge is due.
-        .where(index_removals.c.position > MERGE_DUE, index_removals.c.body != "")
-        .order_by(index_removals.c.position)
-        .limit(MESSAGES_AT_ONCE)
-    )
-    characters, last = 0, 0
-    for position, size in connection.execute(sizes):
+def _queued(connection: Connection, *, after: int, kept_each: int | None) -> list[UnindexedMessage]:
+    """Return queued messages after a position, fewer if they are long."""
+    position, body = index_removals.c.position, index_removals.c.body
+    # Empty in rows of workers before revision 1013, which only say that a merge is due.
+    are_chosen = (position > after) & (body != "")
+    if kept_each is not None:
+        are_chosen &= (position // MESSAGES_PER_EVENT + position) % kept_each != 0
+    sizes = select(position, func.length(body)).where(are_chosen)
+    characters, last = 0, after
+    for at, size in connection.execute(sizes.order_by(position).limit(MESSAGES_AT_ONCE)):
         characters += size
-        if last and characters > CHARACTERS_AT_ONCE:
+        if last > after and characters > CHARACTERS_AT_ONCE:
             break
-        last = position
-    queued = select(index_removals.c.sid, index_removals.c.position, index_removals.c.body).where(
-        index_removals.c.position.between(MERGE_DUE + 1, last), index_removals.c.body != ""
-    )
-    return [UnindexedMessage(*row) for row in connection.execute(queued)]
+        last = at
+    queued = select(index_removals.c.sid, position, body).where(are_chosen, position <= last)
+    return [UnindexedMessage(*row) for row in connection.execute(queued.order_by(position))]
 
 
 def _removals(rows: Iterable[UnindexedMessage]) -> list[dict[str, Any]]:
