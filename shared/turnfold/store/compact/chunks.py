@@ -10,13 +10,14 @@ from turnfold.errors import LostLease
 from turnfold.messages import AgentId, CompactionId
 from turnfold.ports.compact import Job, JobProgress, JobStatus
 from turnfold.store.database.engine import Database, insert_for
-from turnfold.store.database.predicates import is_chosen, is_open
+from turnfold.store.database.predicates import is_chosen, is_of_kept, is_open
 from turnfold.store.database.schema import chunk_summaries, compactions, summary_token_usage
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn
 
 _PARTS = PreparedIn(
     select(chunk_summaries.c.digest, chunk_summaries.c.answer).where(
-        chunk_summaries.c.compaction_id.in_(bindparam("chosen", expanding=True))
+        chunk_summaries.c.compaction_id.in_(bindparam("chosen", expanding=True)),
+        is_of_kept(chunk_summaries.c.sid),
     ),
     "chosen",
 )
