@@ -5,9 +5,10 @@ import sqlite3
 from collections.abc import AsyncGenerator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.store_fixtures import (
@@ -27,7 +28,7 @@ from turnfold.core.policy.retention import DAY_MS
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.store.database.schema import metadata
 from turnfold.store.database.session_rows import lock_by_key, lock_session_counts
-from turnfold.store.ingest.erased_rows import HANGING
+from turnfold.store.ingest.erased_rows import HANGING, delete_portion
 from turnfold_migrations import upgrade
 
 OTHER = SessionKey(AgentId("bob"), SessionId("s-1"))
@@ -138,6 +139,29 @@ async def test_erasing_finds_what_is_a_sessions_by_index(stores: Stores, tmp_pat
                 f"EXPLAIN QUERY PLAN DELETE FROM {table.name} WHERE sid IN (1, 2)"
             ).fetchall()
             assert "SEARCH" in str(plan), (table.name, plan)
+
+
+@pytest.mark.proves("A6", "L8")
+def test_no_portion_reads_all_rows_of_a_session(tmp_path: Path) -> None:
+    """Each row that goes is looked up by its key: reading all would take long, as often as there are portions."""
+    new_sqlite(tmp_path)
+    engine = create_engine(f"sqlite:///{tmp_path}/turnfold.db")
+    sent: list[tuple[str, Any]] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def note(_: object, __: object, sql: str, parameters: Any, *___: object) -> None:
+        sent.append((sql, parameters))
+
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO sessions (agent_id, session_id) VALUES ('', '1')"))
+        assert delete_portion(connection)
+        deletes = [one for one in sent if "DELETE FROM" in one[0]]
+        for sql, parameters in deletes:
+            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", parameters).all()
+            assert plan[0].detail.startswith("SEARCH"), (sql, plan)
+            assert not plan[0].detail.endswith("(sid=?)"), (sql, plan)
+    engine.dispose()
+    assert len(deletes) == len(HANGING) + 1
 
 
 @pytest.mark.proves("A6", "L1")
