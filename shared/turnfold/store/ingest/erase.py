@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Connection,
+    DefaultClause,
     Integer,
     Text,
     bindparam,
@@ -101,7 +102,9 @@ _INGESTED_TO = Prepared(
 )
 _NAMES = {"agent_id": ERASED_AGENT, "session_id": cast(sessions.c.sid, Text)}
 _CLEARED = {
-    column.name: null() if column.server_default is None else column.server_default.arg
+    column.name: default.arg
+    if isinstance(default := column.server_default, DefaultClause)
+    else null()
     for column in sessions.c
     if column is not sessions.c.sid and column.name not in _NAMES
 }

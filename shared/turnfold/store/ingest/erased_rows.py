@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Delete,
-    FromClause,
+    Executable,
     Integer,
     Table,
+    TableClause,
     bindparam,
     delete,
     func,
@@ -54,13 +54,16 @@ HANGING: Sequence[Table] = [
 """All tables with rows of a session, found by their foreign keys, so that none is missed."""
 
 
+_Note = Callable[[Connection, Sequence[Any]], None]
+
+
 class _Kind(NamedTuple):
     """One table: how its rows are named and weighed, and what is done with deleted ones."""
 
-    table: FromClause
+    table: TableClause
     keys: Sequence[ColumnElement[Any]]
     told: Sequence[ColumnElement[Any]] = ()
-    note: Callable[[Connection, Sequence[Any]], None] | None = None
+    note: _Note | None = None
 
     @property
     def weight(self) -> ColumnElement[int]:
@@ -68,7 +71,7 @@ class _Kind(NamedTuple):
         characters = self.table.c.get("characters")
         return one if characters is None else one + characters // CHARACTERS_A_ROW
 
-    def removal(self) -> Delete:
+    def removal(self) -> Executable:
         """Return the statement that deletes a portion; the first row however much it weighs."""
         listed = (
             select(*self.keys, self.weight.label("weight"))
@@ -145,7 +148,7 @@ _CALLS_ON_SQLITE = text("""
             ORDER BY call_id DESC, position DESC, slot DESC LIMIT 1)
     RETURNING 1""").bindparams(bindparam("sids", expanding=True))
 
-_KINDS = {
+_KINDS: Final[Mapping[str, Sequence[tuple[Executable, _Note | None]]]] = {
     dialect: [
         (
             _CALLS_ON_SQLITE
