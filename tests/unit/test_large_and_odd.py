@@ -271,25 +271,6 @@ def test_a_word_stands_where_the_rule_says(text: str, word: str, ends: bool) -> 
     assert search.TextWords(text).hold(word, ends=ends) == holds_slowly(text, word, ends=ends)
 
 
-@pytest.mark.proves("F2")
-@given(
-    st.lists(st.text("ab1_-\\ntr é猫 ", max_size=30), max_size=4),
-    st.lists(st.tuples(st.text("ab1ntré猫", min_size=1, max_size=3), st.booleans()), max_size=3),
-)
-def test_texts_that_are_split_together_hold_what_each_holds(
-    texts: list[str], asked: list[tuple[str, bool]]
-) -> None:
-    lookup = tuple(search.Term(f"x{word}", is_prefix) for word, is_prefix in asked)
-    words = [search.TextWords(text) for text in texts]
-    expected = {
-        at
-        for at, held in enumerate(words)
-        if any(held.hold(word, ends=not is_prefix) for word, is_prefix in asked)
-    }
-
-    assert search.WordPlaces(dict(enumerate(texts))).holders(lookup) == expected
-
-
 # --- what sessions become
 
 

@@ -9,10 +9,11 @@ from tests.contract.query.test_search import indexed
 from tests.store_fixtures import KEY, Stores, retracted, turn, user
 from turnfold.cache import SessionCaches
 from turnfold.core.recall.question import question_of
+from turnfold.core.text.words import word_terms
 from turnfold.messages import position_of
 from turnfold.ports.recall import Choice, SearchedSession
 from turnfold.store.query import recall as recall_in_sql
-from turnfold.store.query import session_order, word_matches
+from turnfold.store.query import newest_words, word_matches
 from turnfold.store.query.recall import SqlRecallStore
 
 WORDS = (
@@ -45,7 +46,9 @@ async def found(recall: SqlRecallStore, sid: int, asked: str, until: int) -> Seq
 
 def said(random: Random) -> str:
     """Some words, the first ones often."""
-    return " ".join(word for word in WORDS if random.random() < 2 / (3 + WORDS.index(word)))
+    filler = " filler" * 1_000 if random.random() < 0.1 else ""
+    words = [word for word in WORDS if random.random() < 2 / (3 + WORDS.index(word))]
+    return " ".join(words) + filler
 
 
 @pytest.mark.proves("F2", "G1")
@@ -58,8 +61,8 @@ async def test_what_a_server_remembers_finds_the_same_as_one_that_remembers_noth
     monkeypatch.setattr(word_matches, "NEWEST_PLACES", 5)
     if seed % 2:
         # Words of the newest messages are forgotten again and again.
-        monkeypatch.setattr(session_order, "MOST_NEWEST", 4)
-        monkeypatch.setattr(session_order, "MOST_BODY_CHARACTERS", 100)
+        monkeypatch.setattr(newest_words, "MOST_NEWEST", 4)
+        monkeypatch.setattr(newest_words, "UNINDEXED_MESSAGES", 6)
     random = Random(seed)
     assert isinstance(stores.recall, SqlRecallStore)
     other = SqlRecallStore(stores.recall._database)
@@ -88,6 +91,30 @@ async def test_what_a_server_remembers_finds_the_same_as_one_that_remembers_noth
 
         assert remembered == anew
         assert remembered[:2] == by_positions[:2]
+
+
+@pytest.mark.proves("F2", "X6")
+async def test_each_message_is_split_into_words_once_however_many_windows_follow(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents ask for windows faster than their messages are indexed."""
+    assert isinstance(stores.recall, SqlRecallStore)
+    texts: list[str] = []
+
+    def counted(text: str) -> set[str]:
+        texts.append(text)
+        return word_terms(text)
+
+    monkeypatch.setattr(newest_words, "word_terms", counted)
+    await stores.ingest(turn(1, user("coral")))
+    sid = (await stores.history.counts(KEY)).sid
+    for seq in range(2, 10):
+        await stores.ingest(turn(seq, user(f"amber {seq}")))
+        await found(stores.recall, sid, "amber", END)
+        if seq == 5:
+            await indexed(stores)
+
+    assert texts == ["coral", *(f"amber {seq}" for seq in range(2, 10))]
 
 
 @pytest.mark.proves("A6", "X9")

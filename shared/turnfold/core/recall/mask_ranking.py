@@ -57,6 +57,11 @@ def mask_of(ordinals: Iterable[int], number: int) -> Mask:
     return int(bits, 2) if number else 0
 
 
+def ordinals_in(mask: Mask) -> Iterator[int]:
+    """Yield the ordinals whose bits are set, in order."""
+    return (ordinal for ordinal, bit in enumerate(reversed(f"{mask:b}")) if bit == "1")
+
+
 def score_masks(
     lookups: Sequence[Mask], tokens: Sequence[int], number: int, room: int
 ) -> defaultdict[int, float]:

@@ -3,7 +3,7 @@
 import json
 import re
 from bisect import bisect_left
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -201,37 +201,6 @@ class TextWords:
         if self._pairs is None:
             self._pairs = frozenset(self._text).union(map(add, self._text, self._text[1:]))
         return self._pairs
-
-
-class WordPlaces:
-    """The places of words in normalized texts, which are split once for all lookups."""
-
-    def __init__(self, texts: Mapping[int, str]) -> None:
-        self._texts = texts
-        self._places: defaultdict[str, list[int]] = defaultdict(list)
-        for place, text in texts.items():
-            for word in _words_of(text):
-                self._places[word].append(place)
-        self._in_order = sorted(self._places)
-
-    def holders(self, lookup: Lookup) -> set[int]:
-        """Return the places of the texts that have any word of a lookup, as `TextWords.hold`."""
-        found: set[int] = set()
-        for text, is_prefix in lookup:
-            kind, word = text[0], text[1:]
-            # The other kinds of terms stand for whole values, which are not split into words.
-            if kind != "x":
-                continue
-            if is_cjk(word[0]):
-                found.update(at for at, said in self._texts.items() if word in said)
-            elif is_prefix:
-                at, words = bisect_left(self._in_order, word), self._in_order
-                while at < len(words) and words[at].startswith(word):
-                    found.update(self._places[words[at]])
-                    at += 1
-            else:
-                found.update(self._places.get(word, ()))
-        return found
 
 
 def _words_of(text: str) -> frozenset[str]:

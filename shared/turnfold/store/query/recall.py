@@ -31,7 +31,8 @@ from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.schema import marked_lines, messages, sessions
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.database.word_segments import Headers
-from turnfold.store.query.session_order import SessionOrder, read_order, read_unindexed
+from turnfold.store.query.newest_words import UNINDEXED_MESSAGES, read_bodies
+from turnfold.store.query.session_order import SessionOrder, read_order
 from turnfold.store.query.word_matches import SessionLookups, WordMatches
 
 ORDERS_BYTES = 16_000_000
@@ -113,21 +114,22 @@ class SqlRecallStore:
                 raise WouldBlock
             most = MOST_NEW_NEAR if is_near else total
             order = self._order(connection, sid, total, retracted_seq, most)
-            if is_near and unindexed_from is not None:
-                indexed = bisect_left(order.positions, unindexed_from)
-                if total - indexed > MOST_NEW_NEAR:
-                    self._orders.put(sid, order, order.weight)
-                    raise WouldBlock
             asked = question(lambda position: _body(connection, sid, position))
             end = bisect_left(order.positions, until)
             named = asked.words & order.spoken.keys()
             lookups = asked.lookups_without(named)
 
-            words = WordMatches(connection, sid, until, messages=total, headers=self._headers)
-            unindexed = read_unindexed(connection, sid, unindexed_from, until)
-            indexed_to = until if unindexed_from is None else min(unindexed_from, until)
-            of_session = SessionLookups(connection, sid, words, order, unindexed.words, indexed_to)
             is_short = end <= MOST_MASKED
+            indexed_to = until if unindexed_from is None else min(unindexed_from, until)
+            indexed = bisect_left(order.positions, indexed_to)
+            newest = order.newest
+            newest.prepare(indexed, end, has_known=bool(order.known))
+            if is_near and end - newest.end > MOST_NEW_NEAR:
+                self._keep(sid, order)
+                raise WouldBlock
+            newest.add(read_bodies(connection, sid, order.positions, newest.end, end), end)
+            words = WordMatches(connection, sid, until, messages=total, headers=self._headers)
+            of_session = SessionLookups(words, order, indexed, end)
 
             speakers = [order.spoken[word] for word in named]
             session = SearchedSession(
@@ -143,13 +145,14 @@ class SqlRecallStore:
             )
             choice = choose(session)
             if is_near and len(choice.messages) > MOST_READ_NEAR:
-                self._orders.put(sid, order, order.weight)
+                self._keep(sid, order)
                 raise WouldBlock
             material = _read(connection, sid, choice, order)
             # Only after a successful read: an interrupted one leaves an order that was read in
             # part.
-            self._orders.put(sid, order, order.weight)
-            return Recollection(material, indexed_to // MESSAGES_PER_EVENT, unindexed.is_partial)
+            self._keep(sid, order)
+            is_partial = end - indexed > UNINDEXED_MESSAGES
+            return Recollection(material, indexed_to // MESSAGES_PER_EVENT, is_partial)
 
         try:
             # Tried first: a thread takes up to a quarter longer for a short session.
@@ -170,9 +173,13 @@ class SqlRecallStore:
             order = SessionOrder(retracted_seq)
         if total - len(order.positions) > most:
             if order.positions:
-                self._orders.put(sid, order, order.weight)
+                self._keep(sid, order)
             raise WouldBlock
         return read_order(connection, sid, order, total)
+
+    def _keep(self, sid: int, order: SessionOrder) -> None:
+        order.newest.trim()
+        self._orders.put(sid, order, order.weight)
 
 
 def _body(connection: SupportsStatements, sid: int, position: int) -> str:

@@ -4,7 +4,6 @@ In short sessions matches are masks, of which a query server remembers those of 
 recur between questions, and the index is read for newer messages only.
 """
 
-from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,9 +23,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 
-from turnfold.core.recall.mask_ranking import Mask, mask_of
+from turnfold.core.recall.mask_ranking import Mask, mask_of, ordinals_in
 from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, Matches
-from turnfold.core.text.search import Lookup, Term, WordPlaces
+from turnfold.core.text.search import Lookup, Term
 from turnfold.store.database.engine import VOCABULARY
 from turnfold.store.database.schema import word_index
 from turnfold.store.database.statements import Prepared, SupportsStatements
@@ -38,13 +37,7 @@ from turnfold.store.database.word_segments import (
     read_index,
 )
 from turnfold.store.ingest.word_index.search_index import fts5_term, of_session, tsquery_term
-from turnfold.store.query.session_order import (
-    BODIES,
-    MOST_NEWEST,
-    KnownMask,
-    MoreThan,
-    SessionOrder,
-)
+from turnfold.store.query.session_order import KnownMask, MoreThan, SessionOrder
 
 LEAST_EXPANDED = 8_000
 """In shorter sessions, FTS5 finds words by their beginning faster than we find the words."""
@@ -231,17 +224,15 @@ class WordMatches:
 
 @dataclass(frozen=True, slots=True)
 class SessionLookups:
-    """The lookups of a session: in its index, and for `found` also in `unindexed` texts.
+    """The lookups of a session: in its index, and for `found` also in the words of newer messages.
 
-    The index holds every message before the position `indexed_to`.
+    The index holds every message before the ordinal `indexed`; those before `end` are searched.
     """
 
-    connection: SupportsStatements
-    sid: int
     words: WordMatches
     order: SessionOrder
-    unindexed: WordPlaces
-    indexed_to: int
+    indexed: int
+    end: int
 
     def found(self, lookups: Sequence[Lookup]) -> list[Matches]:
         """Return the falling positions of each lookup, none if it matches too many messages.
@@ -265,8 +256,8 @@ class SessionLookups:
         found: list[Mask] = []
         for lookup, indexed in zip(lookups, self._masks(lookups, MOST_PLACES), strict=True):
             mask = indexed or 0
-            if indexed is not None and (more := self.unindexed.holders(lookup)):
-                mask |= self._mask(more)
+            if indexed is not None:
+                mask |= self.order.newest.unindexed(lookup, self.end)
             found.append(mask if mask.bit_count() <= MOST_PLACES else 0)
         return found if any(found) else [self._mask(newest) for newest in self._newest(lookups)]
 
@@ -279,25 +270,24 @@ class SessionLookups:
 
         Of those that are known, only newer messages are looked up.
         """
-        positions, until = self.order.positions, self.words.until
-        end, indexed = (bisect_left(positions, at) for at in (until, min(self.indexed_to, until)))
         # Taken out, and put back as used most recently.
         known = {
             lookup: self.order.known.pop(lookup, _UNKNOWN)
             for lookup in self._not_frequent(lookups, most)
         }
-        self._bring_up_to_date(known, indexed, most)
+        self._bring_up_to_date(known, most)
         self._keep(known)
-        before = (1 << end) - 1
+        before = (1 << self.end) - 1
         masks = [known[one].mask & before if one in known else None for one in lookups]
         return [None if mask is None or mask.bit_count() > most else mask for mask in masks]
 
-    def _bring_up_to_date(self, known: dict[Lookup, KnownMask], indexed: int, most: int) -> None:
+    def _bring_up_to_date(self, known: dict[Lookup, KnownMask], most: int) -> None:
         """Look up what is not known of the messages in the index; remove what matches too many."""
+        indexed = self.indexed
         new = [lookup for lookup, mask in known.items() if not mask.messages]
         behind = [lookup for lookup, mask in known.items() if 0 < mask.messages < indexed]
         if behind:
-            behind = self._behind_newest_words(known, behind, indexed)
+            behind = self._behind_newest_words(known, behind)
         positions = self.order.positions
         after = [positions[known[lookup].messages - 1] for lookup in behind]
         # By themselves, because PostgreSQL reads all segments for lookups that are new.
@@ -311,23 +301,19 @@ class SessionLookups:
                 known[lookup] = KnownMask(known[lookup].mask | more, indexed)
 
     def _behind_newest_words(
-        self, known: dict[Lookup, KnownMask], behind: Sequence[Lookup], indexed: int
+        self, known: dict[Lookup, KnownMask], behind: Sequence[Lookup]
     ) -> list[Lookup]:
         """Bring lookups up to date by the words of the newest messages; return the other ones."""
-        positions, newest = self.order.positions, self.order.newest
-        if newest.end < indexed:
-            bodies: list[str] = []
-            if indexed - newest.end <= MOST_NEWEST:
-                bodies = self._bodies(positions[newest.end], positions[indexed - 1])
-            newest.add(bodies, indexed)
+        newest, in_index = self.order.newest, (1 << self.indexed) - 1
         others = []
         for lookup in behind:
             before = known[lookup]
             # Exact values, which begin with `y`, are found by the index alone.
-            if before.messages < newest.first or any(term.text[0] == "y" for term in lookup):
+            if before.messages < newest.whole_from or any(term.text[0] == "y" for term in lookup):
                 others.append(lookup)
             else:
-                known[lookup] = KnownMask(before.mask | newest.matches(lookup), newest.end)
+                mask = before.mask | newest.matches(lookup) & in_index
+                known[lookup] = KnownMask(mask, self.indexed)
         return others
 
     def _keep(self, known: Mapping[Lookup, KnownMask]) -> None:
@@ -360,14 +346,12 @@ class SessionLookups:
         ]
 
     def _with_unindexed(self, lookup: Lookup, positions: Sequence[int]) -> Matches:
-        """Add positions of messages that the index may lack."""
-        more = self.unindexed.holders(lookup)
-        return sorted({*more, *positions}, reverse=True) if more else positions
-
-    def _bodies(self, first: int, last: int) -> list[str]:
-        """Return the bodies of the messages from one position to another, without long ones."""
-        rows = BODIES.rows(self.connection, self.sid, first, last)
-        return [body for _, body in reversed(rows)]
+        """Add positions of messages that the index lacks."""
+        more = self.order.newest.unindexed(lookup, self.end)
+        if not more:
+            return positions
+        held = self.order.positions
+        return sorted({held[ordinal] for ordinal in ordinals_in(more)} | set(positions), reverse=True)
 
     def _mask(self, positions: Collection[int]) -> Mask:
         return mask_of(self.order.ordinals(list(positions)), len(self.order.positions))
