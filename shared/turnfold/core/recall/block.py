@@ -156,16 +156,26 @@ class _BlockWriter:
     def add(self, recalled: RecalledMessage) -> None:
         """Add a message with its call or its results, if they fit and none is quoted."""
         for unit in self._units(recalled):
-            new = [part for part in unit if part.position not in self._texts]
-            if self._quoted and any(part.position in self._quoted for part in new):
-                continue
-            if self._used + sum(map(_least_tokens, new)) > self.room:
-                continue
-            told = [self._told(part) for part in new]
-            if self._takes(new, sum([tokens for _, tokens in told])):
-                for part, (text, _) in zip(new, told, strict=True):
-                    self._texts[part.position] = text
+            if self._add(unit):
                 return
+
+    def _add(self, unit: Sequence[RecalledMessage]) -> bool:
+        new = [part for part in unit if part.position not in self._texts]
+        least = self._used
+        for part in new:
+            if part.position in self._quoted:
+                return False
+            least += _least_tokens(part)
+        if least > self.room:
+            return False
+        told, tokens = {}, 0
+        for part in new:
+            told[part.position], of_part = self._told(part)
+            tokens += of_part
+        if not self._takes(new, tokens):
+            return False
+        self._texts |= told
+        return True
 
     def quote(self, quote: Quote) -> None:
         """Add a line, if it fits and its message is not told whole."""
@@ -193,15 +203,17 @@ class _BlockWriter:
         if self._used + tokens > self.room:
             return False
         self._used += tokens
-        times |= dates | minutes
+        times.update(minutes, dates)
         held.update(ordinals)
         return True
 
     def _more_stretches(self, ordinals: Collection[int]) -> int:
         """Return how many more rows of neighbors these ordinals make; joining rows makes fewer."""
         held = self._ordinals
-        more = sum([1 - (ordinal + 1 in held) - (ordinal - 1 in held) for ordinal in ordinals])
-        return more - sum([ordinal + 1 in ordinals for ordinal in ordinals])
+        more = len(ordinals)
+        for ordinal in ordinals:
+            more -= (ordinal + 1 in held) + (ordinal - 1 in held) + (ordinal + 1 in ordinals)
+        return more
 
     def written(self) -> RecallBlock | None:
         """Return the block; None if it is empty."""
@@ -254,11 +266,13 @@ class _BlockWriter:
         """
         message, body = recalled.message, recalled.body
         calls, said, speaker = message.calls, text_of(body), self._speaker(recalled)
-        lines = [f"{speaker}: {said}"] if said or not calls else []
+        tokens = message.content_tokens
         if calls:
-            lines += [f"{speaker} called {call}" for call in _calls(recalled)]
-        text = "\n".join(lines)
-        tokens = message.content_tokens + sum([call.tokens for call in calls])
+            lines = [f"{speaker}: {said}"] if said else []
+            text = "\n".join([*lines, *[f"{speaker} called {call}" for call in _calls(recalled)]])
+            tokens += sum([call.tokens for call in calls])
+        else:
+            text = f"{speaker}: {said}"
         if isinstance(body.get("content"), list):
             known = gist_of(message).text_tokens if not calls else None
             tokens = min(tokens, token_upper_bound(text) if known is None else known)
@@ -296,10 +310,12 @@ class _BlockWriter:
 
 def _least_tokens(recalled: RecalledMessage) -> int:
     """Return a lower bound of the tokens of a message, so that most need not be written."""
-    message = recalled.message
     if isinstance(recalled.body.get("content"), list):
         return 0
-    return message.content_tokens + sum([call.tokens for call in message.calls])
+    tokens = recalled.message.content_tokens
+    for call in recalled.message.calls:
+        tokens += call.tokens
+    return tokens
 
 
 def _text_of_line(of: RecalledMessage, line: MarkedLine) -> str:

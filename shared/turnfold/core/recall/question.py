@@ -112,8 +112,16 @@ def _telling_stem(word: str) -> str | None:
     return stem if len(stem) >= LEAST_PREFIX else None
 
 
-def _forms(word: str) -> Iterator[Lookup]:
-    """Yield the lookups of a word: all words that begin with its stem; of CJK text, its pairs."""
+@cached_text(4_096)
+def _forms(word: str) -> tuple[Lookup, ...]:
+    """Return the lookups of a word: all words that begin with its stem; of CJK text, its pairs.
+
+    Cached, because words recur between questions.
+    """
+    return tuple(_each_form(word))
+
+
+def _each_form(word: str) -> Iterator[Lookup]:
     if is_cjk(word[0]):
         if len(word) == 1:
             yield (Term(word_term(word), is_prefix=True),)
@@ -142,6 +150,7 @@ def _regular(word: str) -> Iterator[Term]:
     yield from (Term(word_term(form)) for form in sorted(forms))
 
 
+@cached_text(8_192)
 def stem_of(word: str) -> str:
     """Return the beginning that the forms of a word share, such as `weld` of `welding`.
 

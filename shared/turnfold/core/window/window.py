@@ -5,7 +5,7 @@ afterwards by `render`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import Final
 
@@ -339,22 +339,10 @@ def folded_for_budget(window: WindowBuilder, account: WindowAccount) -> int:
     return min(account.folded, account.folded_told + account.untold)
 
 
-def to_plan(
-    window: WindowBuilder,
-    stored: WindowInput,
-    asked: WindowRequest,
-    recall: RecallBlock | None = None,
-) -> WindowPlan:
-    """Return the plan of a window that `build_window` made from these values.
-
-    `recall` is shown directly before the newest request, and must fit.
-    """
+def to_plan(window: WindowBuilder, stored: WindowInput, asked: WindowRequest) -> WindowPlan:
+    """Return the plan of a window that `build_window` made from these values."""
     blocks = [block for block in window.blocks if block.is_shown]
     parts = [block.part for block in blocks]
-    account = _account(window, stored, blocks, parts, recall)
-    if recall is not None and window.request is not None:
-        parts.insert(blocks.index(window.request), recall_part(recall.text))
-    total = window.total + (recall.tokens if recall else 0)
     return WindowPlan(
         pinned=window.prefix.pinned,
         summary=window.summary,
@@ -362,9 +350,23 @@ def to_plan(
         shape=asked.shape,
         digest=window.digest.content,
         parts=tuple(parts),
-        account=account,
-        tokens=billed(total + asked.aside_tokens, stored.factor) if total else 0,
+        account=_account(window, stored, blocks, parts),
+        tokens=billed(window.total + asked.aside_tokens, stored.factor) if window.total else 0,
         budget_tokens=asked.budget_tokens,
+    )
+
+
+def with_block(
+    plan: WindowPlan, window: WindowBuilder, asked: WindowRequest, factor: float, block: RecallBlock
+) -> WindowPlan:
+    """Return the plan of a window with a block that fits, directly before the newest request."""
+    shown = [shown for shown in window.blocks if shown.is_shown]
+    place = shown.index(window.request) if window.request is not None else len(shown)
+    return replace(
+        plan,
+        parts=(*plan.parts[:place], recall_part(block.text), *plan.parts[place:]),
+        account=replace(plan.account, recalled=len(block.positions)),
+        tokens=billed(window.total + block.tokens + asked.aside_tokens, factor),
     )
 
 
@@ -373,7 +375,6 @@ def _account(
     stored: WindowInput,
     blocks: Sequence[BlockView],
     parts: Sequence[BlockContent],
-    recall: RecallBlock | None,
 ) -> WindowAccount:
     """Count every message of the session once, by where it is; `blocks` are those shown."""
     live = [part for block, part in zip(blocks, parts, strict=True) if block.compaction_id is None]
@@ -389,7 +390,7 @@ def _account(
         covered=stored.covered,
         pending_shown=pending_shown,
         pending_digested=len(stored.messages) - window.live - pending_shown,
-        recalled=len(recall.positions) if recall else 0,
+        recalled=0,
         synthesised=sum([block.results.count(None) for block in blocks]),
         folded_told=window.digest.told,
         untold=window.digest.untold,

@@ -28,6 +28,7 @@ from turnfold.core.window.window import (
     build_window,
     folded_for_budget,
     to_plan,
+    with_block,
 )
 from turnfold.messages import SHAPE_OF_FORMAT, SessionKey, Shape
 from turnfold.operations.query.environment import ContextReply, QueryEnvironment
@@ -107,7 +108,9 @@ class PlannedWindow:
         has_place = builder.size < builder.limits.messages
         room = builder.limits.tokens - builder.total
         block = decision.fitting(room) if has_place else None
-        plan = to_plan(builder, self.stored, self.asked, block)
+        plan = self.plan
+        if block is not None:
+            plan = with_block(plan, builder, self.asked, self.stored.factor, block)
         return replace(self, plan=plan, recall=decision, block=block)
 
 

@@ -44,6 +44,8 @@ MOST_NEAR, MOST_NEW_NEAR, MOST_READ_NEAR = 2_000, 100, 200
 
 So many messages at most may be missing in its cached order or in the index, and so many are read.
 """
+_Stored = dict[int, tuple[Message, str]]
+"""Messages with their bodies, by position."""
 _PLACES = tuple(f"at_{number}" for number in range(64))
 """The parameters of a statement that reads several messages at once."""
 
@@ -132,6 +134,7 @@ class SqlRecallStore:
             of_session = SessionLookups(words, order, indexed, end)
 
             speakers = [order.spoken[word] for word in named]
+            stored: _Stored = {}
             session = SearchedSession(
                 asked,
                 order.positions if end == total else order.positions[:end],
@@ -140,14 +143,16 @@ class SqlRecallStore:
                 () if is_short else of_session.found(lookups),
                 speakers[0] if len(speakers) == 1 else None,
                 of_session.indexed_masks,
-                lambda ordinals: _texts(connection, sid, [order.positions[at] for at in ordinals]),
+                lambda ordinals: _texts(
+                    connection, sid, [order.positions[at] for at in ordinals], stored
+                ),
                 lambda: _marked(connection, sid, order, end),
             )
             choice = choose(session)
             if is_near and len(choice.messages) > MOST_READ_NEAR:
                 self._keep(sid, order)
                 raise WouldBlock
-            material = _read(connection, sid, choice, order)
+            material = _read(connection, sid, choice, order, stored)
             # Only after a successful read: an interrupted one leaves an order that was read in
             # part.
             self._keep(sid, order)
@@ -186,10 +191,12 @@ def _body(connection: SupportsStatements, sid: int, position: int) -> str:
     return next((row[0] for row in _BODY.rows(connection, sid, position)), "{}")
 
 
-def _texts(connection: SupportsStatements, sid: int, positions: Sequence[int]) -> list[str]:
-    """Return the texts of messages, in the order of the session."""
-    stored = _messages(connection, sid, positions)
-    return [text_of(json.loads(body)) for _, body in stored.values()]
+def _texts(
+    connection: SupportsStatements, sid: int, positions: Sequence[int], stored: _Stored
+) -> list[str]:
+    """Return the texts of messages, and add these to `stored`."""
+    stored |= _messages(connection, sid, positions)
+    return [text_of(json.loads(stored[at][1])) for at in positions if at in stored]
 
 
 def _marked(
@@ -211,18 +218,22 @@ def _marked(
 
 
 def _read(
-    connection: SupportsStatements, sid: int, choice: Choice, order: SessionOrder
+    connection: SupportsStatements, sid: int, choice: Choice, order: SessionOrder, stored: _Stored
 ) -> RecallMaterial:
-    """Read the chosen messages, their calls and results, and the messages of the chosen lines."""
+    """Read the chosen messages, their calls and results, and the messages of the chosen lines.
+
+    `stored` are messages that were read before; the others are added.
+    """
     positions = [order.positions[ordinal] for ordinal in choice.messages]
     quoted = [order.positions[ordinal] for ordinal, _ in choice.lines]
-    stored = _messages(connection, sid, sorted({*positions, *quoted}))
+    stored |= _messages(connection, sid, sorted({*positions, *quoted} - stored.keys()))
     whole = [stored[position][0] for position in positions if position in stored]
     partners = sorted(_partners(connection, sid, whole) - set(positions))
     stored |= _messages(connection, sid, [at for at in partners if at not in stored])
+    wanted = [at for at in {*positions, *quoted, *partners} if at in stored]
     told = {
         position: _recalled(*stored[position], ordinal)
-        for position, ordinal in zip(stored, order.ordinals(list(stored)), strict=True)
+        for position, ordinal in zip(wanted, order.ordinals(wanted), strict=True)
         if not stored[position][0].is_copy
     }
     return RecallMaterial(
@@ -265,11 +276,9 @@ def _to_the_minute(minutes: int) -> str:
     return said_at.isoformat(" ", "minutes").partition("+")[0]
 
 
-def _messages(
-    connection: SupportsStatements, sid: int, positions: Sequence[int]
-) -> dict[int, tuple[Message, str]]:
+def _messages(connection: SupportsStatements, sid: int, positions: Sequence[int]) -> _Stored:
     """Read messages in groups; the last position fills the unused parameters."""
-    stored: dict[int, tuple[Message, str]] = {}
+    stored: _Stored = {}
     for start in range(0, len(positions), len(_PLACES)):
         places = _filled(positions[start : start + len(_PLACES)])
         for row in _MESSAGES.rows(connection, sid, *places):
