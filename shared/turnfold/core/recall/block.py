@@ -148,7 +148,8 @@ class _BlockWriter:
                 self._results[recalled.call_position].append(recalled)
         self._texts: dict[int, str] = {}
         self._bounds: dict[str, int] = {}
-        self._quoted: dict[int, tuple[RecalledMessage, list[MarkedLine]]] = {}
+        self._quotable: dict[int, str] = {}
+        self._quoted: dict[int, tuple[RecalledMessage, list[tuple[MarkedLine, str]]]] = {}
         self._ordinals: set[int] = set()
         self._times: set[str] = set()
         """The days and the minutes that headings may name."""
@@ -182,15 +183,25 @@ class _BlockWriter:
         of, line = quote.of, quote.line
         if of.position in self._texts:
             return
-        tokens = line.tokens + LINE_TOKENS + MARK_TOKENS * markers_in(_text_of_line(of, line))
+        tokens = line.tokens + LINE_TOKENS
+        if self._used + tokens > self.room:
+            return
+        text = self._text_of_line(of, line)
+        tokens += MARK_TOKENS * markers_in(text)
         if of.position in self._quoted:
             if self._takes((), tokens):
-                self._quoted[of.position][1].append(line)
+                self._quoted[of.position][1].append((line, text))
         elif self._takes(
             [of],
             tokens + self._speaker_tokens(of, self._speaker(of)) + SPEAKER_TOKENS + PART_TOKENS,
         ):
-            self._quoted[of.position] = (of, [line])
+            self._quoted[of.position] = (of, [(line, text)])
+
+    def _text_of_line(self, of: RecalledMessage, line: MarkedLine) -> str:
+        whole = self._quotable.get(of.position)
+        if whole is None:
+            whole = self._quotable[of.position] = quotable_text(of.body)
+        return printable(whole[line.start : line.start + line.characters])
 
     def _takes(self, new: Sequence[RecalledMessage], tokens: int) -> bool:
         """Take room for these messages, if there is enough for their tokens and headings."""
@@ -218,7 +229,7 @@ class _BlockWriter:
     def written(self) -> RecallBlock | None:
         """Return the block; None if it is empty."""
         for position, (of, lines) in self._quoted.items():
-            told = [_text_of_line(of, line) for line in sorted(lines)]
+            told = [text for _, text in sorted(lines)]
             self._texts[position] = defused(f"{self._speaker(of)}{PART} {chr(10).join(told)}")
         chosen = [self._by_position[position] for position in sorted(self._texts)]
         if not chosen:
@@ -316,10 +327,6 @@ def _least_tokens(recalled: RecalledMessage) -> int:
     for call in recalled.message.calls:
         tokens += call.tokens
     return tokens
-
-
-def _text_of_line(of: RecalledMessage, line: MarkedLine) -> str:
-    return printable(quotable_text(of.body)[line.start : line.start + line.characters])
 
 
 def _calls(recalled: RecalledMessage) -> Iterator[str]:
