@@ -15,6 +15,7 @@ from turnfold.contracts.subjects import (
     AGENT_READS,
     AGENT_WRITES,
     ASKED,
+    ERASURES,
     EVENTS_SUBJECTS,
     INGESTED,
     INSTALLATION_REQUESTS,
@@ -31,6 +32,7 @@ EVERY_SUBJECT = (
     *INSTALLATION_REQUESTS,
     INGESTED,
     f"{ASKED}.>",
+    f"{ERASURES}.>",
     "$JS.API.>",
 )
 """What listeners hear: events, notices, requests, words between services, and requests to JetStream."""

@@ -63,7 +63,7 @@ async def _run(settings: Settings, upstream_url: str) -> None:
             buffering=BufferOptions(),
         ) as client:
             await load()
-            recorder = Recorder(client.session, wait_seconds=wait_seconds)
+            recorder = Recorder(client.session, client.erasures, wait_seconds=wait_seconds)
             app = ProxyApp(
                 upstream,
                 recorder,

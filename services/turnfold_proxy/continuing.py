@@ -11,14 +11,18 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import ceil
-from typing import Final
+from typing import Final, cast
 
 from cachetools import TTLCache
 
+from turnfold.client import Window
+from turnfold.client.mirror import place_of
+from turnfold.errors import Unavailable
 from turnfold_proxy.apis.api import INSTRUCTIONS, MARKER, Api, Element, dumped, without_markers
 
 KEEP_SECONDS: Final = 60.0
-"""The time that texts of a window stay in the proxy: an erasure does not reach them."""
+"""The time that texts of a window stay in the proxy, because the signal of an erasure may be lost.
+"""
 KEEP_BYTES: Final = 64 * 1024 * 1024
 ENTRY_BYTES: Final = 1_024
 ELEMENT_TOKENS: Final = 8
@@ -26,6 +30,8 @@ ELEMENT_TOKENS: Final = 8
 
 Part = int | Element
 """A place in the caller's list, or an element that Turnfold wrote."""
+SessionIds = tuple[str, str]
+"""The ids of an agent and of its session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,8 @@ class KnownWindow:
 
     `asked` is what else it depends on. `beside_tokens` counts instructions and tools, `tokens` the
     window without them, which has room for `budget_tokens`. Tokens are the vocabulary's times the
-    `factor` of the model, which is None until it is known.
+    `factor` of the model, which is None until it is known. `connection` is that over which erasures
+    are signaled, and which has not changed since the window was requested.
     """
 
     listed: ListDigest
@@ -85,6 +92,7 @@ class KnownWindow:
     budget_tokens: int | None
     version: int
     factor: float | None
+    connection: int | None = None
 
     @property
     def bytes(self) -> int:
@@ -110,30 +118,34 @@ class KnownWindows:
     """The newest window of each session, for a minute."""
 
     def __init__(self) -> None:
-        self._windows: TTLCache[Hashable, KnownWindow] = TTLCache[Hashable, KnownWindow](
+        self._windows: TTLCache[SessionIds, KnownWindow] = TTLCache[SessionIds, KnownWindow](
             KEEP_BYTES, KEEP_SECONDS, getsizeof=_bytes_of
         )
 
-    def get(self, session: Hashable) -> KnownWindow | None:
+    def get(self, session: SessionIds) -> KnownWindow | None:
         """Return the window of a session, if it is known."""
         return self._windows.get(session)
 
-    def put(self, session: Hashable, known: KnownWindow) -> None:
+    def put(self, session: SessionIds, known: KnownWindow) -> None:
         """Remember a window."""
         self.forget(session)
         if known.bytes <= KEEP_BYTES:
             self._windows[session] = known
             asyncio.get_running_loop().call_later(KEEP_SECONDS, self._windows.expire)
 
-    def calibrate(self, session: Hashable, factor: float) -> None:
+    def calibrate(self, session: SessionIds, factor: float) -> None:
         """Add the factor of the model to the window of a session that lacks it."""
         known = self.get(session)
         if known is not None and known.factor is None:
             self.put(session, replace(known, factor=factor))
 
-    def forget(self, session: Hashable) -> None:
+    def forget(self, session: SessionIds) -> None:
         """Ask for the next window of a session again."""
         self._windows.pop(session, None)
+
+    def sessions(self) -> list[SessionIds]:
+        """Return the sessions whose windows are known."""
+        return list(self._windows)
 
 
 def grown(
@@ -165,6 +177,28 @@ def grown(
     return GrownWindow(elements, tokens, known.version)
 
 
+def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Element]:
+    """Return a window whose unchanged messages are the caller's own, to the letter."""
+    elements: list[Element] = []
+    # Unchanged messages come without their body.
+    messages = cast("Sequence[Element | None]", window.messages)
+    for message, message_ids in zip(messages, window.message_ids, strict=True):
+        ids = message_ids if isinstance(message_ids, list) else [message_ids]
+        places = {place_of(one) for one in ids if one is not None}
+        place = places.pop() if len(places) == 1 else None
+        element = own[place] if place is not None and place < len(own) else None
+        # The results of one message are several messages of a session: their window is one again.
+        if element is not None and (
+            message is None or _in_blocks(message) == _in_blocks(api.stored(element))
+        ):
+            elements.append(element)
+        elif message is not None:
+            elements.append(message)
+        else:
+            raise Unavailable("another publisher writes to this session")
+    return elements
+
+
 def parts_of(elements: Sequence[Element], own: Sequence[Element]) -> list[Part]:
     """Return a window as places in the caller's list, where its elements are those."""
     places = {id(element): place for place, element in enumerate(own)}
@@ -191,3 +225,11 @@ def _is_continuation(api: Api, new: Sequence[Element], *, has_recall: bool) -> b
             return False
         open_calls = (open_calls - results) | calls
     return not open_calls
+
+
+def _in_blocks(element: Element) -> Element:
+    """Return a message whose text is a block; Anthropic takes both, and windows have blocks."""
+    content = element.get("content")
+    if not isinstance(content, str):
+        return element
+    return {**element, "content": [{"type": "text", "text": content}]}

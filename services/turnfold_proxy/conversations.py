@@ -7,24 +7,28 @@ from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
+from itertools import count
 from operator import is_
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import structlog
 
 from turnfold.client import Session, Window
-from turnfold.client.mirror import place_of
+from turnfold.client.erasures import ErasureSignals
 from turnfold.client.token_counter import counter
-from turnfold.errors import CannotFit, RequestError, TurnfoldError, Unavailable
-from turnfold_proxy.apis.api import Api, Element, ModelAnswer, RequestConversation
+from turnfold.contracts.erasures import ErasedSessions
+from turnfold.errors import CannotFit, TurnfoldError, Unavailable, UnknownSession
+from turnfold_proxy.apis.api import Api, ModelAnswer, RequestConversation
 from turnfold_proxy.continuing import (
     KnownWindow,
     KnownWindows,
     ListDigest,
     ListJson,
     grown,
+    own_elements,
     parts_of,
 )
+from turnfold_proxy.erasures import AgentErasures, OnErased
 from turnfold_proxy.recording import (
     EventOf,
     RecordedList,
@@ -41,6 +45,7 @@ PAUSE_SECONDS: Final = 5.0
 RECORD_SECONDS: Final = 15.0
 SEND_SECONDS: Final = 0.01
 """The delay before a call is recorded, so that the call itself goes first."""
+ERASED: Final = "the session was erased"
 
 log = structlog.get_logger()
 
@@ -115,12 +120,21 @@ class _SessionState:
 class Recorder:
     """Mirrors the lists of calls into sessions and returns their windows.
 
-    One recorder at a time may serve a session: it knows which call is the newest.
+    One recorder at a time may serve a session: it knows which call is the newest. An erasure
+    removes the state and the window of its sessions.
     """
 
-    def __init__(self, session: Callable[[str, str], Session], *, wait_seconds: float) -> None:
+    def __init__(
+        self,
+        session: Callable[[str, str], Session],
+        erasures: Callable[[str, OnErased], ErasureSignals],
+        *,
+        wait_seconds: float,
+    ) -> None:
         self._session = session
+        self._erasures = AgentErasures(erasures, self._forget)
         self._wait_seconds = wait_seconds
+        self._numbers = count(1)
         self._states: OrderedDict[tuple[str, str], _SessionState] = OrderedDict()
         self._windows = KnownWindows()
         self._counts: dict[bytes, int] = {}
@@ -138,8 +152,7 @@ class Recorder:
         if time.monotonic() < self._paused_until:
             raise Unavailable("Turnfold did not answer a moment ago")
         state = self._state(call)
-        state.newest += 1
-        number = state.newest
+        number = state.newest = next(self._numbers)
         own_json = ListJson(call.conversation.elements)
         if (continued := self._continued(call, own_json)) is not None:
             self._begin(self._refreshed(call, own_json, number, state))
@@ -169,13 +182,23 @@ class Recorder:
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
+    def _forget(self, erased: ErasedSessions) -> None:
+        for key in {*self._states, *self._windows.sessions()}:
+            if erased.includes(*key):
+                self._states.pop(key, None)
+                self._windows.forget(key)
+
+    def _is_current(self, call: Call, state: _SessionState) -> bool:
+        """Return whether the session was not erased since the call began."""
+        return self._states.get(call.key) is state
+
     def _pause(self, call: Call) -> None:
         self._windows.forget(call.key)
         self._paused_until = time.monotonic() + PAUSE_SECONDS
 
     def _tokens(self, text: str) -> int:
         """Count the tokens of a text that stays the same from call to call."""
-        # By their digests: an erasure does not reach the texts that a proxy would keep.
+        # By their digests: no erasure names texts that stand beside conversations.
         digest = blake2b(text.encode(errors="surrogatepass")).digest()
         if digest not in self._counts:
             if len(self._counts) == MOST_COUNTS:
@@ -191,7 +214,7 @@ class Recorder:
     def _continued(self, call: Call, own_json: ListJson) -> PreparedCall | None:
         """Return the window of the call before with what is new, if nobody need be asked."""
         known = self._windows.get(call.key)
-        if known is None:
+        if known is None or not self._may_keep(call, known):
             return None
         api, conversation, beside_tokens = call.api, call.conversation, sum(self._beside(call))
         try:
@@ -213,6 +236,13 @@ class Recorder:
             body = api.with_elements(call.body, conversation.leading, window.elements)
         return PreparedCall(body, window.tokens + beside_tokens, window.version)
 
+    def _may_keep(self, call: Call, known: KnownWindow) -> bool:
+        """Return whether a window has no text of Turnfold, or its erasure would be signaled."""
+        return known.parts is None or (
+            known.connection is not None
+            and known.connection == self._erasures.connection(call.agent_id)
+        )
+
     async def _refreshed(
         self, call: Call, own_json: ListJson, number: int, state: _SessionState
     ) -> None:
@@ -231,31 +261,42 @@ class Recorder:
     async def _prepared(
         self, call: Call, own_json: ListJson, number: int, state: _SessionState
     ) -> PreparedCall:
-        """Record a call and take its window."""
+        """Record a call and take its window.
+
+        Raises:
+            UnknownSession: the session was erased.
+        """
+        if not self._is_current(call, state):
+            raise UnknownSession(ERASED)
         session, beside = self._session(*call.key), self._beside(call)
+        connection = await self._erasures.begin(call.agent_id)
         own, event = call.conversation.elements, EventOf(session, call.api, call.model)
         recorded, state.recorded = state.recorded, None
         mirrored = None
         if recorded is not None and own_json.begins_with(recorded.listed):
             mirrored = await mirror_rest(event, recorded, own)
+        is_compared = mirrored is None
         if mirrored is None:
             mirrored = await mirror_all(event, own)
+        window = await self._window(session, call, beside)
+        if window.fresh and not shows_all(window, mirrored, is_compared=is_compared):
+            if not self._is_current(call, state):
+                raise UnknownSession(ERASED)
+            # Another program has changed the session, or the newest message is not shown.
+            mirrored = await mirror_all(event, own, compare_all=True)
             window = await self._window(session, call, beside)
-        else:
-            window = await self._window(session, call, beside)
-            if window.fresh and not shows_all(window, mirrored):
-                # Another program has changed the session, or the newest message is not shown.
-                mirrored = await mirror_all(event, own, compare_all=True)
-                window = await self._window(session, call, beside)
         if not window.fresh or window.refused:
             raise Unavailable("the session does not hold all of the conversation")
+        if window.account.total < mirrored.messages:
+            # Events that were erased are not stored again; under other ids, with the next message.
+            raise UnknownSession(ERASED)
         listed = own_json.digest
         state.recorded = RecordedList(number, listed, mirrored, mirrored)
         if state.factor_of != (described := calibrated_by(window)):
             state.factor, state.factor_of = None, described
             # After the call, which does not wait for it.
             self._begin(self._calibrated(session, call, state))
-        return self._ready(call, window, listed, sum(beside), state.factor)
+        return self._ready(call, window, listed, sum(beside), state, connection)
 
     async def _calibrated(self, session: Session, call: Call, state: _SessionState) -> None:
         """Ask for the factor of a session, without which its windows are not continued."""
@@ -277,12 +318,13 @@ class Recorder:
         window: Window,
         listed: ListDigest,
         beside_tokens: int,
-        factor: float | None,
+        state: _SessionState,
+        connection: int | None,
     ) -> PreparedCall:
         """Return what is sent for a window, and remember it for the next call."""
         api, conversation = call.api, call.conversation
         own = conversation.elements
-        elements = _own_elements(api, window, own)
+        elements = own_elements(api, window, own)
         is_same = len(elements) == len(own) and all(map(is_, elements, own))
         version = window.summary.version if window.summary is not None else 0
         known = KnownWindow(
@@ -293,9 +335,12 @@ class Recorder:
             tokens=window.tokens,
             budget_tokens=window.budget_tokens,
             version=version,
-            factor=factor,
+            factor=state.factor,
+            connection=connection,
         )
-        self._windows.put(call.key, known)
+        self._windows.forget(call.key)
+        if self._is_current(call, state) and self._may_keep(call, known):
+            self._windows.put(call.key, known)
         body = None if is_same else api.with_elements(call.body, conversation.leading, elements)
         return PreparedCall(body, window.tokens + beside_tokens, version)
 
@@ -332,7 +377,7 @@ class Recorder:
         try:
             async with asyncio.timeout(RECORD_SECONDS), state.lock:
                 # A newer call holds the answer itself, or the caller has dropped it.
-                if state.newest != number:
+                if state.newest != number or not self._is_current(call, state):
                     return
                 recorded, state.recorded = state.recorded, None
                 if recorded is not None and recorded.number == number:
@@ -350,38 +395,3 @@ class Recorder:
         if len(self._states) > REMEMBERED_SESSIONS:
             self._states.popitem(last=False)
         return state
-
-
-def reason_of(error: RequestError) -> str:
-    """Return a word for headers and metrics."""
-    return error.code
-
-
-def _own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Element]:
-    """Return a window whose unchanged messages are the caller's own, to the letter."""
-    elements: list[Element] = []
-    # Unchanged messages come without their body.
-    messages = cast("Sequence[Element | None]", window.messages)
-    for message, message_ids in zip(messages, window.message_ids, strict=True):
-        ids = message_ids if isinstance(message_ids, list) else [message_ids]
-        places = {place_of(one) for one in ids if one is not None}
-        place = places.pop() if len(places) == 1 else None
-        element = own[place] if place is not None and place < len(own) else None
-        # The results of one message are several messages of a session: their window is one again.
-        if element is not None and (
-            message is None or _in_blocks(message) == _in_blocks(api.stored(element))
-        ):
-            elements.append(element)
-        elif message is not None:
-            elements.append(message)
-        else:
-            raise Unavailable("another publisher writes to this session")
-    return elements
-
-
-def _in_blocks(element: Element) -> Element:
-    """Return a message whose text is a block; Anthropic takes both, and windows have blocks."""
-    content = element.get("content")
-    if not isinstance(content, str):
-        return element
-    return {**element, "content": [{"type": "text", "text": content}]}

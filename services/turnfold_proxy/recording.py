@@ -78,8 +78,13 @@ async def mirror_rest(
     return None if receipt is None else receipt.mirrored
 
 
-def shows_all(window: Window, mirrored: MirroredList) -> bool:
-    """Return whether a session holds a list and nothing else, as far as its window shows."""
+def shows_all(window: Window, mirrored: MirroredList, *, is_compared: bool) -> bool:
+    """Return whether a session holds a list and nothing else, as far as its window shows.
+
+    Of a session that was compared before, only erased messages can be missing.
+    """
+    if is_compared:
+        return window.account.total == mirrored.messages
     shown = [one if isinstance(one, list) else [one] for one in window.message_ids]
     return (
         window.account.total == mirrored.messages

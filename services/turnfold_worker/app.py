@@ -22,7 +22,7 @@ from turnfold.models.availability import can_call_models, missing_litellm
 from turnfold.nats_client.acknowledgements import Publisher
 from turnfold.nats_client.connection import NatsClient
 from turnfold.process.http_server import HttpServer
-from turnfold.process.memory import return_freed_memory
+from turnfold.process.memory import forget_and_return_memory
 from turnfold.process.scheduling import lower_priority, tune_collector
 from turnfold.process.tasks import cancel_and_wait, unless
 from turnfold.process.watchdog import Watchdog
@@ -109,7 +109,7 @@ async def _run(settings: Settings, receiver_process: ReceiverProcess) -> None:
             _serve(settings, database, receiver_process, telemetry, stop), name="worker"
         )
         stopping = asyncio.create_task(stop.wait(), name="stop")
-        trimming = asyncio.create_task(return_freed_memory(), name="memory")
+        trimming = asyncio.create_task(forget_and_return_memory(), name="memory")
         await asyncio.wait([worker, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not worker.done():
             try:

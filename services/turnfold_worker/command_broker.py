@@ -11,6 +11,7 @@ from turnfold.bus.broker import Broker
 from turnfold.bus.connection import broker_options
 from turnfold.bus.events import BusEvents
 from turnfold.bus.stream_state import last_sequence
+from turnfold.contracts.erasures import ErasedSessions
 from turnfold.store.compact.campaigns import SqlCampaignStore
 from turnfold.store.compact.requests import SqlSessionCommands
 from turnfold.store.compact.versions import SqlVersionStore
@@ -28,7 +29,7 @@ async def command_broker(
     context: WorkerContext,
     *,
     on_change: Callable[[], object],
-    on_erased: Callable[[], object],
+    on_erased: Callable[[ErasedSessions], Awaitable[None]],
     ingested_to: Callable[[], Awaitable[int]],
 ) -> AsyncGenerator[None]:
     """Answer requests that write in the body. On leaving it, finish the running requests.

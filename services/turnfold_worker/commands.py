@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 from weakref import WeakValueDictionary
 
 from turnfold.bus.events import BusEvents
+from turnfold.contracts.erasures import ErasedSessions
 from turnfold.contracts.history_requests import PopRequest
 from turnfold.contracts.requests import (
     AgentEraseRequest,
@@ -48,8 +49,8 @@ class Commands:
     """The operations of the requests that write, with all that they need.
 
     `on_change` is called after each request that may have opened jobs or written notices, and
-    `on_erased` after each erasure. `last_seq` returns the newest sequence of the stream, and
-    `ingested_to` the sequence up to which all events are stored.
+    `on_erased` before an erasure is answered. `last_seq` returns the newest sequence of the stream,
+    and `ingested_to` the sequence up to which all events are stored.
     """
 
     sessions: SessionCommands
@@ -63,19 +64,19 @@ class Commands:
     last_seq: Callable[[], Awaitable[int]]
     ingested_to: Callable[[], Awaitable[int]]
     on_change: Callable[[], object]
-    on_erased: Callable[[], object]
+    on_erased: Callable[[ErasedSessions], Awaitable[None]]
     _locks: WeakValueDictionary[SessionKey, asyncio.Lock] = field(
         default_factory=WeakValueDictionary
     )
 
     def handlers(self) -> Mapping[str, Handle]:
         """Return the handler of each request."""
-        change, erased = self.on_change, self.on_erased
+        change = self.on_change
         return {
             "session.policy": _followed(self._set_policy, change),
             "agent.policy": _followed(self._set_policy, change),
-            "session.erase": _followed(self._erase, erased),
-            "agent.erase": _followed(self._erase, erased),
+            "session.erase": self._erase,
+            "agent.erase": self._erase,
             "session.pop": self._pop,
             "compaction.request": _followed(self._compact, change),
             "compaction.restore": _followed(self._restore, change),
@@ -106,6 +107,7 @@ class Commands:
         erased = await self.sessions.erase(
             key, last_seq=until, now_ms=self.now_ms(), actor=actor, prefix=prefix
         )
+        await self.on_erased(ErasedSessions.of(key, prefix))
         ids = key._asdict() if isinstance(key, SessionKey) else {"agent_id": key}
         return {**ids, **erased._asdict()}
 

@@ -8,8 +8,8 @@ import time
 import nats.errors
 
 from turnfold.bus.asking import ask_jetstream
+from turnfold.contracts.erasures import ErasedSessions, write_erasure
 from turnfold.contracts.subjects import ERASED, EVENTS_STREAM, INGESTED
-from turnfold.core.text.caches import forget_texts
 from turnfold.errors import Unavailable
 from turnfold.ports.admin import ErasureStore
 from turnfold_worker.context import WorkerContext, now_ms
@@ -23,6 +23,8 @@ class ErasureRunner(PollingLoop):
     batch_messages = 100
     batch_sessions = 500
     expiry_seconds = 600.0
+    signal_seconds = 1.0
+    """The most time that the answer to an erasure waits until the server has its signal."""
     tidy_seconds = 5.0
     """Shortest interval between two removals of copies: each writes parts of the index anew."""
 
@@ -36,11 +38,15 @@ class ErasureRunner(PollingLoop):
         self._must_tidy = True
         self._requests = 0
 
-    def after_erasure(self) -> None:
-        """Remove the copies of data that a request has just erased."""
+    async def after_erasure(self, erased: ErasedSessions) -> None:
+        """Signal what a request has just erased, and remove the copies of its data."""
         self._must_tidy = True
         self._requests += 1
         self.wake()
+        with contextlib.suppress(nats.errors.Error):
+            # Before the answer: programs of the agent that keep windows must not use them again.
+            await self._client.publish(*write_erasure(erased))
+            await self._client.flush(self.signal_seconds)
 
     async def work(self) -> float:
         """Erase expired sessions, then delete the rows and the copies of all erased data."""
@@ -52,7 +58,7 @@ class ErasureRunner(PollingLoop):
         if is_due:
             # First, because the rest takes a minute for a million messages.
             self._tidied_at = time.monotonic()
-            await self._forget_texts()
+            await self._tell_query_servers()
         # One transaction each, between which ingest has its turn.
         while await self._store.delete_rows():
             self._must_tidy = True
@@ -72,9 +78,8 @@ class ErasureRunner(PollingLoop):
         """Return how long to wait until copies may be removed again."""
         return self._tidied_at + self.tidy_seconds - time.monotonic()
 
-    async def _forget_texts(self) -> None:
-        """Remove texts from memory here, and have query servers do the same."""
-        forget_texts()
+    async def _tell_query_servers(self) -> None:
+        """Have query servers forget erased texts. Processes of workers forget by themselves."""
         with contextlib.suppress(nats.errors.Error):
             await self._client.publish(INGESTED, ERASED)
 

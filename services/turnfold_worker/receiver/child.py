@@ -27,7 +27,7 @@ from turnfold.process.child_process import (
     read_frame,
     serve_parent,
 )
-from turnfold.process.memory import return_freed_memory
+from turnfold.process.memory import forget_and_return_memory
 from turnfold.process.scheduling import tune_collector
 from turnfold.process.tasks import cancel_and_wait
 from turnfold.settings import Settings
@@ -98,7 +98,7 @@ class ReceiverChild:
             asyncio.create_task(self._listen(), name="worker"),
             asyncio.create_task(self._beat(), name="heartbeat"),
         ]
-        trimming = asyncio.create_task(return_freed_memory(), name="memory")
+        trimming = asyncio.create_task(forget_and_return_memory(), name="memory")
         try:
             await asyncio.wait([*tasks, self._receiving], return_when=asyncio.FIRST_COMPLETED)
             if self._receiving.done() and (

@@ -17,6 +17,7 @@ from turnfold.contracts.subjects import (
     AGENT_READS,
     AGENT_WRITES,
     ASKED,
+    ERASURES,
     EVENT_TYPES,
     EVENTS_CONSUMER,
     EVENTS_STREAM,
@@ -90,11 +91,7 @@ class Export(NamedTuple):
         if key.agent_id is None:
             return self.subject
         token = token_of(key.agent_id)
-        return (
-            self.subject.replace(">", f"{token}.*")
-            if self.kind == "stream"
-            else self.subject.replace("*", token, 1)
-        )
+        return self.subject.replace("*", token, 1).replace(">", f"{token}.*")
 
 
 _ALL: tuple[Role, ...] = ("agent", "auditor", "operator")
@@ -109,6 +106,7 @@ EXPORTS: tuple[Export, ...] = (
     Export("service", _NOTICE, ("auditor", "operator")),
     *(Export("service", f"{_NOTICE}.{name}.*.*", _ALL) for name in NOTICES),
     *(Export("stream", subject, _ALL) for subject in NOTICES_SUBJECTS),
+    Export("stream", f"{ERASURES}.*", ("agent",)),
 )
 
 
@@ -246,7 +244,7 @@ _EVENTS = tuple(f"{name}.*.*" for name in EVENT_TYPES)
 # Hints are no export: an agent must not be able to send one.
 _ASKED = f"{ASKED}.*.*"
 # A worker reads the stream, acknowledges events (two forms of the subject), deletes erased and
-# old events, publishes dead letters again, and publishes notices.
+# old events, publishes dead letters again, and publishes notices and signals.
 _WORKER = Permissions(
     publish=(
         *_INFO,
@@ -261,6 +259,7 @@ _WORKER = Permissions(
         *EVENTS_SUBJECTS,
         *NOTICES_SUBJECTS,
         INGESTED,
+        f"{ERASURES}.*",
         USER_INFO,
         _CROSSING,
     ),

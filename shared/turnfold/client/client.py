@@ -22,7 +22,9 @@ from turnfold.observability.tracing import begin, is_requested
 
 if TYPE_CHECKING:
     from turnfold.client.connection import Connection
+    from turnfold.client.erasures import ErasureSignals
     from turnfold.client.notices import Notices
+    from turnfold.contracts.erasures import ErasedSessions
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
 REMEMBERED_SESSIONS = 10_000
@@ -312,6 +314,22 @@ class Client:
         notices = Notices(self._connection.bus, agent_id, session_id, after=after)
         self._notices.add(notices)
         return notices
+
+    def erasures(
+        self, agent_id: str, on_erased: "Callable[[ErasedSessions], object]"
+    ) -> "ErasureSignals":
+        """Return what calls a function for each erasure of an agent, from its `begin` on.
+
+        For a program that keeps texts of windows. Signals may be lost: keep nothing for long.
+
+        Raises:
+            BadRequest: the id is empty, longer than 256 bytes or contains control characters.
+        """
+        from turnfold.client.erasures import ErasureSignals  # noqa: PLC0415  # loads nats-py
+
+        return ErasureSignals(
+            self._connection.bus, session_key(agent_id, agent_id).agent_id, on_erased
+        )
 
     async def known_events(self, agent_id: str, event_ids: Iterable[str]) -> set[str]:
         """Return the ones of these event ids that are stored."""

@@ -56,6 +56,8 @@ INGESTED = "turnfold.ingested"
 """Best-effort signal that new sequences are stored; a receiver that waits for one checks again."""
 ERASED = b"erased"
 """Payload of that signal after an erase; receivers then drop cached texts."""
+ERASURES = "turnfold.erased"
+"""Best-effort signal of an erasure to the programs of its agent, on `<name>.<agent>`."""
 ASKED = "turnfold.asked"
 """Best-effort hint of a query server: the budget of a window, on `<name>.<agent>.<session>`."""
 

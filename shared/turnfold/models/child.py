@@ -25,7 +25,7 @@ from turnfold.models.wire import (
     job_from_json,
 )
 from turnfold.process.child_process import encode_frame, open_stream, parent_socket, read_frame
-from turnfold.process.memory import return_freed_memory
+from turnfold.process.memory import forget_and_return_memory
 from turnfold.process.scheduling import is_load_low, lower_priority, use_idle_priority
 
 
@@ -124,7 +124,7 @@ async def serve(connection: socket.socket, *, preload: bool) -> None:
     child = SummarizerChild(writer)
     if preload:
         child.preload()
-    trimming = asyncio.create_task(return_freed_memory(), name="memory")
+    trimming = asyncio.create_task(forget_and_return_memory(), name="memory")
     while (body := await read_frame(reader)) is not None:
         child.handle(decode(body))
     trimming.cancel()

@@ -27,7 +27,9 @@ _API_TYPE: Final = "io.nats.jetstream.api.v1."
 _NO_RESPONDERS: Final = "503"
 NO_RESPONDERS_SECONDS: Final = 0.2
 """Time to wait for a reply after "no responders", which any client can forge."""
-_DENIED: Final = re.compile(r'permissions violation for publish to "([^"]+)"', re.IGNORECASE)
+_DENIED: Final = re.compile(
+    r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE
+)
 MOST_REPLIES: Final = 1_000
 """The maximum number of unread replies per request. Further ones are dropped."""
 MOST_EXPIRED: Final = 1_000
@@ -66,6 +68,8 @@ class NatsClient(Client):
         super().__init__()
         self.asked: dict[str, set[_Inbox]] = {}
         """The waiting requests by subject in lower case, as nats-py names a denied subject."""
+        self.denied: dict[str, int] = {}
+        """The connections that were denied a subscription, by its subject in lower case."""
 
     async def _connect_to_server(self, s: Srv) -> None:
         if self._transport is not None:
@@ -138,7 +142,10 @@ class NatsClient(Client):
 
     async def _process_err(self, err_msg: str) -> None:
         if denial := _DENIED.search(err_msg):
-            for inbox in self.asked.get(denial[1].lower(), ()):
+            kind, subject = denial[1].lower(), denial[2].lower()
+            if kind == "subscription":
+                self.denied[subject] = self.stats["reconnects"]
+            for inbox in self.asked.get(subject, ()) if kind == "publish" else ():
                 # The server reports a denial as an error of the connection, and the request would
                 # time out.
                 inbox.deny()

@@ -1,7 +1,8 @@
 """Return freed memory to the system, so that a peak does not last as long as the process.
 
 glibc keeps what a program frees between two allocations that remain, in each of its arenas. Every
-process of a service runs `return_freed_memory` beside its work.
+process of a service runs `return_freed_memory` beside its work, and every process of a worker
+`forget_and_return_memory`.
 """
 
 import asyncio
@@ -11,11 +12,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from turnfold.core.text.caches import forget_texts
+
 LOOK_SECONDS: Final = 5.0
 GROWTH_BYTES: Final = 16 * 1024 * 1024
 """Memory is returned when a process has grown by so much. Less would cost time for little."""
 
 _STATM = Path("/proc/self/statm")
+
+
+async def forget_and_return_memory() -> None:
+    """Empty the caches of texts every `LOOK_SECONDS`, and return freed memory, until cancelled.
+
+    An erasure by one worker then reaches the processes of all. To fill the caches again takes some
+    milliseconds.
+    """
+
+    async def forget() -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            forget_texts()
+
+    await asyncio.gather(forget(), return_freed_memory())
 
 
 async def return_freed_memory() -> None:

@@ -33,6 +33,7 @@ from turnfold.access.roles import (
     configuration,
 )
 from turnfold.client import session_key, turn_event
+from turnfold.contracts.erasures import ErasedSessions
 from turnfold.errors import BadRequest, Conflict, NotAllowed
 
 
@@ -60,6 +61,7 @@ async def test_everything_works_for_those_who_may(guarded: Guarded, server: Nats
             await auditor.listen(f"{name}.>") for name in ("context.compressed", "summary.updated")
         ]
         own = await support.listen("summary.updated.support.*")
+        erasures = await support.listen("turnfold.erased.support")
         session = client.session("support", "user-42")
         for number in range(30):
             await session.turn_completed(
@@ -129,6 +131,11 @@ async def test_everything_works_for_those_who_may(guarded: Guarded, server: Nats
         )
         assert erased.status == 0, erased.err
         assert (await client.erase_agent("support"))["sessions"] == 1
+        await wait_until(lambda: len(erasures) == 2, told=worker.words)
+        assert [json.loads(one.data) for one in erasures] == [
+            {"session_id": "user-42"},
+            {"prefix": ""},
+        ]
         await wait_until(lambda: not rows(worker.database, UNFORGOTTEN), told=worker.words)
         await wait_until(
             lambda: not rows(worker.database, "SELECT 1 FROM outbox"), told=worker.words
@@ -185,6 +192,27 @@ async def test_agents_of_any_name_reach_what_is_theirs_and_nothing_else(
                         client.session(name, wrong)
 
 
+@pytest.mark.proves("A6", "X1", "L12")
+async def test_a_program_can_tell_whether_the_erasures_of_an_agent_reach_it(
+    guarded: Guarded, server: NatsServer
+) -> None:
+    erased: list[ErasedSessions] = []
+    worker = guarded.parts(server, "worker")
+    async with (
+        worker.running("worker"),
+        turnfold.connect(server.url, environ=guarded.environ("support")) as client,
+    ):
+        own, other = (client.erasures(name, erased.append) for name in ("support", "other"))
+        assert own.connection is None
+        await own.begin()
+        await other.begin()
+        await client.erase_agent("support", prefix="no-such-")
+
+        await wait_until(lambda: bool(erased), told=worker.words)
+        assert (own.connection, other.connection) == (0, None)
+        assert erased == [ErasedSessions("support", prefix="no-such-")]
+
+
 @pytest.mark.proves("X1", "L1")
 async def test_a_batch_with_an_event_that_its_agent_may_not_publish_leaves_nothing(
     guarded: Guarded, server: NatsServer
@@ -209,6 +237,7 @@ FORBIDDEN_TO_PUBLISH = {
         "usage.reported.other.s",
         "usage.reported",
         "turn.retracted.other.s",
+        "turnfold.erased.support",
         "turn.retracted",
         "session.pop.other.s",
         "turn.completed",
@@ -321,6 +350,8 @@ FORBIDDEN_TO_HEAR = {
         "summary.updated.*.*",
         "summary.updated.support.* watchers",
         "summary.updated.support.* other.watchers",
+        "turnfold.erased.other",
+        "turnfold.erased.*",
         "_INBOX.>",
         "_INBOX.*.>",
         "$JS.ACK.>",

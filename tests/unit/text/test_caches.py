@@ -1,6 +1,7 @@
 """An erasure leaves no copy of a text in the caches of functions."""
 
 import ast
+import asyncio
 import gc
 from pathlib import Path
 from weakref import ref
@@ -9,6 +10,7 @@ import pytest
 
 import turnfold
 from turnfold.core.text.caches import cached_text, forget_texts
+from turnfold.process import memory
 
 ROOT = Path(turnfold.__file__).parents[2]
 WITHOUT_TEXTS = {
@@ -66,3 +68,39 @@ def test_forgetting_lets_go_of_arguments_and_results() -> None:
     gc.collect()
 
     assert held() is None
+
+
+@pytest.mark.proves("A6", "X9")
+async def test_a_process_of_a_worker_forgets_without_being_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A receiver, a summarizer and the worker beside them hold no connection for signals."""
+    looked = asyncio.Event()
+    monkeypatch.setattr(memory, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(memory, "forget_texts", looked.set)
+    forgetting = asyncio.create_task(memory.forget_and_return_memory())
+
+    async with asyncio.timeout(30):
+        await looked.wait()
+    forgetting.cancel()
+
+
+@pytest.mark.proves("A6", "X9")
+def test_every_process_that_caches_texts_forgets_them() -> None:
+    """The services are told of an erasure, or forget by themselves."""
+    beside = {
+        "services/turnfold_worker/app.py": "forget_and_return_memory",
+        "services/turnfold_worker/receiver/child.py": "forget_and_return_memory",
+        "shared/turnfold/models/child.py": "forget_and_return_memory",
+        "services/turnfold_query/app.py": "ErasureFollower",
+        "services/turnfold_query/lane/child.py": "ErasureFollower",
+    }
+    with_memory = {
+        str(path.relative_to(ROOT))
+        for path in [*ROOT.glob("shared/**/*.py"), *ROOT.glob("services/**/*.py")]
+        if "import forget_and_return_memory" in (text := path.read_text())
+        or "import return_freed_memory" in text
+    }
+
+    assert with_memory == beside.keys()
+    assert all(name in (ROOT / path).read_text() for path, name in beside.items())
