@@ -8,6 +8,7 @@ with what they answered.
 import asyncio
 import json
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import ceil
@@ -55,6 +56,8 @@ class ListJson:
             text = json.dumps(without_markers(list(elements)))
         self._length = len(elements)
         self._data = text.encode()
+        self._hash = blake2b()
+        self._hashed = 0
 
     @property
     def digest(self) -> ListDigest:
@@ -71,7 +74,12 @@ class ListJson:
         )
 
     def _digest_of(self, size: int) -> bytes:
-        return blake2b(memoryview(self._data)[:size]).digest()
+        """Return the hash of a beginning; beginnings that grow are read once."""
+        if size < self._hashed:
+            self._hash, self._hashed = blake2b(), 0
+        self._hash.update(memoryview(self._data)[self._hashed : size])
+        self._hashed = size
+        return self._hash.digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +137,8 @@ class KnownWindows:
     def put(self, session: SessionIds, known: KnownWindow) -> None:
         """Remember a window."""
         self.forget(session)
-        if known.bytes <= KEEP_BYTES:
+        # The cache refuses what is larger than it.
+        with suppress(ValueError):
             self._windows[session] = known
             asyncio.get_running_loop().call_later(KEEP_SECONDS, self._windows.expire)
 
