@@ -143,7 +143,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         lane=lane,
         answering=answering,
         arrivals=arrivals,
-        newest=NewestLookup(client),
+        newest=NewestLookup(client, windows.ingested_to),
         hints=hints,
         metrics=metrics,
         request_seconds=settings.request_seconds,

@@ -5,7 +5,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, TypeVar
 
 import nats.errors
@@ -64,9 +64,10 @@ from turnfold.ports.query import (
     WindowStore,
 )
 from turnfold_query.hints import HintSender
+from turnfold_query.ingest_signal import PlacedSignal
 from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics
-from turnfold_query.newest import NewestLookup
+from turnfold_query.newest import NewestLookup, is_newest
 
 log = structlog.get_logger()
 
@@ -139,18 +140,28 @@ class QueryDispatcher:
         if isinstance(request, ContextRequest):
             return (await self.context(key, request, place)).body
         is_fresh = None
+        if isinstance(request, HistoryRequest) and is_newest(request):
+            reading = partial(self._timed, name, key, request, place)
+            newest, reply = await self._newest.beside(key, reading)
+            if reply is not None:
+                return _with_freshness(reply, is_fresh=True)
+            request = request.model_copy(update={"after": newest})
         if isinstance(request, FreshRequest) and request.after is not None:
             request = await self._with_sequence(key, request)
             is_fresh = await self._ingested(request, place)
+        reply = await self._timed(name, key, request, place)
+        return reply if is_fresh is None else _with_freshness(reply, is_fresh=is_fresh)
+
+    async def _timed(self, name: str, key: SessionKey, request: Request, place: Place) -> bytes:
+        """Reply within the time of a request, and measure that."""
         began = time.perf_counter()
         try:
             async with asyncio.timeout(self._seconds):
-                reply = await self._reply(name, key, request, place)
+                return await self._reply(name, key, request, place)
         except TimeoutError:
             raise self._too_long() from None
         finally:
             self._metrics.answered(name, time.perf_counter() - began)
-        return reply if is_fresh is None else _with_freshness(reply, is_fresh=is_fresh)
 
     async def _listed(
         self,
@@ -225,6 +236,22 @@ class QueryDispatcher:
     async def context(self, key: SessionKey, request: ContextRequest, place: Place) -> ContextReply:
         """A window; see `turnfold.operations.query.context.context`."""
         began = time.perf_counter()
+        try:
+            answer = None
+            if is_newest(request):
+                at_once = request.model_copy(update={"after": None})
+                reading = partial(self._window, key, at_once, place)
+                newest, answer = await self._newest.beside(key, reading)
+                request = request.model_copy(update={"after": newest})
+            answer = answer or await self._window(key, request, place)
+        finally:
+            self._metrics.answered(CONTEXT, time.perf_counter() - began)
+        self._metrics.shown(answer)
+        if answer.hint is not None:
+            self._hints.add(key, answer.hint)
+        return answer
+
+    async def _window(self, key: SessionKey, request: ContextRequest, place: Place) -> ContextReply:
         request = await self._with_sequence(key, request)
         # The past is read from all versions and evictions, which costs as much as a search.
         if request.as_of is not None:
@@ -233,7 +260,7 @@ class QueryDispatcher:
         try:
             async with asyncio.timeout(self._seconds + request.wait_seconds):
                 try:
-                    answer = await query.context(
+                    return await query.context(
                         key,
                         request,
                         store=self._windows,
@@ -245,38 +272,17 @@ class QueryDispatcher:
                         place.search()
                     # Without a wait, which is over: a request that waits would hold one of the
                     # lane's few turns.
-                    answer = await self._lane.ask(key, request.model_copy(update={"wait_ms": 0}))
+                    answer: ContextReply = await self._lane.ask(
+                        key, request.model_copy(update={"wait_ms": 0})
+                    )
+                    return answer
         except TimeoutError:
             raise self._too_long() from None
-        finally:
-            self._metrics.answered(CONTEXT, time.perf_counter() - began)
-        self._metrics.shown(answer)
-        if answer.hint is not None:
-            self._hints.add(key, answer.hint)
-        return answer
 
 
 def _with_freshness(reply: bytes, *, is_fresh: bool) -> bytes:
     """Add to an answer whether the event is ingested that the request named."""
     return b'{"fresh": %s, ' % json.dumps(is_fresh).encode() + reply.removeprefix(b"{")
-
-
-class PlacedSignal:
-    """Waits for events, in a place among those who wait."""
-
-    __slots__ = ("_arrivals", "_place")
-
-    def __init__(self, arrivals: query.IngestSignal, place: Place) -> None:
-        self._arrivals = arrivals
-        self._place = place
-
-    async def reached(self, seq: int, seconds: float) -> None:
-        """Return when everything up to this sequence is ingested, or after so many seconds."""
-        # Hundreds may wait for one event. They give up their places meanwhile, and take turns
-        # afterwards.
-        self._place.wait()
-        await self._arrivals.reached(seq, seconds)
-        await self._place.turn()
 
 
 class QueryServer:

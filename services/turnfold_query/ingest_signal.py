@@ -5,7 +5,9 @@ import contextlib
 import math
 from collections.abc import Awaitable, Callable
 
+from turnfold.bus.admission import Place
 from turnfold.errors import Unavailable
+from turnfold.operations.query.context import IngestSignal
 from turnfold.process.tasks import cancel_and_wait
 
 LOOK_SECONDS = 0.05
@@ -91,3 +93,21 @@ class NatsIngestSignal:
         for waiter, seq in self._waiting.items():
             if seq <= ingested_to and not waiter.done():
                 waiter.set_result(None)
+
+
+class PlacedSignal:
+    """Waits for events, in a place among those who wait."""
+
+    __slots__ = ("_arrivals", "_place")
+
+    def __init__(self, arrivals: IngestSignal, place: Place) -> None:
+        self._arrivals = arrivals
+        self._place = place
+
+    async def reached(self, seq: int, seconds: float) -> None:
+        """Return when everything up to this sequence is ingested, or after so many seconds."""
+        # Hundreds may wait for one event. They give up their places meanwhile, and take turns
+        # afterwards.
+        self._place.wait()
+        await self._arrivals.reached(seq, seconds)
+        await self._place.turn()

@@ -1,12 +1,15 @@
 """The newest event of a session in the stream, for requests with `"after": "latest"`."""
 
 import asyncio
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
 from nats.aio.client import Client
 
 from turnfold.bus.admission import RETRY_AFTER_MS
 from turnfold.bus.stream_state import newest_sequence
+from turnfold.contracts.history_requests import HistoryRequest
+from turnfold.contracts.requests import ContextRequest
 from turnfold.errors import Unavailable
 from turnfold.messages import SessionKey
 from turnfold.process.turns import Turns
@@ -16,13 +19,37 @@ EACH: Final = 2
 """Lookups at once, in total and per agent: a reply holds the whole event, of up to 4 MiB."""
 SECONDS: Final = 2.0
 
+Reply = TypeVar("Reply")
+
 
 class NewestLookup:
     """Looks up newest events; agents take turns."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, ingested_to: Callable[[], Awaitable[int]]) -> None:
         self._client = client
+        self._ingested_to = ingested_to
         self._turns = Turns(AT_ONCE, EACH)
+
+    async def beside(
+        self, key: SessionKey, read: Callable[[], Awaitable[Reply]]
+    ) -> tuple[int, Reply | None]:
+        """Look up the newest event of a session while `read` runs, and return both results.
+
+        The second one is None if `read` may lack that event, which was not stored when it began.
+
+        Raises:
+            Unavailable: the stream did not reply in time, or the database cannot be read.
+            RequestError: `read` has failed, and the newest event was stored before.
+        """
+        ingested_to = await self._ingested_to()
+        newest, reply = await asyncio.gather(self.sequence(key), read(), return_exceptions=True)
+        if isinstance(newest, BaseException):
+            raise newest
+        if newest > ingested_to:
+            return newest, None
+        if isinstance(reply, BaseException):
+            raise reply
+        return newest, reply
 
     async def sequence(self, key: SessionKey) -> int:
         """Return the sequence of the newest event of a session, or 0.
@@ -42,3 +69,8 @@ class NewestLookup:
                 f"the stream did not name the newest event within {SECONDS:g} s; try again",
                 retry_after_ms=RETRY_AFTER_MS,
             ) from None
+
+
+def is_newest(request: ContextRequest | HistoryRequest) -> bool:
+    """Return whether a request is one for the present with the newest event."""
+    return request.after == "latest" and request.as_of is None
