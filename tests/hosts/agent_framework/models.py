@@ -52,6 +52,14 @@ def calls(turn: str, *places: str) -> list[Any]:
     ]
 
 
+def size(messages: Sequence[Message]) -> int:
+    """Return a rough number of tokens: a quarter of the characters."""
+    said = [
+        one.text or one.arguments or one.result for message in messages for one in message.contents
+    ]
+    return sum(len(str(one)) for one in said) // 4
+
+
 def faults(messages: Sequence[Message]) -> list[str]:
     """Return broken pairs: each call has one result, before anything else is said."""
     found: list[str] = []

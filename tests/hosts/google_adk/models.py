@@ -39,6 +39,13 @@ def calls(*places: str, with_ids: str = "") -> list[types.Part]:
     return parts
 
 
+def size(contents: Sequence[types.Content]) -> int:
+    """Return a rough number of tokens: a quarter of the characters."""
+    parts = [part for content in contents for part in content.parts or []]
+    said = [part.text or part.function_call or part.function_response for part in parts]
+    return sum(len(str(one)) for one in said) // 4
+
+
 def faults(contents: Sequence[types.Content]) -> list[str]:
     """Return calls that are not answered by the next content, one by one, and other responses."""
     found: list[str] = []

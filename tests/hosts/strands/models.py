@@ -54,6 +54,11 @@ def calls(turn: str, *places: str) -> list[Any]:
     ]
 
 
+def size(messages: Sequence[Message]) -> int:
+    """Return a rough number of tokens: a quarter of the characters."""
+    return sum(len(json.dumps(message["content"])) for message in messages) // 4
+
+
 def faults(messages: Sequence[Message]) -> list[str]:
     """Return calls that the next message does not answer, other results, and wrong turns."""
     found: list[str] = []
