@@ -250,7 +250,9 @@ class Recorder:
         try:
             async with asyncio.timeout(RECORD_SECONDS), state.lock:
                 await asyncio.sleep(SEND_SECONDS)
-                await self._prepared(call, own_json, number, state)
+                # A newer call holds all of this one. Those of a fast caller would pile up.
+                if state.newest == number:
+                    await self._prepared(call, own_json, number, state)
         except (TimeoutError, Unavailable) as error:
             self._pause(call)
             log.warning("proxy.unrecorded", error=type(error).__name__)

@@ -23,7 +23,7 @@ class ErasureRunner(PollingLoop):
     batch_messages = 100
     batch_sessions = 500
     expiry_seconds = 600.0
-    signal_seconds = 1.0
+    signal_seconds = 1
     """The most time that the answer to an erasure waits until the server has its signal."""
     tidy_seconds = 5.0
     """Shortest interval between two removals of copies: each writes parts of the index anew."""
