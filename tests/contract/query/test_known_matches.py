@@ -12,8 +12,8 @@ from turnfold.core.recall.question import question_of
 from turnfold.core.text.words import word_terms
 from turnfold.messages import position_of
 from turnfold.ports.recall import Choice, SearchedSession
-from turnfold.store.query import recall as recall_in_sql
 from turnfold.store.query import newest_words, word_matches
+from turnfold.store.query import recall as recall_in_sql
 from turnfold.store.query.recall import SqlRecallStore
 
 WORDS = (

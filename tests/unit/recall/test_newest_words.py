@@ -25,9 +25,7 @@ def added(words: NewestWords, texts: dict[int, str], indexed: int, end: int) -> 
     st.lists(st.text(ALPHABET, max_size=30), max_size=4),
     st.lists(st.tuples(st.text("ab1ntré猫", min_size=1, max_size=3), st.booleans()), max_size=3),
 )
-def test_messages_match_as_their_texts_do(
-    texts: list[str], asked: list[tuple[str, bool]]
-) -> None:
+def test_messages_match_as_their_texts_do(texts: list[str], asked: list[tuple[str, bool]]) -> None:
     # Lookups have CJK characters in pairs, or one by one as beginnings.
     asked = [(word, begins) for word, begins in asked if "猫" not in word or word == "猫"]
     lookup = tuple(Term(f"x{word}", is_prefix or word == "猫") for word, is_prefix in asked)
@@ -60,7 +58,9 @@ def test_messages_that_the_index_lacks_are_found_however_they_were_added(
 
         missing = (1 << end) - (1 << indexed)
         assert words.unindexed((Term("xsame"),), end) == missing
-        assert words.matches((Term("xsame"),)) >> words.whole_from == (1 << end - words.whole_from) - 1
+        assert (
+            words.matches((Term("xsame"),)) >> words.whole_from == (1 << end - words.whole_from) - 1
+        )
         assert words.first <= indexed
 
 

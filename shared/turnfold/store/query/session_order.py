@@ -118,4 +118,3 @@ def read_order(
             break
         order = SessionOrder(order.retracted_seq)
     return order
-

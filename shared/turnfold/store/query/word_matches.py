@@ -351,7 +351,9 @@ class SessionLookups:
         if not more:
             return positions
         held = self.order.positions
-        return sorted({held[ordinal] for ordinal in ordinals_in(more)} | set(positions), reverse=True)
+        return sorted(
+            {held[ordinal] for ordinal in ordinals_in(more)} | set(positions), reverse=True
+        )
 
     def _mask(self, positions: Collection[int]) -> Mask:
         return mask_of(self.order.ordinals(list(positions)), len(self.order.positions))
