@@ -18,7 +18,6 @@ from string import ascii_lowercase
 from typing import NamedTuple
 
 import nats
-import nats.errors
 from nats.aio.msg import Msg
 
 from tests.benchmarks.attacker import (
