@@ -21,6 +21,7 @@ WITHOUT_TEXTS = {
     "contracts/events.py": "ids as tokens of a subject",
     "core/eviction/budgets.py": "numbers",
     "core/eviction/limits.py": "numbers by model",
+    "core/policy/meta.py": "beginnings that policies name",
     "core/summary/redaction.py": "patterns of the installation",
     "core/text/caches.py": "the decorator itself",
     "operations/policy.py": "policies",
