@@ -6,7 +6,7 @@ import gc
 import socket
 import struct
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -138,7 +138,7 @@ def in_uvloop(run: Callable[[], Coroutine[Any, Any, None]]) -> list[str]:
 
 
 @asynccontextmanager
-async def resetting(*, after: bytes) -> AsyncIterator[tuple[DyingServer, str]]:
+async def resetting(*, after: bytes) -> AsyncGenerator[tuple[DyingServer, str]]:
     """A server that resets a connection when it has received this, as a killed one does, while it is not well."""
     server = DyingServer()
 
