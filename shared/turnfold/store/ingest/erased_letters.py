@@ -114,11 +114,11 @@ def _letters_of(connection: Connection, scope: ErasureScope, *, after: int) -> l
         dead_letters.c.dead_letter_id > after, _is_named(scope)
     )
     found = [
-        (letter_id, seq)
-        for letter_id, seq, *key, subject in connection.execute(named)
+        (row.dead_letter_id, row.stream_seq)
+        for row in connection.execute(named)
         if scope.prefix is None
-        or (None not in key and scope.includes(SessionKey(*key)))
-        or scope.includes(key_of_event_subject(subject))
+        or (row.session_id and scope.includes(SessionKey(row.agent_id, row.session_id)))
+        or scope.includes(key_of_event_subject(row.subject))
     ]
     return sorted({*found, *_claiming(connection, scope, after)})
 

@@ -31,6 +31,7 @@ from turnfold.store.database.schema import (
     events,
     messages,
     metadata,
+    retracted_messages,
     sessions,
     tool_calls,
     usage_reports,
@@ -58,7 +59,10 @@ _Note = Callable[[Connection, Sequence[Any]], None]
 
 
 class _Kind(NamedTuple):
-    """One table: how its rows are named and weighed, and what is done with deleted ones."""
+    """One table: the keys of its rows, and what is done with deleted ones.
+
+    `note` gets the keys of deleted rows, and the columns `told`.
+    """
 
     table: TableClause
     keys: Sequence[ColumnElement[Any]]
@@ -88,7 +92,7 @@ class _Kind(NamedTuple):
         return (
             delete(self.table)
             .where(tuple_(*self.keys).in_(chosen))
-            .returning(self.weight, *self.told)
+            .returning(self.weight, *self.keys, *self.told)
         )
 
 
@@ -116,23 +120,29 @@ def _note_retracted(connection: Connection, _: Sequence[Any]) -> None:
 
 
 def _kinds(dialect: str) -> Sequence[_Kind]:
-    noted: dict[str, tuple[Sequence[ColumnElement[Any]], Any]] = {
-        "events": ([events.c.agent_id, events.c.event_id, events.c.stream_seq], _note_events),
-        "duplicate_events": ([duplicate_events.c.stream_seq], _note_duplicates),
-    }
-    others: list[_Kind] = []
-    if dialect == "sqlite":
-        noted["messages"] = ([messages.c[n] for n in ("sid", "position", "body")], _note_messages)
-        noted["retracted_messages"] = ([], _note_retracted)
-    else:
-        segment = [word_index_segments.c[name] for name in ("sid", "number", "segment")]
-        others = [_Kind(word_index, [word_index.c.position]), _Kind(word_index_segments, segment)]
+    is_sqlite = dialect == "sqlite"
+    noted = [
+        _Kind(events, [*events.primary_key], _columns(events, "stream_seq"), _note_events),
+        _Kind(duplicate_events, [*duplicate_events.primary_key], note=_note_duplicates),
+    ]
+    if is_sqlite:
+        body = _columns(messages, "body")
+        noted.append(_Kind(messages, [*messages.primary_key], body, _note_messages))
+        keys = [*retracted_messages.primary_key]
+        noted.append(_Kind(retracted_messages, keys, note=_note_retracted))
+    by_table = {kind.table: kind for kind in noted}
     # First those that other sessions' reads pass over while they are there.
     ordered = sorted(HANGING, key=lambda table: table not in (compactions, usage_reports))
-    return [
-        *(_Kind(table, [*table.primary_key], *noted.get(table.name, ())) for table in ordered),
-        *others,
-    ]
+    kinds = [by_table.get(table) or _Kind(table, [*table.primary_key]) for table in ordered]
+    if is_sqlite:
+        return kinds
+    segment = _columns(word_index_segments, "sid", "number", "segment")
+    words = [_Kind(word_index, [word_index.c.position]), _Kind(word_index_segments, segment)]
+    return [*kinds, *words]
+
+
+def _columns(table: TableClause, *names: str) -> Sequence[ColumnElement[Any]]:
+    return [table.c[name] for name in names]
 
 
 # Of one session. For a key of four columns, SQLite would read all calls of these sessions.
