@@ -351,9 +351,7 @@ class SessionLookups:
         if not more:
             return positions
         held = self.order.positions
-        return sorted(
-            {held[ordinal] for ordinal in ordinals_in(more)} | set(positions), reverse=True
-        )
+        return sorted({*positions, *[held[at] for at in ordinals_in(more)]}, reverse=True)
 
     def _mask(self, positions: Collection[int]) -> Mask:
         return mask_of(self.order.ordinals(list(positions)), len(self.order.positions))
