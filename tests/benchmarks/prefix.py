@@ -121,7 +121,8 @@ async def run_agent(
     for number, (request, called, result, answer) in enumerate(turns):
         for part, messages in (("request", [request]), ("result", [called, result])):
             seq = await publish(f"{number}-{part}", messages)
-            await one.settled()  # a model call takes longer than a compaction
+            # A model call takes longer than a compaction. What is not indexed is searched, too.
+            await one.summarized()
             fields = {"max_tokens": budget, "after": seq, "wait_ms": 5_000}
             reply = await client.request(
                 question(session_id), json.dumps(fields).encode(), timeout=10

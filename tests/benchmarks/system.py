@@ -104,8 +104,12 @@ class System:
         """Wait until everything up to this sequence is stored."""
         await until(lambda: self.ask(STORED)[0] >= seq)
 
+    async def summarized(self) -> None:
+        """Wait until no summary is pending."""
+        await until(lambda: not self.ask(PENDING)[0])
+
     async def settled(self) -> None:
-        """Wait until nothing is pending, nor to be indexed."""
+        """Wait until no summary is pending, and nothing is to be indexed: up to a second."""
         await until(lambda: not self.ask(PENDING)[0] and not self.ask(UNINDEXED)[0])
 
 
