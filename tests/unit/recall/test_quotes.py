@@ -82,6 +82,15 @@ def test_what_is_named_often_and_lately_comes_first() -> None:
 
 
 @pytest.mark.proves("W14")
+def test_several_names_are_worth_more_than_the_uses_of_one() -> None:
+    """The next step mostly uses a name a second time that was used once."""
+    often = "we use often_named here and there and in many other places"
+    texts = [*[often] * 4, "one_name, two_names, three_names"]
+
+    assert quoted(texts)[0] == texts[-1]
+
+
+@pytest.mark.proves("W14")
 def test_nothing_is_quoted_that_the_window_has() -> None:
     texts = ["see first_name", "see second_name and first_name", "see third_name"]
 

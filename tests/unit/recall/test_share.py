@@ -4,7 +4,8 @@ import pytest
 
 from tests.histories import assistant, history, tool, user
 from turnfold.core.policy.presets import Policy
-from turnfold.operations.query.recall_decisions import share_for_recall
+from turnfold.core.window.window import WindowRequest, build_window
+from turnfold.operations.query.recall_decisions import RecallWish, room_for_recall, share_for_recall
 
 TALK = [user("Hello."), assistant("Hello."), user("Look."), assistant("I see.")]
 CALL = [user("Read it."), assistant(None, "c1"), tool("c1", "42")]
@@ -44,3 +45,15 @@ def test_a_policy_without_recall_leaves_no_room() -> None:
         share_for_recall(Policy(recall_share=0.0), history(TALK).stored.messages, is_asked=True)
         == 0.0
     )
+
+
+@pytest.mark.proves("F2", "W14")
+def test_a_block_within_a_turn_is_not_halved_by_its_next_step() -> None:
+    """A block that takes all that is left would be halved at once, and be gone half of the time."""
+    asked = WindowRequest(budget_tokens=1_000, recall_share=0.5)
+    window = build_window(history([*TALK, *CALL]).stored, asked, Policy())
+
+    room = room_for_recall(window, Policy(), RecallWish(), factor=1.0)
+
+    left = 1_000 - window.total
+    assert left / 2 < room <= 0.75 * left

@@ -28,6 +28,8 @@ NEWEST_MESSAGES: Final = 128
 """How many of the newest messages are quoted, and decide what names are worth."""
 DECAY_MESSAGES: Final = 30
 """After so many messages, a name counts for e times less."""
+WORTH_POWER: Final = 0.7
+"""A name is worth this power of its uses: several names are told before one that is used often."""
 MESSAGE_TOKENS: Final = 10
 """About what the first line of a message costs besides its own tokens."""
 
@@ -118,11 +120,12 @@ def best_lines(
     `marked` has the lines of messages by their ordinals, up to `newest`. Messages `shown` are not
     quoted, and names that are `known` are worth nothing, nor is a name that was just yielded.
     """
-    worth: defaultdict[NameNumber, float] = defaultdict(float)
+    uses: defaultdict[NameNumber, float] = defaultdict(float)
     for ordinal, lines in marked.items():
         weight = exp((ordinal - newest) / DECAY_MESSAGES)
         for name in {name for line in lines for name in line.names}:
-            worth[name] += weight
+            uses[name] += weight
+    worth = {name: used**WORTH_POWER for name, used in uses.items()}
     quotable = [
         (ordinal, line)
         for ordinal, lines in sorted(marked.items(), reverse=True)

@@ -49,6 +49,9 @@ ASKED_TALK_RATIO: Final = 0.4
 To the second if the request names its own query: its caller asks for what was said before.
 """
 QUOTES_AT_REQUEST: Final = 0.5
+TAKEN_WITHIN_TURN: Final = 0.75
+"""The share of the room in a running turn that a block takes: it is halved when its turn has grown
+by the rest, and dropped when that half does not fit either."""
 MORE_READ: Final = 1.1
 """Messages of this many times the room are read: neighbors take fewer tokens in a block."""
 LEAST_LEFT: Final = 0.05
@@ -303,14 +306,16 @@ def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, fac
 
     When a turn begins or ends, the room is what the window leaves of its budget, less what the turn
     is expected to add, but at least what windows leave when a request arrives. In a running turn it
-    is all that is left: the block is halved when the turn needs more. `factor` converts the limits
-    of the wish to raw counts.
+    is most of what is left, so that some steps go by before it is halved. `factor` converts the
+    limits of the wish to raw counts.
     """
     budget = window.limits.tokens
-    room = left = budget - window.total
+    left = budget - window.total
     if _is_at_boundary(window):
         expected = min(window.turns.median_after_request, int(MOST_TURN_SHARE * budget))
         room = min(max(left - expected, budget - window.limits_by_turns.arrival_tokens), left)
+    else:
+        room = int(TAKEN_WITHIN_TURN * left)
     limits = [policy.recall_max_tokens]
     if wish.tokens is not None:
         limits.append(int(wish.tokens / factor))
