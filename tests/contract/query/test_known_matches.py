@@ -12,8 +12,8 @@ from turnfold.core.recall.question import question_of
 from turnfold.core.text.words import word_terms
 from turnfold.messages import position_of
 from turnfold.ports.recall import Choice, SearchedSession
-from turnfold.store.query import newest_words, word_matches
 from turnfold.store.query import recall as recall_in_sql
+from turnfold.store.query import session_order, word_matches
 from turnfold.store.query.recall import SqlRecallStore
 
 WORDS = (
@@ -61,8 +61,8 @@ async def test_what_a_server_remembers_finds_the_same_as_one_that_remembers_noth
     monkeypatch.setattr(word_matches, "NEWEST_PLACES", 5)
     if seed % 2:
         # Words of the newest messages are forgotten again and again.
-        monkeypatch.setattr(newest_words, "MOST_NEWEST", 4)
-        monkeypatch.setattr(newest_words, "UNINDEXED_MESSAGES", 6)
+        monkeypatch.setattr(session_order, "MOST_NEWEST", 4)
+        monkeypatch.setattr(session_order, "UNINDEXED_MESSAGES", 6)
     random = Random(seed)
     assert isinstance(stores.recall, SqlRecallStore)
     other = SqlRecallStore(stores.recall._database)
@@ -105,7 +105,7 @@ async def test_each_message_is_split_into_words_once_however_many_windows_follow
         texts.append(text)
         return word_terms(text)
 
-    monkeypatch.setattr(newest_words, "word_terms", counted)
+    monkeypatch.setattr(session_order, "word_terms", counted)
     await stores.ingest(turn(1, user("coral")))
     sid = (await stores.history.counts(KEY)).sid
     for seq in range(2, 10):

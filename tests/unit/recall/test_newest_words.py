@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnfold.core.text.search import Lookup, Term, TextWords
-from turnfold.store.query.newest_words import MOST_NEWEST, MOST_WORDS, NewestWords
+from turnfold.store.query.session_order import MOST_NEWEST, MOST_WORDS, NewestWords
 
 ALPHABET = "ab1_-\\ntr é猫 "
 ALL: Lookup = (Term("x", is_prefix=True),)

@@ -6,7 +6,7 @@ of the messages that were chosen.
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -31,8 +31,12 @@ from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.schema import marked_lines, messages, sessions
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.database.word_segments import Headers
-from turnfold.store.query.newest_words import UNINDEXED_MESSAGES, read_bodies
-from turnfold.store.query.session_order import SessionOrder, read_order
+from turnfold.store.query.session_order import (
+    UNINDEXED_MESSAGES,
+    SessionOrder,
+    read_bodies,
+    read_order,
+)
 from turnfold.store.query.word_matches import SessionLookups, WordMatches
 
 ORDERS_BYTES = 16_000_000
@@ -124,12 +128,7 @@ class SqlRecallStore:
             is_short = end <= MOST_MASKED
             indexed_to = until if unindexed_from is None else min(unindexed_from, until)
             indexed = bisect_left(order.positions, indexed_to)
-            newest = order.newest
-            newest.prepare(indexed, end, has_known=bool(order.known))
-            if is_near and end - newest.end > MOST_NEW_NEAR:
-                self._keep(sid, order)
-                raise WouldBlock
-            newest.add(read_bodies(connection, sid, order.positions, newest.end, end), end)
+            self._add_words(connection, sid, order, indexed, end, most)
             words = WordMatches(connection, sid, until, messages=total, headers=self._headers)
             of_session = SessionLookups(words, order, indexed, end)
 
@@ -182,6 +181,22 @@ class SqlRecallStore:
             raise WouldBlock
         return read_order(connection, sid, order, total)
 
+    def _add_words(
+        self, connection: SupportsStatements, sid: int, order: SessionOrder, indexed: int, end: int,
+        most: int,
+    ) -> None:  # fmt: skip
+        """Bring the newest words up to the ordinal `end`; the index has the messages to `indexed`.
+
+        Raises:
+            WouldBlock: more than `most` messages must be read.
+        """
+        newest = order.newest
+        newest.prepare(indexed, end, has_known=bool(order.known))
+        if end - newest.end > most:
+            self._keep(sid, order)
+            raise WouldBlock
+        newest.add(read_bodies(connection, sid, order.positions, newest.end, end), end)
+
     def _keep(self, sid: int, order: SessionOrder) -> None:
         order.newest.trim()
         self._orders.put(sid, order, order.weight)
@@ -230,12 +245,7 @@ def _read(
     whole = [stored[position][0] for position in positions if position in stored]
     partners = sorted(_partners(connection, sid, whole) - set(positions))
     stored |= _messages(connection, sid, [at for at in partners if at not in stored])
-    wanted = [at for at in {*positions, *quoted, *partners} if at in stored]
-    told = {
-        position: _recalled(*stored[position], ordinal)
-        for position, ordinal in zip(wanted, order.ordinals(wanted), strict=True)
-        if not stored[position][0].is_copy
-    }
+    told = _told({*positions, *quoted, *partners}, stored, order)
     return RecallMaterial(
         [told[position] for position in positions if position in told],
         [told[position] for position in partners if position in told],
@@ -245,6 +255,18 @@ def _read(
             if position in told
         ],
     )
+
+
+def _told(
+    wanted: Collection[int], stored: _Stored, order: SessionOrder
+) -> dict[int, RecalledMessage]:
+    """Return the messages at these positions as they may be recalled, without copies."""
+    found = [at for at in wanted if at in stored]
+    return {
+        position: _recalled(*stored[position], ordinal)
+        for position, ordinal in zip(found, order.ordinals(found), strict=True)
+        if not stored[position][0].is_copy
+    }
 
 
 def _partners(connection: SupportsStatements, sid: int, whole: Sequence[Message]) -> set[int]:
