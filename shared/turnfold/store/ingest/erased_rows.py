@@ -42,8 +42,12 @@ from turnfold.store.ingest.tombstones import digest_of, insert_missing, purge_fr
 from turnfold.store.ingest.word_index.removal import note_merge, queue_index_removal
 
 SESSIONS_AT_ONCE = 50
-ROWS_AT_ONCE: Final[Mapping[str, int]] = MappingProxyType({"sqlite": 500, "postgresql": 5_000})
-"""The weight of a portion. Intake waits for SQLite's only writer; PostgreSQL locks erased rows."""
+ROWS_AT_ONCE: Final[Mapping[str, int]] = MappingProxyType({"sqlite": 500, "postgresql": 2_000})
+"""The weight of a portion.
+
+Ingest waits for SQLite's only writer. On PostgreSQL only erased rows are locked, but the worker's
+event loop reads what was deleted.
+"""
 CHARACTERS_A_ROW = 1_000
 """So many characters of a message weigh as much as a row."""
 
