@@ -27,9 +27,7 @@ _API_TYPE: Final = "io.nats.jetstream.api.v1."
 _NO_RESPONDERS: Final = "503"
 NO_RESPONDERS_SECONDS: Final = 0.2
 """Time to wait for a reply after "no responders", which any client can forge."""
-_DENIED: Final = re.compile(
-    r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE
-)
+_DENIED: Final = re.compile(r'permissions violation for (\w+) to "([^"]+)"', re.IGNORECASE)
 MOST_REPLIES: Final = 1_000
 """The maximum number of unread replies per request. Further ones are dropped."""
 MOST_EXPIRED: Final = 1_000
