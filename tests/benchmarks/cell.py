@@ -29,6 +29,7 @@ from tests.benchmarks.figures import Figure
 from tests.benchmarks.model import summary_model
 from tests.benchmarks.system import System, system
 from tests.postgres import running_postgres
+from turnfold.cli.audit import as_sealed
 from turnfold.client import Client, OutgoingEvent, turn_event
 from turnfold.core.history.audit_chain import ChainEnd, chain_fault, end_fault
 from turnfold.process.tasks import cancel_and_wait
@@ -197,7 +198,7 @@ async def audit_fault(client: Client, agent: int) -> str | None:
     session = client.session(*key_of(agent))
     end = ChainEnd(**(await session.status())["audit"])
     rows, hashes = [row async for row in session.audit_trail()], [""]
-    return chain_fault(rows, hashes) or end_fault(hashes, end, None)
+    return chain_fault(map(as_sealed, rows), hashes) or end_fault(hashes, end, None)
 
 
 def logged(path: Path) -> dict[str, int]:

@@ -101,6 +101,10 @@ class MortalDatabase(Database):
         """Do some writing, and perhaps die of it."""
         return await self._lived(super().write, work, _step(work))
 
+    async def write_first(self, work: Callable[[Connection], Found]) -> Found:
+        """Write for the intake, and perhaps die of it."""
+        return await self._lived(super().write_first, work, _step(work))
+
     async def snapshot(self, work: Callable[[Connection], Found]) -> Found:
         """Do some reading, and perhaps die of it."""
         return await self._lived(super().snapshot, work, f"read {_step(work)}")

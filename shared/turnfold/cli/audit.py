@@ -138,7 +138,7 @@ async def _verdict(client: Client, key: tuple[str, str]) -> AuditCheck:
     end = await _end(client, key)
     rows = await _trail(client, key)
     hashes = [""]
-    fault = chain_fault(map(_sealed, rows), hashes)
+    fault = chain_fault(map(as_sealed, rows), hashes)
     if fault is None and end is not None:
         later = await _end(client, key) if len(rows) > end.rows else end
         fault = end_fault(hashes, end, later)
@@ -156,7 +156,7 @@ async def _end(client: Client, key: tuple[str, str]) -> ChainEnd | None:
         return None
 
 
-def _sealed(row: Row) -> Row:
+def as_sealed(row: Row) -> Row:
     """Return the row as it was hashed, with a numeric compaction id as a number."""
     compaction_id = row["compaction_id"]
     is_digits = isinstance(compaction_id, str) and compaction_id.isdigit()

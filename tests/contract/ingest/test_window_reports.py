@@ -194,6 +194,7 @@ async def test_erasing_forgets_what_was_reported(roomy: Stores) -> None:
     await roomy.ingest(turn(3, user("b"), model=MODEL), reported(4, MODEL, event_id="e2"))
 
     assert await model_window(roomy) == 128_000
+    await roomy.delete_rows()
     assert 2 in await roomy.erasures.to_purge(9)
 
 

@@ -10,7 +10,7 @@ import nats
 import pytest
 from nats.aio.client import Client as Bus
 
-from tests.running_system import Parts, eventually, running_parts
+from tests.running_system import UNFORGOTTEN, Parts, eventually, running_parts
 from turnfold.client import connect, session_key, turn_event
 from turnfold.contracts.subjects import AGENT_WRITES, INSTALLATION_REQUESTS, WRITES
 
@@ -65,6 +65,12 @@ async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
 
 
 async def stored(parts: Parts) -> dict[str, list[Mapping[str, Any]]]:
+    """The rows of all tables, when those of erased sessions are gone."""
+
+    async def is_forgotten() -> bool:
+        return not await parts.rows(UNFORGOTTEN)
+
+    await eventually(is_forgotten, told=parts.words)
     return {table: await parts.rows(f"SELECT * FROM {table}") for table in TABLES}
 
 
