@@ -55,7 +55,7 @@ from turnfold.store.ingest.erased_letters import (
     erase_letters,
     erase_letters_after,
 )
-from turnfold.store.ingest.erased_rows import delete_portion
+from turnfold.store.ingest.erased_rows import ROWS_AT_ONCE, delete_portion
 from turnfold.store.ingest.tombstones import (
     ALL_SESSIONS,
     RETENTION,
@@ -123,8 +123,8 @@ class Erasure(NamedTuple):
 class SqlErasureStore:
     """Erasures in SQL; see `turnfold.ports.admin.ErasureStore`."""
 
-    def __init__(self, database: Database, *, rows_at_once: int | None = None) -> None:
-        """Delete `rows_at_once` rows of erased sessions in one transaction; None: a good number."""
+    def __init__(self, database: Database, *, rows_at_once: int = ROWS_AT_ONCE) -> None:
+        """Delete `rows_at_once` rows of erased sessions in one transaction."""
         self._database = database
         self._rows_at_once = rows_at_once
 
