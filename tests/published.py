@@ -49,7 +49,7 @@ class Listed:
 
 @dataclass
 class Published:
-    """What was tried, what the stream acknowledged, and what readers were told; the same event may be tried many times."""
+    """Events that were tried or acknowledged, and the answers that readers got; the same event may be tried many times."""
 
     attempted: dict[tuple[str, str], OutgoingEvent] = field(default_factory=dict)
     acknowledged: defaultdict[tuple[str, str], list[int]] = field(
@@ -79,12 +79,12 @@ class Published:
         self.newest_seq[event.key] = max(seq, self.newest_seq.get(event.key, 0))
 
     def trying_bad(self, payload: bytes, reason: str) -> None:
-        """What cannot be stored for this reason is about to be published."""
+        """Note that an event will be published that cannot be stored for this reason."""
         self.bad[payload] = reason
 
 
 def identity(event: OutgoingEvent) -> tuple[str, str]:
-    """What makes two copies one event."""
+    """The agent and the id, which two copies of an event share."""
     return event.key.agent_id, event.event_id
 
 

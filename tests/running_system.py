@@ -563,7 +563,7 @@ def state_of(pid: int) -> list[str]:
 
 
 async def readiness(port: int) -> tuple[int, dict[str, Any]]:
-    """What a worker answers about itself; status 0 while nobody answers."""
+    """The answer of a worker about itself; status 0 while nobody answers."""
     async with httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=10
     ) as http:

@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Attacker:
-    """What every attack uses: its connections, its deadline, its rate, and the number of each outcome."""
+    """The parts that every attack uses: its connections, its deadline, its rate, and the number of each outcome."""
 
     bus: Client
     http_url: str

@@ -34,7 +34,7 @@ LONG = (*SHORT, words(200), words(700), "漢字の長い文。" * 120, "x" * 1_5
 
 
 class Reference(NamedTuple):
-    """What a step is to do to one message, and the tokens that frees."""
+    """The change of a step to one message, and the tokens that it frees."""
 
     block: BlockView
     view: MessageView
@@ -106,7 +106,7 @@ def shares() -> st.SearchStrategy[float]:
 
 
 def sum_of(window: WindowBuilder) -> int:
-    """What a window costs, added up anew."""
+    """The tokens of a window, added up anew."""
     shown = [block for block in window.blocks if block.is_shown]
     views = sum(view.tokens for block in shown for view in block.views)
     return (

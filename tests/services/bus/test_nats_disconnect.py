@@ -49,6 +49,14 @@ class DyingServer:
         for writer in self.open:
             writer.transport.abort()
 
+    def reset(self) -> None:
+        """Break every connection by a reset, as a process that is killed does with unread data."""
+        for writer in self.open:
+            writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
+        self.die()
+
 
 @pytest.fixture
 async def dying() -> AsyncIterator[tuple[DyingServer, str]]:
@@ -186,11 +194,7 @@ def test_publishing_on_a_connection_that_was_reset_waits_for_the_next_one(steps:
     async def run() -> None:
         async with resetting(after=b"") as (server, url):
             client = await connected(url)
-            for writer in server.open:
-                writer.get_extra_info("socket").setsockopt(
-                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-                )
-            server.die()
+            server.reset()
             for _ in range(steps):
                 await asyncio.sleep(0)
                 await client.publish("subject", b"payload")
@@ -210,11 +214,7 @@ def test_a_client_is_closed_quietly_after_its_connection_was_reset(steps: int) -
         async with resetting(after=b"") as (server, url):
             client = await connected(url)
             await client.subscribe("subject", cb=ignored)
-            for writer in server.open:
-                writer.get_extra_info("socket").setsockopt(
-                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-                )
-            server.die()
+            server.reset()
             for _ in range(steps):
                 await asyncio.sleep(0)
             await client.publish("subject", b"payload")

@@ -48,7 +48,7 @@ Ingest waits for SQLite's only writer. On PostgreSQL only erased rows are locked
 event loop reads what was deleted: portions of 2,000 rows held it up for 0.4 s.
 """
 CHARACTERS_A_ROW = 1_000
-"""So many characters of a message weigh as much as a row."""
+"""The characters of a message that weigh as much as a row."""
 
 HANGING: Sequence[Table] = [
     table
