@@ -90,13 +90,6 @@ def test_the_page_on_events_and_the_generated_errors_name_all_reasons_of_dead_le
         assert f"| `{fault}` | {fault.meaning} |\n" in reference["errors.md"]
 
 
-def section(page: str, heading: str) -> str:
-    """The text below a heading, up to the next one of its level or above."""
-    level = heading.index(" ")
-    rest = (DOCS / page).read_text(encoding="utf-8").partition(f"\n{heading}\n")[2]
-    return re.split(rf"^#{{1,{level}}} ", rest, maxsplit=1, flags=re.MULTILINE)[0]
-
-
 def meanings(page: str) -> dict[str, str]:
     """The names in the first column of the tables of a generated page, and their meanings."""
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\| ([^|]+) \|$", page, re.MULTILINE)
@@ -118,17 +111,6 @@ def test_the_code_describes_each_policy_number(reference: dict[str, str]) -> Non
 
     assert set(described) == {field.name for field in fields(Policy)}
     assert all(described.values())
-
-
-def test_the_page_on_events_lists_each_command() -> None:
-    listed = section("events.md", "## Command line")
-    starts = set(re.findall(r"`(?:turnfold )?([a-z]+(?: [a-z]+)?)", listed))
-
-    for leaf in leaves(get_group(application()), "turnfold"):
-        _, *words = leaf.split()
-        assert " ".join(words) in starts or set(words) <= {
-            word for start in starts for word in start.split()
-        }, leaf
 
 
 def test_every_page_has_a_place_in_the_navigation() -> None:
