@@ -80,7 +80,7 @@ class WindowArguments(BaseModel):
     """Read this conversation as its model would see it now: the summary, then the newest messages.
 
     Returns JSON: each message with its id, as far as 100,000 characters reach, and 20,000 of one
-    message. Ids can be given to read_messages.
+    message with an id. Ids can be given to read_messages.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -172,7 +172,8 @@ def _window_text(window: Window) -> str:
     for message_id, message in reversed(pairs):
         shown: Any = message
         text = json.dumps(message, ensure_ascii=False)
-        if len(text) > MESSAGE_CHARACTERS:
+        # What Turnfold wrote has no id and is never cut: it holds many messages, and no media.
+        if message_id is not None and len(text) > MESSAGE_CHARACTERS:
             omitted = len(text) - MESSAGE_CHARACTERS
             shown = f"{text[:MESSAGE_CHARACTERS]} [{omitted} characters left out]"
             text = shown

@@ -10,11 +10,10 @@ import pytest
 from agent_framework import Agent, AgentSession, Content, Message, tool
 
 from tests.hosts.agent_framework.models import ScriptedClient, calls, faults, size
+from tests.hosts.chat import BUDGETS, TURNS
 from tests.hosts.conftest import RunningSystem
 from turnfold.errors import BadRequest, CannotFit
 from turnfold.integrations.agent_framework import TurnfoldHistoryProvider
-
-TURNS = 200
 
 
 @tool(approval_mode="never_require")  # type: ignore[untyped-decorator]
@@ -80,7 +79,7 @@ async def test_a_run_with_parallel_calls_is_remembered_by_the_next_program(
 
 @pytest.mark.proves("G8")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("budget", [4_000, 8_000, 16_000])
+@pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.stress
 async def test_two_hundred_turns_with_parallel_calls_break_no_pair(
     system: RunningSystem, session_id: str, budget: int

@@ -10,12 +10,12 @@ from google.adk.apps import App
 from google.adk.runners import InMemoryRunner
 from google.genai import types
 
+from tests.hosts.chat import BUDGETS, TURNS
 from tests.hosts.conftest import RunningSystem
 from tests.hosts.google_adk.models import ScriptedModel, calls, faults, says, size
 from turnfold.client import connect
 from turnfold.integrations.google_adk import TurnfoldPlugin
 
-TURNS = 200
 NOWHERE = "nats://127.0.0.1:9"
 
 
@@ -80,7 +80,7 @@ async def test_a_run_with_parallel_calls_is_recorded_and_shown_as_it_is(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("budget", [4_000, 8_000, 16_000])
+@pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.stress
 async def test_two_hundred_turns_with_parallel_calls_break_no_pair(
     system: RunningSystem, session_id: str, budget: int

@@ -11,11 +11,11 @@ from haystack.dataclasses import ChatMessage, ToolCall
 from haystack.hooks.compaction import CompactionHook
 from haystack.tools import Tool
 
+from tests.hosts.chat import BUDGETS, TURNS
 from tests.hosts.conftest import RunningSystem
 from turnfold.client import connect
 from turnfold.integrations.haystack import TurnfoldCompactor
 
-TURNS = 200
 NOWHERE = "nats://127.0.0.1:9"
 
 
@@ -86,7 +86,7 @@ def size(messages: Sequence[ChatMessage]) -> int:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("tokens", [4_000, 8_000, 16_000])
+@pytest.mark.parametrize("tokens", BUDGETS)
 @pytest.mark.stress
 async def test_two_hundred_steps_with_parallel_calls_break_no_pair(
     system: RunningSystem, session_id: str, tokens: int

@@ -20,12 +20,11 @@ from langchain_core.messages.utils import count_tokens_approximately
 from langgraph.checkpoint.memory import InMemorySaver
 
 import turnfold
+from tests.hosts.chat import BUDGETS, TURNS
 from tests.hosts.conftest import RestartableSystem, RunningSystem
 from tests.hosts.langchain.models import ScriptedModel, calls, faults
 from turnfold.integrations.langchain import TurnfoldMiddleware
 
-TURNS = 200
-BUDGETS = (4_000, 8_000, 16_000)
 NOWHERE = "nats://127.0.0.1:9"
 PATIENCE_SECONDS = 60
 

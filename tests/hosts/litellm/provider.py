@@ -1,14 +1,14 @@
-"""A stand-in for a provider: an OpenAI-compatible endpoint on loopback, and what it would refuse."""
+"""A stand-in for a provider: an OpenAI-compatible endpoint on loopback."""
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Message = dict[str, Any]
+from tests.hosts.chat import Message, says
 
 
 @dataclass
@@ -23,44 +23,6 @@ class Provider:
     def asked(self) -> list[list[Message]]:
         """The messages of each request."""
         return [body["messages"] for body in self.requests]
-
-
-def calls(turn: str, *places: str) -> Message:
-    entries = [
-        {
-            "id": f"{turn}-{place}",
-            "type": "function",
-            "function": {"name": "look", "arguments": json.dumps({"place": place})},
-        }
-        for place in places
-    ]
-    return {"role": "assistant", "content": None, "tool_calls": entries}
-
-
-def says(text: str) -> Message:
-    return {"role": "assistant", "content": text}
-
-
-def faults(messages: Sequence[Message]) -> list[str]:
-    """Return broken pairs: each call has one result, directly after it."""
-    found: list[str] = []
-    open_calls: list[str] = []
-    for message in messages:
-        if message["role"] == "tool":
-            if message["tool_call_id"] in open_calls:
-                open_calls.remove(message["tool_call_id"])
-            else:
-                found.append(f"result {message['tool_call_id']}")
-            continue
-        found += [f"call {call_id}" for call_id in open_calls]
-        open_calls = [call["id"] for call in message.get("tool_calls") or ()]
-    found += [f"call {call_id}" for call_id in open_calls]
-    return found if any(one["role"] == "user" for one in messages) else [*found, "no request"]
-
-
-def size(messages: Sequence[Message]) -> int:
-    """Return a rough number of tokens: a quarter of the characters."""
-    return sum(len(json.dumps(message)) for message in messages) // 4
 
 
 @contextmanager

@@ -11,20 +11,11 @@ from litellm.proxy._types import UserAPIKeyAuth
 from litellm.router import Router
 
 import turnfold
+from tests.hosts.chat import BUDGETS, TURNS, Message, calls, faults, says, size
 from tests.hosts.conftest import RunningSystem
-from tests.hosts.litellm.provider import (
-    Message,
-    Provider,
-    calls,
-    faults,
-    running_provider,
-    says,
-    size,
-)
+from tests.hosts.litellm.provider import Provider, running_provider
 from turnfold.integrations.litellm import TurnfoldCallback
 
-TURNS = 200
-BUDGETS = (4_000, 8_000, 16_000)
 NOWHERE = "nats://127.0.0.1:9"
 PATIENCE_SECONDS = 60
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 import turnfold
+from tests.hosts.chat import calls, faults, says, size
 from tests.hosts.conftest import RunningSystem
-from tests.hosts.litellm.provider import Provider, calls, faults, running_provider, says, size
+from tests.hosts.litellm.provider import Provider, running_provider
 from tests.ports import free_port
 
 START_SECONDS = 180

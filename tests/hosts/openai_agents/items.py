@@ -1,6 +1,5 @@
 """Items of the Responses API for tests, and what would make the API refuse a list of them."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -28,11 +27,6 @@ def call(name: str) -> Item:
 
 def output(name: str) -> Item:
     return {"type": "function_call_output", "call_id": name, "output": f"result {name}"}
-
-
-def size(items: Sequence[Item]) -> int:
-    """Return a rough number of tokens: a quarter of the characters."""
-    return sum(len(json.dumps(item)) for item in items) // 4
 
 
 def faults(items: Sequence[Item]) -> list[str]:

@@ -9,11 +9,11 @@ from agents.testing import ScriptedModel, assistant_message, function_call
 from openai.types.responses import ResponseReasoningItem
 
 import turnfold
+from tests.hosts.chat import BUDGETS, TURNS, size
 from tests.hosts.conftest import RestartableSystem, RunningSystem
-from tests.hosts.openai_agents.items import faults, size
+from tests.hosts.openai_agents.items import faults
 from turnfold.integrations.openai_agents import TurnfoldSession
 
-TURNS = 200
 METHODS = ("run", "run_sync", "run_streamed")
 
 
@@ -94,7 +94,7 @@ async def test_a_run_with_parallel_calls_and_a_hand_off_is_remembered(
 
 @pytest.mark.proves("G3", "C76")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("budget", [4_000, 8_000, 16_000])
+@pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.stress
 async def test_two_hundred_turns_with_parallel_calls_break_no_pair_and_strand_no_reasoning(
     system: RunningSystem, session_id: str, budget: int

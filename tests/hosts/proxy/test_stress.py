@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.hosts.chat import BUDGETS, TURNS, size
+from tests.hosts.chat import faults as chat_faults
 from tests.hosts.openai_agents.items import faults as item_faults
 from tests.hosts.proxy.conftest import Start
 from tests.provider import ProviderReply, ProviderRequest, completion
-from turnfold.core.history.validity import validation_errors
 from turnfold.shapes import chat_from_anthropic
 
-TURNS = 200
 PLACES = ("hall", "yard")
 Json = dict[str, Any]
 
@@ -114,7 +114,7 @@ def message_faults(messages: Sequence[Json]) -> list[str]:
     roles = [one["role"] for one in messages]
     turns = ["user" if place % 2 == 0 else "assistant" for place in range(len(roles))]
     return [
-        *validation_errors(chat_from_anthropic(messages)),
+        *chat_faults(chat_from_anthropic(messages)),
         *(["turns"] if roles != turns else []),
     ]
 
@@ -147,7 +147,7 @@ class Loop:
 LOOPS = {
     loop.path: loop
     for loop in (
-        Loop("/v1/chat/completions", "messages", chat_reply, chat_turn, validation_errors),
+        Loop("/v1/chat/completions", "messages", chat_reply, chat_turn, chat_faults),
         Loop("/v1/responses", "input", responses_reply, responses_turn, item_faults),
         Loop("/v1/messages", "messages", messages_reply, messages_turn, message_faults),
     )
@@ -162,7 +162,7 @@ def reply(request: ProviderRequest) -> ProviderReply:
 @pytest.mark.proves("G10")
 @pytest.mark.timeout(900)
 @pytest.mark.stress
-@pytest.mark.parametrize("budget", [4_000, 8_000, 16_000])
+@pytest.mark.parametrize("budget", BUDGETS)
 async def test_two_hundred_turns_with_parallel_calls_break_no_pair_of_any_api(
     proxied: Start, session_id: str, budget: int
 ) -> None:
@@ -177,5 +177,5 @@ async def test_two_hundred_turns_with_parallel_calls_break_no_pair_of_any_api(
         sent = [one.body[loop.field] for one in requests if one.path == path]
         assert len(sent) == 2 * TURNS
         assert [fault for elements in sent for fault in loop.faults(elements)] == []
-        sizes = [sum(len(json.dumps(one)) for one in elements) // 4 for elements in sent]
+        sizes = [size(elements) for elements in sent]
         assert budget / 2 < max(sizes) <= budget * 1.1

@@ -20,12 +20,11 @@ from pydantic_ai.messages import (
 )
 
 import turnfold
+from tests.hosts.chat import BUDGETS, TURNS
 from tests.hosts.conftest import RestartableSystem, RunningSystem
 from tests.hosts.pydantic_ai.models import Script, contents, faults, looks, says, size, texts
 from turnfold.integrations.pydantic_ai import TurnfoldCapability
 
-TURNS = 200
-BUDGETS = (4_000, 8_000, 16_000)
 NOWHERE = "nats://127.0.0.1:9"
 PATIENCE_SECONDS = 60
 METHODS = ("run", "run_sync", "run_stream", "iter")

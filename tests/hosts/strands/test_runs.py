@@ -7,12 +7,12 @@ import pytest
 from strands import Agent, tool
 from strands.types.exceptions import ContextWindowOverflowException
 
+from tests.hosts.chat import BUDGETS, TURNS
 from tests.hosts.conftest import RunningSystem
 from tests.hosts.strands.models import ScriptedModel, calls, faults, says, size
 from turnfold.client import connect
 from turnfold.integrations.strands import TurnfoldConversationManager
 
-TURNS = 200
 NOWHERE = "nats://127.0.0.1:9"
 
 
@@ -53,7 +53,7 @@ async def test_a_run_with_parallel_calls_goes_on_in_the_next_program(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("budget", [4_000, 8_000, 16_000])
+@pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.stress
 async def test_two_hundred_turns_with_parallel_calls_break_no_pair(
     system: RunningSystem, session_id: str, budget: int
