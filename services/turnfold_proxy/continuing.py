@@ -7,6 +7,7 @@ with what they answered.
 
 import asyncio
 import json
+import marshal
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ KEEP_SECONDS: Final = 60.0
 """
 KEEP_BYTES: Final = 64 * 1024 * 1024
 ENTRY_BYTES: Final = 1_024
+LIST_HEADER: Final = 5
+"""The bytes of a list before its elements: a type and their number."""
 ELEMENT_TOKENS: Final = 8
 """The tokens of an element beside its text, with a reserve."""
 
@@ -37,7 +40,7 @@ SessionIds = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ListDigest:
-    """A list of elements by its length, the size of its JSON without the end, and the hash of it.
+    """A list of elements by its length, the size of its bytes and the hash of them.
 
     Marks of a provider's cache do not count.
     """
@@ -47,39 +50,54 @@ class ListDigest:
     digest: bytes
 
 
-class ListJson:
-    """The JSON of a list, by which the lists are recognized that it continues."""
+class ListBytes:
+    """A list as bytes, by which the lists are recognized that it continues.
+
+    Raises:
+        RecursionError: the list is nested too deeply.
+    """
 
     def __init__(self, elements: Sequence[Element]) -> None:
-        text = json.dumps(elements)
-        if MARKER in text:
-            text = json.dumps(without_markers(list(elements)))
+        data = _bytes_of(elements)
+        if MARKER.encode() in data:
+            data = _bytes_of(without_markers(elements))
         self._length = len(elements)
-        self._data = text.encode()
+        self._data = data
         self._hash = blake2b()
-        self._hashed = 0
+        self._hashed = LIST_HEADER
 
     @property
     def digest(self) -> ListDigest:
         """The digest of the whole list."""
-        size = len(self._data) - 1
+        size = len(self._data)
         return ListDigest(self._length, size, self._digest_of(size))
 
     def begins_with(self, beginning: ListDigest) -> bool:
         """Return whether the list begins with all elements of another one."""
-        # The JSON of a longer list is the same up to the end of the shorter one.
+        # The bytes of an element tell where it ends, so those of a longer list go on after them.
         return (
-            self._data[beginning.size : beginning.size + 1] in (b",", b"]")
+            beginning.size <= len(self._data)
             and self._digest_of(beginning.size) == beginning.digest
         )
 
     def _digest_of(self, size: int) -> bytes:
         """Return the hash of a beginning; beginnings that grow are read once."""
         if size < self._hashed:
-            self._hash, self._hashed = blake2b(), 0
+            self._hash, self._hashed = blake2b(), LIST_HEADER
         self._hash.update(memoryview(self._data)[self._hashed : size])
         self._hashed = size
         return self._hash.digest()
+
+
+def _bytes_of(elements: Sequence[Element]) -> bytes:
+    """Return bytes that are equal for equal JSON whose fields have the same order.
+
+    In a fifth of the time of JSON. Newer formats of `marshal` depend on more than the values.
+    """
+    try:
+        return marshal.dumps(elements, 2)
+    except ValueError as error:
+        raise RecursionError("the list is nested too deeply") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +136,7 @@ class GrownWindow:
     version: int
 
 
-def _bytes_of(known: KnownWindow) -> int:
+def _size_of(known: KnownWindow) -> int:
     return known.bytes
 
 
@@ -127,7 +145,7 @@ class KnownWindows:
 
     def __init__(self) -> None:
         self._windows: TTLCache[SessionIds, KnownWindow] = TTLCache[SessionIds, KnownWindow](
-            KEEP_BYTES, KEEP_SECONDS, getsizeof=_bytes_of
+            KEEP_BYTES, KEEP_SECONDS, getsizeof=_size_of
         )
 
     def get(self, session: SessionIds) -> KnownWindow | None:
@@ -161,7 +179,7 @@ def grown(
     known: KnownWindow,
     api: Api,
     own: Sequence[Element],
-    own_json: ListJson,
+    own_bytes: ListBytes,
     *,
     asked: Hashable,
     beside_tokens: int,
@@ -173,7 +191,7 @@ def grown(
         return None
     if not _is_continuation(api, new, has_recall=known.parts is not None):
         return None
-    if not own_json.begins_with(known.listed):
+    if not own_bytes.begins_with(known.listed):
         return None
     counted = sum(count(dumped(one)) + ELEMENT_TOKENS for one in new)
     tokens = known.tokens + ceil(known.factor * counted)

@@ -22,8 +22,8 @@ from turnfold_proxy.apis.api import Api, ModelAnswer, RequestConversation
 from turnfold_proxy.continuing import (
     KnownWindow,
     KnownWindows,
+    ListBytes,
     ListDigest,
-    ListJson,
     grown,
     own_elements,
     parts_of,
@@ -147,19 +147,19 @@ class Recorder:
         If the window of the call before can be continued, nothing is waited for.
 
         Raises:
-            RequestError: Turnfold cannot take part in this call.
+            RequestError, RecursionError: Turnfold cannot take part in this call.
         """
         if time.monotonic() < self._paused_until:
             raise Unavailable("Turnfold did not answer a moment ago")
         state = self._state(call)
         number = state.newest = next(self._numbers)
-        own_json = ListJson(call.conversation.elements)
-        if (continued := self._continued(call, own_json)) is not None:
-            self._begin(self._refreshed(call, own_json, number, state))
+        own_bytes = ListBytes(call.conversation.elements)
+        if (continued := self._continued(call, own_bytes)) is not None:
+            self._begin(self._refreshed(call, own_bytes, number, state))
             return continued, number
         try:
             async with asyncio.timeout(self._wait_seconds), state.lock:
-                return await self._prepared(call, own_json, number, state), number
+                return await self._prepared(call, own_bytes, number, state), number
         except (TimeoutError, Unavailable) as error:
             self._pause(call)
             raise Unavailable("Turnfold does not answer in time") from error
@@ -211,7 +211,7 @@ class Recorder:
         conversation = call.conversation
         return [self._tokens(text) for text in (conversation.instructions, conversation.tools)]
 
-    def _continued(self, call: Call, own_json: ListJson) -> PreparedCall | None:
+    def _continued(self, call: Call, own_bytes: ListBytes) -> PreparedCall | None:
         """Return the window of the call before with what is new, if nobody need be asked."""
         known = self._windows.get(call.key)
         if known is None or not self._may_keep(call, known):
@@ -222,7 +222,7 @@ class Recorder:
                 known,
                 api,
                 conversation.elements,
-                own_json,
+                own_bytes,
                 asked=call.asked,
                 beside_tokens=beside_tokens,
                 count=counter(),
@@ -244,7 +244,7 @@ class Recorder:
         )
 
     async def _refreshed(
-        self, call: Call, own_json: ListJson, number: int, state: _SessionState
+        self, call: Call, own_bytes: ListBytes, number: int, state: _SessionState
     ) -> None:
         """Record a call that was sent already, and take its window for the next one."""
         try:
@@ -252,16 +252,16 @@ class Recorder:
                 await asyncio.sleep(SEND_SECONDS)
                 # A newer call holds all of this one. Those of a fast caller would pile up.
                 if state.newest == number:
-                    await self._prepared(call, own_json, number, state)
+                    await self._prepared(call, own_bytes, number, state)
         except (TimeoutError, Unavailable) as error:
             self._pause(call)
             log.warning("proxy.unrecorded", error=type(error).__name__)
-        except TurnfoldError as error:
+        except (TurnfoldError, RecursionError) as error:
             self._windows.forget(call.key)
             log.warning("proxy.unrecorded", error=type(error).__name__)
 
     async def _prepared(
-        self, call: Call, own_json: ListJson, number: int, state: _SessionState
+        self, call: Call, own_bytes: ListBytes, number: int, state: _SessionState
     ) -> PreparedCall:
         """Record a call and take its window.
 
@@ -275,7 +275,7 @@ class Recorder:
         own, event = call.conversation.elements, EventOf(session, call.api, call.model)
         recorded, state.recorded = state.recorded, None
         mirrored = None
-        if recorded is not None and own_json.begins_with(recorded.listed):
+        if recorded is not None and own_bytes.begins_with(recorded.listed):
             mirrored = await mirror_rest(event, recorded, own)
         is_compared = mirrored is None
         if mirrored is None:
@@ -292,7 +292,7 @@ class Recorder:
         if window.account.total < mirrored.messages:
             # Events that were erased are not stored again; under other ids, with the next message.
             raise UnknownSession(ERASED)
-        listed = own_json.digest
+        listed = own_bytes.digest
         state.recorded = RecordedList(number, listed, mirrored, mirrored)
         if state.factor_of != (described := calibrated_by(window)):
             state.factor, state.factor_of = None, described
@@ -388,7 +388,7 @@ class Recorder:
                         state.recorded = replace(recorded, stored=stored)
                         return
                 await mirror_all(event, elements)
-        except (TimeoutError, TurnfoldError) as error:
+        except (TimeoutError, TurnfoldError, RecursionError) as error:
             log.warning("proxy.unrecorded", error=type(error).__name__)
 
     def _state(self, call: Call) -> _SessionState:

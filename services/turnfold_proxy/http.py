@@ -101,7 +101,7 @@ class ProxyApp:
             if identity.wants_tools(headers, default=self._has_tools):
                 call = await until_gone(self._tools.offered(call), receive)
             prepared, number = await until_gone(self._recorder.prepare(call), receive)
-        except (RequestError, _Untouched) as error:
+        except (RequestError, _Untouched, RecursionError) as error:
             added[identity.BYPASSED] = reason = getattr(error, "code", "unread")
             self._metrics.bypassed(reason)
         else:

@@ -264,6 +264,23 @@ async def test_without_turnfold_calls_go_out_as_they_came(scene: ProxyScene) -> 
     assert unread.headers["x-turnfold-bypassed"] == "unread"
 
 
+@pytest.mark.proves("G10")
+@pytest.mark.parametrize("depth", [100, 600, 900])
+@pytest.mark.parametrize("name", ["extra", "cache_control", "content"])
+async def test_a_call_that_is_nested_deeply_reaches_the_provider(
+    scene: ProxyScene, depth: int, name: str
+) -> None:
+    nested = '{"a": ' * depth + "1" + "}" * depth
+    begun = f'{{"messages": [{{"role": "user", "content": "{name} {depth}", "{name}": [{nested}]}}'
+    answered = f', {{"role": "assistant", "content": "So.", "{name}": [{nested}]}}'
+    calls = [begun + "]}", begun + answered + ', {"role": "user", "content": "And?"}]}']
+
+    answers = [await scene.http.post(PATH, content=call.encode()) for call in calls]
+
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert [one.content.decode() for one in scene.provider.requests[-2:]] == calls
+
+
 @pytest.mark.proves("G10", "C78", "C79")
 async def test_messages_of_anthropic_come_and_go_in_their_own_shape(scene: ProxyScene) -> None:
     """Marks of the provider's cache move from call to call, and are never stored."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from turnfold_proxy.apis import APIS
-from turnfold_proxy.continuing import GrownWindow, KnownWindow, ListJson, grown, parts_of
+from turnfold_proxy.continuing import GrownWindow, KnownWindow, ListBytes, grown, parts_of
 
 Json = dict[str, Any]
 
@@ -35,7 +35,7 @@ def continued(
 ) -> GrownWindow | None:
     """The window of `OLD` and what is new; `window` is that of `OLD`, or None if it was whole."""
     known = KnownWindow(
-        listed=ListJson(OLD).digest,
+        listed=ListBytes(OLD).digest,
         asked="m",
         beside_tokens=10,
         parts=None if window is None else parts_of(window, OLD),
@@ -46,7 +46,7 @@ def continued(
     )
     # As the next request brings them: equal, and other objects.
     own = json.loads(json.dumps([*OLD, *new]))
-    return grown(known, CHAT, own, ListJson(own), asked="m", beside_tokens=10, count=len)
+    return grown(known, CHAT, own, ListBytes(own), asked="m", beside_tokens=10, count=len)
 
 
 def test_the_results_of_calls_stand_after_the_window_of_the_list_before() -> None:
@@ -108,13 +108,35 @@ def test_a_window_is_not_continued_before_the_factor_of_its_model_is_known() -> 
 
 
 def test_an_edited_list_is_left_to_the_services() -> None:
-    edited = ListJson([USER, SPOKEN, SPOKEN]).digest
+    edited = ListBytes([USER, SPOKEN, SPOKEN]).digest
     known = KnownWindow(edited, "m", 0, None, 1, 1_000, 0, 1.0)
     own = [*OLD, USER]
 
-    window = grown(known, CHAT, own, ListJson(own), asked="m", beside_tokens=0, count=len)
+    window = grown(known, CHAT, own, ListBytes(own), asked="m", beside_tokens=0, count=len)
 
     assert window is None
+
+
+def test_a_list_is_known_by_equal_elements_and_not_by_the_same_objects() -> None:
+    own = [*OLD, CALL, RESULT | {"content": "\ud83d Gänt"}, USER]
+    again = json.loads(json.dumps(own))
+
+    for length in range(len(own)):
+        known = ListBytes(own[:length]).digest
+        assert ListBytes(again).begins_with(known)
+        assert ListBytes(again[:length]).digest == known
+        assert ListBytes(again[: length + 1]).digest != known
+        edited = [*again[:length], RESULT]
+        assert not ListBytes(edited).begins_with(ListBytes(own[: length + 1]).digest)
+
+
+def test_a_list_that_is_nested_too_deeply_is_an_error() -> None:
+    nested: Json = {}
+    for _ in range(10_000):
+        nested = {"a": nested}
+
+    with pytest.raises(RecursionError):
+        ListBytes([nested])
 
 
 def test_marks_of_a_cache_are_no_edit_and_results_of_anthropic_are_no_request() -> None:
@@ -129,9 +151,9 @@ def test_marks_of_a_cache_are_no_edit_and_results_of_anthropic_are_no_request() 
         {"role": "assistant", "content": [use]},
         {"role": "user", "content": [result]},
     ]
-    known = KnownWindow(ListJson(before).digest, "m", 0, [SUMMARY, 0], 1, 1_000, 1, 1.0)
+    known = KnownWindow(ListBytes(before).digest, "m", 0, [SUMMARY, 0], 1, 1_000, 1, 1.0)
 
-    window = grown(known, api, own, ListJson(own), asked="m", beside_tokens=0, count=len)
+    window = grown(known, api, own, ListBytes(own), asked="m", beside_tokens=0, count=len)
 
     assert window is not None
     assert window.elements == [SUMMARY, *own]
