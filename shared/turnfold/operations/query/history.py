@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any
 
 from turnfold.contracts.history_requests import AuditRequest, HistoryRequest
@@ -92,22 +93,23 @@ class _Span:
                 self.key,
                 after_position=span.after,
                 before_position=span.before,
-                limit=limit,
+                limit=limit + 1,
                 newest_first=newest_first,
                 with_retracted=self.reads_retracted,
             )
             if not read:
                 return [], None
-            end = read[-1].position
+            page = read[:limit]
+            end = page[-1].position
             span = replace(span, before=end) if newest_first else replace(span, after=end)
-            # The page may be short because of long messages, so its length says nothing.
-            has_more = await self.store.has_messages(
+            # A page may also be short because of long messages.
+            has_more = len(read) > limit or await self.store.has_messages(
                 self.key,
                 after_position=span.after,
                 before_position=span.before,
                 with_retracted=self.reads_retracted,
             )
-            seen = self.seen(read)
+            seen = self.seen(page)
             if seen or not has_more:
                 return seen, end if has_more else None
 
@@ -121,16 +123,15 @@ def original_json(original: OriginalMessage, score: float | None = None) -> str:
     """Return a message as JSON text, with its body as it was stored."""
     # Joined, because an encoder takes twice as long for the many short fields of a page.
     parts = [
-        f'"message_id": {json.dumps(original.message_id)}',
-        f'"position": {original.position}',
-        f'"state": "{original.state.value}"',
+        f'"message_id": {_quoted(original.message_id)}, "position": {original.position}, '
+        f'"state": "{original.state}"',
     ]
     if original.is_meta:
         parts.append(f'"{META_MARK}": true')
     if score is not None:
         parts.append(f'"score": {json.dumps(score)}')
     if original.element is not None:
-        parts.append(f'"shape": "{original.shape.value}"')
+        parts.append(f'"shape": "{original.shape}"')
     parts.append(f'"message": {original.body}')
     if original.original_content is not None:
         parts.append(f'"original_content": {original.original_content}')
