@@ -3,10 +3,16 @@
 import ssl
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import nats.errors
 from nats.aio.transport import TcpTransport
+
+READ_BYTES: Final = 256 * 1024
+"""The most bytes that are read at once, as many as asyncio takes from a socket.
+
+nats-py reads 32 KiB, so that an answer of 70 kB needs several rounds of the event loop.
+"""
 
 
 class ConnectionLost(nats.errors.Error, ConnectionResetError):
@@ -25,6 +31,15 @@ class ConnectionTransport(TcpTransport):
     def __bool__(self) -> bool:
         """Whether nats-py may use it; it would replace one that has not connected yet."""
         return True
+
+    async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:
+        """Connect to a server."""
+        await super().connect(uri, max(buffer_size, READ_BYTES), connect_timeout)
+
+    async def read(self, buffer_size: int) -> bytes:
+        """Return the bytes that have arrived."""
+        received: bytes = await super().read(max(buffer_size, READ_BYTES))
+        return received
 
     def write(self, payload: bytes) -> None:
         """Send bytes."""
