@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.hosts.chat import says
 from tests.hosts.conftest import RunningSystem
 from tests.hosts.litellm import test_proxy
-from tests.hosts.litellm.provider import Provider, says
+from tests.hosts.litellm.provider import Provider
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "integrations" / "litellm.md"

@@ -123,8 +123,8 @@ def original_json(original: OriginalMessage, score: float | None = None) -> str:
     """Return a message as JSON text, with its body as it was stored."""
     # Joined, because an encoder takes twice as long for the many short fields of a page.
     parts = [
-        f'"message_id": {_quoted(original.message_id)}, "position": {original.position}, '
-        f'"state": "{original.state}"',
+        f'"message_id": {_quoted(original.message_id)}',
+        f'"position": {original.position}, "state": "{original.state}"',
     ]
     if original.is_meta:
         parts.append(f'"{META_MARK}": true')
