@@ -1,16 +1,14 @@
 """Erasure: delete erased rows and messages of the stream, and erase expired sessions."""
 
-import asyncio
 import contextlib
 import math
 import time
 
 import nats.errors
 
-from turnfold.bus.asking import ask_jetstream
+from turnfold.bus.removal import EventRemoval
 from turnfold.contracts.erasures import ErasedSessions, write_erasure
-from turnfold.contracts.subjects import ERASED, EVENTS_STREAM, INGESTED
-from turnfold.errors import Unavailable
+from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.ports.admin import ErasureStore
 from turnfold_worker.context import WorkerContext, now_ms
 from turnfold_worker.loops.polling import PollingLoop
@@ -20,7 +18,7 @@ class ErasureRunner(PollingLoop):
     """Delete what was erased from tables and stream, and erase sessions after their retention."""
 
     poll_seconds = 30.0
-    batch_messages = 100
+    batch_sequences = 500
     batch_sessions = 500
     expiry_seconds = 600.0
     signal_seconds = 1
@@ -32,6 +30,7 @@ class ErasureRunner(PollingLoop):
         super().__init__()
         self._store = store
         self._client = context.client
+        self._removal = EventRemoval(context.client)
         self._installation = context.installation
         self._expired_at = self._tidied_at = -math.inf
         # A worker that was killed may have left erased data in the write-ahead log.
@@ -56,22 +55,19 @@ class ErasureRunner(PollingLoop):
         requests = self._requests
         is_due = self._must_tidy and self._wait_seconds() <= 0
         if is_due:
-            # First, because the rest takes a minute for a million messages.
+            # First, because deleting the rows takes a minute for a million messages.
             self._tidied_at = time.monotonic()
             await self._tell_query_servers()
         # One transaction each, between which ingest has its turn.
         while await self._store.delete_rows():
             self._must_tidy = True
-        while sequences := await self._store.to_purge(self.batch_messages):
-            await asyncio.gather(*(self._delete(seq) for seq in sequences))
-            # After the deletion: a worker that dies in between deletes them again, which is
-            # harmless.
-            await self._store.purged(sequences)
-            self._must_tidy = True
         if is_due:
             is_tidy = await self._store.tidy()
             # Texts that were erased meanwhile are still in memory.
             self._must_tidy = not is_tidy or self._requests > requests
+        # Last, and in portions: the stream can take an hour, and the next erasure must not wait.
+        if await self._remove_events():
+            return 0.0
         return max(0.0, self._wait_seconds()) if self._must_tidy else self.poll_seconds
 
     def _wait_seconds(self) -> float:
@@ -93,11 +89,14 @@ class ErasureRunner(PollingLoop):
                 now_ms=now_ms(),
             )
 
-    async def _delete(self, seq: int) -> None:
-        """Delete and overwrite a message of the stream, if the stream still holds it."""
-        try:
-            await ask_jetstream(self._client, f"STREAM.MSG.DELETE.{EVENTS_STREAM}", seq=seq)
-        except Unavailable:
-            # For a message in a removed block, the stream only reports that the deletion failed.
-            if await ask_jetstream(self._client, f"STREAM.MSG.GET.{EVENTS_STREAM}", seq=seq):
-                raise
+    async def _remove_events(self) -> bool:
+        """Remove some erased events from the stream; return whether more may be left."""
+        sequences = await self._store.to_purge(self._removal.wanted)
+        if not sequences:
+            return False
+        removed = await self._removal.remove(sequences)
+        for start in range(0, len(removed), self.batch_sequences):
+            # After the removal: a worker that dies in between removes them again, which is
+            # harmless.
+            await self._store.purged(removed[start : start + self.batch_sequences])
+        return True

@@ -1,0 +1,101 @@
+"""Removal of erased events from a real server's files: what is overwritten, and what is forgotten."""
+
+import json
+from pathlib import Path
+
+import pytest
+from nats.aio.client import Client
+
+from tests.nats_server import nats_server
+from turnfold.bus import connect, ensure_streams
+from turnfold.bus.removal import BLOCK_BYTES, OVERWRITTEN_AT_ONCE, EventRemoval
+from turnfold.contracts.subjects import EVENTS_STREAM
+from turnfold.settings import Settings
+
+ERASED, KEPT = b"zanzibar-7f3a", b"somebody-else"
+LARGE = BLOCK_BYTES // 16
+
+
+async def publish(client: Client, mark: bytes, number: int, size: int = 0) -> list[int]:
+    """So many events that say this; their sequences."""
+    body = mark + b"." * size
+    stream = client.jetstream(timeout=30)
+    return [(await stream.publish("turn.completed.a.s", body)).seq for _ in range(number)]
+
+
+def told(directory: Path, mark: bytes) -> int:
+    """How often a text stands in the files of the server."""
+    return sum(path.read_bytes().count(mark) for path in directory.rglob("*") if path.is_file())
+
+
+async def held(client: Client) -> int:
+    return int((await client.jetstream().stream_info(EVENTS_STREAM)).state.messages)
+
+
+async def remove_all(client: Client, sequences: list[int]) -> tuple[int, int]:
+    """Remove all as a worker does; how many were overwritten, and how many forgotten."""
+    asked: list[bool] = []
+
+    async def note(message: object) -> None:
+        asked.append(json.loads(message.data)["no_erase"])  # type: ignore[attr-defined]
+
+    spying = await client.subscribe(f"$JS.API.STREAM.MSG.DELETE.{EVENTS_STREAM}", cb=note)
+    removal, left = EventRemoval(client), sequences
+    while left:
+        removed = await removal.remove(left[: removal.wanted])
+        assert list(removed) == left[: len(removed)]
+        left = left[len(removed) :]
+    await spying.drain()
+    return asked.count(False), asked.count(True)
+
+
+@pytest.mark.proves("A6", "L8")
+async def test_a_long_row_is_forgotten_but_for_its_ends_and_no_file_holds_it(
+    tmp_path: Path,
+) -> None:
+    with nats_server(tmp_path) as server:
+        client = await connect(Settings(nats_url=server.url), name="test")
+        await ensure_streams(client, first_seq=1)
+        before = await publish(client, KEPT, 3, LARGE)
+        erased = await publish(client, ERASED, 120, LARGE)
+        after = await publish(client, KEPT, 3)
+
+        overwritten, forgotten = await remove_all(client, erased)
+
+        assert overwritten + forgotten == len(erased)
+        # At most a call more than a block on either side.
+        assert 32 <= overwritten <= 32 + OVERWRITTEN_AT_ONCE
+        assert await held(client) == len(before) + len(after)
+        assert (told(tmp_path, ERASED), told(tmp_path, KEPT)) == (0, 6)
+        await client.close()
+
+
+@pytest.mark.proves("A6")
+async def test_events_among_those_of_others_are_overwritten(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as server:
+        client = await connect(Settings(nats_url=server.url), name="test")
+        await ensure_streams(client, first_seq=1)
+        erased: list[int] = []
+        for _ in range(50):
+            erased += await publish(client, ERASED, 1, LARGE)
+            await publish(client, KEPT, 1)
+
+        overwritten, forgotten = await remove_all(client, erased)
+
+        assert (overwritten, forgotten) == (50, 0)
+        assert (told(tmp_path, ERASED), told(tmp_path, KEPT)) == (0, 50)
+        await client.close()
+
+
+@pytest.mark.proves("A6")
+async def test_events_that_are_gone_need_no_removal(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as server:
+        client = await connect(Settings(nats_url=server.url), name="test")
+        await ensure_streams(client, first_seq=1)
+        erased = await publish(client, ERASED, 20)
+        await client.jetstream().purge_stream(EVENTS_STREAM, seq=10)
+
+        assert await remove_all(client, [*erased, 1_000]) == (11, 0)
+
+        assert await held(client) == 0
+        await client.close()
