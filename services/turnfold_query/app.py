@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -28,7 +27,7 @@ from turnfold.process.child_process import ChildProcess
 from turnfold.process.http_server import STOP_SECONDS, HttpServer
 from turnfold.process.memory import return_freed_memory
 from turnfold.process.ready import announce
-from turnfold.process.scheduling import tune_collector
+from turnfold.process.scheduling import tune_interpreter
 from turnfold.process.tasks import cancel_and_wait, unless
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings, redacted
@@ -54,9 +53,6 @@ from turnfold_query.metrics import QueryMetrics
 from turnfold_query.newest import NewestLookup
 
 log = structlog.get_logger()
-
-SWITCH_SECONDS = 0.001
-"""Longest time that a computing thread keeps the event loop waiting; Python's default is 5 ms."""
 
 
 def main(
@@ -166,7 +162,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     forgetting = asyncio.create_task(erasures.run(), name="erasures")
     try:
         if await unless(stop, _begin(client, lane, arrivals, erasures, server, broker, listener)):
-            _tune_interpreter()
+            tune_interpreter()
             announcement.open(lane.pid)
             log.info("query.started", pid=os.getpid(), port=listener.port)
             await _stopped(stop, listener.ended)
@@ -222,11 +218,6 @@ def _broker(settings: Settings, server: QueryServer, names: Iterable[str]) -> Br
     broker = Broker(**options, logger=None, graceful_timeout=5.0, apply_types=False)
     broker.include_router(make_router(server, names))
     return broker
-
-
-def _tune_interpreter() -> None:
-    tune_collector()
-    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def _explanation_of(settings: Settings) -> Explain:

@@ -23,7 +23,7 @@ from turnfold.nats_client.acknowledgements import Publisher
 from turnfold.nats_client.connection import NatsClient
 from turnfold.process.http_server import HttpServer
 from turnfold.process.memory import forget_and_return_memory
-from turnfold.process.scheduling import lower_priority, tune_collector
+from turnfold.process.scheduling import lower_priority, tune_interpreter
 from turnfold.process.tasks import cancel_and_wait, unless
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings
@@ -321,7 +321,7 @@ async def _announce_when_loaded(context: WorkerContext, stop: asyncio.Event) -> 
     if _has_model(context.settings):
         await unless(stop, context.summarizer.loaded())
     context.announcer.begin({"receiver": context.receiver.pid, "model": context.summarizer.pid})
-    tune_collector()
+    tune_interpreter()
     log.info("worker.started", pid=os.getpid())
 
 

@@ -28,7 +28,7 @@ from turnfold.process.child_process import (
     serve_parent,
 )
 from turnfold.process.memory import forget_and_return_memory
-from turnfold.process.scheduling import tune_collector
+from turnfold.process.scheduling import tune_interpreter
 from turnfold.process.tasks import cancel_and_wait
 from turnfold.settings import Settings
 from turnfold_worker.receiver import wire
@@ -65,7 +65,7 @@ async def _run(settings: Settings) -> None:
         limits=settings.event_limits,
         image_tokens=settings.policy.image_tokens,
     )
-    tune_collector()
+    tune_interpreter()
     await ReceiverChild(reader, writer, decode, settings).run()
 
 

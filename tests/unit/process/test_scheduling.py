@@ -1,6 +1,8 @@
-"""Lower priority affects one thread only, and is not used under high load."""
+"""Lower priority affects one thread only, and is not used under high load; threads give way to each other."""
 
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from turnfold.process.scheduling import (
     BUSY_TASKS,
     NICENESS,
+    SWITCH_SECONDS,
     is_load_low,
     lower_priority,
     use_idle_priority,
@@ -41,3 +44,14 @@ def test_nobody_gives_way_on_a_busy_machine(
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
 
     assert is_load_low() is calm
+
+
+@pytest.mark.parametrize("service", ["turnfold_worker.app", "turnfold_query.app"])
+def test_a_computing_thread_of_a_service_gives_way_soon(service: str) -> None:
+    """In a process of its own: the interval is the interpreter's."""
+    program = f"import sys; from {service} import tune_interpreter; tune_interpreter(); print(sys.getswitchinterval())"
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    assert float(told.stdout) == SWITCH_SECONDS
