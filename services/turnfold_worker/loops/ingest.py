@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 import structlog
@@ -21,6 +21,8 @@ log = structlog.get_logger()
 
 BUSY_EVENTS = 1_000
 """Background loops defer their work while the receiver holds at least this many events."""
+FULL_EVENTS = 200
+"""A batch of so many events gains little from waiting for others."""
 
 
 class IngestLoop:
@@ -40,6 +42,7 @@ class IngestLoop:
         self._client = context.client
         self._installation = context.installation
         self._metrics = context.telemetry.metrics
+        self._is_single = context.database.is_sqlite
         self._store = store
         self._on_stored = on_stored
         self._running: set[asyncio.Task[None]] = set()
@@ -66,8 +69,7 @@ class IngestLoop:
             await self.may_begin.wait()
             self._receiver.receive()
             while True:
-                received = await self._receiver.take()
-                task = asyncio.create_task(self._process(received), name="batch")
+                task = asyncio.create_task(self._process(await self._gather()), name="batch")
                 self._running.add(task)
                 task.add_done_callback(self._end_batch)
         finally:
@@ -82,21 +84,41 @@ class IngestLoop:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("batch.crashed", exc_info=error)
 
-    async def _process(self, received: ReceivedBatch) -> None:
-        """Store a batch and acknowledge it; if that is impossible now, have it redelivered."""
-        batch = received.message.batch
+    async def _gather(self) -> Sequence[ReceivedBatch]:
+        """Take batches to store in one transaction.
+
+        SQLite stores one batch at a time, and the disk takes as long for one event as for many. So
+        a small batch that cannot be stored yet waits here, and takes along what comes meanwhile.
+        """
+        together = [await self._receiver.take()]
+        try:
+            if self._is_single and self._running and together[0].events < FULL_EVENTS:
+                await asyncio.wait(self._running)
+                together += self._receiver.take_more(FULL_EVENTS)
+        except asyncio.CancelledError:
+            for received in together:
+                received.nack()
+            raise
+        return together
+
+    async def _process(self, together: Sequence[ReceivedBatch]) -> None:
+        """Store batches and acknowledge them; if that is impossible now, have them redelivered."""
+        batch = DecodedBatch.empty()
+        for received in together:
+            batch.add(received.message.batch)
         try:
             result = await self.store(batch)
-        except Unavailable as error:
+        except BaseException as error:
+            for received in together:
+                received.nack(delay_seconds=RETRY_SECONDS)
+            if not isinstance(error, Unavailable):
+                raise
             log.warning("batch.requeued", events=len(batch.payloads), error=str(error))
             self._metrics.returned()
-            received.nack(delay_seconds=RETRY_SECONDS)
             return
-        except BaseException:
-            received.nack(delay_seconds=RETRY_SECONDS)
-            raise
         # Only now: an event that is acknowledged and not committed would be lost.
-        received.acknowledge()
+        for received in together:
+            received.acknowledge()
         await self.report(result)
 
     async def store(self, batch: DecodedBatch) -> IngestResult:

@@ -172,12 +172,9 @@ class ReceiverChild:
             return [delivery_of(message, has_trace=has_trace) for message in messages]
 
     async def _decoded(self, deliveries: Sequence[Delivery]) -> DecodedBatch:
-        batch = DecodedBatch([], [], {})
+        batch = DecodedBatch.empty()
         for some in portions(deliveries):
-            decoded = self._decode(some)
-            batch.arrivals.extend(decoded.arrivals)
-            batch.dead.extend(decoded.dead)
-            batch.payloads.update(decoded.payloads)
+            batch.add(self._decode(some))
             # Heartbeats and acknowledgements run in between.
             await asyncio.sleep(0)
         return batch

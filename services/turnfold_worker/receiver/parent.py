@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,6 +49,11 @@ class ReceivedBatch:
 
     message: wire.BatchReady
     _process: ReceiverProcess
+
+    @property
+    def events(self) -> int:
+        """The number of its events."""
+        return len(self.message.batch.payloads)
 
     def acknowledge(self) -> None:
         """Report that the whole batch is committed."""
@@ -126,6 +131,19 @@ class Receiver:
         if isinstance(received, BaseException):
             raise received
         return received
+
+    def take_more(self, events: int) -> Sequence[ReceivedBatch]:
+        """Return batches that wait already, until they have that many events."""
+        taken: list[ReceivedBatch] = []
+        while events > 0 and self._received.qsize():
+            received = self._received.get_nowait()
+            if isinstance(received, BaseException):
+                # For `take`. No batch follows.
+                self._received.put_nowait(received)
+                break
+            taken.append(received)
+            events -= received.events
+        return taken
 
     async def stop(self) -> None:
         """Receive no more, and return the batches that were not taken.
