@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -97,9 +98,12 @@ class MortalDatabase(Database):
         super().__init__(url, writes=True)
         self._fate = fate
 
-    async def write(self, work: Callable[[Connection], Found]) -> Found:
+    async def write(
+        self, work: Callable[[Connection], Found], *, is_repeatable: bool = False
+    ) -> Found:
         """Do some writing, and perhaps die of it."""
-        return await self._lived(super().write, work, _step(work))
+        transact = partial(super().write, is_repeatable=is_repeatable)
+        return await self._lived(transact, work, _step(work))
 
     async def write_first(self, work: Callable[[Connection], Found]) -> Found:
         """Write for the intake, and perhaps die of it."""

@@ -1,4 +1,4 @@
-"""A connection that cannot be made leaves nothing behind."""
+"""Connections to SQLite: what one leaves behind that cannot be made, and which wait for the disk."""
 
 import sqlite3
 import sys
@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, text
 
+from tests.store_fixtures import new_sqlite
+from turnfold.errors import Unavailable
+from turnfold.store.database.engine import Database
 from turnfold.store.database.sqlite_files import connect_sqlite
 
 
@@ -31,3 +35,30 @@ async def test_the_thread_of_a_connection_that_fails_has_ended_when_the_failure_
             await connect_sqlite(f"file:{tmp_path}/missing-{number}.db?mode=ro", uri=True)
 
         assert not [one for one in set(threading.enumerate()) - known if "connection" in one.name]
+
+
+@pytest.mark.proves("L1", "L4")
+async def test_only_a_commit_that_can_be_repeated_does_not_wait_for_the_disk(
+    tmp_path: Path,
+) -> None:
+    database = Database(new_sqlite(tmp_path), writes=True)
+
+    def level(connection: Connection) -> int:
+        return int(connection.execute(text("PRAGMA synchronous")).scalar_one())
+
+    def failing(connection: Connection) -> None:
+        connection.execute(text("INSERT INTO no_such_table VALUES (1)"))
+
+    try:
+        levels = [
+            await database.write(level),
+            await database.write(level, is_repeatable=True),
+            await database.write_first(level),
+        ]
+        with pytest.raises(Unavailable):
+            await database.write(failing, is_repeatable=True)
+        levels.append(await database.write_first(level))
+    finally:
+        await database.close()
+
+    assert levels == [2, 1, 2, 2]

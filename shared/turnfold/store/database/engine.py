@@ -28,8 +28,7 @@ from turnfold.store.database.transactions import (
 
 # Longer than any transaction of this code: an error `database is locked` would only be retried.
 BUSY_SECONDS = 30
-# Short, because the writer's thread waits here and stores nothing meanwhile.
-LOG_WAIT_MS = 200
+LOG_WAIT_MS = 200  # Short: the writer's thread stores nothing meanwhile.
 READERS = 4
 READERS_EACH = 2
 """The most reading transactions at once: of all agents, and of one."""
@@ -111,34 +110,36 @@ class Database:
         if not self.is_sqlite:
             event.listen(self._steps.sync_engine, "connect", lambda *_: forget())
 
-    async def write(self, work: Callable[[Connection], Result]) -> Result:
+    async def write(
+        self, work: Callable[[Connection], Result], *, is_repeatable: bool = False
+    ) -> Result:
         """Run `work` in one transaction: commit at its end, roll back on any error.
 
         On SQLite it runs in the writer's thread and never waits for the event loop. If the caller
-        is cancelled, the transaction may or may not be committed. Where many wait, callers take
-        turns, however long that takes.
+        is cancelled, it may or may not be committed. Where many wait, callers take turns, however
+        long that takes. SQLite does not wait for the disk if work `is_repeatable`: a power cut may
+        undo it, with all that came after it, and then it is done again.
 
         Raises:
             Unavailable: the database cannot be reached or written now; nothing was changed.
         """
-        return await self._write(work, self._writer_turns)
+        return await self._write(work, self._writer_turns, is_repeatable=is_repeatable)
 
     async def write_first(self, work: Callable[[Connection], Result]) -> Result:
         """Run `work` of the intake as `write` does, but wait for no connection of other work.
 
         On SQLite it waits for one other transaction at most.
-
-        Raises:
-            Unavailable: the database cannot be reached or written now; nothing was changed.
         """
-        return await self._write(work, self._intake_turns)
+        return await self._write(work, self._intake_turns, is_repeatable=False)
 
-    async def _write(self, work: Callable[[Connection], Result], turns: Turns) -> Result:
+    async def _write(
+        self, work: Callable[[Connection], Result], turns: Turns, *, is_repeatable: bool
+    ) -> Result:
         if self._writer is None:
             raise StartError("this process was opened for reading only")
         asker = await turns.take()
         try:
-            return await self._writer.run(work)
+            return await self._writer.run(work, is_repeatable=is_repeatable)
         finally:
             turns.release(asker)
 
@@ -277,8 +278,7 @@ class Database:
                 limit = f"{ABANDONED_SECONDS}s"
                 arguments["server_settings"] = {"idle_in_transaction_session_timeout": limit}
             else:
-                # One snapshot for all statements of a transaction.
-                options["isolation_level"] = "REPEATABLE READ"
+                options["isolation_level"] = "REPEATABLE READ"  # One snapshot for a transaction.
             engine = create_async_engine(
                 url,
                 connect_args=arguments,

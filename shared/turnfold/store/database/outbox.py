@@ -30,4 +30,6 @@ class SqlOutboxStore:
     async def sent(self, notices: Sequence[Notice]) -> None:
         """Delete notices that the stream has."""
         ids = [(notice.outbox_id,) for notice in notices]
-        await self._database.write(lambda connection: _FORGET.run(connection, ids))
+        await self._database.write(
+            lambda connection: _FORGET.run(connection, ids), is_repeatable=True
+        )

@@ -37,16 +37,20 @@ class ThreadTransactions:
         self._opened: list[Connection] = []
 
     async def run(
-        self, work: Callable[[Connection], Result], *, on_end: Callable[[], object] | None = None
+        self,
+        work: Callable[[Connection], Result],
+        *,
+        on_end: Callable[[], object] | None = None,
+        is_repeatable: bool = False,
     ) -> Result:
         """Run work in one of the threads. With `on_end`, cancelling interrupts the statement.
 
-        `on_end` is called in the event loop once the thread is free again.
+        `on_end` is called in the event loop once the thread is free again. The commit of
+        `is_repeatable` work does not wait for the disk.
         """
         if on_end is None:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._transact, work
-            )
+            transact = self._transact_unsynced if is_repeatable else self._transact
+            return await asyncio.get_running_loop().run_in_executor(self._threads, transact, work)
         interrupting = _Interrupting()
         running = self._threads.submit(self._transact_while_wanted, work, interrupting)
         try:
@@ -66,6 +70,16 @@ class ThreadTransactions:
     def _transact(self, work: Callable[[Connection], Result]) -> Result:
         with TranslatedErrors(), self._connection() as connection, connection.begin():
             return work(connection)
+
+    def _transact_unsynced(self, work: Callable[[Connection], Result]) -> Result:
+        with TranslatedErrors(), self._connection() as connection:
+            driver: Any = connection.connection.driver_connection
+            driver.execute("PRAGMA synchronous=NORMAL")
+            try:
+                with connection.begin():
+                    return work(connection)
+            finally:
+                driver.execute("PRAGMA synchronous=FULL")
 
     def _transact_while_wanted(
         self, work: Callable[[Connection], Result], interrupting: "_Interrupting"
@@ -155,7 +169,11 @@ class AwaitedTransactions:
         self._engine = engine
 
     async def run(
-        self, work: Callable[[Connection], Result], *, on_end: Callable[[], object] = lambda: None
+        self,
+        work: Callable[[Connection], Result],
+        *,
+        on_end: Callable[[], object] = lambda: None,
+        is_repeatable: bool = False,  # noqa: ARG002  # nobody waits for such a commit
     ) -> Result:
         """Run work; if the caller is cancelled, the server cancels the statement."""
         try:

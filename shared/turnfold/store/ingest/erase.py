@@ -158,7 +158,7 @@ class SqlErasureStore:
         """Delete a portion of the rows of erased sessions; return whether more may be left."""
         # Read first: nearly always nothing is left, and a writing transaction holds up others.
         return await self._database.snapshot(any_rows_left) and await self._database.write(
-            lambda connection: delete_portion(connection, self._rows_at_once)
+            lambda connection: delete_portion(connection, self._rows_at_once), is_repeatable=True
         )
 
     async def to_purge(self, limit: int) -> Sequence[int]:
@@ -170,7 +170,8 @@ class SqlErasureStore:
     async def purged(self, sequences: Sequence[int]) -> None:
         """Record that the stream no longer holds these sequences."""
         await self._database.write(
-            lambda connection: _PURGED.run(connection, [(seq,) for seq in sequences])
+            lambda connection: _PURGED.run(connection, [(seq,) for seq in sequences]),
+            is_repeatable=True,
         )
 
     async def tidy(self) -> bool:

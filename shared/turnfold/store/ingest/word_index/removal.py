@@ -143,17 +143,18 @@ async def _remove_all_but(database: Database, kept_each: int | None) -> None:
     after = MERGE_DUE
     while aside := await database.snapshot(partial(_queued, after=after, kept_each=kept_each)):
         gone = await asyncio.to_thread(_removals, aside)
-        await database.write(partial(_clear, gone=gone))
+        await database.write(partial(_clear, gone=gone), is_repeatable=True)
         after = aside[-1].position
     # A word goes from the file when the part of the index that names it is written anew.
     pages = MERGED_PAGES if kept_each is None else PAGES_BETWEEN_KEPT
-    is_begun = False
-    while await database.write(partial(_merged, pages=pages if is_begun else -pages)):
-        is_begun = True
+    merge = partial(_merged, pages=-pages)
+    while await database.write(merge, is_repeatable=True):
+        merge = partial(_merged, pages=pages)
     if kept_each is None:
         are_marks = index_removals.c.body == ""
         await database.write(
-            lambda connection: connection.execute(delete(index_removals).where(are_marks))
+            lambda connection: connection.execute(delete(index_removals).where(are_marks)),
+            is_repeatable=True,
         )
 
 

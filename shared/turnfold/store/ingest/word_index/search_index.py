@@ -93,7 +93,10 @@ class SqlSearchIndex:
         if unindexed:
             # Split into terms outside of any transaction: it takes long, and SQLite has one writer.
             made = await asyncio.to_thread(_indexed, unindexed, self._count)
-            for sid in await self._database.write(lambda connection: _store(connection, made)):
+            merging = await self._database.write(
+                lambda connection: _store(connection, made), is_repeatable=True
+            )
+            for sid in merging:
                 await merge_session(self._database, sid)
         return is_more
 
