@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnfold.core.recall.mask_ranking import RELATED, Mask, add_related, mask_of, score_masks
-from turnfold.core.recall.ranking import LEAST_PROMISING, STRETCH, rank, rarity_of, score
+from turnfold.core.recall.ranking import LEAST_PROMISING, rank, rarity_of, score
+from turnfold.core.recall.region import STRETCH
 
 ROOM = 1_000
 

@@ -1,7 +1,7 @@
 """Write recalled messages as one block: a message of data directly before the newest request."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final, NamedTuple
@@ -156,26 +156,31 @@ class _BlockWriter:
 
     def add(self, recalled: RecalledMessage) -> None:
         """Add a message with its call or its results, if they fit and none is quoted."""
+        message = recalled.message
+        if message.answers is None and message.position not in self._results:
+            self._add((recalled,))
+            return
         for unit in self._units(recalled):
             if self._add(unit):
                 return
 
     def _add(self, unit: Sequence[RecalledMessage]) -> bool:
-        new = [part for part in unit if part.position not in self._texts]
+        texts, quoted = self._texts, self._quoted
+        new = [part for part in unit if part.message.position not in texts]
         least = self._used
         for part in new:
-            if part.position in self._quoted:
+            if part.message.position in quoted:
                 return False
             least += _least_tokens(part)
         if least > self.room:
             return False
         told, tokens = {}, 0
         for part in new:
-            told[part.position], of_part = self._told(part)
+            told[part.message.position], of_part = self._told(part)
             tokens += of_part
         if not self._takes(new, tokens):
             return False
-        self._texts |= told
+        texts.update(told)
         return True
 
     def quote(self, quote: Quote) -> None:
@@ -206,25 +211,28 @@ class _BlockWriter:
     def _takes(self, new: Sequence[RecalledMessage], tokens: int) -> bool:
         """Take room for these messages, if there is enough for their tokens and headings."""
         held, times = self._ordinals, self._times
-        ordinals = [part.ordinal for part in new if part.ordinal not in held]
-        tokens += self._heading_tokens * self._more_stretches(ordinals)
-        minutes = {part.said_at for part in new if part.said_at not in times}
-        dates = {said_at[:DATE_CHARACTERS] for said_at in minutes} - times if minutes else minutes
-        tokens += DATE_TOKENS * len(dates) + MINUTE_TOKENS * len(minutes)
+        ordinals, minutes, dates = set[int](), set[str](), set[str]()
+        for part in new:
+            ordinal, said_at = part.ordinal, part.said_at
+            if ordinal not in held:
+                ordinals.add(ordinal)
+                # Rows of neighbors, each with a heading; joining two rows makes fewer.
+                beside = (ordinal + 1 in held) + (ordinal - 1 in held) + (ordinal + 1 in ordinals)
+                beside += ordinal - 1 in ordinals
+                tokens += self._heading_tokens * (1 - beside)
+            if said_at not in times and said_at not in minutes:
+                minutes.add(said_at)
+                tokens += MINUTE_TOKENS
+                date = said_at[:DATE_CHARACTERS]
+                if date not in times and date not in dates:
+                    dates.add(date)
+                    tokens += DATE_TOKENS
         if self._used + tokens > self.room:
             return False
         self._used += tokens
-        times.update(minutes, dates)
-        held.update(ordinals)
+        times |= minutes | dates
+        held |= ordinals
         return True
-
-    def _more_stretches(self, ordinals: Collection[int]) -> int:
-        """Return how many more rows of neighbors these ordinals make; joining rows makes fewer."""
-        held = self._ordinals
-        more = len(ordinals)
-        for ordinal in ordinals:
-            more -= (ordinal + 1 in held) + (ordinal - 1 in held) + (ordinal + 1 in ordinals)
-        return more
 
     def written(self) -> RecallBlock | None:
         """Return the block; None if it is empty."""
@@ -276,7 +284,8 @@ class _BlockWriter:
         of each call stands for `called` and the line end.
         """
         message, body = recalled.message, recalled.body
-        calls, said, speaker = message.calls, text_of(body), self._speaker(recalled)
+        content, calls, speaker = body.get("content"), message.calls, self._speaker(recalled)
+        said = content if isinstance(content, str) else text_of(body)
         tokens = message.content_tokens
         if calls:
             lines = [f"{speaker}: {said}"] if said else []
@@ -284,7 +293,7 @@ class _BlockWriter:
             tokens += sum([call.tokens for call in calls])
         else:
             text = f"{speaker}: {said}"
-        if isinstance(body.get("content"), list):
+        if isinstance(content, list):
             known = gist_of(message).text_tokens if not calls else None
             tokens = min(tokens, token_upper_bound(text) if known is None else known)
         tokens += self._speaker_tokens(recalled, speaker) * (1 + len(calls)) + SPEAKER_TOKENS
@@ -294,8 +303,7 @@ class _BlockWriter:
     def _speaker(self, recalled: RecalledMessage) -> str:
         """Return who spoke; of a result whose call is known, what returned it."""
         answers = recalled.message.answers
-        call = None if answers is None else self._by_position.get(answers.position)
-        if answers is not None and call is not None:
+        if answers is not None and (call := self._by_position.get(answers.position)) is not None:
             place = place_of_slot(call.message.calls, answers.slot)
             tool = "tool" if place is None else call.message.calls[place].name
             return f"{tool} returned"
@@ -323,10 +331,9 @@ def _least_tokens(recalled: RecalledMessage) -> int:
     """Return a lower bound of the tokens of a message, so that most need not be written."""
     if isinstance(recalled.body.get("content"), list):
         return 0
-    tokens = recalled.message.content_tokens
-    for call in recalled.message.calls:
-        tokens += call.tokens
-    return tokens
+    message = recalled.message
+    tokens = message.content_tokens
+    return tokens + sum([call.tokens for call in message.calls]) if message.calls else tokens
 
 
 def _calls(recalled: RecalledMessage) -> Iterator[str]:

@@ -6,28 +6,19 @@ messages, so that an answer is found by the words of its question. Long messages
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice, repeat
 from math import log
 from operator import itemgetter, mul
 from typing import Final
 
-DECAY: Final = (1.0, 0.5, 0.4, 0.3, 0.2, 0.1)
-"""How much a match counts for a message so many places away."""
-REACH: Final = len(DECAY) - 1
-_SPREAD: Final = [
-    (distance, DECAY[abs(distance)]) for distance in range(-REACH, REACH + 1) if distance
-]
-OWN_WORD: Final = 0.5
-"""What a match in the message itself counts on top."""
+from turnfold.core.recall.region import STRETCH, Region
+
 SPEAKER: Final = 2.2
 """The factor for messages of the one speaker that the question names."""
 LEAST_TOKENS, MOST_TOKENS = 40, 4_096
 LENGTH_POWER: Final = 0.7
 """A score is divided by this power of the tokens, between these two limits."""
-_LENGTHS: Final[list[float]] = [
-    max(tokens, LEAST_TOKENS) ** -LENGTH_POWER for tokens in range(MOST_TOKENS + 1)
-]
 LEAST_RARITY: Final = 0.1
 """Lookups are ignored whose rarity is below this share of the rarest one's."""
 MOST_PLACES: Final = 600
@@ -35,8 +26,6 @@ MOST_PLACES: Final = 600
 NEWEST_PLACES: Final = 200
 """Of each lookup, if all of them have more places, so many of the newest are looked at."""
 MOST_RANKED: Final = 400
-STRETCH: Final = REACH + 1
-"""So many messages in a row are weighed together before single ones are."""
 MOST_CANDIDATES: Final = 300
 """Once the rarest lookups match so many messages, the others only count for these and near them."""
 LEAST_PROMISING: Final = 40
@@ -49,14 +38,24 @@ Matches = Sequence[int]
 """The positions of the messages that a lookup matches, newest first."""
 
 
+class _LengthFactors(dict[int, float]):
+    """Factors by tokens; a dict, because that is read fastest for many messages."""
+
+    def __init__(self) -> None:
+        factors = [max(at, LEAST_TOKENS) ** -LENGTH_POWER for at in range(MOST_TOKENS + 1)]
+        super().__init__(enumerate(factors))
+
+    def __missing__(self, tokens: int) -> float:
+        return self[MOST_TOKENS]
+
+
+LENGTH_FACTORS: Final[Mapping[int, float]] = _LengthFactors()
+"""What the score of a message of so many tokens is multiplied by."""
+
+
 def rarity_of(found: int, messages: int) -> float:
     """Return the inverse document frequency, as BM25 defines it."""
     return log(1 + (max(messages - found, 0) + 0.5) / (found + 0.5))
-
-
-def length_factor(tokens: int) -> float:
-    """Return what the score of a message of so many tokens is multiplied by."""
-    return _LENGTHS[min(tokens, MOST_TOKENS)]
 
 
 def ordinals_of(matches: Matches, positions: Sequence[int]) -> list[int]:
@@ -79,14 +78,18 @@ def score(
     no tokens. Messages of `room` tokens are wanted.
     """
     number = len(positions)
-    scores: defaultdict[int, float] = defaultdict(float)
     weighted = [(rarity_of(len(matches), number), matches) for matches in lookups if matches]
     weighted.sort(key=itemgetter(0), reverse=True)
     weighted = [found for found in weighted if found[0] >= LEAST_RARITY * weighted[0][0]]
-    promising = max(LEAST_PROMISING, room // TOKENS_A_PROMISING)
-    for rarity, places in _near_best(weighted, positions, tokens, promising):
-        _add(scores, rarity, places, number)
-    return scores
+    most = max(LEAST_PROMISING, room // TOKENS_A_PROMISING)
+    region = Region(_promising_stretches(weighted, positions, tokens, most), number)
+    near = {positions[ordinal]: place for ordinal, place in region.near().items()}
+    for rarity, matches in weighted:
+        digits = bytearray(region.size)
+        for position in near.keys() & matches:
+            digits[near[position]] = 1
+        region.add(rarity, int.from_bytes(digits, "little"))
+    return region.scores()
 
 
 def rank(
@@ -99,7 +102,7 @@ def rank(
     values = _per_length(scores, tokens)
     for ordinal in values.keys() & spoken if spoken is not None else ():
         values[ordinal] *= SPEAKER
-    return [ordinal for ordinal in _best(values) if tokens[ordinal]][:MOST_RANKED]
+    return list(islice(filter(tokens.__getitem__, _best(values)), MOST_RANKED))
 
 
 def _best(values: Mapping[int, float]) -> list[int]:
@@ -109,22 +112,19 @@ def _best(values: Mapping[int, float]) -> list[int]:
 
 def _per_length(scores: Mapping[int, float], tokens: Sequence[int]) -> dict[int, float]:
     """Return scores divided by a power of the lengths of their messages."""
-    sizes = map(min, map(tokens.__getitem__, scores), repeat(MOST_TOKENS))
-    return dict(
-        zip(scores, map(mul, scores.values(), map(_LENGTHS.__getitem__, sizes)), strict=True)
-    )
+    factors = map(LENGTH_FACTORS.__getitem__, map(tokens.__getitem__, scores))
+    return dict(zip(scores, map(mul, scores.values(), factors), strict=True))
 
 
-def _near_best(
+def _promising_stretches(
     weighted: Sequence[tuple[float, Matches]],
     positions: Sequence[int],
     tokens: Sequence[int],
     most: int,
-) -> Iterator[tuple[float, Sequence[int]]]:
-    """Yield the places of lookups near the `most` promising ones, so that few are scored.
+) -> set[int]:
+    """Return the stretches of the `most` promising messages, of lookups with the rarest first.
 
-    The rarest lookups come first. A place promises the rarities of its own matches, and a part of
-    those in the stretches around.
+    A message promises the rarities of its own matches, and a part of those in the stretches around.
     """
     own: defaultdict[int, float] = defaultdict(float)
     candidates: dict[int, int] = {}
@@ -136,49 +136,17 @@ def _near_best(
             places = [candidates[position] for position in candidates.keys() & matches]
         for place in places:
             own[place] += rarity
-    number = len(positions)
-    near = [place for place in _near(own, tokens, most) if place < number]
-    ordinals = dict(zip([positions[place] for place in near], near, strict=True))
-    for rarity, matches in weighted:
-        found = ordinals.keys() & matches
-        yield rarity, sorted([ordinals[position] for position in found], reverse=True)
-
-
-def _near(own: dict[int, float], tokens: Sequence[int], most: int) -> list[int]:
-    """Return the places in the stretches of the `most` promising ones."""
-    promising: Collection[int] = own
-    if len(own) > most:
-        stretches = [place // STRETCH for place in own]
-        sums = [0.0] * (max(stretches) + 3)
-        for stretch, rarity in zip(stretches, own.values(), strict=True):
-            sums[stretch + 1] += rarity
-        promises = {
-            place: rarity + AROUND * (sums[stretch] + sums[stretch + 1] + sums[stretch + 2])
-            for (place, rarity), stretch in zip(own.items(), stretches, strict=True)
-        }
-        promising = _best(_per_length(promises, tokens))[:most]
-    best = {place // STRETCH for place in promising}
-    return [STRETCH * stretch + number for stretch in best for number in range(STRETCH)]
-
-
-def _add(scores: defaultdict[int, float], rarity: float, places: Sequence[int], until: int) -> None:
-    """Add one lookup to the scores of its places and their neighbors.
-
-    A neighbor counts for the place that is nearest to it: each place reaches half of the gap to
-    the next one.
-    """
-    weights = [rarity * share for share in DECAY]
-    own = weights[0] + OWN_WORD * rarity
-    after = until + REACH  # places come newest first
-    for number, place in enumerate(places, start=1):
-        before = places[number] if number < len(places) else -REACH - 1
-        scores[place] += own
-        if after - place > 2 * REACH < place - before:
-            for distance, share in _SPREAD:
-                scores[place + distance] += rarity * share
-        else:
-            for distance in range(1, min(REACH, (after - place) // 2, until - 1 - place) + 1):
-                scores[place + distance] += weights[distance]
-            for distance in range(1, min(REACH, (place - before - 1) // 2, place) + 1):
-                scores[place - distance] += weights[distance]
-        after = place
+    if len(own) <= most:
+        return {place // STRETCH for place in own}
+    sums: defaultdict[int, float] = defaultdict(float)
+    for place, rarity in own.items():
+        sums[place // STRETCH] += rarity
+    around = {
+        stretch: AROUND * (sums.get(stretch - 1, 0.0) + here + sums.get(stretch + 1, 0.0))
+        for stretch, here in sums.items()
+    }
+    promises = _per_length(
+        {place: rarity + around[place // STRETCH] for place, rarity in own.items()}, tokens
+    )
+    least = sorted(promises.values())[-most]
+    return {place // STRETCH for place, promise in promises.items() if promise >= least}

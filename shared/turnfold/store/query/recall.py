@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import BigInteger, Text, bindparam, select
 
@@ -27,7 +27,7 @@ from turnfold.ports.recall import (
 )
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import WouldBlock
-from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.store.database.message_rows import RECALLED, recalled_of
 from turnfold.store.database.schema import marked_lines, messages, sessions
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.database.word_segments import Headers
@@ -48,6 +48,7 @@ MOST_NEAR, MOST_NEW_NEAR, MOST_READ_NEAR = 2_000, 100, 200
 
 So many messages at most may be missing in its cached order or in the index, and so many are read.
 """
+_scan: Final[Callable[[str, int], tuple[Any, int]]] = json.JSONDecoder().scan_once
 _Stored = dict[int, tuple[Message, str]]
 """Messages with their bodies, by position."""
 _PLACES = tuple(f"at_{number}" for number in range(64))
@@ -79,7 +80,7 @@ _BODY = Prepared(
     ("of_sid", "at"),
 )
 _MESSAGES = Prepared(
-    select(*FACTS, messages.c.body).where(
+    select(*RECALLED).where(
         _of_session,
         messages.c.position.in_([bindparam(place, type_=BigInteger) for place in _PLACES]),
     ),
@@ -286,9 +287,10 @@ def _partners(connection: SupportsStatements, sid: int, whole: Sequence[Message]
 
 
 def _recalled(message: Message, body: str, ordinal: int) -> RecalledMessage:
-    return RecalledMessage(
-        message, ordinal, _to_the_minute(message.created_at_ms // 60_000), json.loads(body)
-    )
+    # What was stored is one value of JSON: to scan it takes half as long as to look beside it.
+    decoded, _ = _scan(body, 0)
+    said_at = _to_the_minute(message.created_at_ms // 60_000)
+    return RecalledMessage(message, ordinal, said_at, decoded)
 
 
 @lru_cache(maxsize=4_096)
@@ -304,8 +306,7 @@ def _messages(connection: SupportsStatements, sid: int, positions: Sequence[int]
     for start in range(0, len(positions), len(_PLACES)):
         places = _filled(positions[start : start + len(_PLACES)])
         for row in _MESSAGES.rows(connection, sid, *places):
-            message = message_of(row)
-            stored[message.position] = (message, row[-1])
+            stored[row[0]] = recalled_of(row)
     return stored
 
 

@@ -1,0 +1,111 @@
+"""Score the messages near the promising ones of a session, many at once.
+
+What lookups count for messages are digits of one integer: a lookup is added to all of them in a few
+steps, however many it matches.
+"""
+
+import struct
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain, starmap
+from typing import Final
+
+DECAY: Final = (1.0, 0.5, 0.4, 0.3, 0.2, 0.1)
+"""How much a match counts for a message so many places away."""
+REACH: Final = len(DECAY) - 1
+OWN_WORD: Final = 0.5
+"""What a match in the message itself counts on top."""
+STRETCH: Final = REACH + 1
+"""So many messages in a row are weighed together before single ones are."""
+
+Digits = bytes | bytearray
+"""A byte of 0 or 1 for each message, which tells whether a lookup matches it."""
+
+_STEP: Final = 0.1
+"""Scores count in steps, because the weights of neighbors differ by so much."""
+_OWN: Final = round((DECAY[0] + OWN_WORD - DECAY[1]) / _STEP)
+"""The steps of a match in the message itself, besides those of a match beside it."""
+_UNITS: Final = 2**18
+"""A step of a lookup with a rarity of one, as a whole number."""
+_SCORE_BYTES: Final = 4
+
+
+class Region:
+    """The messages that are scored: those of the `near` stretches, and of the ones beside them.
+
+    Of the first `number` messages of a session, matches count in the near stretches only. The
+    effect of a match reaches no further than the stretches beside these, so rows that are joined
+    do not count for each other. Mutable: each lookup changes the scores.
+    """
+
+    def __init__(self, near: Collection[int], number: int) -> None:
+        self._near_rows = list(_rows(sorted(near), number))
+        with_next = {stretch + beside for stretch in near for beside in (-1, 0, 1)}
+        self._joined_rows = list(_rows(sorted(with_next), number))
+        self.size = sum([end - start for start, end in self._joined_rows])
+        self._wide = bytearray(_SCORE_BYTES * self.size)
+        self._total = 0
+
+    def near(self) -> dict[int, int]:
+        """Return the place of each near message among those that are scored, by its ordinal."""
+        places = {ordinal: place for place, ordinal in enumerate(self._ordinals())}
+        near = chain.from_iterable(starmap(range, self._near_rows))
+        return {ordinal: places[ordinal] for ordinal in near}
+
+    def joined(self, digits: Digits) -> Digits:
+        """Return the digits of the messages that are scored, of those of all messages."""
+        return b"".join([digits[start:end] for start, end in self._joined_rows])
+
+    def near_digits(self, number: int) -> Digits:
+        """Return the joined digits of the near messages, of so many in all."""
+        digits = bytearray(number)
+        for start, end in self._near_rows:
+            digits[start:end] = b"\1" * (end - start)
+        return self.joined(digits)
+
+    def add(self, rarity: float, matches: int) -> None:
+        """Add a lookup whose matches are the bytes of an integer, in near stretches only.
+
+        A message that is near several matches counts for the nearest one: within each reach of a
+        match it counts one step more, five beside a match and one five messages away.
+        """
+        within, steps = matches, _OWN * matches
+        for _ in range(REACH):
+            within |= within << 8 | within >> 8
+            steps += within
+        self._wide[::_SCORE_BYTES] = steps.to_bytes(self.size + REACH, "little")[: self.size]
+        self._total += int.from_bytes(self._wide, "little") * round(rarity * _UNITS)
+
+    def scores(self) -> defaultdict[int, float]:
+        """Return what the lookups count for each message, by its ordinal."""
+        told = self._total.to_bytes(_SCORE_BYTES * self.size, "little")
+        unit = _STEP / _UNITS
+        return defaultdict(
+            float,
+            {
+                ordinal: unit * score
+                for ordinal, score in zip(
+                    self._ordinals(), struct.unpack(f"<{self.size}I", told), strict=True
+                )
+                if score
+            },
+        )
+
+    def _ordinals(self) -> Iterator[int]:
+        return chain.from_iterable(starmap(range, self._joined_rows))
+
+
+def _rows(stretches: Iterable[int], number: int) -> Iterator[tuple[int, int]]:
+    """Yield the first ordinals of rows of stretches, and the ones after them."""
+    first = last = -1
+    for stretch in stretches:
+        start, end = max(0, stretch * STRETCH), min(number, (stretch + 1) * STRETCH)
+        if start >= end:
+            continue
+        if start != last:
+            if first >= 0:
+                yield first, last
+            first = start
+        last = end
+    if first >= 0:
+        yield first, last
