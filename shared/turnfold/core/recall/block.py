@@ -156,9 +156,8 @@ class _BlockWriter:
 
     def add(self, recalled: RecalledMessage) -> None:
         """Add a message with its call or its results, if they fit and none is quoted."""
-        message = recalled.message
-        if message.answers is None and message.position not in self._results:
-            self._add((recalled,))
+        position = recalled.message.position
+        if position not in self._texts and self._used + _least_tokens(recalled) > self.room:
             return
         for unit in self._units(recalled):
             if self._add(unit):

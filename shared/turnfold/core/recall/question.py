@@ -91,11 +91,14 @@ def related_lookups(texts: Sequence[str], asked: RecallQuestion) -> list[Lookup]
         if stem is not None
     )
     known = {stem_of(word) for word in asked.words}
-    shared = sorted(held.keys() - known, key=lambda stem: (-held[stem], -len(stem), stem))
+    shared = [stem for stem, number in held.items() if number > 1 and stem not in known]
+    if len(shared) < MOST_RELATED:
+        shared = list(held.keys() - known)
+    shared.sort(key=lambda stem: (-held[stem], -len(stem), stem))
     return [(Term(word_term(stem), is_prefix=True),) for stem in shared[:MOST_RELATED]]
 
 
-@cached_text(8_192)
+@cached_text(16_384)
 def _telling_stem(word: str) -> str | None:
     """Return the stem of a word that says what a message is about; None of any other word.
 
@@ -150,7 +153,7 @@ def _regular(word: str) -> Iterator[Term]:
     yield from (Term(word_term(form)) for form in sorted(forms))
 
 
-@cached_text(8_192)
+@cached_text(4_096)
 def stem_of(word: str) -> str:
     """Return the beginning that the forms of a word share, such as `weld` of `welding`.
 

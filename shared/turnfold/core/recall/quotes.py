@@ -8,9 +8,9 @@ recall block quotes the best of those that its window does not show.
 import json
 import struct
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
-from itertools import islice
+from itertools import chain, islice
 from math import exp
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -96,6 +96,17 @@ def read_marks(stored: bytes) -> list[MarkedLine]:
 def numbers_of_names(text: str) -> frozenset[NameNumber]:
     """Return the numbers of the names in a text."""
     return frozenset(name_numbers(names_in(text)))
+
+
+def numbers_in_lines(lines: Iterable[str]) -> frozenset[NameNumber]:
+    """Return the numbers of the names in lines. No name reaches from one line into the next."""
+    return frozenset(chain.from_iterable(map(_numbers_in_line, lines)))
+
+
+@cached_text(maxsize=4_096)
+def _numbers_in_line(line: str) -> tuple[NameNumber, ...]:
+    """Return the numbers of the names in a line. Cached, because new versions keep most lines."""
+    return tuple(name_numbers(names_in(line)))
 
 
 def number_of_name(name: str) -> NameNumber:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from turnfold.core.history.as_of import AsOf, AtMessage, AtTime, AtVersion
-from turnfold.core.recall.quotes import NameNumber, numbers_of_names
+from turnfold.core.recall.quotes import NameNumber, numbers_in_lines
 from turnfold.core.window.rendering.render import visible_summary
 from turnfold.errors import CannotFit
 from turnfold.messages import Message
@@ -150,4 +150,4 @@ def _names_in_summary(planned: PlannedWindow) -> frozenset[NameNumber]:
     if summary is None:
         return frozenset()
     text, ledger = visible_summary(planned.plan, summary.text, prepared_summary(summary).ledger)
-    return numbers_of_names("\n".join([text, *ledger]))
+    return numbers_in_lines([*text.split("\n"), *ledger])
