@@ -28,6 +28,7 @@ from turnfold.core.text.tokens import text_of
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.truncation import MENDED, WHOLE
 from turnfold.messages import Message
+from turnfold.operations.query.reading_room import ReadingRoom
 from turnfold.ports.recall import (
     Choice,
     RecallStore,
@@ -201,7 +202,7 @@ def _chosen(session: SearchedSession, moment: RecallMoment) -> Choice:
         request = bisect_right(session.positions, moment.request_position)
         if sum(session.tokens[request:known]) < moment.least_growth:
             return Choice(())
-    room = _Room(session, moment.shown, int(MORE_READ * (moment.room - FRAME_TOKENS)))
+    room = ReadingRoom(session, moment.shown, int(MORE_READ * (moment.room - FRAME_TOKENS)))
     newest = islice(range(known - 1, -1, -1), MOST_FILLED)
     for ordinal in chain(ranked(session, room.tokens, lambda: room.share_left), newest):
         room.take(ordinal)
@@ -209,31 +210,6 @@ def _chosen(session: SearchedSession, moment: RecallMoment) -> Choice:
             break
     lines = list(_lines(session, moment)) if moment.share_of_quotes else ()
     return Choice(list(room.taken), lines)
-
-
-class _Room:
-    """The room for messages that are read. Mutable: each message that is taken makes it smaller."""
-
-    def __init__(self, session: SearchedSession, shown: frozenset[int], tokens: int) -> None:
-        self.tokens = self._left = tokens
-        self.taken: dict[int, None] = {}
-        self._session, self._shown = session, shown
-
-    @property
-    def share_left(self) -> float:
-        """The share that is left."""
-        return self._left / self.tokens
-
-    def take(self, ordinal: int) -> None:
-        """Take a message, if it fits, was not taken, and is not shown anyway."""
-        tokens = self._session.tokens[ordinal]
-        if (
-            0 < tokens <= self._left
-            and ordinal not in self.taken
-            and self._session.positions[ordinal] not in self._shown
-        ):
-            self.taken[ordinal] = None
-            self._left -= tokens
 
 
 def ranked(
