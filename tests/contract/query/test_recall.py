@@ -487,6 +487,26 @@ async def test_every_server_quotes_the_same_lines(stores: Stores) -> None:
     )
 
 
+@pytest.mark.proves("W14")
+async def test_a_server_that_keeps_marked_lines_quotes_those_that_another_reads(
+    stores: Stores,
+) -> None:
+    await working(stores)
+    asker, quoted = Asker(stores), 0
+
+    for step in range(40, 52):
+        asked = user(f"Now mend shelf {step}.")
+        marked = tool(f"c{step}", f"lantern_shelf(part_{step}) of cellar_{step}.py " + "more " * 99)
+        await stores.ingest(turn(step, asked, assistant(None, f"c{step}"), marked))
+        if step % 3:  # what is not indexed is not marked yet
+            await indexed(stores)
+        told = await asker.told(max_tokens=1_500)
+        quoted += ", in part: " in block_of(told)
+        assert block_of(told) == block_of(await Asker(stores).told(max_tokens=1_500))
+
+    assert quoted
+
+
 @pytest.mark.proves("G1", "F2")
 async def test_what_is_retracted_leaves_the_block_at_once(stores: Stores) -> None:
     await long_ago(stores, user(QUESTION))

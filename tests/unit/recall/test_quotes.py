@@ -13,6 +13,7 @@ from turnfold.core.recall.quotes import (
     MarkedLine,
     best_lines,
     mark_lines,
+    numbers_in_lines,
     numbers_of_names,
     quotable_text,
     read_marks,
@@ -96,3 +97,9 @@ def test_nothing_is_quoted_that_the_window_has() -> None:
 
     assert quoted(texts, shown={1, 2}) == ["see first_name"]
     assert quoted(texts, known="first_name, second_name") == ["see third_name"]
+
+
+@pytest.mark.proves("W14")
+@given(st.text("ab_/.:19A-\n\r\u2028 ", max_size=80))
+def test_no_name_reaches_from_one_line_into_the_next(text: str) -> None:
+    assert numbers_in_lines(text.split("\n")) == numbers_of_names(text)

@@ -21,7 +21,7 @@ from turnfold.core.recall.region import STRETCH, Digits, Region
 
 MOST_MASKED: Final = 5_000
 """The messages of the longest session that is scored so."""
-RELATED: Final = 0.5
+RELATED: Final = 0.3
 """The weight of a word that several of the best messages share and the question lacks."""
 MOST_RELATED: Final = 0.1
 MOST_PLACES_OF_RELATED: Final = 100

@@ -17,7 +17,6 @@ from turnfold.cache import LRUCache
 from turnfold.core.recall.block import Quote, RecalledMessage, RecallMaterial
 from turnfold.core.recall.mask_ranking import MOST_MASKED
 from turnfold.core.recall.question import RecallQuestion
-from turnfold.core.recall.quotes import NEWEST_MESSAGES, MarkedLine, read_marks
 from turnfold.core.text.tokens import text_of
 from turnfold.messages import MESSAGES_PER_EVENT, Message
 from turnfold.ports.recall import (
@@ -28,9 +27,10 @@ from turnfold.ports.recall import (
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.message_rows import RECALLED, recalled_of
-from turnfold.store.database.schema import marked_lines, messages, sessions
+from turnfold.store.database.schema import messages, sessions
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.database.word_segments import Headers
+from turnfold.store.query.newest_marks import marks_before
 from turnfold.store.query.session_order import (
     UNINDEXED_MESSAGES,
     SessionOrder,
@@ -61,17 +61,6 @@ _SESSION = Prepared(
         sessions.c.sid == bindparam("of_sid", type_=BigInteger)
     ),
     ("of_sid",),
-)
-_MARKED = Prepared(
-    select(marked_lines.c.position, marked_lines.c.lines)
-    .where(
-        marked_lines.c.sid == bindparam("of_sid", type_=BigInteger),
-        marked_lines.c.position.between(
-            bindparam("first", type_=BigInteger), bindparam("last", type_=BigInteger)
-        ),
-    )
-    .order_by(marked_lines.c.position),
-    ("of_sid", "first", "last"),
 )
 _BODY = Prepared(
     select(messages.c.body).where(
@@ -147,7 +136,7 @@ class SqlRecallStore:
                 lambda ordinals: _texts(
                     connection, sid, [order.positions[at] for at in ordinals], stored
                 ),
-                lambda: _marked(connection, sid, order, end),
+                lambda: marks_before(connection, sid, order, indexed, end),
             )
             choice = choose(session)
             if is_near and len(choice.messages) > MOST_READ_NEAR:
@@ -214,24 +203,6 @@ def _texts(
     """Return the texts of messages, and add these to `stored`."""
     stored |= _messages(connection, sid, positions)
     return [text_of(json.loads(stored[at][1])) for at in positions if at in stored]
-
-
-def _marked(
-    connection: SupportsStatements, sid: int, order: SessionOrder, end: int
-) -> dict[int, list[MarkedLine]]:
-    """Return the marked lines of the newest messages before the ordinal `end`, by ordinals.
-
-    Copies are left out, and what is never recalled.
-    """
-    first = max(0, end - NEWEST_MESSAGES)
-    newest = order.positions[first:end]
-    rows = _MARKED.rows(connection, sid, newest[0], newest[-1]) if newest else ()
-    ordinals = dict(zip(newest, range(first, end), strict=True))
-    return {
-        ordinals[position]: read_marks(lines)
-        for position, lines in rows
-        if position in ordinals and order.tokens[ordinals[position]]
-    }
 
 
 def _read(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from sqlalchemy import BigInteger, bindparam, case, select
 
 from turnfold.core.recall.mask_ranking import Mask
+from turnfold.core.recall.quotes import MarkedLine
 from turnfold.core.recall.ranking import ordinals_of
 from turnfold.core.text.search import Lookup, searchable
 from turnfold.core.text.tokens import MESSAGE_TOKENS
@@ -26,8 +27,8 @@ UNINDEXED_MESSAGES, UNINDEXED_CHARACTERS = 2_000, 5_000
 """The most unindexed messages whose words are found, and the most characters of one."""
 MOST_NEWEST, MOST_WORDS = 128, 1_000
 """With more, the words of messages in the index are forgotten."""
-WORD_BYTES = 250
-"""About how many bytes a word takes."""
+WORD_BYTES, LINE_BYTES = 250, 400
+"""About how many bytes a word takes, and a marked line."""
 
 
 class MoreThan(NamedTuple):
@@ -138,15 +139,32 @@ class NewestWords:
 
 
 @dataclass(slots=True)
+class NewestMarks:
+    """The marked lines of the messages with ordinals from `first` to before `end`, by ordinals.
+
+    Mutable: lines of newer messages are added, and those of older ones leave.
+    """
+
+    first: int = 0
+    end: int = 0
+    lines: Mapping[int, Sequence[MarkedLine]] = field(default_factory=dict)
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes it takes."""
+        return LINE_BYTES * sum(map(len, self.lines.values()))
+
+
+@dataclass(slots=True)
 class SessionOrder:
     """The messages of a session in order: positions, sizes, calls of results, and who spoke.
 
     `calls_before` tells how many messages before a result its call stands, if it was paired when
-    it was read, and is 0 for all others.
-    `frequent` has lookups that matched more than a number of messages before a position: they
-    always will. `known` has the masks of lookups, each with the number of the first messages that
-    it is known for, and `newest` the words of the newest messages. Mutable: messages that
-    arrived since are appended. A retraction, by its sequence `retracted_seq`, makes it void.
+    it was read, and is 0 for all others. `frequent` has lookups that matched more than a number of
+    messages before a position: they always will. `known` has the masks of lookups, each with the
+    number of the first messages that it is known for, and `newest` and `marks` the words and the
+    marked lines of the newest messages. Mutable: messages that arrived since are appended. A
+    retraction, by its sequence `retracted_seq`, makes it void.
     """
 
     retracted_seq: int = 0
@@ -157,6 +175,7 @@ class SessionOrder:
     frequent: dict[Lookup, MoreThan] = field(default_factory=dict)
     known: dict[Lookup, KnownMask] = field(default_factory=dict)
     newest: NewestWords = field(default_factory=NewestWords)
+    marks: NewestMarks = field(default_factory=NewestMarks)
 
     @property
     def weight(self) -> int:
@@ -164,7 +183,7 @@ class SessionOrder:
         number = len(self.positions)
         of_masks = (LOOKUP_BYTES + number // 8) * len(self.known)
         of_lookups = LOOKUP_BYTES * len(self.frequent) + of_masks
-        return 28 * number + of_lookups + self.newest.weight
+        return 28 * number + of_lookups + self.newest.weight + self.marks.weight
 
     def add(
         self,
