@@ -20,8 +20,8 @@ def room(tokens: int, shown: frozenset[int] = frozenset()) -> ReadingRoom:
         masks=(),
         matches=(),
         spoken=None,
-        look_up=lambda lookups, most: (),
-        texts=lambda ordinals: (),
+        look_up=lambda _lookups, _most: (),
+        texts=lambda _: (),
         marked_lines=dict,
     )
     return ReadingRoom(session, shown, tokens)

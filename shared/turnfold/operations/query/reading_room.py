@@ -1,4 +1,4 @@
-"""The room for messages that are read for a recall block, in the order in which they are written."""
+"""The room for messages that are read for a recall block, in the order of their rank."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Read the order of a session for recall, most of it once: positions, sizes, speakers, words."""
+"""Read the order of a session for recall, most of it once: sizes, speakers, words, marked lines."""
 
 import json
 from array import array
@@ -11,12 +11,12 @@ from typing import NamedTuple
 from sqlalchemy import BigInteger, bindparam, case, select
 
 from turnfold.core.recall.mask_ranking import Mask
-from turnfold.core.recall.quotes import MarkedLine
+from turnfold.core.recall.quotes import NEWEST_MESSAGES, MarkedLine, read_marks
 from turnfold.core.recall.ranking import ordinals_of
 from turnfold.core.text.search import Lookup, searchable
 from turnfold.core.text.tokens import MESSAGE_TOKENS
 from turnfold.core.text.words import normalize, runs, word_terms
-from turnfold.store.database.schema import messages
+from turnfold.store.database.schema import marked_lines, messages
 from turnfold.store.database.statements import Prepared, SupportsStatements
 
 CHARACTERS_PER_TOKEN = 3
@@ -278,3 +278,50 @@ def read_bodies(
         return {}
     rows = _BODIES.rows(connection, sid, positions[first], positions[end - 1])
     return {bisect_left(positions, position): body for position, body in rows}
+
+
+_MARKED = Prepared(
+    select(marked_lines.c.position, marked_lines.c.lines)
+    .where(
+        marked_lines.c.sid == bindparam("of_sid", type_=BigInteger),
+        marked_lines.c.position.between(
+            bindparam("first", type_=BigInteger), bindparam("last", type_=BigInteger)
+        ),
+    )
+    .order_by(marked_lines.c.position),
+    ("of_sid", "first", "last"),
+)
+
+
+def marks_before(
+    connection: SupportsStatements, sid: int, order: SessionOrder, indexed: int, end: int
+) -> Mapping[int, Sequence[MarkedLine]]:
+    """Return the marked lines of the newest messages before the ordinal `end`, by ordinals.
+
+    Copies are left out, and what is never recalled. Lines are marked as messages are indexed, so
+    those of the messages before `indexed` are kept, of the newest ones only.
+    """
+    first, known = max(0, end - NEWEST_MESSAGES), order.marks
+    if not known.first <= first <= known.end:
+        found = _read_marks(connection, sid, order, first, end)
+    else:
+        held = {at: lines for at, lines in known.lines.items() if first <= at < end}
+        found = held | _read_marks(connection, sid, order, known.end, end)
+    if known.end < end:
+        known.first, known.end = first, min(indexed, end)
+        known.lines = {at: lines for at, lines in found.items() if at < indexed}
+    return found
+
+
+def _read_marks(
+    connection: SupportsStatements, sid: int, order: SessionOrder, first: int, end: int
+) -> dict[int, Sequence[MarkedLine]]:
+    """Read the marked lines of the messages with ordinals from `first` to before `end`."""
+    newest = order.positions[first:end]
+    rows = _MARKED.rows(connection, sid, newest[0], newest[-1]) if newest else ()
+    ordinals = dict(zip(newest, range(first, end), strict=True)) if newest else {}
+    return {
+        ordinals[position]: read_marks(lines)
+        for position, lines in rows
+        if position in ordinals and order.tokens[ordinals[position]]
+    }
