@@ -148,5 +148,4 @@ def _promising_stretches(
     promises = _per_length(
         {place: rarity + around[place // STRETCH] for place, rarity in own.items()}, tokens
     )
-    least = sorted(promises.values())[-most]
-    return {place // STRETCH for place, promise in promises.items() if promise >= least}
+    return {place // STRETCH for place in _best(promises)[:most]}
