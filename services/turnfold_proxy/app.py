@@ -14,7 +14,7 @@ from turnfold.client.token_counter import load
 from turnfold.errors import StartError
 from turnfold.process.http_server import HttpServer
 from turnfold.process.ready import ANNOUNCE, announce
-from turnfold.process.scheduling import tune_collector
+from turnfold.process.scheduling import tune_interpreter
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings, http_url
 from turnfold_proxy.conversations import Recorder
@@ -82,7 +82,7 @@ async def _run(settings: Settings, upstream_url: str) -> None:
             )
             try:
                 await listener.opened()
-                tune_collector()
+                tune_interpreter()
                 _tell(http_url(settings.proxy_host, listener.port))
                 stopping = asyncio.create_task(stop.wait())
                 await asyncio.wait([stopping, listener.ended], return_when=asyncio.FIRST_COMPLETED)
