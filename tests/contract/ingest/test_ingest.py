@@ -218,6 +218,24 @@ async def test_a_copy_earlier_in_the_stream_gives_the_event_its_place_and_its_wo
     assert (first.created_at_ms, first.is_meta) == (NOON + 2, True)
 
 
+@pytest.mark.proves("L2", "L3", "L7")
+async def test_a_copy_that_another_release_counted_otherwise_leaves_true_counts(
+    stores: Stores,
+) -> None:
+    """Beside older workers, a session said four tokens more than its messages for each such copy."""
+    payload = json.dumps(
+        {"event_id": "e", **KEY._asdict(), "messages": [user("one two"), user("three")]}
+    ).encode()
+    late, early = (Delivery("turn.completed", payload, seq, NOON + seq) for seq in (9, 2))
+    await stores.ingest(turn(4, user("second")))
+    await stores.ingest(decode_event(late, count=words))
+
+    await stores.ingest(decode_event(early, count=lambda text: 2 * words(text)))
+
+    assert await said(stores) == ["one two", "three", "second"]
+    assert faults(await stores.seen()) == []
+
+
 @pytest.mark.proves("L2", "L3")
 async def test_a_copy_that_was_stored_before_its_event_leaves_no_later_time(stores: Stores) -> None:
     await stores.ingest(turn(3, user("first")))

@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 from turnfold.core.shapes.packing import unpack
-from turnfold.messages import MESSAGES_PER_EVENT, META_MARK, position_of
+from turnfold.messages import MESSAGES_PER_EVENT, META_MARK, ROLES, position_of
 from turnfold.ports.ingest import DeadLetter, DecodedEvent
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.schema import (
@@ -117,6 +117,13 @@ class EventSpan(NamedTuple):
         return (table.c.sid == self.sid) & table.c.position.between(self.first, self.last)
 
 
+class EventTokens(NamedTuple):
+    """What the messages of an event add to the counters of their session."""
+
+    total: int
+    live: int
+
+
 class EvictedPosition(NamedTuple):
     """A message of an event that is being moved, and the compaction that evicted it."""
 
@@ -166,6 +173,19 @@ def newest_event_at_ms(
     times.append(select(func.max(retractions.c.at_ms)).where(retractions.c.sid == sid, are_between))
     found = connection.execute(union_all(*times)).scalars()
     return max([at_ms for at_ms in found if at_ms is not None], default=None)
+
+
+def tokens_of_event(connection: Connection, span: EventSpan) -> EventTokens:
+    """Return the tokens of the stored messages of an event."""
+    columns = (messages.c.position, messages.c.role, messages.c.tokens, messages.c.compaction_id)
+    total = live = 0
+    for position, role, tokens, evicted_by in connection.execute(
+        select(*columns).where(span.rows_of(messages))
+    ):
+        total += tokens
+        if evicted_by is None and (position > span.first or not ROLES[role].is_system):
+            live += tokens
+    return EventTokens(total, live)
 
 
 def evicted_positions(connection: Connection, span: EventSpan) -> Sequence[EvictedPosition]:
