@@ -161,8 +161,8 @@ class Installation:
             if (before.startswith("  ") and line[:1].isalpha()) or line.startswith("turnfold: ")
         ]
         logged = [one for line in told if "at" in (one := _said(line))]
-        # With the two innermost places, or an exception of no kind of our own names no cause.
-        crashed = (f"{one['event']}: {one['error']} at {one['at'][-2:]}" for one in logged)
+        # With the innermost places, or an exception of the standard library names no cause.
+        crashed = (f"{one['event']}: {one['error']} at {one['at'][-4:]}" for one in logged)
         return dict(Counter([*ends, *crashed]))
 
     # --- what there is

@@ -149,6 +149,7 @@ class ChildProcess:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._fork: PendingFork | None = None
+        self._is_closing = False
         self._start(fork_client())
 
     @property
@@ -163,8 +164,9 @@ class ChildProcess:
 
     @property
     def can_send(self) -> bool:
-        """Whether the stream to the process is open."""
-        return self._writer is not None and not self._writer.is_closing()
+        """Whether the stream to the process is open, and stays open."""
+        writer = self._writer
+        return writer is not None and not writer.is_closing() and not self._is_closing
 
     async def open(self) -> None:
         """Connect the streams. A forked process begins; if there is none, the command is executed.
@@ -187,8 +189,8 @@ class ChildProcess:
         return await read_frame(self._reader)
 
     def send(self, body: bytes) -> None:
-        """Send a frame, or drop it if the stream is closed."""
-        if self._writer is not None and not self._writer.is_closing():
+        """Send a frame, or drop it if the stream is closed or closing."""
+        if self._writer is not None and self.can_send:
             self._writer.write(encode_frame(body))
 
     async def drain(self) -> None:
@@ -204,6 +206,8 @@ class ChildProcess:
 
     async def close(self, *, seconds: float) -> None:
         """Close the stream, and kill the process if it still runs after `seconds`."""
+        # Work of others may end meanwhile, and want to send its result.
+        self._is_closing = True
         # Never opened: there is no stream that could end, and the socket ends the child.
         if self._writer is None:
             self._socket.close()
