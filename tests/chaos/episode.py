@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -81,11 +81,12 @@ class History:
     published: Published
     stream: Sequence[Streamed]
     notices: Sequence[tuple[str, dict[str, Any]]]
+    is_mixed: bool = False
 
     def faults(self) -> list[str]:
         """A sentence for each law that was broken."""
         return [
-            *Checker(self.database, self.published, self.stream).faults(),
+            *Checker(self.database, self.published, self.stream, is_mixed=self.is_mixed).faults(),
             *faults_in_notices(self.database, self.notices),
         ]
 
@@ -117,6 +118,7 @@ async def run(
             load = Load(seed, clients)
             await _troubled(installation, load, seed=seed, kills=kills, has_model=has_model)
         history = await recorded(installation, load.published)
+        history = replace(history, is_mixed=yesterday is not None)
         readings = load.published.readings
         return Told(
             seed=seed,
