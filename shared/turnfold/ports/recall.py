@@ -17,8 +17,7 @@ class SearchedSession:
     """The matches of a question's lookups in a session.
 
     `positions` and `tokens` are those of every message, in order; messages that are never recalled
-    have 0 tokens. `calls_before` tells of each result how many messages before it its call stands,
-    and is 0 for other messages. There is one mask per lookup of `question`, or in a session of
+    have 0 tokens. There is one mask per lookup of `question`, or in a session of
     more than `MOST_MASKED` messages no `masks`, but `matches`. `spoken` are the messages of the
     speaker whom the question names, None unless it names exactly one. `look_up` searches the index
     of a short session alone, and finds nothing for a lookup with more than a number of places.
@@ -30,7 +29,6 @@ class SearchedSession:
 
     positions: Sequence[int]
     tokens: Sequence[int]
-    calls_before: Sequence[int]
     masks: Sequence[Mask] | None
     matches: Sequence[Matches]
     spoken: Collection[int] | None

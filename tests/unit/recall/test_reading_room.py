@@ -1,4 +1,4 @@
-"""Messages are read for a block as far as it has room for them and what they are told with (F2)."""
+"""Messages are read for a block as far as it has room for them (F2)."""
 
 import pytest
 
@@ -6,17 +6,16 @@ from turnfold.core.recall.question import question_of
 from turnfold.operations.query.reading_room import ReadingRoom
 from turnfold.ports.recall import SearchedSession
 
-CALL, RESULT, SECOND_RESULT, ALONE = 1, 2, 3, 5
-SIZES = [0, 30, 50, 50, 10, 40]
+LARGE, LARGER, ALONE = 1, 2, 3
+SIZES = [0, 50, 60, 40]
 
 
 def room(tokens: int, shown: frozenset[int] = frozenset()) -> ReadingRoom:
-    """Room in a session of six messages, of which one calls and two answer."""
+    """Room in a session of four messages."""
     session = SearchedSession(
         question=question_of("lantern"),
-        positions=range(6),
+        positions=range(4),
         tokens=SIZES,
-        calls_before=[0, 0, 1, 2, 0, 0],
         masks=(),
         matches=(),
         spoken=None,
@@ -28,50 +27,14 @@ def room(tokens: int, shown: frozenset[int] = frozenset()) -> ReadingRoom:
 
 
 @pytest.mark.proves("F2")
-@pytest.mark.parametrize(
-    ("ordinal", "left"),
-    [
-        (ALONE, 160),
-        (CALL, 70),  # with both results
-        (RESULT, 120),  # with the call
-    ],
-)
-def test_a_message_takes_room_for_what_it_is_told_with(ordinal: int, left: int) -> None:
-    one = room(200)
+def test_what_is_taken_takes_its_room_once() -> None:
+    one = room(100)
 
-    one.take(ordinal)
-
-    assert one.share_left == left / 200
-
-
-@pytest.mark.proves("F2")
-def test_a_result_whose_call_does_not_fit_is_not_read() -> None:
-    one = room(SIZES[RESULT])
-
-    one.take(RESULT)
-
-    assert not one.taken
-
-
-@pytest.mark.proves("F2")
-def test_a_call_is_read_without_results_that_do_not_fit() -> None:
-    one = room(SIZES[CALL])
-
-    one.take(CALL)
-
-    assert list(one.taken) == [CALL]
-    assert not one.share_left
-
-
-@pytest.mark.proves("F2")
-def test_what_is_told_beside_a_message_takes_its_room_once() -> None:
-    one = room(200)
-
-    for ordinal in (RESULT, CALL, SECOND_RESULT):
+    for ordinal in (ALONE, LARGE, ALONE, LARGER):
         one.take(ordinal)
 
-    assert list(one.taken) == [RESULT, CALL, SECOND_RESULT]
-    assert one.share_left == (200 - sum(SIZES[CALL : SECOND_RESULT + 1])) / 200
+    assert list(one.taken) == [ALONE, LARGE]
+    assert one.share_left == (100 - SIZES[ALONE] - SIZES[LARGE]) / 100
 
 
 @pytest.mark.proves("F2")

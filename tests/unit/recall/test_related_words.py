@@ -22,7 +22,6 @@ def session(messages: int) -> SearchedSession:
         question=question_of("lantern"),
         positions=range(messages),
         tokens=[20] * messages,
-        calls_before=[0] * messages,
         masks=[mask_of(NAMED, messages)] if messages <= MOST_MASKED else None,
         matches=[sorted(NAMED, reverse=True)],
         spoken=None,

@@ -1,7 +1,5 @@
 """The room for messages that are read for a recall block, in the order of their rank."""
 
-from collections.abc import Sequence
-
 from turnfold.ports.recall import SearchedSession
 
 
@@ -12,7 +10,6 @@ class ReadingRoom:
         self.tokens = self._left = tokens
         self.taken: dict[int, None] = {}
         self._session, self._shown = session, shown
-        self._told_beside: set[int] = set()
 
     @property
     def share_left(self) -> float:
@@ -22,38 +19,15 @@ class ReadingRoom:
     def take(self, ordinal: int) -> None:
         """Take a message, if it fits, was not taken, and is not shown anyway.
 
-        A block tells a result with its call, and a call with its results if these fit, so they are
-        counted with it. Otherwise twice the messages that fit would be read for an agent that calls
-        tools.
+        The call of a result, or the results of a call, are told with it and not counted here: of
+        what is read besides, more fits into the block.
         """
-        session = self._session
-        tokens = 0 if ordinal in self._told_beside else session.tokens[ordinal]
+        tokens = self._session.tokens[ordinal]
         if (
-            tokens > self._left
-            or not session.tokens[ordinal]
+            not 0 < tokens <= self._left
             or ordinal in self.taken
-            or session.positions[ordinal] in self._shown
+            or self._session.positions[ordinal] in self._shown
         ):
             return
-        beside = self._beside(ordinal)
-        more = sum([session.tokens[other] for other in beside])
-        if tokens + more > self._left:
-            if session.calls_before[ordinal]:
-                return
-            beside, more = (), 0
         self.taken[ordinal] = None
-        self._told_beside.update(beside)
-        self._left -= tokens + more
-
-    def _beside(self, ordinal: int) -> Sequence[int]:
-        """Return the call of a result, or the results that follow a call, of those not counted."""
-        before = self._session.calls_before
-        if distance := before[ordinal]:
-            beside = [ordinal - distance]
-        else:
-            beside, at = [], ordinal + 1
-            while at < len(self._session.positions) and before[at] == at - ordinal:
-                beside.append(at)
-                at += 1
-        counted = self._told_beside
-        return [at for at in beside if at not in counted and at not in self.taken]
+        self._left -= tokens

@@ -40,7 +40,7 @@ from turnfold.store.query.session_order import (
 from turnfold.store.query.word_matches import SessionLookups, WordMatches
 
 ORDERS_BYTES = 16_000_000
-"""The most bytes of cached session orders: about 28 for a message, and 300 for a lookup."""
+"""The most bytes of cached session orders: about 24 for a message, and 300 for a lookup."""
 HEADERS_BYTES = 8_000_000
 """The most bytes of cached headers of segments, on PostgreSQL."""
 MOST_NEAR, MOST_NEW_NEAR, MOST_READ_NEAR = 2_000, 100, 200
@@ -128,7 +128,6 @@ class SqlRecallStore:
                 asked,
                 order.positions if end == total else order.positions[:end],
                 order.tokens,
-                order.calls_before,
                 of_session.found_masks(lookups) if is_short else None,
                 () if is_short else of_session.found(lookups),
                 speakers[0] if len(speakers) == 1 else None,

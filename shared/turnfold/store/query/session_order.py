@@ -157,20 +157,18 @@ class NewestMarks:
 
 @dataclass(slots=True)
 class SessionOrder:
-    """The messages of a session in order: positions, sizes, calls of results, and who spoke.
+    """The messages of a session in order: positions, sizes, and who spoke.
 
-    `calls_before` tells how many messages before a result its call stands, if it was paired when
-    it was read, and is 0 for all others. `frequent` has lookups that matched more than a number of
-    messages before a position: they always will. `known` has the masks of lookups, each with the
-    number of the first messages that it is known for, and `newest` and `marks` the words and the
-    marked lines of the newest messages. Mutable: messages that arrived since are appended. A
-    retraction, by its sequence `retracted_seq`, makes it void.
+    `frequent` has lookups that matched more than a number of messages before a position: they
+    always will. `known` has the masks of lookups, each with the number of the first messages that
+    it is known for, and `newest` and `marks` the words and the marked lines of the newest messages.
+    Mutable: messages that arrived since are appended. A retraction, by its sequence
+    `retracted_seq`, makes it void.
     """
 
     retracted_seq: int = 0
     positions: "array[int]" = field(default_factory=lambda: array("q"))
     tokens: "array[int]" = field(default_factory=lambda: array("q"))
-    calls_before: "array[int]" = field(default_factory=lambda: array("i"))
     spoken: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     frequent: dict[Lookup, MoreThan] = field(default_factory=dict)
     known: dict[Lookup, KnownMask] = field(default_factory=dict)
@@ -183,14 +181,13 @@ class SessionOrder:
         number = len(self.positions)
         of_masks = (LOOKUP_BYTES + number // 8) * len(self.known)
         of_lookups = LOOKUP_BYTES * len(self.frequent) + of_masks
-        return 28 * number + of_lookups + self.newest.weight + self.marks.weight
+        return 24 * number + of_lookups + self.newest.weight + self.marks.weight
 
     def add(
         self,
         position: int,
         tokens: int,
         characters: int | None,
-        answers_position: int | None,
         named_body: str | None,
     ) -> None:
         """Append a message; `named_body` is its JSON if it may name a speaker.
@@ -202,11 +199,6 @@ class SessionOrder:
         if isinstance(name, str):
             for word in runs(normalize(name)):
                 self.spoken[word].add(len(self.positions))
-        if answers_position is None:
-            self.calls_before.append(0)
-        else:
-            call = bisect_left(self.positions, answers_position)
-            self.calls_before.append(len(self.positions) - call)
         self.positions.append(position)
         if characters is not None:
             tokens = min(tokens, characters // CHARACTERS_PER_TOKEN + MESSAGE_TOKENS)
@@ -226,7 +218,6 @@ _ORDER = Prepared(
         messages.c.position,
         case((_is_recallable, messages.c.tokens - messages.c.reasoning_tokens), else_=0),
         case((messages.c.calls.is_(None), messages.c.characters)),
-        messages.c.answers_position,
         case((_may_name & messages.c.body.contains('"name"'), messages.c.body)),
     )
     .where(_of_session, messages.c.position > bindparam("after", type_=BigInteger))
