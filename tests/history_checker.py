@@ -26,8 +26,7 @@ ENDS_OF_EVICTIONS = frozenset({"pending", "running", "committed", "restored"})
 class Checker:
     """The faults of one database. `stream` is all that the stream of events holds: it decides order, and what had to be stored.
 
-    Workers of the previous release count fewer fields of a message, and do not correct a session whose event they store anew: where
-    they took part (`is_mixed`), tokens are not added up.
+    With `is_mixed`, workers of the previous release took part. They count fewer fields, so tokens are not added up.
     """
 
     def __init__(

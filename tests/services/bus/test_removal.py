@@ -17,7 +17,7 @@ LARGE = BLOCK_BYTES // 16
 
 
 async def publish(client: Client, mark: bytes, number: int, size: int = 0) -> list[int]:
-    """So many events that say this; their sequences."""
+    """Publish `number` events of this text; return their sequences."""
     body = mark + b"." * size
     stream = client.jetstream(timeout=30)
     return [(await stream.publish("turn.completed.a.s", body)).seq for _ in range(number)]

@@ -50,7 +50,7 @@ class _LengthFactors(dict[int, float]):
 
 
 LENGTH_FACTORS: Final[Mapping[int, float]] = _LengthFactors()
-"""What the score of a message of so many tokens is multiplied by."""
+"""The factor of the score of a message, by its tokens."""
 
 
 def rarity_of(found: int, messages: int) -> float:

@@ -1,7 +1,7 @@
 """Score the messages near the promising ones of a session, many at once.
 
-What lookups count for messages are digits of one integer: a lookup is added to all of them in a few
-steps, however many it matches.
+Scores are digits of one integer, so that a lookup is added to all of them in a few steps, however
+many it matches.
 """
 
 import struct
@@ -14,9 +14,9 @@ DECAY: Final = (1.0, 0.5, 0.4, 0.3, 0.2, 0.1)
 """How much a match counts for a message so many places away."""
 REACH: Final = len(DECAY) - 1
 OWN_WORD: Final = 0.5
-"""What a match in the message itself counts on top."""
+"""The additional weight of a match in the message itself."""
 STRETCH: Final = REACH + 1
-"""So many messages in a row are weighed together before single ones are."""
+"""The messages in a row that are weighed together before single ones are."""
 
 Digits = bytes | bytearray
 """A byte of 0 or 1 for each message, which tells whether a lookup matches it."""

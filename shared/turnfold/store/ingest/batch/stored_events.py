@@ -118,7 +118,7 @@ class EventSpan(NamedTuple):
 
 
 class EventTokens(NamedTuple):
-    """What the messages of an event add to the counters of their session."""
+    """The tokens that the messages of an event add to the counters of their session."""
 
     total: int
     live: int
