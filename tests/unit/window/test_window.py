@@ -251,6 +251,19 @@ def test_no_message_that_must_stay_is_cut_to_make_room_for_recall() -> None:
     assert made.tokens <= 650
 
 
+@pytest.mark.proves("W4", "W9")
+def test_an_older_message_is_counted_before_the_newest_request_is_cut() -> None:
+    request = words(300)
+    session = history([user(words(50)), user(request)])
+
+    made = asked_of(session, tokens_of(session) - 1)
+
+    messages = parsed(session.rendered(made))
+    assert text(messages[-1]) == request
+    assert made.account.folded_told == 1
+    assert made.tokens < tokens_of(session)
+
+
 @pytest.mark.proves("W4")
 def test_results_the_model_has_not_seen_outlive_older_ones() -> None:
     session = history(

@@ -11,7 +11,12 @@ from turnfold.core.policy.presets import View
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.digest.digest import DigestForm
 from turnfold.core.window.leveling import keep_longer_cut, level_sizes
-from turnfold.core.window.protected import cap_unseen, leave_out_oldest, trim_protected
+from turnfold.core.window.protected import (
+    cap_unseen,
+    is_worth_folding,
+    leave_out_oldest,
+    trim_protected,
+)
 from turnfold.core.window.truncation import cut_characters, cut_to, cut_within
 from turnfold.core.window.views import BlockView, MessageView
 from turnfold.messages import Role
@@ -144,7 +149,7 @@ def cap_unseen_results(window: WindowBuilder, _: int) -> None:
 
 def fold_old_tool_blocks(window: WindowBuilder, target: int) -> None:
     """(6) Leave out the tool blocks of closed rounds, except the newest few."""
-    if _is_worth_folding(window):
+    if is_worth_folding(window):
         window.fold_step(window.candidates.tool_blocks, _cut_or_leave_out(window, target), target)
 
 
@@ -170,7 +175,7 @@ def digest_pending(window: WindowBuilder, target: int) -> None:
 
 def fold_blocks(window: WindowBuilder, target: int) -> None:
     """(7) Leave out closed rounds, then the blocks of the open one."""
-    if not _is_worth_folding(window):
+    if not is_worth_folding(window):
         return
     stays = _cut_or_leave_out(window, target)
     window.fold_step(window.candidates.closed_blocks, stays, target)
@@ -180,21 +185,11 @@ def fold_blocks(window: WindowBuilder, target: int) -> None:
 
 def fold_oldest(window: WindowBuilder, target: int) -> None:
     """Leave out the oldest blocks, of any priority; cut the last of them if that is enough."""
-    if not _is_worth_folding(window):
+    if not is_worth_folding(window):
         return
     stays = _cut_or_leave_out(window, target)
     for block in window.oldest(lambda: window.total <= target):
         stays(block)
-
-
-def _is_worth_folding(window: WindowBuilder) -> bool:
-    """Return whether leaving out all that may go frees more tokens than its digest takes."""
-    if window.digest.size:
-        return True
-    leaving = [
-        block for block in window.blocks if block.is_shown and not window.is_protected(block)
-    ]
-    return sum([block.tokens for block in leaving]) > window.digest.first_cost
 
 
 def _cut_or_leave_out(window: WindowBuilder, target: int) -> Callable[[BlockView], bool]:

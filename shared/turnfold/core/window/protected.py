@@ -132,8 +132,24 @@ def leave_out_oldest(window: WindowBuilder, is_enough: Callable[[], bool]) -> No
         window.leave_out(block)
 
 
+def is_worth_folding(window: WindowBuilder) -> bool:
+    """Return whether leaving out all that may go frees more tokens than its digest takes."""
+    if window.digest.size:
+        return True
+    leaving = [
+        block for block in window.blocks if block.is_shown and not window.is_protected(block)
+    ]
+    return sum([block.tokens for block in leaving]) > window.digest.first_cost
+
+
+def _fold_for_count(window: WindowBuilder) -> None:
+    """Leave out blocks that take less than their full digest, but more than a count of them."""
+    if is_worth_folding(window):
+        leave_out_oldest(window, lambda: not window.is_over)
+
+
 def _fold_rest(window: WindowBuilder) -> None:
-    """Leave out blocks that stayed because their digest takes more tokens than they do."""
+    """Leave out blocks that stayed because even a count of them takes more tokens."""
     leave_out_oldest(window, lambda: not window.is_over)
 
 
@@ -152,6 +168,7 @@ PROTECTED_STEPS: Final[tuple[Callable[[WindowBuilder], None], ...]] = (
     _level_unseen,
     _reduce_unseen,
     _count_only,
+    _fold_for_count,
     _shorten_request,
     _drop_newest_reasoning,
     _fold_rest,

@@ -132,7 +132,10 @@ class WindowDigest:
     @property
     def first_cost(self) -> int:
         """The tokens that the first message left out adds, whatever it says."""
-        return 0 if self.size or not self._is_told else DIGEST_FRAME_TOKENS + COUNT_TOKENS
+        if self.size or not self._is_told:
+            return 0
+        is_short = self.form <= DigestForm.SHORT
+        return SHORT_DIGEST_TOKENS if is_short else DIGEST_FRAME_TOKENS + COUNT_TOKENS
 
     @property
     def told(self) -> int:
