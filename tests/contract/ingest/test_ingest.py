@@ -216,6 +216,7 @@ async def test_a_copy_earlier_in_the_stream_gives_the_event_its_place_and_its_wo
     assert (await history(stores))[0].body == '{"content":"first","role":"user"}'
     first = (await stores.facts()).messages[0]
     assert (first.created_at_ms, first.is_meta) == (NOON + 2, True)
+    assert (await stores.seen()).sessions[KEY].rounds == 1
 
 
 @pytest.mark.proves("L2", "L3", "L7")

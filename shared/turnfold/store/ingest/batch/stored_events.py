@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 from turnfold.core.shapes.packing import unpack
-from turnfold.messages import MESSAGES_PER_EVENT, META_MARK, ROLES, position_of
+from turnfold.messages import MESSAGES_PER_EVENT, META_MARK, ROLES, Role, position_of
 from turnfold.ports.ingest import DeadLetter, DecodedEvent
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.schema import (
@@ -117,11 +117,12 @@ class EventSpan(NamedTuple):
         return (table.c.sid == self.sid) & table.c.position.between(self.first, self.last)
 
 
-class EventTokens(NamedTuple):
-    """The tokens that the messages of an event add to the counters of their session."""
+class EventCounts(NamedTuple):
+    """What the messages of an event add to the counters of their session."""
 
-    total: int
-    live: int
+    tokens: int
+    live_tokens: int
+    rounds: int
 
 
 class EvictedPosition(NamedTuple):
@@ -175,17 +176,19 @@ def newest_event_at_ms(
     return max([at_ms for at_ms in found if at_ms is not None], default=None)
 
 
-def tokens_of_event(connection: Connection, span: EventSpan) -> EventTokens:
-    """Return the tokens of the stored messages of an event."""
-    columns = (messages.c.position, messages.c.role, messages.c.tokens, messages.c.compaction_id)
-    total = live = 0
-    for position, role, tokens, evicted_by in connection.execute(
+def counts_of_event(connection: Connection, span: EventSpan) -> EventCounts:
+    """Return what the stored messages of an event count for, as the worker counts new ones."""
+    names = ("position", "role", "tokens", "compaction_id", "is_meta")
+    columns = [messages.c[name] for name in names]
+    total = live = rounds = 0
+    for position, role, tokens, evicted_by, is_meta in connection.execute(
         select(*columns).where(span.rows_of(messages))
     ):
         total += tokens
         if evicted_by is None and (position > span.first or not ROLES[role].is_system):
             live += tokens
-    return EventTokens(total, live)
+            rounds += ROLES[role] is Role.USER and not is_meta
+    return EventCounts(total, live, rounds)
 
 
 def evicted_positions(connection: Connection, span: EventSpan) -> Sequence[EvictedPosition]:

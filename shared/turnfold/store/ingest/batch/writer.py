@@ -32,6 +32,7 @@ from turnfold.store.ingest.batch.stored_events import (
     KNOWN_EVENTS,
     EventSpan,
     StoredEventKey,
+    counts_of_event,
     dead_letter_row,
     delete_event,
     evict_again,
@@ -40,7 +41,6 @@ from turnfold.store.ingest.batch.stored_events import (
     is_equal_content,
     newest_event_at_ms,
     runs,
-    tokens_of_event,
 )
 from turnfold.store.ingest.evict import evict
 from turnfold.store.ingest.model_windows import learn_limits
@@ -282,7 +282,7 @@ class BatchWriter:
         if session.retracted_seq:
             self._touch(session, self._retractor.bring_back(session, span.stream_seq))
         evicted = evicted_positions(connection, span)
-        counted = tokens_of_event(connection, span)
+        counted = counts_of_event(connection, span)
         delete_event(connection, span, arrival)
         rows = self._rows([arrival])
         rows.insert_events(connection)
@@ -291,10 +291,12 @@ class BatchWriter:
             moved = self._retractor.move_retraction(session, span.stream_seq, arrival.stream_seq)
             self._touch(session, moved)
         evict_again(connection, span, evicted, first)
-        # A worker of another release may have counted the event otherwise.
-        recounted = tokens_of_event(connection, EventSpan(span.sid, arrival.stream_seq))
-        session.tokens_total += recounted.total - counted.total
-        session.live_tokens += recounted.live - counted.live
+        # A worker of another release may have counted the event otherwise, and only one of the two
+        # may be marked as written by a program.
+        recounted = counts_of_event(connection, EventSpan(span.sid, arrival.stream_seq))
+        session.tokens_total += recounted.tokens - counted.tokens
+        session.live_tokens += recounted.live_tokens - counted.live_tokens
+        session.rounds = max(0, session.rounds + recounted.rounds - counted.rounds)
         session.revision += 1
         session.evicted_changes += bool(evicted)
         note_unindexed(session, first)
