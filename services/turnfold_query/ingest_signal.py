@@ -50,6 +50,7 @@ class NatsIngestSignal:
         self._signal = asyncio.Event()
         self._notifying = Bounded(self._signal.set, every_seconds=WAKE_SECONDS)
         self._waiting: dict[asyncio.Future[None], int] = {}
+        self._newest = 0
         self._poller: asyncio.Task[None] | None = None
 
     def notify(self) -> None:
@@ -60,8 +61,11 @@ class NatsIngestSignal:
         """Return when every event up to `seq` is ingested, or after `seconds`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[waiter] = seq
+        # The event may have come after the request looked for it. Its signal is still set then, or
+        # was taken for requests that waited already.
+        if seq <= self._newest:
+            self._signal.set()
         if self._poller is None:
-            self._signal.clear()
             self._poller = asyncio.create_task(self._poll(), name="arrivals")
         try:
             with contextlib.suppress(TimeoutError):
@@ -85,7 +89,8 @@ class NatsIngestSignal:
                 self._signal.clear()
                 # Requests that wait reach their own time limits. The next round tries again.
                 with contextlib.suppress(Unavailable):
-                    self._wake(await self._ingested_to())
+                    self._newest = await self._ingested_to()
+                    self._wake(self._newest)
         finally:
             self._poller = None
 
