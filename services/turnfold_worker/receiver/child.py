@@ -19,9 +19,7 @@ from turnfold.observability.tracing import extract_traceparent
 from turnfold.operations.ingest.decode import DecodedBatch, Delivery, decode_batch
 from turnfold.process.child_process import (
     HeartbeatMonitor,
-    decode_message,
     encode_frame,
-    encode_message,
     open_stream,
     parent_socket,
     read_frame,
@@ -183,7 +181,7 @@ class ReceiverChild:
         while (body := await read_frame(self._reader)) is not None:
             self._heartbeat.heard()
             self._is_greeted.set()
-            match decode_message(body):
+            match wire.decode(body):
                 case wire.StartReceiving():
                     self._may_receive.set()
                 case wire.Ack(number):
@@ -235,7 +233,7 @@ class ReceiverChild:
 
     async def _send(self, message: wire.ReceiverMessage) -> None:
         with contextlib.suppress(ConnectionError):
-            self._writer.write(encode_frame(encode_message(message)))
+            self._writer.write(encode_frame(wire.encode(message)))
             await self._writer.drain()
 
 

@@ -14,8 +14,6 @@ from turnfold.process.child_process import (
     ChildProcess,
     HeartbeatMonitor,
     command_of,
-    decode_message,
-    encode_message,
 )
 from turnfold.process.scheduling import backoff_seconds
 from turnfold.process.tasks import cancel_and_wait
@@ -40,7 +38,7 @@ class ReceiverProcess:
 
     def send(self, message: wire.ReceiverMessage) -> None:
         """Send a message, or drop it if the process has gone."""
-        self.child.send(encode_message(message))
+        self.child.send(wire.encode(message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +236,7 @@ class Receiver:
         while (body := await process.child.receive()) is not None:
             monitor.heard()
             self._loaded.set()
-            match message := decode_message(body):
+            match message := wire.decode(body):
                 case wire.BatchReady():
                     self.held = message.held
                     self._received.put_nowait(ReceivedBatch(message, process))

@@ -13,7 +13,8 @@ _NEEDS_A_ROLE: Final = f"a message needs one of the roles {', '.join(ELEMENT_ROL
 
 def chat_fault(message: object) -> str | None:
     """Return why a value is no chat message; None if it is one."""
-    role = message.get("role") if isinstance(message, Mapping) else None
+    # An abstract class is checked slowly, and nearly all messages are dictionaries.
+    role = message.get("role") if isinstance(message, (dict, Mapping)) else None
     if isinstance(role, str) and role in ROLES:
         return None
     return f"a message needs one of the roles {', '.join(sorted(ROLES))}"

@@ -219,7 +219,7 @@ def _elements_shape(name: object, elements: list[Any]) -> Shape:
     for element in elements:
         if fault := fault_of(element):
             raise wrong_shape(fault)
-    return Shape(str(name))
+    return CHAT if name is CHAT else Shape(str(name))
 
 
 def _take_mark(message: dict[str, Any], elements: list[str], index: int) -> bool:

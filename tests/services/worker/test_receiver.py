@@ -252,13 +252,13 @@ async def test_a_parcel_arrives_as_it_was_sent() -> None:
     ]
     traced = [delivery._replace(trace="00-1-1-01") for delivery in deliveries]
     sent = wire.BatchReady(7, decode_batch([*deliveries, *traced], count=len), 12)
-    frames = [encode_frame(encode_message(message)) for message in (sent, wire.Ack(7))]
+    frames = [encode_frame(wire.encode(message)) for message in (sent, wire.Ack(7))]
     reader = asyncio.StreamReader()
     reader.feed_data(b"".join(frames) + b"\0\0")
     reader.feed_eof()
     bodies = [await read_frame(reader) for _ in range(3)]
 
-    assert [body and decode_message(body) for body in bodies] == [sent, wire.Ack(7), None]
+    assert [body and wire.decode(body) for body in bodies] == [sent, wire.Ack(7), None]
     assert (len(sent.batch.arrivals), len(sent.batch.dead)) == (2, 2)
     assert all(
         arrival.report and arrival.messages[1].calls and arrival.messages[0].cuts

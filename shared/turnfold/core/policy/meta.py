@@ -1,8 +1,13 @@
 """Recognize user messages that a program wrote without marking them, by how they begin."""
 
+import re
 from functools import lru_cache
+from typing import Final
 
 from turnfold.core.policy.presets import Policy
+
+_ESCAPED: Final = re.compile(r'["\\/\x00-\x1f]')
+"""The characters that JSON escapes, or may escape, otherwise than by `\\u`."""
 
 
 def is_written_by_program(text: str, policy: Policy) -> bool:
@@ -10,7 +15,22 @@ def is_written_by_program(text: str, policy: Policy) -> bool:
     return text.lstrip().startswith(_prefixes(policy.meta_prefixes))
 
 
+def may_be_written_by_program(body: str, policy: Policy) -> bool:
+    """Return False if the JSON of a user message shows that it begins like none of them.
+
+    Parsing each message would take a tenth of the time of storing it.
+    """
+    if "\\u" in body:
+        return True
+    return any([prefix in body for prefix in _verbatim(policy.meta_prefixes)])
+
+
 @lru_cache(maxsize=1_024)
 def _prefixes(separated: str) -> tuple[str, ...]:
     # An empty prefix would match every message.
     return tuple(prefix for part in separated.split(";") if (prefix := part.strip()))
+
+
+@lru_cache(maxsize=1_024)
+def _verbatim(separated: str) -> tuple[str, ...]:
+    return tuple({_ESCAPED.split(prefix, 1)[0] for prefix in _prefixes(separated)})

@@ -6,7 +6,7 @@ that changes afterwards changes the marks of new messages only.
 
 import json
 
-from turnfold.core.policy.meta import is_written_by_program
+from turnfold.core.policy.meta import is_written_by_program, may_be_written_by_program
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.tokens import text_of
 from turnfold.messages import Role
@@ -34,4 +34,6 @@ def with_marks(arrival: DecodedEvent, policy: Policy) -> DecodedEvent:
 
 
 def _is_found(message: DecodedMessage, policy: Policy) -> bool:
-    return is_written_by_program(text_of(json.loads(message.body)), policy)
+    return may_be_written_by_program(message.body, policy) and is_written_by_program(
+        text_of(json.loads(message.body)), policy
+    )
