@@ -237,6 +237,8 @@ async def _writer_lock(
 
 async def _work(context: WorkerContext, stop: asyncio.Event) -> None:
     """Run the loops of a worker, and answer requests that write, until stopped."""
+    # Before any event comes: to collect the garbage of the start takes a tenth of a second.
+    tune_interpreter()
     database, telemetry = context.database, context.telemetry
     events, jobs = SqlIngestStore(database, withdraw), SqlJobStore(database)
     statistics = SqlStatistics(database)
@@ -321,7 +323,6 @@ async def _announce_when_loaded(context: WorkerContext, stop: asyncio.Event) -> 
     if _has_model(context.settings):
         await unless(stop, context.summarizer.loaded())
     context.announcer.begin({"receiver": context.receiver.pid, "model": context.summarizer.pid})
-    tune_interpreter()
     log.info("worker.started", pid=os.getpid())
 
 
