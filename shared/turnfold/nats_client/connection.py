@@ -80,14 +80,15 @@ class NatsClient(Client):
             raise asyncio.CancelledError
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        # First of all, because most messages have none.
+        if not headers:
+            return None
         try:
             parsed: dict[str, str] | None = await super()._process_headers(headers)
         except Exception as error:  # noqa: BLE001  # the connection must survive any error
             await self._error_cb(error)
             # If raised, it would end reading, so that one message would silence the whole service.
-            parsed = self._parse_header_lines((headers or b"").partition(_LINE)[2])
-        if not headers:
-            return parsed
+            parsed = self._parse_header_lines(headers.partition(_LINE)[2])
         parsed = parsed or {}
         parsed.pop(REQUEST_INFO, None)
         last = headers.removesuffix(_END).rpartition(_LINE)[2]

@@ -159,7 +159,7 @@ def plan_evictions(
         is_examined = seq in meter.times or _is_examined(before, len(present.messages))
         if is_held or not is_examined:
             continue
-        at_ms = max([message.created_at_ms for message in arrived], default=meter.times.get(seq, 0))
+        at_ms = arrived[-1].created_at_ms if arrived else meter.times.get(seq, 0)
         load = present.load(gauge, is_overflow=meter.is_overflow(seq, gauge))
         # Most events fire nothing: an eviction of nothing is made only for those that do.
         fired = limits.at(at_ms).fired(load)
