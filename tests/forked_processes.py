@@ -12,13 +12,14 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from io import TextIOWrapper
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from signal import SIGKILL
 from types import ModuleType, SimpleNamespace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import turnfold.cli
 from turnfold.models.child import run as run_summarizer
@@ -62,7 +63,19 @@ def service(name: str, environ: Mapping[str, str], stdin: Connection, out: Path,
     if "PYTHONPATH" in environ:
         # Another release than the one that is loaded here.
         os.execve(sys.executable, [sys.executable, "-P", "-m", "turnfold.cli", name], os.environ)
-    _serve(turnfold.cli.main, name)
+    _serve(turnfold.cli.main, [name])
+
+
+def service_on_terminal(
+    arguments: Sequence[str], environ: Mapping[str, str], stdin: Connection, terminal: Connection
+) -> None:
+    """Be a service with these arguments, whose words go to a terminal, until it is stopped."""
+    os.dup2(stdin.fileno(), 0)
+    screen = Path(f"/dev/fd/{terminal.fileno()}")
+    _become(environ, screen, screen, "ab")
+    for stream in (sys.stdout, sys.stderr):
+        cast("TextIOWrapper", stream).reconfigure(line_buffering=True)
+    _serve(turnfold.cli.main, arguments)
 
 
 def system(
@@ -75,14 +88,14 @@ def system(
         os.execve(sys.executable, [*supervisor.TURNFOLD, *arguments], os.environ)
     main = turnfold.cli.main
     # The services of the system are copies of it, and begin with this.
-    setattr(turnfold.cli, "main", lambda words: _serve(main, *words))  # noqa: B010 - the types say it is constant
+    setattr(turnfold.cli, "main", lambda words: _serve(main, words))  # noqa: B010 - the types say it is constant
     main(arguments)
 
 
-def _serve(main: Callable[[Sequence[str]], None], name: str) -> None:
-    spare = Spare() if name == "worker" else None
+def _serve(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> None:
+    spare = Spare() if arguments[0] == "worker" else None
     _start_with(child_process, partial(_child_of_service, spare))
-    main([name])
+    main(arguments)
 
 
 def _start_with(module: ModuleType, popen: Callable[..., Any]) -> None:

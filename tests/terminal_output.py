@@ -7,13 +7,14 @@ import os
 import pty
 import re
 import shlex
-import sys
-from asyncio.subprocess import PIPE
 from collections.abc import Iterator, Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 from unittest.mock import patch
 
 import turnfold.cli
+from tests import forked_processes as forked
 
 SECONDS = 90.0
 ASSIGNMENT = re.compile(r"[A-Z_]+=\S*")
@@ -104,23 +105,21 @@ async def run_service(command: str, told: str, width: int, environ: Mapping[str,
     """The output of a service on a terminal until it has printed `told`; then it is stopped."""
     variables, words = split(command)
     ours, its = pty.openpty()
-    child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "turnfold.cli", *words),
-        stdin=PIPE,
-        stdout=its,
-        stderr=its,
-        env={**environ, **columns(width), **variables},
-    )
-    os.close(its)
+    stdin, held = Pipe(duplex=False)
+    with stdin, Connection(its, readable=False) as terminal:
+        variables = {**environ, **columns(width), **variables}
+        process = await asyncio.to_thread(
+            forked.begun, forked.service_on_terminal, words, variables, stdin, terminal
+        )
     try:
         async with asyncio.timeout(SECONDS):
             printed = await asyncio.to_thread(lambda: "".join(_lines(ours, told)))
     finally:
-        if child.returncode is None:
-            child.terminate()
+        process.terminate()
         # What it prints at its end has no fixed order, and no terminal may be full meanwhile.
         await asyncio.to_thread(lambda: "".join(_lines(ours, None)))
-        await child.wait()
+        await forked.ended(process)
+        held.close()
         os.close(ours)
     return f"{prompt(command)}\n{normalized(printed)}\n"
 
