@@ -1,11 +1,13 @@
-"""The imports of services and commands, and their vocabulary, loaded before processes are forked."""
+"""The imports of services, commands and summarizers, and their vocabulary, loaded before processes are forked."""
 
 import gc
+import logging
 import pkgutil
 from importlib import import_module
 
 import turnfold.cli
 from turnfold.model_info.tokenizer import load_counter
+from turnfold.models.call import load_litellm
 
 for found in pkgutil.iter_modules(turnfold.cli.__path__):
     if not found.name.startswith("_"):
@@ -24,5 +26,8 @@ for name in (
 ):
     import_module(name)
 load_counter()
+load_litellm()
+# It silences the summarizer, and no service.
+logging.disable(logging.NOTSET)
 # A collection of garbage would copy the pages that processes share.
 gc.freeze()
