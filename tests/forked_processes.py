@@ -100,7 +100,12 @@ def _serve(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> N
 
 def _start_with(module: ModuleType, popen: Callable[..., Any]) -> None:
     """Have a module of ours start its children so, and no other."""
-    vars(module)["subprocess"] = SimpleNamespace(**vars(subprocess) | {"Popen": popen})
+    vars(module)["subprocess"] = with_popen(popen)
+
+
+def with_popen(popen: Callable[..., Any]) -> SimpleNamespace:
+    """The module `subprocess` as one of ours is given it, to start its children so."""
+    return SimpleNamespace(**vars(subprocess) | {"Popen": popen})
 
 
 def forked_role(pid: int) -> str | None:
@@ -177,6 +182,40 @@ class Spare(ForkedChild):
         socket.send_fds(self._orders, [json.dumps(words).encode()], [stdin])
         self.is_free = False
         return self
+
+
+class ForkedSummarizer:
+    """The summarizer of a test, forked like a service: to the test what `subprocess.Popen` is."""
+
+    def __init__(
+        self, command: Sequence[str], *, stdin: int, env: Mapping[str, str], **_: Any
+    ) -> None:
+        with Connection(os.dup(stdin)) as connection:
+            self._process = begun(_summarize, "--preload" in command, dict(env), connection)
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit status, once there is one."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status, within a time."""
+        self._process.join(timeout)
+        if (status := self.poll()) is None:
+            raise subprocess.TimeoutExpired("forked", timeout or 0)
+        return status
+
+    def kill(self) -> None:
+        """Kill it, if it runs."""
+        self._process.kill()
+
+
+def _summarize(preload: bool, environ: Mapping[str, str], stdin: Connection) -> None:
+    os.environ.clear()
+    os.environ.update(environ)
+    os.dup2(stdin.fileno(), 0)
+    stdin.close()
+    run_summarizer(preload=preload)
 
 
 def _child_of_service(

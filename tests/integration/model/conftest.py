@@ -2,19 +2,23 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest_asyncio
 
+from tests import forked_processes as forked
 from tests.integration.model.desk import Desk, desk_with
 from tests.model_server import ModelServer, running_model_server
 from tests.store_fixtures import SMALL
 from turnfold.models import ChildSummarizer
+from turnfold.process import child_process
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def summarizer() -> AsyncIterator[ChildSummarizer]:
     child = ChildSummarizer(preload=True)
-    await child.start()
+    with patch.object(child_process, "subprocess", forked.with_popen(forked.ForkedSummarizer)):
+        await child.start()
     await child.loaded()
     yield child
     await child.close()
