@@ -1,10 +1,9 @@
 """Validate the answers that tests receive against their models; an unknown field is a fault."""
 
-import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, cast
 
 import httpx
@@ -165,7 +164,7 @@ def check_operations(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Non
     callers = (module, context, history, search, expand, dead_letters, versions, policy)
     for caller in callers:
         for name, value in list(vars(caller).items()):
-            if inspect.iscoroutinefunction(value) and value in OPERATIONS:
+            if isinstance(value, FunctionType) and value in OPERATIONS:
                 monkeypatch.setattr(caller, name, _checked(value, OPERATIONS[value]))
 
 
