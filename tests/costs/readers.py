@@ -387,10 +387,8 @@ def text_case(random: Random) -> Case:
     copies = random.choice((1, 1, 1, 8, 64))
 
     def build(size: int) -> Callable[[], object]:
-        found = [
-            kind.make(size) if copies == 1 else f"{number} {kind.make(size)}"
-            for number in range(copies)
-        ]
+        text = kind.make(size)
+        found = [text] if copies == 1 else [f"{number} {text}" for number in range(copies)]
         prepared = [reader.prepare(text) for text in found]
         return lambda: reader.read(prepared)
 
