@@ -3,9 +3,11 @@
 import gc
 import logging
 import pkgutil
+from contextlib import suppress
 from importlib import import_module
 
 import turnfold.cli
+from turnfold.errors import StartError
 from turnfold.model_info.tokenizer import load_counter
 from turnfold.models.call import load_litellm
 
@@ -26,7 +28,8 @@ for name in (
 ):
     import_module(name)
 load_counter()
-load_litellm()
+with suppress(StartError):  # environments of hosts may lack it
+    load_litellm()
 # It silences the summarizer, and no service.
 logging.disable(logging.NOTSET)
 # A collection of garbage would copy the pages that processes share.
