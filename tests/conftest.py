@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -42,6 +43,25 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+WAITING = ("chaos", "console", "journeys", "services")
+"""Folders of tests that wait for processes, timers and disks; other tests compute."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the files that wait among those that compute, so that no core is idle; the short ones of tests/unit fill up the end."""
+    groups: dict[str, list[Path]] = {"waiting": [], "computing": [], "unit": []}
+    for path in dict.fromkeys(item.path for item in items):
+        folder = path.relative_to(Path(__file__).parent).parts[0]
+        name = "waiting" if folder in WAITING else "unit" if folder == "unit" else "computing"
+        groups[name].append(path)
+    places = {
+        path: (name == "unit", (number + 0.5) / len(group))
+        for name, group in groups.items()
+        for number, path in enumerate(group)
+    }
+    items.sort(key=lambda item: places[item.path])
 
 
 @pytest.fixture(scope="session")
