@@ -22,7 +22,7 @@ def may_be_written_by_program(body: str, policy: Policy) -> bool:
     """
     if "\\u" in body:
         return True
-    return any([prefix in body for prefix in _verbatim(policy.meta_prefixes)])
+    return any(prefix in body for prefix in _verbatim(policy.meta_prefixes))
 
 
 @lru_cache(maxsize=1_024)

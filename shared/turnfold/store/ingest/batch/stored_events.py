@@ -178,8 +178,10 @@ def newest_event_at_ms(
 
 def counts_of_event(connection: Connection, span: EventSpan) -> EventCounts:
     """Return what the stored messages of an event count for, as the worker counts new ones."""
-    names = ("position", "role", "tokens", "compaction_id", "is_meta")
-    columns = [messages.c[name] for name in names]
+    columns = (
+        messages.c.position, messages.c.role, messages.c.tokens, messages.c.compaction_id,
+        messages.c.is_meta,
+    )  # fmt: skip
     total = live = rounds = 0
     for position, role, tokens, evicted_by, is_meta in connection.execute(
         select(*columns).where(span.rows_of(messages))
