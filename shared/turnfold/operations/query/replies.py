@@ -1,6 +1,7 @@
 """Write versions, times and errors in the form of the contract."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -54,13 +55,8 @@ def shown_summary_json(summary: StoredSummary | None, rendered: Rendered) -> str
         prepared.ledger
     ):
         return prepared.as_json
-    shown = {
-        "text": rendered.summary_text,
-        "ledger": rendered.ledger,
-        "sections": {},
-        "trimmed": True,
-    }
-    return json.dumps(summary_json(summary) | shown)
+    shown = _version_json(summary, rendered.summary_text, {}, rendered.ledger)
+    return json.dumps(shown | {"trimmed": True})
 
 
 BOOKKEEPING = frozenset({"provenance", "left_out", "names", "entry_tokens", "sources"})
@@ -69,14 +65,25 @@ BOOKKEEPING = frozenset({"provenance", "left_out", "names", "entry_tokens", "sou
 
 def summary_json(summary: StoredSummary) -> dict[str, Any]:
     """Return a whole version in the form of the contract."""
+    return _version_json(
+        summary,
+        defused(summary.text),
+        _defused(json.loads(summary.sections)),
+        _defused(json.loads(summary.ledger)),
+    )
+
+
+def _version_json(
+    summary: StoredSummary, text: str, sections: Mapping[str, Any], ledger: Sequence[str]
+) -> dict[str, Any]:
     return {
         "version": summary.version,
         "kind": summary.kind,
         "style": summary.style,
         "model": summary.model,
-        "text": defused(summary.text),
-        "sections": _defused(json.loads(summary.sections)),
-        "ledger": _defused(json.loads(summary.ledger)),
+        "text": text,
+        "sections": sections,
+        "ledger": ledger,
         "tokens": summary.tokens,
         "covers": {
             "first": summary.covers_first,
