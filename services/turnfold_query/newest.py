@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 from nats.aio.client import Client
 
 from turnfold.bus.admission import RETRY_AFTER_MS
-from turnfold.bus.stream_state import newest_sequence
+from turnfold.bus.stream_state import has_newer, newest_sequence
 from turnfold.contracts.history_requests import HistoryRequest
 from turnfold.contracts.requests import ContextRequest
 from turnfold.errors import Unavailable
@@ -36,13 +36,22 @@ class NewestLookup:
         """Look up the newest event of a session while `read` runs, and return both results.
 
         The second one is None if `read` may lack that event, which was not stored when it began.
+        Otherwise, the first one is a sequence up to which all events are included.
 
         Raises:
             Unavailable: the stream did not reply in time, or the database cannot be read.
             RequestError: `read` has failed, and the newest event was stored before.
         """
         ingested_to = await self._ingested_to()
-        newest, reply = await asyncio.gather(self.sequence(key), read(), return_exceptions=True)
+
+        async def read_meanwhile() -> Reply:
+            # A read of SQLite holds the event loop, which sends the request in its next round.
+            await asyncio.sleep(0)
+            return await read()
+
+        newest, reply = await asyncio.gather(
+            self._newest_after(key, ingested_to), read_meanwhile(), return_exceptions=True
+        )
         if isinstance(newest, BaseException):
             raise newest
         if newest > ingested_to:
@@ -57,11 +66,21 @@ class NewestLookup:
         Raises:
             Unavailable: the stream did not reply in time.
         """
+        return await self._in_turn(lambda: newest_sequence(self._client, key, seconds=SECONDS))
+
+    async def _newest_after(self, key: SessionKey, seq: int) -> int:
+        """Return the sequence of the newest event of a session; `seq` if no session has a newer."""
+        # One short reply instead of two whole events, unless the worker is behind.
+        if not await self._in_turn(lambda: has_newer(self._client, seq, seconds=SECONDS)):
+            return seq
+        return await self.sequence(key)
+
+    async def _in_turn(self, ask: Callable[[], Awaitable[Reply]]) -> Reply:
         try:
             async with asyncio.timeout(SECONDS):
                 asker = await self._turns.take()
                 try:
-                    return await newest_sequence(self._client, key, seconds=SECONDS)
+                    return await ask()
                 finally:
                     self._turns.release(asker)
         except TimeoutError:

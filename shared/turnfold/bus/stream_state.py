@@ -60,6 +60,16 @@ async def newest_sequence(client: Client, key: SessionKey, *, seconds: float) ->
         )
 
 
+async def has_newer(client: Client, seq: int, *, seconds: float) -> bool:
+    """Return whether the stream holds an event after this sequence, of any session.
+
+    Raises:
+        Unavailable: the server does not reply in time.
+    """
+    newer = await find_event(client, seconds=seconds, seq=seq + 1, next_by_subj=">")
+    return newer is not None
+
+
 async def ack_floor(client: Client) -> int:
     """Return the sequence up to which all events are acknowledged and not redelivered.
 

@@ -1,6 +1,8 @@
 """Histories read from their ends, and answers that wait for events, on a real bus and a real file."""
 
 import asyncio
+import json
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +12,9 @@ import pytest
 
 from tests.running_system import Parts, running_parts
 from turnfold.client import Session, StoredMessage, connect, turn_event
+from turnfold.client.events import session_key
+from turnfold.nats_client.connection import NatsClient
+from turnfold_query.newest import NewestLookup
 
 PATH = "/v1/agents/support/sessions/user-42"
 
@@ -125,6 +130,45 @@ async def test_latest_waits_for_what_others_published_also_on_a_subject_without_
     assert seen == [(True, number + 1) for number in range(10)]
     assert numbers(page.messages) == [9]
     assert len(hits.json()["hits"]) == 10
+
+
+@pytest.mark.proves("G1", "L4")
+async def test_latest_takes_one_lookup_without_an_event_and_sends_it_before_it_reads(
+    tmp_path: Path,
+) -> None:
+    """L4: the lookup of an event of 4 MiB, or one after the read, would delay the answer."""
+    ready, arrived = threading.Event(), threading.Event()
+    requests: list[bytes] = []
+
+    async def watch(url: str) -> None:
+        bus = await nats.connect(url)
+        lookups = await bus.subscribe("$JS.API.STREAM.MSG.GET.*")
+        await bus.flush()
+        ready.set()
+        requests.append((await lookups.next_msg(timeout=60)).data)
+        arrived.set()
+        await bus.close()
+
+    async def read() -> bool:
+        # As a read of SQLite does, this holds the event loop.
+        return arrived.wait(10)
+
+    async def nothing_ingested() -> int:
+        return 0
+
+    async with running_parts(tmp_path) as parts:
+        watching = threading.Thread(target=asyncio.run, args=(watch(parts.server.url),))
+        watching.start()
+        await asyncio.to_thread(ready.wait)
+        client = NatsClient()
+        await client.connect(parts.server.url)
+        lookup = NewestLookup(client, nothing_ingested)
+        found = await lookup.beside(session_key("support", "user-42"), read)
+        await client.close()
+        await asyncio.to_thread(watching.join)
+
+    assert found == (0, True)
+    assert json.loads(requests[0]) == {"seq": 1, "next_by_subj": ">"}
 
 
 @pytest.mark.proves("G1", "L4")
