@@ -52,6 +52,7 @@ from turnfold.contracts.subjects import (
 )
 from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
 from turnfold.messages import AgentId, SessionKey
+from turnfold.nats_client.handover import Handover
 from turnfold.observability.tracing import extract_traceparent, span
 from turnfold.operations import policy
 from turnfold.operations.query import agent_lists, history, replies, tools
@@ -306,11 +307,10 @@ class QueryServer:
 
     async def listen(self, client: Client, name: str) -> None:
         """Subscribe without a framework, whose work per message takes as long as most windows."""
-
-        async def on_request(message: Msg) -> None:
-            self.take(name, message)
-
-        self._heard.append(await client.subscribe(f"{name}.*.*", queue=QUERY_QUEUE, cb=on_request))
+        handover = Handover(partial(self.take, name))
+        self._heard.append(
+            await client.subscribe(f"{name}.*.*", queue=QUERY_QUEUE, future=handover)
+        )
 
     async def close(self) -> None:
         """Stop taking requests, and finish those in progress."""

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import re
 import secrets
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar, overload
@@ -12,6 +11,7 @@ import nats.errors
 
 from turnfold.client.copies import check_duplicate
 from turnfold.client.credentials import identity_options, without_password
+from turnfold.client.denials import DenialWatch
 from turnfold.client.events import OutgoingEvent, Receipt, encoded
 from turnfold.client.replies import error_from_json
 from turnfold.contracts.answers.reading import read_answer, request_name
@@ -33,7 +33,6 @@ from turnfold.process.tasks import cancel_and_wait
 _PENDING_BYTES = 32 * 1024 * 1024
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
-_DENIED = re.compile(r'permissions violation for publish to "([^"]+)"', re.IGNORECASE)
 
 Result = TypeVar("Result")
 Send = Callable[[], Coroutine[Any, Any, Acknowledgement | Rejection]]
@@ -49,7 +48,7 @@ class Connection:
         self._timeout_seconds = timeout_seconds
         self._attempts = attempts
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[str, set[asyncio.Future[str]]] = {}
+        self._denials = DenialWatch()
         self._opening: asyncio.Future[None] | None = None
         self._publisher = Publisher(bus, EVENTS_STREAM, read=self._read)
         # Part of the broker's deduplication id: another client cannot suppress our events by
@@ -327,17 +326,17 @@ class Connection:
     ) -> dict[str, Any]:
         """Return the answer to one request."""
         name = request_name(subject)
-
-        async def ask() -> dict[str, Any]:
-            return await self.bus.reply(
+        return await self._raise_if_denied(
+            {subject},
+            lambda: self.bus.reply(
                 subject,
                 payload,
                 seconds=timeout_seconds,
                 headers=headers,
                 read=lambda reply: read_answer(name, reply.data),
-            )
-
-        return await self._raise_if_denied({subject}, ask, timeout_seconds=timeout_seconds)
+            ),
+            timeout_seconds=timeout_seconds,
+        )
 
     async def _raise_if_denied(
         self,
@@ -346,33 +345,16 @@ class Connection:
         *,
         timeout_seconds: float,
     ) -> Result:
-        """Run `ask`, and raise `NotAllowed` if the server reports one of the subjects as forbidden.
-
-        The server sends that report as an error of the connection, not as a reply.
-        """
+        """Run `ask`, and raise `NotAllowed` if the server reports a subject as forbidden."""
         if asyncio.get_running_loop() is not self._loop:
             # Its replies would arrive in the other loop, and this one would wait for ever.
             raise Unavailable("the client belongs to another event loop; use a PortalClient")
         if self._opening is not None:
             await self._opened(timeout_seconds)
-        denied: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        for subject in subjects:
-            self._waiting.setdefault(subject.lower(), set()).add(denied)
-        asked = asyncio.ensure_future(ask())
         try:
-            await asyncio.wait((asked, denied), return_when=asyncio.FIRST_COMPLETED)
-            if denied.done():
-                raise NotAllowed(f"these credentials may not use {denied.result()}")
-            return await asked
+            return await (ask() if len(subjects) == 1 else self._denials.run(subjects, ask))
         except Denied as error:
             raise NotAllowed(f"these credentials may not use {', '.join(subjects)}") from error
-        finally:
-            asked.cancel()
-            for subject in subjects:
-                waiting = self._waiting[subject.lower()]
-                waiting.discard(denied)
-                if not waiting:
-                    del self._waiting[subject.lower()]
 
     async def _opened(self, timeout_seconds: float) -> None:
         """Wait for the first connection."""
@@ -384,11 +366,7 @@ class Connection:
             raise Unavailable(f"the bus cannot be reached: {type(error).__name__}") from error
 
     async def _on_error(self, error: Exception) -> None:
-        if denial := _DENIED.search(str(error)):
-            # nats-py converts the server's error text to lower case.
-            for waiting in self._waiting.get(denial[1].lower(), ()):
-                if not waiting.done():
-                    waiting.set_result(denial[1])
+        self._denials.report(error)
         log.debug("bus.failed", exc_info=error)
 
 

@@ -13,6 +13,7 @@ import nats.errors
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
 
+from turnfold.nats_client.handover import Handover
 from turnfold.nats_client.transport import ConnectionTransport
 
 REQUEST_INFO = "Nats-Request-Info"
@@ -278,10 +279,10 @@ class Replies:
             if not self._prefix:
                 # Checked again under the lock: another request may have subscribed meanwhile.
                 prefix = self._client.new_inbox()
-                await self._client.subscribe(f"{prefix}.*", cb=self._on_reply)
+                await self._client.subscribe(f"{prefix}.*", future=Handover(self._on_reply))
                 self._prefix = prefix
 
-    async def _on_reply(self, reply: Msg) -> None:
+    def _on_reply(self, reply: Msg) -> None:
         token = reply.subject.rpartition(".")[2]
         inbox = self._open.get(token)
         if inbox is not None:

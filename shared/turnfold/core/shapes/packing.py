@@ -1,6 +1,5 @@
 """Store an element beside its chat view without storing its long text twice."""
 
-import re
 from typing import Final
 
 LEAST_CHARACTERS: Final = 128
@@ -8,7 +7,6 @@ LEAST_CHARACTERS: Final = 128
 
 # No JSON text contains this character, because a JSON string must escape it.
 _HOLE: Final = "\x1f"
-_REFERENCE: Final = re.compile(rf"(\d+),(\d+){_HOLE}")
 
 
 def pack(text: str, body: str, literal: str) -> str | None:
@@ -31,9 +29,9 @@ def unpack(packed: str | None, body: str) -> str:
     """Return the element to the letter; the inverse of `pack`."""
     if packed is None:
         return body
-    reference = _REFERENCE.match(packed)
-    if reference is None:
+    place, is_reference, rest = packed.partition(_HOLE)
+    if not is_reference:
         return packed
-    start, length = map(int, reference.groups())
-    before, after = packed[reference.end() :].split(_HOLE)
+    start, length = map(int, place.split(","))
+    before, after = rest.split(_HOLE)
     return f"{before}{body[start : start + length]}{after}"
