@@ -300,7 +300,7 @@ class QueryServer:
 
     def take(self, name: str, message: Msg) -> None:
         """Start a task that answers a request."""
-        # In a task: nats-py calls a subscriber again only after it has returned.
+        # In a task: nats-py reads the next message only after this has returned.
         task = asyncio.get_running_loop().create_task(self._answer(name, message))
         self._open.add(task)
         task.add_done_callback(self._open.discard)

@@ -31,7 +31,7 @@ def test_a_summary_that_is_shown_in_part_costs_what_that_part_costs() -> None:
         covers_first="e1#0",
         covers_last="e9#0",
         messages_covered=9,
-        compaction_id=CompactionId(1),
+        compaction_id=CompactionId("1"),
         created_at_ms=0,
     )
     prepared_summary(summary)
