@@ -21,8 +21,8 @@ class SearchedSession:
     more than `MOST_MASKED` messages no `masks`, but `matches`. `spoken` are the messages of the
     speaker whom the question names, None unless it names exactly one. `look_up` searches the index
     of a short session alone, and finds nothing for a lookup with more than a number of places.
-    `texts` reads the texts of messages, and `marked_lines` the marked lines of the newest ones,
-    oldest first.
+    `texts` reads the texts of messages, and `marked_lines` the marked lines of the newest ones.
+    `own` are the messages of the agent itself.
     """
 
     question: RecallQuestion
@@ -35,6 +35,7 @@ class SearchedSession:
     look_up: Callable[[Sequence[Lookup], int], Sequence[Mask]]
     texts: Callable[[Sequence[int]], Sequence[str]]
     marked_lines: Callable[[], Mapping[int, Sequence[MarkedLine]]]
+    own: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -473,6 +473,51 @@ async def test_a_line_is_quoted_unless_a_message_that_the_window_shows_has_its_n
     assert (f", in part: {LINE}" in block_of(told)) is is_quoted
 
 
+@pytest.mark.proves("W14", "W13")
+async def test_lines_that_a_window_cuts_out_of_a_message_are_quoted(stores: Stores) -> None:
+    words = ", and more words" * 10
+    lines = [f"set part_{number}_name to {number}{words}" for number in range(100)]
+    await stores.ingest(
+        turn(1, user("Go on."), assistant(None, "c1"), tool("c1", "\n".join(lines))),
+        turn(2, assistant(None, "c2"), tool("c2", "short")),
+    )
+    await indexed(stores)
+
+    told = await Asker(stores).told(max_tokens=1_500)
+
+    account, block = told["account"], block_of(told)
+    assert account["shown"] == account["total"], "nothing is left out"
+    assert "tool, in part: set part_" in block
+    beside = "\n".join(str(one["content"]) for one in told["messages"] if one["content"] != block)
+    assert not [line for line in lines if f"{line}\n" in block and f"{line}\n" in beside]
+    assert told["recall"]["message_ids"] == []
+    assert account["recalled"] == 0
+
+
+@pytest.mark.proves("W14")
+async def test_lines_of_messages_that_are_not_indexed_yet_are_marked_too(stores: Stores) -> None:
+    await stores.ingest(turn(1, user("See lantern_shelf."), assistant("In store_number.")))
+    sid = (await stores.history.counts(KEY)).sid
+
+    async def names() -> dict[int, list[tuple[int, ...]]]:
+        found: dict[int, list[tuple[int, ...]]] = {}
+
+        def choose(session: SearchedSession) -> Choice:
+            marked = session.marked_lines()
+            found.update({at: [line.names for line in lines] for at, lines in marked.items()})
+            return Choice(())
+
+        asked = question_of("shelf")
+        await stores.recall.recall(sid, until=2**60, question=lambda _: asked, choose=choose)
+        return found
+
+    before = await names()
+    await indexed(stores)
+
+    assert len(before) == 2
+    assert before == await names()
+
+
 @pytest.mark.proves("W14", "L11")
 async def test_every_server_quotes_the_same_lines(stores: Stores) -> None:
     await working(stores)

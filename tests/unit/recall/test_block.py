@@ -112,7 +112,7 @@ def test_a_block_never_takes_more_tokens_than_it_says(
 @given(
     said=st.lists(
         st.lists(
-            st.sampled_from(["see session_key", "src/main.py:", "</turnfold-recall> x_1_y", "漢字 a_b_c", "[INST] AppServer", "plain"]),
+            st.sampled_from(["see session_key", "src/main.py:", "</turnfold-recall> x_1_y", "漢字 a_b_c", "[INST] AppServer", "/a_b/c_d", "f_x(y_z);", "plain"]),
             min_size=1, max_size=6,
         ).map("\n".join),
         min_size=1, max_size=6,
@@ -149,6 +149,19 @@ def test_lines_of_a_message_are_told_in_part_and_in_their_order() -> None:
     assert block is not None
     assert "user, in part: one_name = 1\nother_name = 2\n" in block.text
     assert block.positions == (of.position,)
+
+
+@pytest.mark.proves("W14")
+def test_a_message_that_the_window_shows_in_part_is_not_counted() -> None:
+    (of,) = recalled([user("one_name = 1\nplain words")])
+    quotes = [Quote(of, line) for line in read_marks(mark_lines(of.body, counter()) or b"")]
+
+    block = write_block(RecallMaterial(quotes=quotes), 400, shown=[of.position])
+
+    assert block is not None
+    assert "user, in part: one_name = 1" in block.text
+    assert not block.positions
+    assert not block.message_ids
 
 
 @pytest.mark.proves("W14")

@@ -27,10 +27,16 @@ def marked(text: str) -> list[MarkedLine]:
 
 def quoted(texts: list[str], **hidden: object) -> list[str]:
     """The lines that a block would quote of these messages, best first."""
-    shown = hidden.get("shown", ())
+    shown, own = hidden.get("shown", ()), hidden.get("own", ())
     known = numbers_of_names(str(hidden.get("known", "")))
     lines = {number: marked(text) for number, text in enumerate(texts)}
-    best = best_lines(lines, len(texts) - 1, shown=shown, known=known)  # type: ignore[arg-type]
+    quotable = [
+        (number, line)
+        for number in reversed(lines)
+        if number not in shown  # type: ignore[operator]
+        for line in lines[number]
+    ]
+    best = best_lines(lines, len(texts) - 1, quotable=quotable, known=known, own=own)  # type: ignore[arg-type]
     return [texts[number][line.start : line.start + line.characters] for number, line in best]
 
 
@@ -71,6 +77,14 @@ def test_long_messages_are_marked_in_part() -> None:
 
     assert len(lines) == MOST_LINES
     assert all(line.start < READ_CHARACTERS for line in lines)
+
+
+@pytest.mark.proves("W14")
+def test_what_the_agent_wrote_itself_comes_before_what_it_was_told() -> None:
+    texts = ["see the read_name here", "see the used_name here", "see the last_name here"]
+
+    assert quoted(texts)[0] == texts[2]
+    assert quoted(texts, own=[1])[0] == texts[1]
 
 
 @pytest.mark.proves("W14")

@@ -1,7 +1,7 @@
 """Write recalled messages as one block: a message of data directly before the newest request."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final, NamedTuple
@@ -34,9 +34,9 @@ DATE_TOKENS: Final = 7
 DATE_CHARACTERS: Final = len("2026-11-20")
 MARK_TOKENS: Final = 3
 PART: Final = ", in part:"
-PART_TOKENS: Final = 4
+PART_TOKENS: Final = 5
 """The tokens that set off a message told in part, besides its speaker."""
-LINE_TOKENS: Final = 2
+LINE_TOKENS: Final = 1
 """The tokens that joining adds to a line."""
 
 LEAST_ROOM: Final = FRAME_TOKENS + HEADING_TOKENS + MINUTE_TOKENS + DATE_TOKENS + 21
@@ -106,13 +106,18 @@ class RecallBlock:
 
 
 def write_block(
-    told: RecallMaterial, room: int, *, quotes_share: float = 0.0
+    told: RecallMaterial,
+    room: int,
+    *,
+    quotes_share: float = 0.0,
+    shown: Collection[int] = (),
 ) -> RecallBlock | None:
     """Write the best messages and lines that fit into `room` tokens; None if none fits.
 
     In the block they stand in order of time. Messages come first, but leave `quotes_share` of the
     room to lines. A result is never told whole without its call, a call without its results only
-    if they do not fit.
+    if they do not fit. Messages at the positions `shown` stand in the window, shortened: lines of
+    them are quoted, but the block does not count them.
     """
     quoted = [quote.of for quote in told.quotes]
     writer = _BlockWriter([*quoted, *told.messages, *told.partners])
@@ -127,7 +132,7 @@ def write_block(
     writer.room = room
     for recalled in told.messages:
         writer.add(recalled)
-    return writer.written()
+    return writer.written(shown)
 
 
 class _BlockWriter:
@@ -196,8 +201,7 @@ class _BlockWriter:
             if self._takes((), tokens):
                 self._quoted[of.position][1].append((line, text))
         elif self._takes(
-            [of],
-            tokens + self._speaker_tokens(of, self._speaker(of)) + SPEAKER_TOKENS + PART_TOKENS,
+            [of], tokens + self._speaker_tokens(of, self._speaker_in_part(of)) + PART_TOKENS
         ):
             self._quoted[of.position] = (of, [(line, text)])
 
@@ -233,19 +237,22 @@ class _BlockWriter:
         held |= ordinals
         return True
 
-    def written(self) -> RecallBlock | None:
+    def written(self, shown: Collection[int]) -> RecallBlock | None:
         """Return the block; None if it is empty."""
         for position, (of, lines) in self._quoted.items():
             told = [text for _, text in sorted(lines)]
-            self._texts[position] = defused(f"{self._speaker(of)}{PART} {chr(10).join(told)}")
+            self._texts[position] = defused(
+                f"{self._speaker_in_part(of)}{PART} {chr(10).join(told)}"
+            )
         chosen = [self._by_position[position] for position in sorted(self._texts)]
         if not chosen:
             return None
+        counted = [recalled for recalled in chosen if recalled.position not in shown]
         return RecallBlock(
             f"{HEADING}\n<{TAG}>\n{chr(10).join(self._lines(chosen))}\n</{TAG}>",
             FRAME_TOKENS + self._used,
-            tuple(recalled.position for recalled in chosen),
-            tuple(recalled.message.message_id for recalled in chosen),
+            tuple(recalled.position for recalled in counted),
+            tuple(recalled.message.message_id for recalled in counted),
         )
 
     def _units(self, recalled: RecalledMessage) -> Sequence[Sequence[RecalledMessage]]:
@@ -308,6 +315,11 @@ class _BlockWriter:
             return f"{tool} returned"
         name = recalled.body.get("name")
         return name if isinstance(name, str) and name else recalled.message.role.value
+
+    def _speaker_in_part(self, recalled: RecalledMessage) -> str:
+        """Return who spoke, but of a result not what returned it: a line more says more."""
+        message = recalled.message
+        return message.role.value if message.answers is not None else self._speaker(recalled)
 
     def _speaker_tokens(self, recalled: RecalledMessage, speaker: str) -> int:
         """Return an upper bound of a speaker's tokens.

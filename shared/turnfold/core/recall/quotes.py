@@ -30,6 +30,8 @@ DECAY_MESSAGES: Final = 30
 """After so many messages, a name counts for e times less."""
 WORTH_POWER: Final = 0.7
 """A name is worth this power of its uses: several names are told before one that is used often."""
+WRITTEN_WORTH: Final = 2
+"""A name that the agent wrote itself, such as in arguments, is worth so many times as much."""
 MESSAGE_TOKENS: Final = 10
 """About what the first line of a message costs besides its own tokens."""
 
@@ -123,26 +125,29 @@ def best_lines(
     marked: Mapping[int, Sequence[MarkedLine]],
     newest: int,
     *,
-    shown: Collection[int],
+    quotable: Sequence[tuple[int, MarkedLine]],
     known: Collection[NameNumber],
+    own: Collection[int] = (),
 ) -> Iterator[tuple[int, MarkedLine]]:
     """Yield lines by what their names are worth for their tokens, each with its message.
 
-    `marked` has the lines of messages by their ordinals, up to `newest`. Messages `shown` are not
-    quoted, and names that are `known` are worth nothing, nor is a name that was just yielded.
+    `marked` has the lines of messages by their ordinals, up to `newest`, and `quotable` those that
+    may be yielded, the first of equals first. Names that are `known` are worth nothing, nor is a
+    name that was just yielded. Those in the agent's `own` messages are worth more.
     """
     uses: defaultdict[NameNumber, float] = defaultdict(float)
+    written: set[NameNumber] = set()
     for ordinal, lines in marked.items():
         weight = exp((ordinal - newest) / DECAY_MESSAGES)
-        for name in {name for line in lines for name in line.names}:
+        names = {name for line in lines for name in line.names}
+        for name in names:
             uses[name] += weight
-    worth = {name: used**WORTH_POWER for name, used in uses.items()}
-    quotable = [
-        (ordinal, line)
-        for ordinal, lines in sorted(marked.items(), reverse=True)
-        if ordinal not in shown
-        for line in lines
-    ]
+        if ordinal in own:
+            written |= names
+    worth = {
+        name: used**WORTH_POWER * (WRITTEN_WORTH if name in written else 1)
+        for name, used in uses.items()
+    }
     offered = [(line.tokens + MESSAGE_TOKENS, line.names) for _, line in quotable]
     for place in best_by_worth(offered, worth, known):
         yield quotable[place]

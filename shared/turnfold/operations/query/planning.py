@@ -98,9 +98,10 @@ class PlannedWindow:
 
     @property
     def shows_everything(self) -> bool:
-        """Whether every message of the session is shown, so that there is nothing to recall."""
+        """Whether every message of the session is shown whole: there is nothing to recall."""
         account = self.plan.account
-        return not (account.covered or account.folded or account.pending_digested)
+        left_out = account.covered or account.folded or account.pending_digested
+        return not (left_out or account.trimmed)
 
     def with_recall(self, decision: RecallDecision) -> "PlannedWindow":
         """Return this window with as much of a decided block as it has room for."""

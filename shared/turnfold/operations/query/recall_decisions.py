@@ -2,7 +2,7 @@
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final
@@ -22,11 +22,11 @@ from turnfold.core.recall.block import (
 )
 from turnfold.core.recall.mask_ranking import MOST_PLACES_OF_RELATED, add_related, score_masks
 from turnfold.core.recall.question import RecallQuestion, question_of, related_lookups
-from turnfold.core.recall.quotes import MarkedLine, NameNumber, best_lines
+from turnfold.core.recall.quotes import READ_CHARACTERS, MarkedLine, NameNumber, best_lines
 from turnfold.core.recall.ranking import rank, score
 from turnfold.core.text.tokens import text_of
 from turnfold.core.window.builder import WindowBuilder
-from turnfold.core.window.truncation import MENDED, WHOLE
+from turnfold.core.window.truncation import Form
 from turnfold.messages import Message
 from turnfold.operations.query.reading_room import ReadingRoom
 from turnfold.ports.recall import (
@@ -65,6 +65,10 @@ LEAST_LEFT_TO_SEARCH_AGAIN: Final = 0.1
 """They are looked up if such a share of the room is left."""
 MOST_FILLED: Final = 1_000
 """How many of the newest messages are examined to fill a block."""
+SHOWN_CHARACTERS_A_TOKEN: Final = 3
+"""About how many characters a token of a preview of arguments shows."""
+_ALL: Final = range(READ_CHARACTERS)
+_NOTHING: Final = range(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +98,9 @@ class RecallWish:
 class RecallMoment:
     """The window as it was when its block is decided.
 
-    `shown` are the positions of its messages, `whole` of those that it shows verbatim, and
-    `known_names` the names in its summary. `room` are the raw tokens that the block may take, and
+    `shown` are the positions of its messages, `hidden` the characters of their quotable texts that
+    are cut out, and `known_names` the names in its summary and digest. `room` are the raw tokens
+    that the block may take, and
     `share_of_quotes` is the share of them that single lines take first. `until` is the position
     after its newest message. If the turn grew by less than `least_growth` since its request, no
     block is chosen.
@@ -105,7 +110,7 @@ class RecallMoment:
     request_position: int
     until: int
     shown: frozenset[int]
-    whole: frozenset[int]
+    hidden: Mapping[int, range]
     known_names: frozenset[NameNumber]
     room: int
     share_of_quotes: float
@@ -119,6 +124,7 @@ class RecallDecision:
     block: RecallBlock | None
     recollection: Recollection
     quotes_share: float = 0.0
+    shown: Collection[int] = ()
 
     @property
     def weight(self) -> int:
@@ -144,7 +150,9 @@ class RecallDecision:
         half = self.block.tokens // 2
         if half > room:
             return None
-        return write_block(self.recollection.material, half, quotes_share=self.quotes_share)
+        return write_block(
+            self.recollection.material, half, quotes_share=self.quotes_share, shown=self.shown
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +196,9 @@ class Recall:
             choose=lambda session: _chosen(session, moment),
         )
         share = moment.share_of_quotes
-        block = write_block(recollection.material, moment.room, quotes_share=share)
-        decision = RecallDecision(block, recollection, share)
+        shown = moment.hidden.keys()
+        block = write_block(recollection.material, moment.room, quotes_share=share, shown=shown)
+        decision = RecallDecision(block, recollection, share, shown)
         if key is not None:
             self.decisions.put(key, decision, decision.weight)
         return decision
@@ -240,19 +249,23 @@ def ranked(
 
 
 def _lines(session: SearchedSession, moment: RecallMoment) -> Iterator[tuple[int, MarkedLine]]:
-    """Yield the best lines of messages that the window does not show, while room is left."""
-    shown: set[int] = set()
+    """Yield the best lines that the window does not show, while room is left."""
     known_names = set(moment.known_names)
+    quotable: list[tuple[int, MarkedLine]] = []
     marked = session.marked_lines()
-    for ordinal, lines in marked.items():
+    for ordinal, lines in sorted(marked.items(), reverse=True):
         position = session.positions[ordinal]
-        if position in moment.shown:
-            shown.add(ordinal)
-        if position in moment.whole:
-            known_names.update(name for line in lines for name in line.names)
+        hidden = moment.hidden.get(position, _NOTHING if position in moment.shown else _ALL)
+        for line in lines:
+            if hidden.start <= line.start < hidden.stop:
+                quotable.append((ordinal, line))
+            elif position in moment.hidden:
+                known_names.update(line.names)
     left = moment.room - FRAME_TOKENS
     newest = len(session.positions) - 1
-    for ordinal, line in best_lines(marked, newest, shown=shown, known=known_names):
+    for ordinal, line in best_lines(
+        marked, newest, quotable=quotable, known=known_names, own=session.own
+    ):
         left -= line.tokens
         if left < 0:
             return
@@ -342,10 +355,22 @@ def deciding_message(window: WindowBuilder) -> Message | None:
     )
 
 
-def whole_positions(window: WindowBuilder) -> frozenset[int]:
-    """Return the positions of the messages that a window shows verbatim."""
+def hidden_characters(window: WindowBuilder) -> Mapping[int, range]:
+    """Return the characters that a window cuts out of each message that it shows, by position.
+
+    They count in the quotable text of a message. Of cut arguments, about the beginning is shown.
+    """
     views = [view for block in window.blocks if block.is_shown for view in block.views]
-    return frozenset(view.message.position for view in views if view.form in (WHOLE, MENDED))
+    return {view.message.position: _hidden(view.form, view.message.characters) for view in views}
+
+
+def _hidden(form: Form, characters: int) -> range:
+    if form.line is not None:
+        return _ALL
+    if form.arguments:
+        start = characters + SHOWN_CHARACTERS_A_TOKEN * min(form.arguments.values())
+        return range(start if form.cut is None else form.cut.head, READ_CHARACTERS)
+    return _NOTHING if form.cut is None else range(form.cut.head, form.cut.tail)
 
 
 def shown_positions(window: WindowBuilder) -> frozenset[int]:

@@ -18,10 +18,10 @@ from turnfold.operations.query.recall_decisions import (
     RecallMoment,
     RecallWish,
     deciding_message,
+    hidden_characters,
     room_for_recall,
     share_of_quotes,
     shown_positions,
-    whole_positions,
 )
 from turnfold.operations.query.replies import prepared_summary
 from turnfold.ports.query import (
@@ -118,8 +118,8 @@ class _Deciding:
                 request_position=self.request_position,
                 until=last + 1,
                 shown=shown | shown_positions(then.builder),
-                whole=whole_positions(then.builder),
-                known_names=_names_in_summary(then) if quotes else frozenset(),
+                hidden=hidden_characters(then.builder),
+                known_names=_names_told(then) if quotes else frozenset(),
                 room=room_for_recall(then.builder, then.policy, self.wish, then.stored.factor),
                 share_of_quotes=quotes,
                 least_growth=_least_growth(then) if isinstance(at, AtVersion) else 0,
@@ -144,10 +144,13 @@ def _least_growth(then: PlannedWindow) -> int:
     return int(then.policy.recall_share * then.builder.limits.tokens)
 
 
-def _names_in_summary(planned: PlannedWindow) -> frozenset[NameNumber]:
-    """Return the names in the part of the summary that a window shows."""
+def _names_told(planned: PlannedWindow) -> frozenset[NameNumber]:
+    """Return the names in what a window shows of the summary, and in its digest."""
+    digest = planned.plan.digest
+    told = {row.compaction_id: row.digest for row in planned.snapshot.pending}
+    lines = "\n".join([digest.text, *map(told.__getitem__, digest.compaction_ids)]).split("\n")
     summary = planned.snapshot.summary
-    if summary is None:
-        return frozenset()
-    text, ledger = visible_summary(planned.plan, summary.text, prepared_summary(summary).ledger)
-    return numbers_in_lines([*text.split("\n"), *ledger])
+    if summary is not None:
+        text, ledger = visible_summary(planned.plan, summary.text, prepared_summary(summary).ledger)
+        lines += [*text.split("\n"), *ledger]
+    return numbers_in_lines(lines)

@@ -4,17 +4,18 @@ import json
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from sqlalchemy import BigInteger, bindparam, case, select
 
 from turnfold.core.recall.mask_ranking import Mask
-from turnfold.core.recall.quotes import NEWEST_MESSAGES, MarkedLine, read_marks
+from turnfold.core.recall.quotes import NEWEST_MESSAGES, MarkedLine, mark_lines, read_marks
 from turnfold.core.recall.ranking import ordinals_of
 from turnfold.core.text.search import Lookup, searchable
-from turnfold.core.text.tokens import MESSAGE_TOKENS
+from turnfold.core.text.tokens import MESSAGE_TOKENS, token_upper_bound
 from turnfold.core.text.words import normalize, runs, word_terms
 from turnfold.store.database.schema import marked_lines, messages
 from turnfold.store.database.statements import Prepared, SupportsStatements
@@ -25,6 +26,8 @@ LOOKUP_BYTES = 400
 
 UNINDEXED_MESSAGES, UNINDEXED_CHARACTERS = 2_000, 5_000
 """The most unindexed messages whose words are found, and the most characters of one."""
+MOST_MARKED_HERE = 16
+"""The most unindexed messages whose lines are marked, at 0.3 ms a message."""
 MOST_NEWEST, MOST_WORDS = 128, 1_000
 """With more, the words of messages in the index are forgotten."""
 WORD_BYTES, LINE_BYTES = 250, 400
@@ -142,22 +145,25 @@ class NewestWords:
 class NewestMarks:
     """The marked lines of the messages with ordinals from `first` to before `end`, by ordinals.
 
-    Mutable: lines of newer messages are added, and those of older ones leave.
+    Those of the newest messages that are `unindexed` were marked here. Mutable: lines of newer
+    messages are added, and those of older ones leave.
     """
 
     first: int = 0
     end: int = 0
     lines: Mapping[int, Sequence[MarkedLine]] = field(default_factory=dict)
+    unindexed: Mapping[int, Sequence[MarkedLine]] = field(default_factory=dict)
 
     @property
     def weight(self) -> int:
         """About how many bytes it takes."""
-        return LINE_BYTES * sum(map(len, self.lines.values()))
+        kept = chain(self.lines.values(), self.unindexed.values())
+        return LINE_BYTES * sum(map(len, kept))
 
 
 @dataclass(slots=True)
 class SessionOrder:
-    """The messages of a session in order: positions, sizes, and who spoke.
+    """The messages of a session in order: positions, sizes, who spoke, and the agent's `own`.
 
     `frequent` has lookups that matched more than a number of messages before a position: they
     always will. `known` has the masks of lookups, each with the number of the first messages that
@@ -170,6 +176,7 @@ class SessionOrder:
     positions: "array[int]" = field(default_factory=lambda: array("q"))
     tokens: "array[int]" = field(default_factory=lambda: array("q"))
     spoken: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    own: set[int] = field(default_factory=set)
     frequent: dict[Lookup, MoreThan] = field(default_factory=dict)
     known: dict[Lookup, KnownMask] = field(default_factory=dict)
     newest: NewestWords = field(default_factory=NewestWords)
@@ -189,6 +196,7 @@ class SessionOrder:
         tokens: int,
         characters: int | None,
         named_body: str | None,
+        role: str,
     ) -> None:
         """Append a message; `named_body` is its JSON if it may name a speaker.
 
@@ -199,6 +207,8 @@ class SessionOrder:
         if isinstance(name, str):
             for word in runs(normalize(name)):
                 self.spoken[word].add(len(self.positions))
+        if role == "assistant":
+            self.own.add(len(self.positions))
         self.positions.append(position)
         if characters is not None:
             tokens = min(tokens, characters // CHARACTERS_PER_TOKEN + MESSAGE_TOKENS)
@@ -219,6 +229,7 @@ _ORDER = Prepared(
         case((_is_recallable, messages.c.tokens - messages.c.reasoning_tokens), else_=0),
         case((messages.c.calls.is_(None), messages.c.characters)),
         case((_may_name & messages.c.body.contains('"name"'), messages.c.body)),
+        messages.c.role,
     )
     .where(_of_session, messages.c.position > bindparam("after", type_=BigInteger))
     .order_by(messages.c.position),
@@ -301,7 +312,28 @@ def marks_before(
     if known.end < end:
         known.first, known.end = first, min(indexed, end)
         known.lines = {at: lines for at, lines in found.items() if at < indexed}
-    return found
+    return found | _marked_here(connection, sid, order, range(max(first, indexed), end), found)
+
+
+def _marked_here(
+    connection: SupportsStatements, sid: int, order: SessionOrder, unindexed: range,
+    marked: Collection[int],
+) -> dict[int, Sequence[MarkedLine]]:  # fmt: skip
+    """Mark the newest messages that the index lacks, but no long one, and keep their lines.
+
+    They say best which names the next step needs. No tokenizer counts here: bounds stand for the
+    tokens of the few lines that are quoted.
+    """
+    newest = [at for at in unindexed[-MOST_MARKED_HERE:] if at not in marked and order.tokens[at]]
+    known = order.marks.unindexed
+    lines = {at: known[at] for at in newest if at in known}
+    if missing := [at for at in newest if at not in known]:
+        bodies = read_bodies(connection, sid, order.positions, missing[0], missing[-1] + 1)
+        for at in missing:
+            marks = mark_lines(json.loads(bodies[at]), token_upper_bound) if at in bodies else None
+            lines[at] = read_marks(marks or b"")
+    order.marks.unindexed = lines
+    return lines
 
 
 def _read_marks(
