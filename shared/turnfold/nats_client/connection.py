@@ -81,7 +81,6 @@ class NatsClient(Client):
             raise asyncio.CancelledError
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
-        # First of all, because most messages have none.
         if not headers:
             return None
         try:
