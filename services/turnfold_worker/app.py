@@ -237,7 +237,6 @@ async def _writer_lock(
 
 async def _work(context: WorkerContext, stop: asyncio.Event) -> None:
     """Run the loops of a worker, and answer requests that write, until stopped."""
-    # Before any event comes: to collect the garbage of the start takes a tenth of a second.
     tune_interpreter()
     database, telemetry = context.database, context.telemetry
     events, jobs = SqlIngestStore(database, withdraw), SqlJobStore(database)
