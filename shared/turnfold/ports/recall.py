@@ -22,7 +22,7 @@ class SearchedSession:
     speaker whom the question names, None unless it names exactly one. `look_up` searches the index
     of a short session alone, and finds nothing for a lookup with more than a number of places.
     `texts` reads the texts of messages, and `marked_lines` the marked lines of the newest ones.
-    `own` are the messages of the agent itself.
+    `is_own` has 1 for each message of the agent itself.
     """
 
     question: RecallQuestion
@@ -35,7 +35,7 @@ class SearchedSession:
     look_up: Callable[[Sequence[Lookup], int], Sequence[Mask]]
     texts: Callable[[Sequence[int]], Sequence[str]]
     marked_lines: Callable[[], Mapping[int, Sequence[MarkedLine]]]
-    own: Collection[int] = ()
+    is_own: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,11 +261,10 @@ def _lines(session: SearchedSession, moment: RecallMoment) -> Iterator[tuple[int
                 quotable.append((ordinal, line))
             elif position in moment.hidden:
                 known_names.update(line.names)
+    own = {ordinal for ordinal in marked if session.is_own[ordinal]}
     left = moment.room - FRAME_TOKENS
     newest = len(session.positions) - 1
-    for ordinal, line in best_lines(
-        marked, newest, quotable=quotable, known=known_names, own=session.own
-    ):
+    for ordinal, line in best_lines(marked, newest, quotable=quotable, known=known_names, own=own):
         left -= line.tokens
         if left < 0:
             return

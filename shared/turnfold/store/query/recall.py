@@ -134,7 +134,7 @@ class SqlRecallStore:
                 of_session.indexed_masks,
                 lambda ordinals: _texts(connection, sid, order, ordinals, stored),
                 lambda: marks_before(connection, sid, order, indexed, end),
-                order.own,
+                order.is_own,
             )
             choice = choose(session)
             if is_near and len(choice.messages) > MOST_READ_NEAR:

@@ -163,8 +163,9 @@ class NewestMarks:
 
 @dataclass(slots=True)
 class SessionOrder:
-    """The messages of a session in order: positions, sizes, who spoke, and the agent's `own`.
+    """The messages of a session in order: positions, sizes, who spoke, and which are the agent's.
 
+    `is_own` has a byte for each message, 1 for those of the agent itself.
     `frequent` has lookups that matched more than a number of messages before a position: they
     always will. `known` has the masks of lookups, each with the number of the first messages that
     it is known for, and `newest` and `marks` the words and the marked lines of the newest messages.
@@ -176,7 +177,7 @@ class SessionOrder:
     positions: "array[int]" = field(default_factory=lambda: array("q"))
     tokens: "array[int]" = field(default_factory=lambda: array("q"))
     spoken: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
-    own: set[int] = field(default_factory=set)
+    is_own: bytearray = field(default_factory=bytearray)
     frequent: dict[Lookup, MoreThan] = field(default_factory=dict)
     known: dict[Lookup, KnownMask] = field(default_factory=dict)
     newest: NewestWords = field(default_factory=NewestWords)
@@ -207,8 +208,7 @@ class SessionOrder:
         if isinstance(name, str):
             for word in runs(normalize(name)):
                 self.spoken[word].add(len(self.positions))
-        if role == "assistant":
-            self.own.add(len(self.positions))
+        self.is_own.append(role == "assistant")
         self.positions.append(position)
         if characters is not None:
             tokens = min(tokens, characters // CHARACTERS_PER_TOKEN + MESSAGE_TOKENS)
