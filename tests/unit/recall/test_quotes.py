@@ -28,7 +28,7 @@ def marked(text: str) -> list[MarkedLine]:
 def quoted(texts: list[str], **hidden: object) -> list[str]:
     """The lines that a block would quote of these messages, best first."""
     shown, own = hidden.get("shown", ()), hidden.get("own", ())
-    known = numbers_of_names(str(hidden.get("known", "")))
+    known, asked = (numbers_of_names(str(hidden.get(name, ""))) for name in ("known", "asked"))
     lines = {number: marked(text) for number, text in enumerate(texts)}
     quotable = [
         (number, line)
@@ -36,7 +36,7 @@ def quoted(texts: list[str], **hidden: object) -> list[str]:
         if number not in shown  # type: ignore[operator]
         for line in lines[number]
     ]
-    best = best_lines(lines, len(texts) - 1, quotable=quotable, known=known, own=own)  # type: ignore[arg-type]
+    best = best_lines(lines, len(texts) - 1, quotable=quotable, known=known, own=own, asked=asked)  # type: ignore[arg-type]
     return [texts[number][line.start : line.start + line.characters] for number, line in best]
 
 
@@ -103,6 +103,20 @@ def test_several_names_are_worth_more_than_the_uses_of_one() -> None:
     texts = [*[often] * 4, "one_name, two_names, three_names"]
 
     assert quoted(texts)[0] == texts[-1]
+
+
+@pytest.mark.proves("F2", "W14")
+def test_names_that_are_asked_for_are_quoted_first_and_of_every_message() -> None:
+    texts = [
+        "see lantern_shelf",
+        "or lantern_shelf",
+        "use map_size",
+        "and map_size",
+        "then map_size",
+    ]
+
+    assert quoted(texts, known="lantern_shelf", asked="lantern_shelf")[:2] == [texts[1], texts[0]]
+    assert quoted(texts, known="lantern_shelf") == [texts[4]]
 
 
 @pytest.mark.proves("W14")

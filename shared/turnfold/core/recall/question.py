@@ -62,6 +62,11 @@ class RecallQuestion:
         return kept or self.lookups
 
 
+def begins_with(request: str, query: str) -> bool:
+    """Return whether a query is the request itself, or its beginning, in other white space."""
+    return " ".join(request.split()).startswith(" ".join(query.split()))
+
+
 def question_of(text: str) -> RecallQuestion:
     """Return the lookups of a text: exact values first, then words by all their forms.
 

@@ -32,6 +32,8 @@ WORTH_POWER: Final = 0.7
 """A name is worth this power of its uses: several names are told before one that is used often."""
 WRITTEN_WORTH: Final = 2
 """A name that the agent wrote itself, such as in arguments, is worth so many times as much."""
+ASKED_WORTH: Final = 100.0
+"""A name in a query of its own is worth more than all others of a line."""
 MESSAGE_TOKENS: Final = 10
 """About what the first line of a message costs besides its own tokens."""
 
@@ -128,12 +130,14 @@ def best_lines(
     quotable: Sequence[tuple[int, MarkedLine]],
     known: Collection[NameNumber],
     own: Collection[int] = (),
+    asked: Collection[NameNumber] = (),
 ) -> Iterator[tuple[int, MarkedLine]]:
     """Yield lines by what their names are worth for their tokens, each with its message.
 
     `marked` has the lines of messages by their ordinals, up to `newest`, and `quotable` those that
     may be yielded, the first of equals first. Names that are `known` are worth nothing, nor is a
-    name that was just yielded. Those in the agent's `own` messages are worth more.
+    name that was just yielded. Those in the agent's `own` messages are worth more, and those that
+    are `asked` for most, in every message.
     """
     uses: defaultdict[NameNumber, float] = defaultdict(float)
     written: set[NameNumber] = set()
@@ -147,9 +151,9 @@ def best_lines(
     worth = {
         name: used**WORTH_POWER * (WRITTEN_WORTH if name in written else 1)
         for name, used in uses.items()
-    }
+    } | dict.fromkeys(asked, ASKED_WORTH)
     offered = [(line.tokens + MESSAGE_TOKENS, line.names) for _, line in quotable]
-    for place in best_by_worth(offered, worth, known):
+    for place in best_by_worth(offered, worth, known, asked):
         yield quotable[place]
 
 
@@ -157,13 +161,15 @@ def best_by_worth(
     offered: Sequence[tuple[float, Sequence[NameNumber]]],
     worth: Mapping[NameNumber, float],
     known: Collection[NameNumber],
+    asked: Collection[NameNumber] = (),
 ) -> Iterator[int]:
     """Yield the places of lines, given by their tokens and names, by their worth per token.
 
-    Names that are `known` are worth nothing, nor is a name in a line that was just yielded. Of
-    equals, the first is yielded first. Lines that are worth nothing are not yielded.
+    Names that are `known` are worth nothing, nor is a name in a line that was just yielded, unless
+    it is `asked` for. Of equals, the first is yielded first. Lines that are worth nothing are not
+    yielded.
     """
-    left = {name: weight for name, weight in worth.items() if name not in known}
+    left = {name: weight for name, weight in worth.items() if name in asked or name not in known}
 
     def gain(place: int) -> float:
         tokens, names = offered[place]
@@ -183,4 +189,5 @@ def best_by_worth(
             heappop(ranked)
             yield place
             for name in offered[place][1]:
-                left.pop(name, None)
+                if name not in asked:
+                    left.pop(name, None)

@@ -21,8 +21,19 @@ from turnfold.core.recall.block import (
     write_block,
 )
 from turnfold.core.recall.mask_ranking import MOST_PLACES_OF_RELATED, add_related, score_masks
-from turnfold.core.recall.question import RecallQuestion, question_of, related_lookups
-from turnfold.core.recall.quotes import READ_CHARACTERS, MarkedLine, NameNumber, best_lines
+from turnfold.core.recall.question import (
+    RecallQuestion,
+    begins_with,
+    question_of,
+    related_lookups,
+)
+from turnfold.core.recall.quotes import (
+    READ_CHARACTERS,
+    MarkedLine,
+    NameNumber,
+    best_lines,
+    numbers_of_names,
+)
 from turnfold.core.recall.ranking import rank, score
 from turnfold.core.text.tokens import text_of
 from turnfold.core.window.builder import WindowBuilder
@@ -63,6 +74,8 @@ RELATED_MESSAGES: Final = 8
 """The number of best messages whose shared words rank the others."""
 LEAST_LEFT_TO_SEARCH_AGAIN: Final = 0.1
 """They are looked up if such a share of the room is left."""
+QUOTES_FOR_QUERY: Final = 0.3
+"""The share that lines take first where a request names a query of its own."""
 MOST_FILLED: Final = 1_000
 """How many of the newest messages are examined to fill a block."""
 SHOWN_CHARACTERS_A_TOKEN: Final = 3
@@ -100,10 +113,9 @@ class RecallMoment:
 
     `shown` are the positions of its messages, `hidden` the characters of their quotable texts that
     are cut out, and `known_names` the names in its summary and digest. `room` are the raw tokens
-    that the block may take, and
-    `share_of_quotes` is the share of them that single lines take first. `until` is the position
-    after its newest message. If the turn grew by less than `least_growth` since its request, no
-    block is chosen.
+    that the block may take, and `share_of_quotes` is the share of them that single lines take
+    first. `until` is the position after its newest message. If the turn grew by less than
+    `least_growth` since its request, no block is chosen.
     """
 
     sid: int
@@ -181,11 +193,18 @@ class Recall:
         Raises:
             Unavailable: the database cannot be read now.
         """
+        share, asked = moment.share_of_quotes, frozenset[NameNumber]()
 
         def question(body_at: Callable[[int], str]) -> RecallQuestion:
-            if wish.query is not None:
-                return question_of(wish.query)
-            return question_of(text_of(json.loads(body_at(moment.request_position))))
+            nonlocal share, asked
+            request = text_of(json.loads(body_at(moment.request_position)))
+            if wish.query is None:
+                return question_of(request)
+            if not begins_with(request, wish.query):
+                # What matches it is wanted first, and then what the turn may need besides.
+                share = QUOTES_FOR_QUERY
+                asked = numbers_of_names(wish.query)
+            return question_of(wish.query)
 
         if not moment.room:
             return RecallDecision(None, Recollection(RecallMaterial(), moment.until))
@@ -193,9 +212,8 @@ class Recall:
             moment.sid,
             until=moment.until,
             question=question,
-            choose=lambda session: _chosen(session, moment),
+            choose=lambda session: _chosen(session, moment, asked),
         )
-        share = moment.share_of_quotes
         shown = moment.hidden.keys()
         block = write_block(recollection.material, moment.room, quotes_share=share, shown=shown)
         decision = RecallDecision(block, recollection, share, shown)
@@ -204,7 +222,7 @@ class Recall:
         return decision
 
 
-def _chosen(session: SearchedSession, moment: RecallMoment) -> Choice:
+def _chosen(session: SearchedSession, moment: RecallMoment, asked: frozenset[NameNumber]) -> Choice:
     """Choose what to read: the best matches, then the newest while room is left; the best lines."""
     known = len(session.positions)
     if moment.least_growth:
@@ -217,7 +235,7 @@ def _chosen(session: SearchedSession, moment: RecallMoment) -> Choice:
         room.take(ordinal)
         if room.share_left < LEAST_LEFT:
             break
-    lines = list(_lines(session, moment)) if moment.share_of_quotes else ()
+    lines = list(_lines(session, moment, asked)) if moment.share_of_quotes else ()
     return Choice(list(room.taken), lines)
 
 
@@ -248,7 +266,9 @@ def ranked(
         yield from best[FIRST_RANKED:]
 
 
-def _lines(session: SearchedSession, moment: RecallMoment) -> Iterator[tuple[int, MarkedLine]]:
+def _lines(
+    session: SearchedSession, moment: RecallMoment, asked: frozenset[NameNumber]
+) -> Iterator[tuple[int, MarkedLine]]:
     """Yield the best lines that the window does not show, while room is left."""
     known_names = set(moment.known_names)
     quotable: list[tuple[int, MarkedLine]] = []
@@ -264,7 +284,9 @@ def _lines(session: SearchedSession, moment: RecallMoment) -> Iterator[tuple[int
     own = {ordinal for ordinal in marked if session.is_own[ordinal]}
     left = moment.room - FRAME_TOKENS
     newest = len(session.positions) - 1
-    for ordinal, line in best_lines(marked, newest, quotable=quotable, known=known_names, own=own):
+    for ordinal, line in best_lines(
+        marked, newest, quotable=quotable, known=known_names, own=own, asked=asked
+    ):
         left -= line.tokens
         if left < 0:
             return
