@@ -9,7 +9,7 @@ CASES ?= 1000
 EXAMPLES ?= 30
 ONLY ?=
 PROCESSES ?= $(shell nproc 2>/dev/null || echo 1)
-# How many tests run at once: one more than there are cores, because tests of services also wait, for starts, timers and disks.
+# The number of tests that run at once: one more than there are cores, because tests of services also wait, for starts, timers and disks.
 # Files go in the order that tests/conftest.py gives them: those that wait beside those that compute.
 TESTERS ?= $(shell echo $$(($(PROCESSES) + 1)))
 COOLDOWN ?= 1 week

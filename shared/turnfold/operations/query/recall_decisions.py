@@ -201,7 +201,7 @@ class Recall:
             if wish.query is None:
                 return question_of(request)
             if not begins_with(request, wish.query):
-                # What matches it is wanted first, and then what the turn may need besides.
+                # Matches come first, and then names that the turn may need besides.
                 share = QUOTES_FOR_QUERY
                 asked = numbers_of_names(wish.query)
             return question_of(wish.query)

@@ -118,7 +118,7 @@ class EventSpan(NamedTuple):
 
 
 class EventCounts(NamedTuple):
-    """What the messages of an event add to the counters of their session."""
+    """The shares that the messages of an event have in the counters of their session."""
 
     tokens: int
     live_tokens: int

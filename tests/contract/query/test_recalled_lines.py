@@ -1,0 +1,191 @@
+"""Recall blocks that quote single lines, whose names an agent uses."""
+
+import pytest
+
+from tests.contract.query.test_recall import Asker, block_of, place_of
+from tests.contract.query.test_search import indexed
+from tests.store_fixtures import KEY, NOON, Stores, assistant, retracted, summary, tool, turn, user
+from turnfold.core.recall.question import question_of
+from turnfold.ports.recall import Choice, SearchedSession
+
+LINE = "def lantern_shelf(store_number: int) -> Shelf:  # shelves are counted from 1"
+
+
+async def working(
+    stores: Stores,
+    *,
+    request: str = "Mend the shelves.",
+    is_named_to: int = 31,
+    later: str = "",
+    summarized: str = "It mends.",
+) -> None:
+    """A long turn of an agent: what it read first is covered, and it goes on to use its name."""
+    await stores.ingest(
+        turn(1, user(request), assistant(None, "c1"), tool("c1", f"# shelves\n{LINE}\n"))
+    )
+    for step in range(2, 32):
+        use = f"still lantern_shelf(store_{step}) " if step <= is_named_to else later
+        words = f"step {step}: {use}" + "and more words " * 20
+        await stores.ingest(turn(step, assistant(None, f"c{step}"), tool(f"c{step}", words)))
+        while jobs := await stores.claim():
+            for job in jobs:
+                version = summary(summarized)
+                await stores.jobs.commit(job, version, reason=None, now_ms=NOON + step)
+    await indexed(stores)
+
+
+@pytest.mark.proves("W14", "W13")
+async def test_a_line_returns_whose_name_the_agent_keeps_using(stores: Stores) -> None:
+    await working(stores)
+
+    told = await Asker(stores).told(max_tokens=1_500)
+
+    assert "tool, in part: " in block_of(told) or "returned, in part: " in block_of(told)
+    assert "lantern_shelf" in block_of(told)
+    recalled = told["recall"]["message_ids"]
+    assert recalled == sorted(recalled, key=place_of)
+    assert not set(recalled) & set(told["message_ids"])
+    assert told["window"]["tokens"] <= 1_500
+
+
+@pytest.mark.proves("W14")
+@pytest.mark.parametrize(
+    ("summarized", "is_quoted"),
+    [
+        ("The lantern shelf takes a store number.", True),
+        ("The lantern_shelf takes a store_number.", False),
+    ],
+)
+async def test_a_line_is_quoted_unless_the_summary_of_the_window_has_its_names(
+    stores: Stores, summarized: str, *, is_quoted: bool
+) -> None:
+    await working(stores, request="Go on.", is_named_to=20, summarized=summarized)
+
+    told = await Asker(stores).told(max_tokens=1_500)
+
+    assert told["summary"]["text"] == summarized
+    assert (f", in part: {LINE}" in block_of(told)) is is_quoted
+
+
+@pytest.mark.proves("W14")
+@pytest.mark.parametrize(
+    ("later", "is_quoted"),
+    [("lantern shelf, store number: ", True), ("lantern_shelf(store_number): ", False)],
+)
+async def test_a_line_is_quoted_unless_a_message_that_the_window_shows_has_its_names(
+    stores: Stores, later: str, *, is_quoted: bool
+) -> None:
+    await working(stores, request="Go on.", is_named_to=20, later=later)
+
+    told = await Asker(stores).told(max_tokens=1_500)
+
+    assert f"step 31: {later}" in told["messages"][-1]["content"]
+    assert (f", in part: {LINE}" in block_of(told)) is is_quoted
+
+
+@pytest.mark.proves("W14", "W13")
+async def test_lines_that_a_window_cuts_out_of_a_message_are_quoted(stores: Stores) -> None:
+    words = ", and more words" * 10
+    lines = [f"set part_{number}_name to {number}{words}" for number in range(100)]
+    await stores.ingest(
+        turn(1, user("Go on."), assistant(None, "c1"), tool("c1", "\n".join(lines))),
+        turn(2, assistant(None, "c2"), tool("c2", "short")),
+    )
+    await indexed(stores)
+
+    told = await Asker(stores).told(max_tokens=1_500)
+
+    account, block = told["account"], block_of(told)
+    assert account["shown"] == account["total"], "nothing is left out"
+    assert "tool, in part: set part_" in block
+    beside = "\n".join(str(one["content"]) for one in told["messages"] if one["content"] != block)
+    assert not [line for line in lines if f"{line}\n" in block and f"{line}\n" in beside]
+    assert told["recall"]["message_ids"] == []
+    assert account["recalled"] == 0
+
+
+@pytest.mark.proves("W14")
+async def test_lines_of_messages_that_are_not_indexed_yet_are_marked_too(stores: Stores) -> None:
+    await stores.ingest(turn(1, user("See lantern_shelf."), assistant("In store_number.")))
+    sid = (await stores.history.counts(KEY)).sid
+
+    async def names() -> dict[int, list[tuple[int, ...]]]:
+        found: dict[int, list[tuple[int, ...]]] = {}
+
+        def choose(session: SearchedSession) -> Choice:
+            marked = session.marked_lines()
+            found.update({at: [line.names for line in lines] for at, lines in marked.items()})
+            return Choice(())
+
+        asked = question_of("shelf")
+        await stores.recall.recall(sid, until=2**60, question=lambda _: asked, choose=choose)
+        return found
+
+    before = await names()
+    await indexed(stores)
+
+    assert len(before) == 2
+    assert before == await names()
+
+
+@pytest.mark.proves("W14", "L11")
+async def test_every_server_quotes_the_same_lines(stores: Stores) -> None:
+    await working(stores)
+    asker = Asker(stores)
+    first = block_of(await asker.told(max_tokens=1_500))
+    assert ", in part: " in first
+
+    await stores.ingest(turn(90, assistant(None, "c90"), tool("c90", "short")))
+
+    assert block_of(await Asker(stores).told(max_tokens=1_500)) == block_of(
+        await asker.told(max_tokens=1_500)
+    )
+
+
+@pytest.mark.proves("W14")
+async def test_a_server_that_keeps_marked_lines_quotes_those_that_another_reads(
+    stores: Stores,
+) -> None:
+    await working(stores)
+    asker, quoted = Asker(stores), 0
+
+    for step in range(40, 52):
+        asked = user(f"Now mend shelf {step}.")
+        marked = tool(f"c{step}", f"lantern_shelf(part_{step}) of cellar_{step}.py " + "more " * 99)
+        await stores.ingest(turn(step, asked, assistant(None, f"c{step}"), marked))
+        if step % 3:  # what is not indexed is not marked yet
+            await indexed(stores)
+        told = await asker.told(max_tokens=1_500)
+        quoted += ", in part: " in block_of(told)
+        assert block_of(told) == block_of(await Asker(stores).told(max_tokens=1_500))
+
+    assert quoted
+
+
+@pytest.mark.proves("G1", "W14")
+async def test_a_line_of_a_retracted_message_is_not_quoted(stores: Stores) -> None:
+    await working(stores)
+    asker = Asker(stores)
+    quoted = (await asker.told(max_tokens=1_500))["recall"]["message_ids"]
+
+    await stores.ingest(retracted(90, *quoted))
+
+    told = await asker.told(max_tokens=1_500)
+    assert not set((told["recall"] or {"message_ids": []})["message_ids"]) & set(quoted)
+
+
+@pytest.mark.proves("F2", "W14")
+async def test_a_query_of_its_own_is_what_the_block_is_for(stores: Stores) -> None:
+    """Within a turn, lines that the turn may need took all of the block, whatever was asked."""
+    told = "The lantern_shelf takes a store_number."
+    await working(stores, request="Go on.", is_named_to=2, summarized=told)
+    asker = Asker(stores)
+
+    async def block(**query: str) -> str:
+        return block_of(await asker.told(max_tokens=1_500, recall={"tokens": 120, **query}))
+
+    plain = await block()
+
+    assert LINE not in plain
+    assert await block(query="Go  on.") == plain
+    assert LINE in await block(query="Where is lantern_shelf?")
