@@ -310,6 +310,7 @@ async def _running(
         yield tasks
     finally:
         await cancel_and_wait(*tasks)
+        await ingest.finish()
         log.info("worker.stopped")
 
 

@@ -60,22 +60,24 @@ class IngestLoop:
         return self._ended if self._running else None
 
     async def run(self) -> None:
-        """Store batches until cancelled, then finish the running batches.
-
-        Batches that were received and not begun are redelivered.
-        """
+        """Store batches until cancelled. `finish` ends the work."""
         await self._receiver.start()
-        try:
-            await self.may_begin.wait()
-            self._receiver.receive()
-            while True:
-                task = asyncio.create_task(self._process(await self._gather()), name="batch")
-                self._running.add(task)
-                task.add_done_callback(self._end_batch)
-        finally:
-            await self._receiver.stop()
-            await asyncio.gather(*self._running, return_exceptions=True)
-            await self._receiver.close()
+        await self.may_begin.wait()
+        self._receiver.receive()
+        while True:
+            task = asyncio.create_task(self._process(await self._gather()), name="batch")
+            self._running.add(task)
+            task.add_done_callback(self._end_batch)
+
+    async def finish(self) -> None:
+        """Finish the running batches; those that were received and not begun are redelivered.
+
+        This is no part of `run`, which may be cancelled repeatedly: a batch that is cancelled
+        during its commit would be stored and redelivered.
+        """
+        await self._receiver.stop()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await self._receiver.close()
 
     def _end_batch(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)

@@ -14,7 +14,8 @@ async def cancel_and_wait(*tasks: "asyncio.Future[Any]") -> None:
 
     Cancelling once is not enough: before Python 3.12, `asyncio.wait_for` swallows a cancellation
     that arrives together with the result. nats-py waits for every reply in it, so a task that
-    requests in a loop would never end.
+    requests in a loop would never end. So a task must not wait for anything that has to be
+    completed once it is cancelled: the next cancellation would reach that, too.
     """
     while open_ := [task for task in tasks if not task.done()]:
         for task in open_:

@@ -5,8 +5,10 @@ import contextlib
 import json
 import os
 import socket
+import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
-from signal import SIGCONT, SIGKILL, SIGSTOP
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 
 import nats
 import nats.errors
@@ -39,6 +41,7 @@ from turnfold.process.child_process import (
     encode_message,
     read_frame,
 )
+from turnfold.process.tasks import RETRY_SECONDS
 from turnfold_worker.receiver import wire
 
 MANY = 6_000
@@ -72,6 +75,15 @@ async def free_at_once(url: str, many: int) -> set[str]:
             await message.nak()
         await subscriptions_known(bus)
     return {json.loads(message.data)["event_id"] for message in found}
+
+
+@contextlib.contextmanager
+def write_lock(database: Path) -> Iterator[None]:
+    """Nobody else can write while the body runs."""
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("ROLLBACK")
 
 
 async def consumer(url: str) -> ConsumerInfo:
@@ -209,6 +221,33 @@ async def test_a_worker_that_is_told_to_stop_leaves_nothing_half_done(tmp_path: 
             len({event_id for (event_id,) in rows(parts.database, "SELECT event_id FROM events")})
             == MANY
         )
+
+
+@pytest.mark.proves("L1", "O2")
+async def test_a_commit_that_takes_long_is_not_given_up_by_a_worker_that_is_told_to_stop(
+    tmp_path: Path,
+) -> None:
+    """Its events are stored once it is through: redelivered, they would cost another worker the same work."""
+    async with running_parts(tmp_path) as parts:
+        async with parts.running("worker") as worker:
+            async with connect(parts.server.url, environ={}) as client:
+                await client.publish(turn(0))
+                await parts.caught_up()
+                with write_lock(parts.database):
+                    await client.publish(turn(1))
+
+                    async def is_delivered() -> bool:
+                        state = await consumer(parts.server.url)
+                        return (state.num_ack_pending, state.ack_floor.consumer_seq) == (1, 1)
+
+                    await eventually(is_delivered, told=parts.words)
+                    await asyncio.sleep(RETRY_SECONDS)
+                    worker.signal(SIGTERM)
+                    await asyncio.sleep(3 * RETRY_SECONDS)
+            assert await worker.ended() == 0
+        # On a busy machine the worker may be stopped before it has begun to store the event.
+        is_stored = bool(rows(parts.database, "SELECT 1 FROM events WHERE event_id = 'e00001'"))
+        assert (await consumer(parts.server.url)).num_ack_pending == (0 if is_stored else 1)
 
 
 @pytest.mark.proves("T2")
