@@ -17,7 +17,7 @@ from turnfold.core.history.gist import (
     gist_of,
     opening_of,
 )
-from turnfold.core.summary.digest import main_argument
+from turnfold.core.summary.digest import main_arguments
 from turnfold.messages import Json
 
 
@@ -41,7 +41,7 @@ def test_the_gist_of_a_request_is_its_opening_with_the_values_it_names() -> None
         assert tokens >= counter()(SEPARATOR + text)
 
 
-def test_the_gist_of_calls_is_each_tool_with_its_main_argument_and_the_values() -> None:
+def test_the_gist_of_calls_is_each_tool_with_its_main_arguments_and_the_values() -> None:
     """W9."""
     arguments = json.dumps({"path": "/srv/app/settings.toml", "ticket": "ABC-77"})
     gist = of(assistant(None, "call_1", name="read_file", arguments=arguments))
@@ -150,14 +150,18 @@ def test_a_line_is_clipped_to_its_length_and_not_before(length: int) -> None:
             '{"name": "box-7", "command": "grep \\"x\\" a.py | head", "timeout": 9}',
             'grep "x" a.py | head',
         ),
-        ('{"note": "n", "flight_id": "HAT001"}', "HAT001"),
+        ('{"note": "n", "flight_id": "HAT001"}', "HAT001, n"),
+        ('{"from": "JFK", "to": "SEA", "date": "2024-05-24"}', "JFK, SEA, 2024-05-24"),
+        ('{"order_id": "#W1", "items": [{"item": "a"}, 7, 2.5], "ok": true}', "#W1, a, 7, 2.5"),
+        ('{"text": "%s", "to": "Ada"}' % ("word " * 20), f"{'word ' * 10}word…, Ada"),
         ('{"todos": [{"content": "Install it"}]}', "Install it"),
         ('{"input":"*** Begin"}', "*** Begin"),
         ('{"path": "a\\q.py"}', "a\\q.py"),
         ('{"command": "\\ud800ls"}', "ls"),
         ('{"n": 3}', ""),
+        ('{"n": "unclosed, "to": "b"', "unclosed,"),
         ("", ""),
     ],
 )
 def test_a_call_is_told_by_what_it_is_about(arguments: str, told: str) -> None:
-    assert main_argument(arguments) == told
+    assert main_arguments(arguments) == told

@@ -153,7 +153,7 @@ def best_values(ranked: Iterable[tuple[Value, int]]) -> Iterator[tuple[str, int]
 
 
 def calls_told(message: Message) -> list[Item]:
-    """Return each call of a message as tool and main argument, in call order."""
+    """Return each call of a message as tool and main arguments, in call order."""
     known = gist_of(message).calls
     return [*known, *[_without_gist(call) for call in message.calls[len(known) :]]]
 

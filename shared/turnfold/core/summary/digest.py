@@ -5,7 +5,7 @@ It is written in the transaction that evicts, so its cost is bounded, whatever t
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import Source
@@ -25,15 +25,19 @@ _ROLES = {
     "assistant": "Assistant",
     "tool": "Tool",
 }
-_MAIN_ARGUMENTS = [
+_TARGET, _ID, _TEXT = (
     re.compile(names + r'\s*:\s*"((?:[^"\\]|\\.){1,80})', re.IGNORECASE)
     for names in (
         r'"(?:file_?path|path|file_?name|command|cmd|script|query|url|pattern)"',
         r'"[a-z_]*(?:id|name)"',
         "",
     )
-]
+)
 """Arguments that say most about a call, the best first: a path or command, an id, any text."""
+_VALUES = re.compile(r'"((?:[^"\\]|\\.)*+)"(\s*:)?|(-?\d+(?:\.\d+)?)')
+"""The texts, with a colon after those that are keys, and the figures of a JSON text."""
+_READ_CHARACTERS = 400
+_SHORT_CHARACTERS = 24
 _LEFT_OUT_LINE_TOKENS = 16
 
 
@@ -120,7 +124,7 @@ def _line(source: Source, width: int) -> str:
     if not source.calls:
         return f"{_ROLES[source.role]}: {text}" if text else ""
     called = ", ".join(
-        f"{name}({main_argument(arguments)})" for name, arguments in source.calls[:4]
+        f"{name}({main_arguments(arguments)})" for name, arguments in source.calls[:4]
     )
     if len(source.calls) > 4:
         called += f" and {len(source.calls) - 4} more"
@@ -128,16 +132,36 @@ def _line(source: Source, width: int) -> str:
     return f"{_ROLES[source.role]}: {'; '.join(parts)}" if parts else ""
 
 
-def main_argument(arguments: str) -> str:
-    """Return the argument that says what a call is about: a path, command, query or id."""
-    for names in _MAIN_ARGUMENTS:
-        if match := names.search(arguments, 0, 400):
-            try:
-                text = json.loads(f'"{match[1]}"')
-            except ValueError:  # irregular JSON, as models write it
-                text = match[1]
-            return clip(printable(text), 60)
+def main_arguments(arguments: str) -> str:
+    """Return the arguments that say what a call is about: a path, command or query alone.
+
+    Otherwise these are an id or the first text, and then all short values: calls of one tool often
+    differ in a date only.
+    """
+    for names in (_TARGET, _ID, _TEXT):
+        if match := names.search(arguments, 0, _READ_CHARACTERS):
+            first = _value(match[1])
+            if names is _TARGET:
+                return first
+            return clip(", ".join(dict.fromkeys([first, *_short_values(arguments)])), 80)
     return ""
+
+
+def _short_values(arguments: str) -> Iterator[str]:
+    for text, colon, figure in _VALUES.findall(arguments, 0, _READ_CHARACTERS):
+        if not colon and len(text) <= _SHORT_CHARACTERS:
+            value = _value(text or figure)
+            # Of irregular JSON, what stands between two texts may look like one.
+            if value.strip(" ,:[]{}"):
+                yield value
+
+
+def _value(quoted: str) -> str:
+    try:
+        text = json.loads(f'"{quoted}"')
+    except ValueError:  # irregular JSON, as models write it
+        text = quoted
+    return clip(printable(text), 60)
 
 
 def _newest_within(lines: list[str], characters: int) -> list[str]:

@@ -18,7 +18,7 @@ from turnfold.core.history.gist import (
     opening_of,
     stated_values,
 )
-from turnfold.core.summary.digest import main_argument
+from turnfold.core.summary.digest import main_arguments
 from turnfold.core.summary.ledger.collect import values_of_call
 from turnfold.core.text.calls import arguments_of
 from turnfold.core.text.lines import printable
@@ -62,7 +62,7 @@ def _gist_of_calls(
 ) -> str:
     arguments = [_arguments(body, call) for call in calls]
     told = [
-        call_text(call.name, printable(main_argument(argument)))
+        call_text(call.name, printable(main_arguments(argument)))
         for call, argument in zip(calls, arguments, strict=True)
     ]
     ranked = [
