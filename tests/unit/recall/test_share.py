@@ -1,14 +1,31 @@
 """How much of a budget stays free for recall when a request arrives (F2)."""
 
+from typing import Any
+
 import pytest
 
-from tests.histories import assistant, history, tool, user
+from tests.histories import Said, assistant, history, tool, user
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.window import WindowRequest, build_window
-from turnfold.operations.query.recall_decisions import RecallWish, room_for_recall, share_for_recall
+from turnfold.operations.query.recall_decisions import (
+    QUOTES_AT_REQUEST,
+    RecallWish,
+    is_at_work,
+    room_for_recall,
+    share_for_recall,
+    share_of_quotes,
+)
 
 TALK = [user("Hello."), assistant("Hello."), user("Look."), assistant("I see.")]
 CALL = [user("Read it."), assistant(None, "c1"), tool("c1", "42")]
+TYPED = [
+    user("Fix it."),
+    assistant("THOUGHT: see what is there\n```bash\nls src\n```"),
+    Said(user("<output>core.py</output>"), is_meta=True),
+    assistant("```bash\nsed -n 1,80p src/core.py\n```"),
+    Said(user("<output>def run(): ...</output>"), is_meta=True),
+]
+"""An agent without tool calls: a program runs what it writes."""
 
 
 @pytest.mark.proves("F2", "L11")
@@ -31,6 +48,35 @@ def test_the_only_turn_of_a_session_is_taken_for_work() -> None:
 
     for said in (CALL, TALK[:1]):
         assert share_for_recall(policy, history(said).stored.messages, is_asked=True) == 0.5
+
+
+@pytest.mark.proves("F2")
+def test_an_agent_whose_commands_a_program_runs_is_at_work_without_tool_calls() -> None:
+    """It needs names and figures for its next step; in talk, whole messages answer best."""
+    policy = Policy(recall_share=0.5)
+    asked = WindowRequest(budget_tokens=1_000, recall_share=0.5)
+
+    def shares(said: list[Any]) -> tuple[float, float]:
+        stored = history(said).stored
+        window = build_window(stored, asked, policy)
+        return (
+            share_for_recall(policy, stored.messages, is_asked=False),
+            share_of_quotes(window),
+        )
+
+    assert shares([*TYPED, user("Now the tests.")]) == (0.5, QUOTES_AT_REQUEST)
+    assert shares(TYPED) == (0.5, 1.0)
+    assert shares([*TALK, user("Thanks.")]) == (pytest.approx(0.65), 0.0)
+
+
+@pytest.mark.proves("F2")
+def test_a_few_messages_of_programs_make_no_work_of_talk() -> None:
+    reminder = Said(user("It is Monday."), is_meta=True)
+
+    assert not is_at_work(history([*TALK, reminder]).stored.messages)
+    assert not is_at_work(history([*TALK, *TYPED[:-1]]).stored.messages)
+    assert is_at_work(history([user("Hello."), *TYPED]).stored.messages)
+    assert not is_at_work(())
 
 
 @pytest.mark.proves("F2")

@@ -38,7 +38,7 @@ from turnfold.core.recall.ranking import rank, score
 from turnfold.core.text.tokens import text_of
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.truncation import Form
-from turnfold.messages import Message
+from turnfold.messages import Message, Role
 from turnfold.operations.query.reading_room import ReadingRoom
 from turnfold.ports.recall import (
     Choice,
@@ -296,17 +296,17 @@ def _lines(
 def share_for_recall(policy: Policy, messages: Sequence[Message], *, is_asked: bool) -> float:
     """Return the share of a budget that stays free for a block when a request arrives.
 
-    A conversation without tool calls has nothing but what was said, and the block finds it best.
-    Calls of the newest turn do not count: within a turn, the beginning of its window stays. Without
-    an earlier turn it may be the only one, of an agent that works on a single task. `is_asked` if
-    the request names its own query.
+    A conversation in which nobody acts has nothing but what was said, and the block finds it best.
+    What is done in the newest turn does not count: within a turn, the beginning of its window
+    stays. Without an earlier turn it may be the only one, of an agent that works on a single task.
+    `is_asked` if the request names its own query.
     """
     if not policy.recall_share:
         return 0.0
     places = range(len(messages) - 1, -1, -1)
     request = next((place for place in places if messages[place].is_request), 0)
     earlier = messages[:request]
-    if any(message.calls for message in earlier) or not any(one.is_request for one in earlier):
+    if is_at_work(earlier) or not any(one.is_request for one in earlier):
         return policy.recall_share
     return 1 - (ASKED_TALK_RATIO if is_asked else TALK_RATIO) * (1 - policy.recall_share)
 
@@ -338,12 +338,23 @@ def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, fac
 def share_of_quotes(window: WindowBuilder) -> float:
     """Return the share of a block that single lines take before whole messages.
 
-    Where tools are called, the next step needs names and figures. But a request is also a question,
+    An agent at work needs names and figures for its next step. But a request is also a question,
     which whole messages answer; within its turn, they were told already.
     """
-    if not any(message.calls for message in window.taken):
+    if not is_at_work(window.taken):
         return 0.0
     return QUOTES_AT_REQUEST if _is_at_boundary(window) else 1.0
+
+
+def is_at_work(messages: Sequence[Message]) -> bool:
+    """Return whether an agent acts: it calls tools, or programs write half of what it replies to.
+
+    Agents without tool calls write their commands as text, and a program sends what came of them.
+    """
+    if any(message.calls for message in messages):
+        return True
+    from_programs = [message.is_meta for message in messages if message.role is Role.USER]
+    return any(from_programs) and 2 * sum(from_programs) >= len(from_programs)
 
 
 def _is_at_boundary(window: WindowBuilder) -> bool:
