@@ -21,8 +21,8 @@ class SearchedSession:
     more than `MOST_MASKED` messages no `masks`, but `matches`. `spoken` are the messages of the
     speaker whom the question names, None unless it names exactly one. `look_up` searches the index
     of a short session alone, and finds nothing for a lookup with more than a number of places.
-    `texts` reads the texts of messages, and `marked_lines` the marked lines of the newest ones.
-    `is_own` has 1 for each message of the agent itself.
+    `texts` reads the texts of messages, and `marked_lines` the marked lines of so many of the
+    newest ones. `is_own` has 1 for each message of the agent itself.
     """
 
     question: RecallQuestion
@@ -34,7 +34,7 @@ class SearchedSession:
     spoken: Collection[int] | None
     look_up: Callable[[Sequence[Lookup], int], Sequence[Mask]]
     texts: Callable[[Sequence[int]], Sequence[str]]
-    marked_lines: Callable[[], Mapping[int, Sequence[MarkedLine]]]
+    marked_lines: Callable[[int], Mapping[int, Sequence[MarkedLine]]]
     is_own: Sequence[int] = ()
 
 

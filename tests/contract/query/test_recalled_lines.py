@@ -113,7 +113,7 @@ async def test_lines_of_messages_that_are_not_indexed_yet_are_marked_too(stores:
         found: dict[int, list[tuple[int, ...]]] = {}
 
         def choose(session: SearchedSession) -> Choice:
-            marked = session.marked_lines()
+            marked = session.marked_lines(128)
             found.update({at: [line.names for line in lines] for at, lines in marked.items()})
             return Choice(())
 

@@ -28,6 +28,7 @@ from turnfold.core.recall.question import (
     related_lookups,
 )
 from turnfold.core.recall.quotes import (
+    NEWEST_MESSAGES,
     READ_CHARACTERS,
     MarkedLine,
     NameNumber,
@@ -272,7 +273,8 @@ def _lines(
     """Yield the best lines that the window does not show, while room is left."""
     known_names = set(moment.known_names)
     quotable: list[tuple[int, MarkedLine]] = []
-    marked = session.marked_lines()
+    # More for a large window, which shows most of the newest itself.
+    marked = session.marked_lines(NEWEST_MESSAGES + 2 * len(moment.shown))
     for ordinal, lines in sorted(marked.items(), reverse=True):
         position = session.positions[ordinal]
         hidden = moment.hidden.get(position, _NOTHING if position in moment.shown else _ALL)

@@ -133,7 +133,7 @@ class SqlRecallStore:
                 speakers[0] if len(speakers) == 1 else None,
                 of_session.indexed_masks,
                 lambda ordinals: _texts(connection, sid, order, ordinals, stored),
-                lambda: marks_before(connection, sid, order, indexed, end),
+                lambda most: marks_before(connection, sid, order, indexed, end, most),
                 order.is_own,
             )
             choice = choose(session)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sqlalchemy import BigInteger, bindparam, case, select
 
 from turnfold.core.recall.mask_ranking import Mask
-from turnfold.core.recall.quotes import NEWEST_MESSAGES, MarkedLine, mark_lines, read_marks
+from turnfold.core.recall.quotes import MarkedLine, mark_lines, read_marks
 from turnfold.core.recall.ranking import ordinals_of
 from turnfold.core.text.search import Lookup, searchable
 from turnfold.core.text.tokens import MESSAGE_TOKENS, token_upper_bound
@@ -296,14 +296,19 @@ _MARKED = Prepared(
 
 
 def marks_before(
-    connection: SupportsStatements, sid: int, order: SessionOrder, indexed: int, end: int
+    connection: SupportsStatements,
+    sid: int,
+    order: SessionOrder,
+    indexed: int,
+    end: int,
+    most: int,
 ) -> Mapping[int, Sequence[MarkedLine]]:
-    """Return the marked lines of the newest messages before the ordinal `end`, by ordinals.
+    """Return the marked lines of the `most` messages before the ordinal `end`, by ordinals.
 
     Copies are left out, and what is never recalled. Lines are marked as messages are indexed, so
     those of the messages before `indexed` are kept, of the newest ones only.
     """
-    first, known = max(0, end - NEWEST_MESSAGES), order.marks
+    first, known = max(0, end - most), order.marks
     if not known.first <= first <= known.end:
         found = _read_marks(connection, sid, order, first, end)
     else:
