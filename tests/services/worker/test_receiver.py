@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 
@@ -78,7 +78,7 @@ async def free_at_once(url: str, many: int) -> set[str]:
 
 
 @contextlib.contextmanager
-def write_lock(database: Path) -> Iterator[None]:
+def write_lock(database: Path) -> Generator[None]:
     """Nobody else can write while the body runs."""
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
@@ -238,7 +238,8 @@ async def test_a_commit_that_takes_long_is_not_given_up_by_a_worker_that_is_told
 
                     async def is_delivered() -> bool:
                         state = await consumer(parts.server.url)
-                        return (state.num_ack_pending, state.ack_floor.consumer_seq) == (1, 1)
+                        floor = state.ack_floor.consumer_seq if state.ack_floor else 0
+                        return (state.num_ack_pending, floor) == (1, 1)
 
                     await eventually(is_delivered, told=parts.words)
                     await asyncio.sleep(RETRY_SECONDS)

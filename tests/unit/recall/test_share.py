@@ -7,9 +7,9 @@ import pytest
 from tests.histories import Said, assistant, history, tool, user
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.window import WindowRequest, build_window
-from turnfold.operations.query.recall_decisions import (
+from turnfold.operations.query.recall_decisions import RecallWish
+from turnfold.operations.query.recall_room import (
     QUOTES_AT_REQUEST,
-    RecallWish,
     is_at_work,
     room_for_recall,
     share_for_recall,
@@ -18,7 +18,7 @@ from turnfold.operations.query.recall_decisions import (
 
 TALK = [user("Hello."), assistant("Hello."), user("Look."), assistant("I see.")]
 CALL = [user("Read it."), assistant(None, "c1"), tool("c1", "42")]
-TYPED = [
+TYPED: list[Any] = [
     user("Fix it."),
     assistant("THOUGHT: see what is there\n```bash\nls src\n```"),
     Said(user("<output>core.py</output>"), is_meta=True),
@@ -66,7 +66,7 @@ def test_an_agent_whose_commands_a_program_runs_is_at_work_without_tool_calls() 
 
     assert shares([*TYPED, user("Now the tests.")]) == (0.5, QUOTES_AT_REQUEST)
     assert shares(TYPED) == (0.5, 1.0)
-    assert shares([*TALK, user("Thanks.")]) == (pytest.approx(0.65), 0.0)
+    assert shares([*TALK, user("Thanks.")]) == pytest.approx((0.65, 0.0))
 
 
 @pytest.mark.proves("F2")

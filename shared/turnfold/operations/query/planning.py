@@ -32,7 +32,8 @@ from turnfold.core.window.window import (
 )
 from turnfold.messages import SHAPE_OF_FORMAT, SessionKey, Shape
 from turnfold.operations.query.environment import ContextReply, QueryEnvironment
-from turnfold.operations.query.recall_decisions import RecallDecision, RecallWish, share_for_recall
+from turnfold.operations.query.recall_decisions import RecallDecision, RecallWish
+from turnfold.operations.query.recall_room import share_for_recall
 from turnfold.operations.query.replies import prepared_summary
 from turnfold.ports.query import (
     END_SEQ,

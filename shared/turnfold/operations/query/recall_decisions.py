@@ -2,7 +2,7 @@
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final
@@ -15,7 +15,6 @@ from turnfold.core.history.blocks import is_turn_boundary
 from turnfold.core.policy.presets import Policy
 from turnfold.core.recall.block import (
     FRAME_TOKENS,
-    LEAST_ROOM,
     RecallBlock,
     RecallMaterial,
     write_block,
@@ -39,7 +38,7 @@ from turnfold.core.recall.ranking import rank, score
 from turnfold.core.text.tokens import text_of
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.truncation import Form
-from turnfold.messages import Message, Role
+from turnfold.messages import Message
 from turnfold.operations.query.reading_room import ReadingRoom
 from turnfold.ports.recall import (
     Choice,
@@ -53,18 +52,6 @@ DecisionKey = tuple[int, *tuple[object, ...]]
 DECISIONS_BYTES: Final = 16_000_000
 MESSAGE_BYTES: Final = 1_000
 """About how many bytes a message of a cached decision takes besides its text."""
-MOST_TURN_SHARE: Final = 0.25
-"""The largest share of the budget that is left free for the rest of the turn."""
-TALK_RATIO: Final = 0.7
-ASKED_TALK_RATIO: Final = 0.4
-"""Without tool calls, what recall leaves of a budget shrinks to the first ratio.
-
-To the second if the request names its own query: its caller asks for what was said before.
-"""
-QUOTES_AT_REQUEST: Final = 0.5
-TAKEN_WITHIN_TURN: Final = 0.75
-"""The share of the room in a running turn that a block takes: it is halved when its turn has grown
-by the rest, and dropped when that half does not fit either."""
 MORE_READ: Final = 1.1
 """Messages of this many times the room are read: neighbors take fewer tokens in a block."""
 LEAST_LEFT: Final = 0.05
@@ -295,77 +282,7 @@ def _lines(
         yield ordinal, line
 
 
-def share_for_recall(policy: Policy, messages: Sequence[Message], *, is_asked: bool) -> float:
-    """Return the share of a budget that stays free for a block when a request arrives.
-
-    A conversation in which nobody acts has nothing but what was said, and the block finds it best.
-    What is done in the newest turn does not count: within a turn, the beginning of its window
-    stays. Without an earlier turn it may be the only one, of an agent that works on a single task.
-    `is_asked` if the request names its own query.
-    """
-    if not policy.recall_share:
-        return 0.0
-    places = range(len(messages) - 1, -1, -1)
-    request = next((place for place in places if messages[place].is_request), 0)
-    earlier = messages[:request]
-    if is_at_work(earlier) or not any(one.is_request for one in earlier):
-        return policy.recall_share
-    return 1 - (ASKED_TALK_RATIO if is_asked else TALK_RATIO) * (1 - policy.recall_share)
-
-
-def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, factor: float) -> int:
-    """Return the raw tokens that the block of a window may take; 0 if it is too little.
-
-    When a turn begins or ends, the room is what the window leaves of its budget, less what the turn
-    is expected to add, but at least what windows leave when a request arrives. In a running turn it
-    is most of what is left, so that some steps go by before it is halved. `factor` converts the
-    limits of the wish to raw counts.
-    """
-    budget = window.limits.tokens
-    left = budget - window.total
-    if _is_at_boundary(window):
-        expected = min(window.turns.median_after_request, int(MOST_TURN_SHARE * budget))
-        room = min(max(left - expected, budget - window.limits_by_turns.arrival_tokens), left)
-    else:
-        room = int(TAKEN_WITHIN_TURN * left)
-    limits = [policy.recall_max_tokens]
-    if wish.tokens is not None:
-        limits.append(int(wish.tokens / factor))
-    if wish.share is not None:
-        limits.append(int(wish.share * budget))
-    room = min(room, *limits)
-    return room if room >= LEAST_ROOM and window.size < window.limits.messages else 0
-
-
-def share_of_quotes(window: WindowBuilder) -> float:
-    """Return the share of a block that single lines take before whole messages.
-
-    An agent at work needs names and figures for its next step. But a request is also a question,
-    which whole messages answer; within its turn, they were told already.
-    """
-    if not is_at_work(window.taken):
-        return 0.0
-    return QUOTES_AT_REQUEST if _is_at_boundary(window) else 1.0
-
-
-def is_at_work(messages: Sequence[Message]) -> bool:
-    """Return whether an agent acts: it calls tools, or programs write half of what it replies to.
-
-    Agents without tool calls write their commands as text, and a program sends what came of them.
-    """
-    if any(message.calls for message in messages):
-        return True
-    from_programs = [message.is_meta for message in messages if message.role is Role.USER]
-    return any(from_programs) and 2 * sum(from_programs) >= len(from_programs)
-
-
-def _is_at_boundary(window: WindowBuilder) -> bool:
-    """Return whether the newest message begins or ends a turn."""
-    newest = _newest(window)
-    return newest is not None and is_turn_boundary(newest)
-
-
-def _newest(window: WindowBuilder) -> Message | None:
+def newest_message(window: WindowBuilder) -> Message | None:
     """Return the newest message that is no instruction."""
     return next((message for message in reversed(window.taken) if not message.is_pinnable), None)
 
@@ -379,7 +296,7 @@ def deciding_message(window: WindowBuilder) -> Message | None:
     """
     if window.request is None:
         return None
-    newest = _newest(window)
+    newest = newest_message(window)
     if newest is not None and is_turn_boundary(newest):
         return newest
     changes = (window.request.head.message, window.trimmed_after, window.made_room_after)

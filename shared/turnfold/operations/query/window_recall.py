@@ -19,10 +19,9 @@ from turnfold.operations.query.recall_decisions import (
     RecallWish,
     deciding_message,
     hidden_characters,
-    room_for_recall,
-    share_of_quotes,
     shown_positions,
 )
+from turnfold.operations.query.recall_room import room_for_recall, share_of_quotes
 from turnfold.operations.query.replies import prepared_summary
 from turnfold.ports.query import (
     SessionSnapshot,
