@@ -6,8 +6,9 @@ import pytest
 
 from tests.histories import Said, assistant, history, tool, user
 from turnfold.core.policy.presets import Policy
+from turnfold.core.recall.block import LEAST_ROOM
 from turnfold.core.window.window import WindowRequest, build_window
-from turnfold.operations.query.recall_decisions import RecallWish
+from turnfold.operations.query.recall_decisions import RecallWish, deciding_message
 from turnfold.operations.query.recall_room import (
     QUOTES_AT_REQUEST,
     is_at_work,
@@ -103,3 +104,30 @@ def test_a_block_within_a_turn_is_not_halved_by_its_next_step() -> None:
 
     left = 1_000 - window.total
     assert left / 2 < room <= 0.75 * left
+
+
+@pytest.mark.proves("F2")
+def test_a_room_that_holds_no_block_worth_its_frame_is_none() -> None:
+    asked = WindowRequest(budget_tokens=1_000, recall_share=0.5)
+    window = build_window(history([*TALK, *CALL]).stored, asked, Policy())
+
+    rooms = [
+        room_for_recall(window, Policy(), RecallWish(tokens=tokens), factor=1.0)
+        for tokens in (LEAST_ROOM - 1, LEAST_ROOM, LEAST_ROOM + 1)
+    ]
+
+    assert rooms == [0, LEAST_ROOM, LEAST_ROOM + 1]
+
+
+@pytest.mark.proves("F2", "L11")
+def test_the_block_of_a_running_turn_is_decided_at_its_request_or_at_a_later_trim() -> None:
+    roomy = WindowRequest(budget_tokens=1_000, recall_share=0.5)
+    tight = WindowRequest(budget_tokens=90, recall_share=0.5)
+    said = [*TALK, *CALL, assistant(None, "c2"), tool("c2", "word " * 60)]
+    stored = history(said).stored
+
+    in_place = deciding_message(build_window(stored, roomy, Policy()))
+    trimmed = deciding_message(build_window(stored, tight, Policy()))
+
+    assert in_place == stored.messages[len(TALK)]
+    assert trimmed == stored.messages[-1]
