@@ -52,6 +52,23 @@ async def test_promoting_what_covers_less_leaves_the_difference_pending_and_has_
     assert versions[-1].messages_covered == versions[2].messages_covered
 
 
+@pytest.mark.proves("L1", "L7", "L10")
+async def test_a_compaction_of_a_single_message_is_covered_by_its_version(stores: Stores) -> None:
+    await stores.changes.set_policy(
+        KEY,
+        PolicyRequest(overrides={"keep_messages": 12}),
+        installation=stores.installation,
+        now_ms=NOON,
+    )
+    await stores.ingest(*(turn(number, user(f"Lantern {number}.")) for number in range(1, 14)))
+    pending = await ids(stores, State.PENDING)
+
+    await write(stores)
+
+    assert len(pending) == 1
+    assert await ids(stores, State.COVERED) == pending
+
+
 @pytest.mark.proves("L10", "A4", "A1")
 async def test_promoting_what_covers_more_only_moves_the_pointer(stores: Stores) -> None:
     await three_versions(stores)
