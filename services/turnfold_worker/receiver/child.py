@@ -84,6 +84,7 @@ class ReceiverChild:
         self._client: Client | None = None
         self._consumer: PullConsumer | None = None
         self._slots = asyncio.Semaphore(CONCURRENT_BATCHES)
+        self._decoding: Sequence[Msg] = ()
         self._sent: dict[int, Sequence[Msg]] = {}
         self._may_receive = asyncio.Event()
         self._receiving = asyncio.create_task(self._receive(), name="batches")
@@ -143,18 +144,17 @@ class ReceiverChild:
             # returned at once when the worker stops.
             await self._slots.acquire()
             messages = await consumer.take(wire.BATCH, most_bytes=wire.BATCH_BYTES)
+            self._decoding = messages
             try:
                 batch = await self._decoded(self._deliveries(consumer, messages))
-            except asyncio.CancelledError:
-                await consumer.nack(messages)
-                raise
             except Exception:
                 log.exception("batch.crashed", events=len(messages))
                 await consumer.nack(messages, delay_seconds=RETRY_SECONDS)
+                self._decoding = ()
                 self._slots.release()
                 continue
             number += 1
-            self._sent[number] = messages
+            self._sent[number], self._decoding = messages, ()
             await self._send(wire.BatchReady(number, batch, consumer.in_flight))
 
     def _deliveries(self, consumer: PullConsumer, messages: list[Msg]) -> list[Delivery]:
@@ -216,6 +216,8 @@ class ReceiverChild:
         await cancel_and_wait(self._receiving)
         if self._consumer is not None:
             await self._consumer.stop()
+            unsent, self._decoding = self._decoding, ()
+            await self._consumer.nack(unsent)
 
     async def _beat(self) -> None:
         """Send heartbeats until the worker is silent. A worker may take long to greet."""

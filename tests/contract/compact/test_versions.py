@@ -12,6 +12,7 @@ from tests.contract.compact.versions import (
     claimed,
     compaction_of,
     ids,
+    override,
     phases,
     promote,
     read,
@@ -22,7 +23,6 @@ from tests.contract.compact.versions import (
     write,
 )
 from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turn, turns, user
-from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.history.as_of import AtTime, AtVersion
 from turnfold.errors import BadRequest, Conflict, LostLease, UnknownSession
 from turnfold.messages import State
@@ -54,12 +54,7 @@ async def test_promoting_what_covers_less_leaves_the_difference_pending_and_has_
 
 @pytest.mark.proves("L1", "L7", "L10")
 async def test_a_compaction_of_a_single_message_is_covered_by_its_version(stores: Stores) -> None:
-    await stores.changes.set_policy(
-        KEY,
-        PolicyRequest(overrides={"keep_messages": 12}),
-        installation=stores.installation,
-        now_ms=NOON,
-    )
+    await override(stores, keep_messages=12)
     await stores.ingest(*(turn(number, user(f"Lantern {number}.")) for number in range(1, 14)))
     pending = await ids(stores, State.PENDING)
 
@@ -247,12 +242,7 @@ async def test_a_compaction_that_is_being_summarised_is_fenced_off_and_undone(
 async def test_what_was_restored_stays_until_enough_has_come_or_somebody_asks(
     stores: Stores,
 ) -> None:
-    await stores.changes.set_policy(
-        KEY,
-        PolicyRequest(overrides={"min_gain_tokens": 60}),
-        installation=stores.installation,
-        now_ms=NOON,
-    )
+    await override(stores, min_gain_tokens=60)
     await stores.ingest(*turns(10, 7))
     await restore(stores, (await stores.facts()).pending[-1].compaction_id)
 
@@ -266,12 +256,7 @@ async def test_what_was_restored_stays_until_enough_has_come_or_somebody_asks(
 
 @pytest.mark.proves("A5", "E1")
 async def test_a_request_evicts_what_was_restored(stores: Stores) -> None:
-    await stores.changes.set_policy(
-        KEY,
-        PolicyRequest(overrides={"min_gain_tokens": 5_000}),
-        installation=stores.installation,
-        now_ms=NOON,
-    )
+    await override(stores, min_gain_tokens=5_000)
     await stores.ingest(*turns(10, 7))
     await restore(stores, (await stores.facts()).pending[-1].compaction_id)
 
@@ -287,12 +272,7 @@ async def test_a_request_evicts_what_was_restored(stores: Stores) -> None:
 async def test_what_left_with_its_summary_is_shown_by_a_digest_when_its_version_is_not_in_force(
     stores: Stores,
 ) -> None:
-    await stores.changes.set_policy(
-        KEY,
-        PolicyRequest(overrides={"commit": "on_summary"}),
-        installation=stores.installation,
-        now_ms=NOON,
-    )
+    await override(stores, commit="on_summary")
     for number in (1, 2):
         await stores.ingest(*turns(10 * number, 7))
         await write(stores, f"Version {number}.", at_ms=NOON + 1_000 * number)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.store_fixtures import KEY, NOON, Stores, summary, turns
+from turnfold.contracts.requests import PolicyRequest
 from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey, State
 from turnfold.ports.admin import ActiveVersion
 from turnfold.ports.compact import Job, RegenerateOptions
@@ -78,6 +79,16 @@ async def ids(stores: Stores, *wanted: State) -> list[str]:
 
 async def phases(stores: Stores) -> list[str]:
     return [row.phase for row in await stores.history.audit(KEY, after=0, limit=1_000)]
+
+
+async def override(stores: Stores, **numbers: Any) -> None:
+    """Set numbers of the session's policy."""
+    await stores.changes.set_policy(
+        KEY,
+        PolicyRequest(overrides=numbers),
+        installation=stores.installation,
+        now_ms=NOON,
+    )
 
 
 async def compaction_of(stores: Stores, version: int) -> str:

@@ -25,8 +25,8 @@ READ_CHARACTERS: Final = 8_000
 MOST_LINES: Final = 32
 """The most lines that are marked in a message."""
 NEWEST_MESSAGES: Final = 128
-"""How many of the newest messages are quoted, and decide what names are worth, besides two for each
-message that the window shows."""
+"""The newest messages that are quoted and decide what names are worth, besides two for each message
+that the window shows."""
 DECAY_MESSAGES: Final = 30
 """After so many messages, a name counts for e times less."""
 WORTH_POWER: Final = 0.7
