@@ -10,7 +10,7 @@ from typing import Any
 from turnfold import CannotFit, LadderCompressor
 
 Json = dict[str, Any]
-SHARES = (1.0, 0.8, 0.6, 0.2)
+SHARES = (0.8, 0.6, 0.2)
 
 
 def conversation() -> list[Json]:
