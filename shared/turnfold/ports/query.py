@@ -61,7 +61,10 @@ class SessionSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StoredSummary:
-    """A stored version; `sections` and `ledger` are JSON texts."""
+    """A stored version; `sections` and `ledger` are JSON texts.
+
+    `last_position` is that of the newest message that it covers.
+    """
 
     version: int
     base_version: int | None
@@ -79,6 +82,12 @@ class StoredSummary:
     messages_covered: int
     compaction_id: CompactionId
     created_at_ms: int
+    last_position: int
+
+    @property
+    def characters(self) -> int:
+        """The length of its texts."""
+        return len(self.text) + len(self.sections) + len(self.ledger)
 
 
 class PendingEviction(NamedTuple):

@@ -33,6 +33,7 @@ def test_a_summary_that_is_shown_in_part_costs_what_that_part_costs() -> None:
         messages_covered=9,
         compaction_id=CompactionId("1"),
         created_at_ms=0,
+        last_position=0,
     )
     prepared_summary(summary)
     calls = 0

@@ -144,18 +144,17 @@ def _reply(
         is_fresh=planned.is_fresh,
         account=planned.plan.account,
         seconds=time.perf_counter() - began,
+        budget=planned.budget,
     )
     session = planned.snapshot.session
     if planned.request.as_of is not None or session is None:
         return reply
-    if planned.budget is not None:
-        environment.keep_budget(reply.etag, planned.budget)
     # Not a partial recall: it improves when the index catches up, and that changes no etag.
     if planned.recall is None or not planned.recall.is_partial:
         environment.keep_reply(session.sid, reply)
     if not planned.asked.is_emergency:
         environment.keep_builder(session.sid, planned.asked, planned.builder, len(body))
-    return with_hint(reply, planned.budget, session, planned.policy)
+    return with_hint(reply, session, planned.policy)
 
 
 _COUNTS = tuple([count.name for count in fields(WindowAccount)])

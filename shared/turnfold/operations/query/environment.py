@@ -18,7 +18,6 @@ MESSAGE_BYTES = 400
 
 REPLIES_BYTES = 16_000_000
 """The most bytes of cached replies."""
-BUDGETS_KEPT = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class ContextReply:
 
     `is_fresh` is false if the requested sequence is not ingested yet. `seconds` is the time that
     the window took to build, without waiting; None if it was cached. `hint` is what a worker has
-    to be told of the window.
+    to be told of the window: its `budget`, if that is news.
     """
 
     body: bytes
@@ -36,6 +35,7 @@ class ContextReply:
     is_fresh: bool = True
     account: WindowAccount | None = None
     seconds: float | None = field(default=None, compare=False)
+    budget: BudgetHint | None = None
     hint: BudgetHint | None = None
 
 
@@ -44,8 +44,7 @@ class QueryEnvironment:
     """The settings of answers besides the store, and the caches.
 
     `builders` continues a window instead of building it from the first message. `replies` holds
-    finished replies by session, etag and freshness, `budgets` what hints say of a window, by etag.
-    Without `recall`, windows have no recall block.
+    finished replies by session, etag and freshness. Without `recall`, windows have no recall block.
     """
 
     policy: PolicyResolver
@@ -57,7 +56,6 @@ class QueryEnvironment:
     replies: LRUCache[tuple[int, str, bool], ContextReply] = field(
         default_factory=lambda: LRUCache(REPLIES_BYTES)
     )
-    budgets: LRUCache[str, BudgetHint] = field(default_factory=lambda: LRUCache(BUDGETS_KEPT))
 
     @property
     def caches(self) -> tuple[LRUCache[Any, Any], ...]:
@@ -70,25 +68,14 @@ class QueryEnvironment:
         key = (sid, etag, is_fresh)
         # Taken and put back, which marks it as used most recently.
         reply = self.replies.pop(key)
-        if reply is not None:
-            self.replies.put(key, reply, len(reply.body))
-        return reply
+        if reply is None:
+            return None
+        self.replies.put(key, reply, len(reply.body))
+        return replace(reply, seconds=None)
 
     def keep_reply(self, sid: int, reply: ContextReply) -> None:
         """Cache a reply for the next request."""
-        key = (sid, reply.etag, reply.is_fresh)
-        self.replies.put(key, replace(reply, seconds=None), len(reply.body))
-
-    def cached_budget(self, etag: str) -> BudgetHint | None:
-        """Return what a hint says of the window with this etag, if it is cached."""
-        budget = self.budgets.pop(etag)
-        if budget is not None:
-            self.keep_budget(etag, budget)
-        return budget
-
-    def keep_budget(self, etag: str, budget: BudgetHint) -> None:
-        """Cache what a hint says of a window, for when it is asked for again."""
-        self.budgets.put(etag, budget, 1)
+        self.replies.put((sid, reply.etag, reply.is_fresh), reply, len(reply.body))
 
     def keep_builder(
         self, sid: int, asked: WindowRequest, builder: WindowBuilder, reply_bytes: int

@@ -3,9 +3,10 @@
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
+from typing import NamedTuple
 
 from turnfold.contracts.hints import BudgetHint
 from turnfold.contracts.requests import (
@@ -116,15 +117,13 @@ class PlannedWindow:
         return replace(self, plan=plan, recall=decision, block=block)
 
 
-def with_hint(
-    reply: ContextReply, budget: BudgetHint | None, session: SessionSnapshot | None, policy: Policy
-) -> ContextReply:
+def with_hint(reply: ContextReply, session: SessionSnapshot, policy: Policy) -> ContextReply:
     """Add the hint that a worker needs, going by what it has stored of earlier ones."""
-    if session is None or budget is None:
+    if reply.budget is None:
         return reply
     now_ms = time.time_ns() // 1_000_000
-    is_due = is_hint_due(session.budgets, budget, policy, at_ms=now_ms)
-    return replace(reply, hint=budget) if is_due else reply
+    is_due = is_hint_due(session.budgets, reply.budget, policy, at_ms=now_ms)
+    return replace(reply, hint=reply.budget) if is_due else reply
 
 
 def is_fresh(request: ContextRequest, snapshot: WindowSnapshot) -> bool:
@@ -139,7 +138,16 @@ def max_characters(request: ContextRequest, policy: Policy) -> int:
     return policy.max_chars
 
 
-@dataclass(frozen=True, slots=True)
+class _Terms(NamedTuple):
+    """The terms of a window, which follow from its request and a session row."""
+
+    session: SessionSnapshot | None
+    policy: Policy
+    model_window: int
+    etag: str
+
+
+@dataclass(slots=True)
 class WindowReading:
     """One reading of a session: first its row, then, if that does not answer, its messages.
 
@@ -152,6 +160,7 @@ class WindowReading:
     environment: QueryEnvironment
     may_wait: bool
     chars_per_token: float
+    _last_terms: _Terms | None = field(default=None, init=False)
 
     @property
     def refused_to(self) -> int:
@@ -163,18 +172,13 @@ class WindowReading:
         fresh = is_fresh(self.request, snapshot)
         if not fresh and self.may_wait:
             return Stale()
-        policy, model_window = self._terms(snapshot.session)
-        etag = self._etag(snapshot, policy, model_window)
+        session, policy, _, etag = self._terms(snapshot)
+        if session is None:
+            return None if self.request.etag != etag else _not_modified(etag)
+        reply = self.environment.cached_reply(session.sid, etag, is_fresh=fresh)
         if self.request.etag == etag:
-            body = json.dumps({"not_modified": True, "etag": etag}).encode()
-            reply: ContextReply | None = ContextReply(body, etag, is_modified=False)
-        elif snapshot.session is None:
-            return None
-        else:
-            reply = self.environment.cached_reply(snapshot.session.sid, etag, is_fresh=fresh)
-        if reply is None:
-            return None
-        return with_hint(reply, self.environment.cached_budget(etag), snapshot.session, policy)
+            reply = _not_modified(etag, None if reply is None else reply.budget)
+        return None if reply is None else with_hint(reply, session, policy)
 
     def on_messages(
         self, snapshot: WindowSnapshot
@@ -195,12 +199,9 @@ class WindowReading:
         Raises:
             CannotFit: no window is that small.
         """
-        session = snapshot.session
-        policy, model_window = self._terms(session)
-        stored, asked = (
-            _window_input(snapshot),
-            self._window_request(snapshot, policy, model_window),
-        )
+        session, policy, model_window, etag = self._terms(snapshot)
+        stored = _window_input(snapshot)
+        asked = self._window_request(snapshot, policy, model_window)
         earlier = None
         if session is not None and is_of_now:
             # By number, not by name: a session that begins afresh after it was erased has another.
@@ -213,14 +214,23 @@ class WindowReading:
             snapshot,
             policy,
             model_window,
-            self._etag(snapshot, policy, model_window),
+            etag,
             stored,
             asked,
             builder,
             to_plan(builder, stored, asked),
         )
 
-    def _terms(self, session: SessionSnapshot | None) -> tuple[Policy, int]:
+    def _terms(self, snapshot: WindowSnapshot) -> _Terms:
+        """Return the terms under which a session is shown; both steps of a reading need them."""
+        session, terms = snapshot.session, self._last_terms
+        if terms is None or terms.session is not session:
+            policy, model_window = self._policy(session)
+            etag = self._etag(snapshot, policy, model_window)
+            terms = self._last_terms = _Terms(session, policy, model_window, etag)
+        return terms
+
+    def _policy(self, session: SessionSnapshot | None) -> tuple[Policy, int]:
         """Return the policy of a session, and the tokens that its model reads."""
         overrides = (
             (session.agent_wishes, session.wishes) if session else (_NO_OVERRIDES, _NO_OVERRIDES)
@@ -290,6 +300,11 @@ class WindowReading:
         state = (*((session.sid, session.revision) if session else (0, 0)), snapshot.refused)
         text = f"{state} {asked} {_fingerprint(policy)}"
         return blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def _not_modified(etag: str, budget: BudgetHint | None = None) -> ContextReply:
+    body = json.dumps({"not_modified": True, "etag": etag}).encode()
+    return ContextReply(body, etag, is_modified=False, budget=budget)
 
 
 def _window_input(snapshot: WindowSnapshot) -> WindowInput:

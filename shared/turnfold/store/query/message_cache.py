@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import bindparam, literal_column, select
 
 from turnfold.messages import Message
+from turnfold.ports.query import StoredSummary
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.predicates import is_live
 from turnfold.store.database.schema import messages
@@ -24,7 +25,9 @@ KNOWN_AT_HAND = 2_048
 """The most messages, most of them cached, for which a window is decided in the loop's thread."""
 
 KNOWN = 32_768
-"""The most cached messages of all sessions together; one takes about half a kilobyte."""
+"""The most cached messages of all sessions together."""
+MESSAGE_BYTES = 512
+"""About how many bytes a cached message takes."""
 MOST_CACHED = KNOWN // 4
 """The most messages of one session that the cache keeps."""
 
@@ -39,23 +42,26 @@ again.
 
 @dataclass(slots=True)
 class CachedSession:
-    """The messages of a session as they were read: live ones by state, evicted ones by eviction.
+    """A session as it was read: its summary, live messages by state, evicted ones by eviction.
 
-    Evicted messages hardly ever change; the session counts when they do (`changes`).
+    A summary never changes, and evicted messages hardly ever do; the session counts when they do
+    (`changes`).
     `covered_calls` are those of the windows of `calls_of`: a version, and the first request shown.
     """
 
     changes: int = 0
     live: dict[State, Message] = field(default_factory=dict)
     evicted: dict[int, list[Message]] = field(default_factory=dict)
+    summary: StoredSummary | None = None
     calls_of: State = ()
     covered_calls: tuple[Message, ...] = ()
 
     @property
     def size(self) -> int:
-        """The number of messages."""
+        """The number of messages, and how many messages take as much memory as the summary."""
         evicted = sum([len(evicted) for evicted in self.evicted.values()])
-        return len(self.live) + evicted + len(self.covered_calls)
+        summary = 0 if self.summary is None else self.summary.characters // MESSAGE_BYTES
+        return len(self.live) + evicted + len(self.covered_calls) + summary
 
     def is_at_hand(self, live: int, changes: int, pending: Sequence[Sequence[Any]]) -> bool:
         """Return whether few enough messages must be read to do it in the loop's thread."""
@@ -94,15 +100,16 @@ def live_messages(
         known.live.clear()
         return [message for _, message in _live_after(connection, sid, -1)]
     states = [tuple(row) for row in _LIVE.rows(connection, sid)]
-    try:
-        return [known.live[state] for state in states]
-    except KeyError:
-        # Drops what was evicted since, or the cache of a long session would grow without end.
-        known.live = {state: known.live[state] for state in states if state in known.live}
-        # From the first unknown one on: what is new nearly always stands at the end.
-        first = next(state[0] for state in states if state not in known.live)
-        known.live.update(_live_after(connection, sid, first - 1))
-        return [known.live[state] for state in states]
+    # From the first unknown one on: what is new nearly always stands at the end.
+    unknown = (place for place, state in enumerate(states) if state not in known.live)
+    first = next(unknown, len(states))
+    found = [known.live[state] for state in states[:first]]
+    if first < len(states):
+        after = dict(_live_after(connection, sid, states[first][0] - 1))
+        found += [after[state] for state in states[first:]]
+        # Without what was evicted since, or the cache of a long session would grow without end.
+        known.live = dict(zip(states, found, strict=True))
+    return found
 
 
 def _live_after(

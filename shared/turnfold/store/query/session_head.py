@@ -1,4 +1,4 @@
-"""Read a session's row with its policies, its summary in force, and what ingest has reached."""
+"""Read a session's row with its policies, and what ingest has reached."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -58,7 +58,14 @@ SUMMARY_COLUMNS = [
     *(summaries.c[name] for name in ("covers_first", "covers_last", "messages_covered")),
     cast(summaries.c.compaction_id, Text),
     summaries.c.created_at_ms,
+    summaries.c.last_position,
 ]
+_SUMMARY = Prepared(
+    select(*SUMMARY_COLUMNS).where(
+        summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number")
+    ),
+    ("of_sid", "number"),
+)
 LOOKED_UP_AT_ONCE = 500
 """The most sessions of one statement that looks whether they are stored."""
 MOST_REFUSED = 10_000
@@ -91,19 +98,13 @@ _HEAD = Prepared(
         agents.c.overrides,
         *_SESSION_COLUMNS,
         sessions.c.evicted_changes,
-        *SUMMARY_COLUMNS,
     ).select_from(
         # From a row that always exists: what is ingested is also read for a session that is not.
         _ONE.outerjoin(
             sessions,
             (sessions.c.agent_id == bindparam("agent_id"))
             & (sessions.c.session_id == bindparam("session_id")),
-        )
-        .outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
-        .outerjoin(
-            summaries,
-            (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version),
-        )
+        ).outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
     ),
     ("agent_id", "session_id", "refused_to"),
 )
@@ -112,17 +113,22 @@ _HEAD = Prepared(
 def read_head(
     connection: SupportsStatements, key: SessionKey, refused_to: int
 ) -> tuple[WindowSnapshot, int]:
-    """Read the session row and the summary, and how often evicted messages have changed."""
+    """Read the session row without its summary, and how often evicted messages have changed."""
     (row,) = _HEAD.rows(connection, key.agent_id, key.session_id, refused_to)
     ingested_to, refused, sid = row[:3]
     if sid is None:
         return WindowSnapshot(ingested_to, None, refused=refused), 0
     wishes, agent_wishes = PolicyOverrides(*row[3:6]), PolicyOverrides(*row[6:9])
-    end = 9 + len(_SESSION_COLUMNS)
-    session = SessionSnapshot(sid, wishes, agent_wishes, *row[9:end])
-    changes, *summary = row[end:]
-    in_force = None if summary[0] is None else summary_of(summary)
-    return WindowSnapshot(ingested_to, session, in_force, refused=refused), changes
+    session = SessionSnapshot(sid, wishes, agent_wishes, *row[9:-1])
+    return WindowSnapshot(ingested_to, session, refused=refused), row[-1]
+
+
+def read_summary(
+    connection: SupportsStatements, sid: int, version: int | None
+) -> StoredSummary | None:
+    """Read a version of a session; None if it has no such version."""
+    rows = () if version is None else _SUMMARY.rows(connection, sid, version)
+    return summary_of(rows[0]) if rows else None
 
 
 def summary_of(row: Sequence[Any]) -> StoredSummary:

@@ -15,6 +15,7 @@ from turnfold.core.shapes.packing import unpack
 from turnfold.errors import BadRequest
 from turnfold.messages import Message, MessageId, SessionKey
 from turnfold.ports.query import (
+    END_POSITION,
     END_SEQ,
     Chosen,
     OriginalMessage,
@@ -30,7 +31,6 @@ from turnfold.store.database.schema import (
     compactions,
     messages,
     retracted_messages,
-    summaries,
 )
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.ingest.model_windows import limits_of
@@ -47,10 +47,9 @@ from turnfold.store.query.message_cache import KNOWN, CachedSession, live_messag
 from turnfold.store.query.originals import originals_at
 from turnfold.store.query.session_head import (
     REACHED,
-    SUMMARY_COLUMNS,
     missing_sessions,
     read_head,
-    summary_of,
+    read_summary,
 )
 
 _is_pending = is_pending & (compactions.c.messages_evicted > literal_column("0"))
@@ -60,13 +59,6 @@ _PENDING = Prepared(
     ),
     ("of_sid",),
 )
-_SUMMARY = Prepared(
-    select(*SUMMARY_COLUMNS).where(
-        summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number")
-    ),
-    ("of_sid", "number"),
-)
-
 _EVICTED = Prepared(
     select(*FACTS)
     .where(
@@ -168,6 +160,7 @@ class SqlWindowStore:
             waiting = tuple([pending_of(row) for row in pending])
             seen_now = replace(
                 facts,
+                summary=known.summary,
                 pending=waiting,
                 messages=tuple(messages_now),
                 covered_calls=known.covered_calls,
@@ -214,15 +207,10 @@ class SqlWindowStore:
                 version=state.version,
                 window_limits=_limits_as_of(connection, facts.session, state.at_ms),
             )
-            summary = (
-                None
-                if state.version is None
-                else summary_of(*_SUMMARY.rows(connection, sid, state.version))
-            )
             seen_then = replace(
                 facts,
                 session=session,
-                summary=summary,
+                summary=read_summary(connection, sid, state.version),
                 pending=pending,
                 messages=tuple(messages_then),
                 covered_calls=covered_calls_as_of(connection, sid, messages_then),
@@ -282,16 +270,21 @@ def _read(
     sid, live = facts.session.sid, facts.session.live_messages
     if is_near and not known.is_at_hand(live, changes, pending):
         raise WouldBlock
+    version = facts.session.version
+    if known.summary is None or known.summary.version != version:
+        known.summary = read_summary(connection, sid, version)
     evicted = _evicted(connection, sid, known, changes, pending)
     messages_now = [*evicted, *live_messages(connection, sid, known, live)]
     # Stragglers: evicted and live messages may alternate.
     if evicted:
         messages_now.sort(key=attrgetter("position"))
-    calls_of = (facts.session.version, changes, next(requests_in(messages_now), None))
-    if calls_of != known.calls_of:
-        if is_near:
-            raise WouldBlock
-        known.covered_calls = covered_calls(connection, sid, messages_now)
+    first_request = next(requests_in(messages_now), END_POSITION)
+    if known.calls_of != (calls_of := (version, changes, first_request)):
+        known.covered_calls = ()
+        if known.summary is not None and known.summary.last_position > first_request:
+            if is_near:
+                raise WouldBlock
+            known.covered_calls = covered_calls(connection, sid, messages_now)
         known.calls_of = calls_of
     return messages_now
 
