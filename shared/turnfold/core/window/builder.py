@@ -14,7 +14,7 @@ from turnfold.core.policy.presets import Policy
 from turnfold.core.window.candidates import Candidate, TrimCandidates
 from turnfold.core.window.digest.digest import DigestForm, WindowDigest
 from turnfold.core.window.framing import summary_within
-from turnfold.core.window.limits import WindowLimits, WindowPrefix, extra_items, upper_bounds
+from turnfold.core.window.limits import WindowLimits, WindowPrefix, extra_items
 from turnfold.core.window.truncation import STAND_IN_TOKENS
 from turnfold.core.window.turns import TurnSizes
 from turnfold.core.window.views import BlockView, MessageView, RoundView
@@ -29,7 +29,7 @@ class WindowBuilder:
     """A window that takes one message after another, and its cost.
 
     `taken` are the messages so far; `live` counts the live ones. `total` are the tokens and `size`
-    the messages of the window. While `never_overflows`, candidates for trimming are not collected.
+    the messages of the window.
 
     Mutable, because it is on the hot path: a request continues the window of the one before. Then
     it needs how the window was trimmed: the window last exceeded its limits with the message
@@ -59,7 +59,6 @@ class WindowBuilder:
         self.total = summary_tokens + (prefix.pinned.tokens if prefix.pinned else 0)
         self.size = prefix.summary_messages if self.summary else 0
         self.results_tokens = 0
-        self._most_tokens, self._most_size = summary_tokens, self.size
         self.digest = WindowDigest(
             prefix.pending,
             budget_tokens=limits.tokens,
@@ -80,7 +79,6 @@ class WindowBuilder:
         self._held: list[BlockView] = []
         self._shows_items = prefix.shape is Shape.RESPONSES
         self.turns = TurnSizes()
-        self.never_overflows = False
         self.can_continue = True
         self.trimmed_after: Message | None = None
         self.made_room_after: Message | None = None
@@ -94,14 +92,6 @@ class WindowBuilder:
 
     # Growing
 
-    def has_room_for(self, messages: Sequence[Message]) -> bool:
-        """Return whether these fit without trimming, however many calls are open at a time."""
-        tokens, size = upper_bounds(messages, self.prefix.shape)
-        limit = self.limits.arrival_tokens if self.has_hidden else self.limits.tokens
-        tokens, size = self._most_tokens + tokens, self._most_size + size
-        is_small = tokens <= limit and size <= self.limits.messages
-        return is_small and not self.prefix.covered_calls  # the digest names as many as it can
-
     def extend(self, messages: Sequence[Message]) -> None:
         """Add the next messages, in order of position, without trimming."""
         self.take(messages)
@@ -111,9 +101,6 @@ class WindowBuilder:
 
     def take(self, messages: Sequence[Message]) -> None:
         """Count the next messages, each of which is then added."""
-        tokens, size = upper_bounds(messages, self.prefix.shape)
-        self._most_tokens += tokens
-        self._most_size += size
         self.taken += messages
         self.live += sum([message.compaction_id is None for message in messages])
 
@@ -186,8 +173,7 @@ class WindowBuilder:
         if message.role is Role.ASSISTANT:
             # Whatever the model wrote next, it had seen the results before that.
             self.unseen = block if block.results else None
-        if not self.never_overflows:
-            self.candidates.add_block(block, is_newest_request=is_request)
+        self.candidates.add_block(block, is_newest_request=is_request)
         if block.results:
             key = (message.position, block.compaction_id is None)
             self._calling[key] = block
@@ -238,8 +224,7 @@ class WindowBuilder:
     def _open_round(self, request: BlockView) -> None:
         """Begin a round. The one before is closed: its request and answers leave together."""
         self.open_round.is_closed = True
-        if not self.never_overflows:
-            self.candidates.close_round(self.open_round)
+        self.candidates.close_round(self.open_round)
         self.request = request
         self.open_round = request.in_round = RoundView(request)
 
@@ -268,11 +253,10 @@ class WindowBuilder:
         if block.is_shown:
             self.total += view.tokens - STAND_IN_TOKENS
             self.results_tokens += view.text
-            if not self.never_overflows:
-                self.candidates.add_result(block, view)
-                block.best_answer = max(block.best_answer, priority_of(message))
-                if (priority := block.priority) != block.queued_priority:
-                    self.candidates.change_priority(block, priority)
+            self.candidates.add_result(block, view)
+            block.best_answer = max(block.best_answer, priority_of(message))
+            if (priority := block.priority) != block.queued_priority:
+                self.candidates.change_priority(block, priority)
         else:
             self.digest.add_late(block)
             self._count_digest()

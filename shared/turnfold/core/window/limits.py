@@ -1,12 +1,11 @@
 """The limits of a window, and its prefix: everything that stands before the history."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import floor
 from typing import Final
 
 from turnfold.core.window.framing import Placement, SummarySize
-from turnfold.core.window.truncation import STAND_IN_TOKENS
 from turnfold.messages import CompactionId, Message, Shape
 
 TURNS_BETWEEN_TRIMS: Final = 5
@@ -152,11 +151,3 @@ def extra_items(message: Message, shape: Shape) -> int:
     if message.element.shape is Shape.RESPONSES:
         return 0
     return len(message.calls) - (not message.content_tokens)
-
-
-def upper_bounds(messages: Sequence[Message], shape: Shape) -> tuple[int, int]:
-    """Return the most tokens and messages that these take, with a stand-in per result."""
-    calls = sum([len(message.calls) for message in messages])
-    tokens = sum([message.tokens for message in messages])
-    items = calls if shape is Shape.RESPONSES else 0
-    return tokens + STAND_IN_TOKENS * calls, len(messages) + calls + items

@@ -168,7 +168,7 @@ def build_window(
         window = earlier
     else:
         window, new = _empty_window(stored, asked, policy, limits), stored.messages
-    if window.never_overflows:
+    if policy.mode is Mode.OFF:
         window.extend(new)
     elif asked.is_emergency:
         window.extend(new)
@@ -217,8 +217,6 @@ def _new_messages(
         return None
     if new and not earlier.can_continue:
         return None
-    if earlier.never_overflows and policy.mode is not Mode.OFF and not earlier.has_room_for(new):
-        return None  # candidates for trimming were not collected
     return new
 
 
@@ -226,11 +224,7 @@ def _empty_window(
     stored: WindowInput, asked: WindowRequest, policy: Policy, limits: WindowLimits
 ) -> WindowBuilder:
     prefix = _prefix(stored, asked, pinned_message(stored.messages))
-    window = WindowBuilder(limits, policy, prefix, tells_omitted=asked.tells_omitted)
-    window.never_overflows = policy.mode is Mode.OFF or (
-        not asked.is_emergency and window.has_room_for(stored.messages)
-    )
-    return window
+    return WindowBuilder(limits, policy, prefix, tells_omitted=asked.tells_omitted)
 
 
 def _prefix(stored: WindowInput, asked: WindowRequest, pinned: Message | None) -> WindowPrefix:
