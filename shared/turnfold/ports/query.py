@@ -61,10 +61,7 @@ class SessionSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StoredSummary:
-    """A stored version; `sections` and `ledger` are JSON texts.
-
-    `last_position` is that of the newest message that it covers.
-    """
+    """A stored version; `sections` and `ledger` are JSON texts, `last_position` is covered, too."""
 
     version: int
     base_version: int | None
@@ -83,11 +80,6 @@ class StoredSummary:
     compaction_id: CompactionId
     created_at_ms: int
     last_position: int
-
-    @property
-    def characters(self) -> int:
-        """The length of its texts."""
-        return len(self.text) + len(self.sections) + len(self.ledger)
 
 
 class PendingEviction(NamedTuple):

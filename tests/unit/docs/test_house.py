@@ -6,7 +6,6 @@ OPEN = {
     "statements",
     "function lines, median and p90",
     "comment lines",
-    "words of docs/*.md",
 }
 """The figures whose targets are not reached yet; `make house` prints them."""
 

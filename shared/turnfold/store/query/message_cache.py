@@ -60,8 +60,11 @@ class CachedSession:
     def size(self) -> int:
         """The number of messages, and how many messages take as much memory as the summary."""
         evicted = sum([len(evicted) for evicted in self.evicted.values()])
-        summary = 0 if self.summary is None else self.summary.characters // MESSAGE_BYTES
-        return len(self.live) + evicted + len(self.covered_calls) + summary
+        messages = len(self.live) + evicted + len(self.covered_calls)
+        if self.summary is None:
+            return messages
+        texts = (self.summary.text, self.summary.sections, self.summary.ledger)
+        return messages + sum(map(len, texts)) // MESSAGE_BYTES
 
     def is_at_hand(self, live: int, changes: int, pending: Sequence[Sequence[Any]]) -> bool:
         """Return whether few enough messages must be read to do it in the loop's thread."""
