@@ -1,13 +1,10 @@
 """Store batches of events."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import astuple
 
 from turnfold.errors import BadEvent, EventFault, UnstorableBatch
 from turnfold.operations.ingest.decode import DecodedBatch, Delivery, to_dead_letter
-from turnfold.ports.ingest import DeadLetter, DecodedEvent, IngestResult, IngestStore, Installation
-
-Store = Callable[[Sequence[DecodedEvent], Sequence[DeadLetter]], Awaitable[IngestResult]]
+from turnfold.ports.ingest import IngestResult, IngestStore, Installation
 
 
 async def ingest(
@@ -18,44 +15,25 @@ async def ingest(
     Raises:
         Unavailable: nothing was stored; the same batch may be tried again.
     """
-
-    async def stored(arrivals: Sequence[DecodedEvent], dead: Sequence[DeadLetter]) -> IngestResult:
-        return await store.ingest(
-            arrivals, dead, installation=installation, payloads=batch.payloads
-        )
-
-    return await _store(batch.arrivals, batch.dead, batch.payloads, stored)
-
-
-async def _store(
-    arrivals: list[DecodedEvent],
-    dead: list[DeadLetter],
-    payloads: Mapping[int, bytes],
-    store: Store,
-) -> IngestResult:
+    arrivals, dead, payloads = batch
     try:
-        return await store(arrivals, dead)
+        return await store.ingest(arrivals, dead, installation=installation, payloads=payloads)
     except UnstorableBatch as error:
-        if len(arrivals) <= 1 and not (arrivals and dead):
-            refused = BadEvent(EventFault.REFUSED_BY_DATABASE, str(error))
-            letters = [
-                to_dead_letter(
-                    Delivery(
-                        arrival.subject,
-                        payloads[arrival.stream_seq],
-                        arrival.stream_seq,
-                        arrival.at_ms,
-                    ),
-                    refused,
-                )
-                for arrival in arrivals
-            ]
-            # The dead letters themselves cannot be stored.
-            if not letters:
-                raise
-            return await store([], letters)
+        # The dead letters themselves cannot be stored.
+        if not arrivals:
+            raise
+        if len(arrivals) == 1 and not dead:
+            (refused,) = arrivals
+            seq = refused.stream_seq
+            delivery = Delivery(refused.subject, payloads[seq], seq, refused.at_ms)
+            reason = BadEvent(EventFault.REFUSED_BY_DATABASE, str(error))
+            letter = to_dead_letter(delivery, reason)
+            return await store.ingest([], [letter], installation=installation, payloads=payloads)
     # By halves: one bad event among n costs about log n transactions.
     half = len(arrivals) // 2
-    first = await _store(arrivals[:half], dead, payloads, store)
-    second = await _store(arrivals[half:], [], payloads, store)
+    parts = (
+        DecodedBatch(arrivals[:half], dead, payloads),
+        DecodedBatch(arrivals[half:], [], payloads),
+    )
+    first, second = [await ingest(part, store=store, installation=installation) for part in parts]
     return IngestResult(*(a + b for a, b in zip(astuple(first), astuple(second), strict=True)))
