@@ -77,6 +77,11 @@ class DecodedEvent(NamedTuple):
     retraction: Retraction | None = None
 
     @property
+    def is_overflow(self) -> bool:
+        """Whether it reports a call that was too long for its model."""
+        return self.reported is not None and self.reported.is_overflow
+
+    @property
     def answer(self) -> int | None:
         """The index of the last assistant message, to which `report` belongs; None without one.
 
@@ -84,7 +89,7 @@ class DecodedEvent(NamedTuple):
         or to the answer that it names.
         """
         if self.reported is not None:
-            return None if self.reported.is_overflow else 0
+            return None if self.is_overflow else 0
         return max(
             (index for index, message in enumerate(self.messages) if message.role == "assistant"),
             default=None,

@@ -1,7 +1,7 @@
 """Evict old messages, in the transaction that stored the events which made this due."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection, bindparam, func, select
 
@@ -17,7 +17,7 @@ from turnfold.core.eviction.triggers import FiredTrigger, Trigger, fired_trigger
 from turnfold.core.eviction.usage import UsageInput, UsageReading, relief_limit, usage_trigger
 from turnfold.core.policy.presets import Commit, Policy
 from turnfold.errors import LostLease
-from turnfold.messages import CompactionId, Message
+from turnfold.messages import CompactionId, Message, SessionKey
 from turnfold.ports.ingest import DecodedEvent, Installation
 from turnfold.store.database.message_rows import EVICTABLE, evictable_of
 from turnfold.store.database.predicates import is_live
@@ -64,8 +64,7 @@ _ASKED_BY = Prepared(
 def evict(
     connection: Connection,
     changed: Sequence[SessionRow],
-    new: Mapping[int, Mapping[int, UsageReading | None]],
-    arrived: Mapping[int, DecodedEvent],
+    new: Mapping[SessionKey, Sequence[DecodedEvent]],
     calibrator: Calibrator,
     installation: Installation,
     journal: SessionJournal,
@@ -73,16 +72,12 @@ def evict(
 ) -> int:
     """Evict what became due in these sessions; return how many compactions were opened.
 
-    `new` maps sessions to the sequences of their new events and to reported usage. `arrived` holds
-    those events. `changes` are those of the window of the session's model.
+    `new` holds the new events of each session. `changes` are those of the window of its model.
     """
-    readings = _usage_readings(new)
-    reports = _provider_reports(new, arrived)
     metered = [
         session
         for session in changed
-        if _has_overflow(reports.get(session.sid, {}))
-        or _has_to_be_metered(session, readings.get(session.sid, {}), installation)
+        if _has_to_be_metered(session, new.get(session.key, ()), installation)
     ]
     settled_ms = calibration_cutoff(connection, metered)
     due = [
@@ -92,28 +87,29 @@ def evict(
         or session.sid in changes
         or _fired(session, installation, _smallest_budget(session))
     ]
-    opening = CompactionOpener(connection, installation, journal, arrived)
+    arrived = {event.stream_seq: event for events in new.values() for event in events}
+    opener = CompactionOpener(connection, installation, journal, arrived)
     # In one statement for all sessions of the batch.
     live = _live(connection, due)
-    for session in due:
-        meter = _meter(
-            session,
-            settled_ms.get(session.sid, -1),
-            # What remains in `readings` belongs to sessions that were not examined; see the end.
-            readings.pop(session.sid, {}),
-            reports.get(session.sid, {}),
-            calibrator,
-        )
-        new_seqs = tuple(new.get(session.sid, ()))
-        window_changes = changes.get(session.sid)
-        _evict_session(
-            session, live[session.sid], new_seqs, meter, installation, opening, window_changes
-        )
+    examined = {session.sid for session in due}
     for session in changed:
-        if newer := readings.get(session.sid):
-            session.gauge = session.gauge.with_reading(newer[max(newer)], limit=0)
+        events = new.get(session.key, ())
+        if session.sid in examined:
+            meter = _meter(session, settled_ms.get(session.sid, -1), events, calibrator)
+            new_seqs = [event.stream_seq for event in events]
+            _evict_session(
+                session,
+                live[session.sid],
+                new_seqs,
+                meter,
+                installation,
+                opener,
+                changes.get(session.sid),
+            )
+        elif readings := _usage_readings(events):
+            session.gauge = session.gauge.with_reading(readings[max(readings)], limit=0)
         _forget_budgets(session, installation)
-    return opening.store()
+    return opener.store()
 
 
 def _forget_budgets(session: SessionRow, installation: Installation) -> None:
@@ -124,23 +120,13 @@ def _forget_budgets(session: SessionRow, installation: Installation) -> None:
         session.asked_budgets = budgets_json(recent)
 
 
-def _usage_readings(
-    new: Mapping[int, Mapping[int, UsageReading | None]],
-) -> dict[int, Mapping[int, UsageReading]]:
-    """Return the usage that new events report, by session and sequence."""
+def _usage_readings(events: Iterable[DecodedEvent]) -> dict[int, UsageReading]:
+    """Return the usage that events report, by sequence."""
     return {
-        sid: {seq: reading for seq, reading in reported.items() if reading is not None}
-        for sid, reported in new.items()
-    }
-
-
-def _provider_reports(
-    new: Mapping[int, Mapping[int, UsageReading | None]], arrived: Mapping[int, DecodedEvent]
-) -> Mapping[int, Mapping[int, DecodedEvent]]:
-    """Return the events that say what a provider reported of its window, by session."""
-    return {
-        sid: {seq: arrived[seq] for seq in seqs if arrived[seq].reported is not None}
-        for sid, seqs in new.items()
+        event.stream_seq: UsageReading(event.stream_seq, event.at_ms, event.report.tokens)
+        for event in events
+        # A call that failed says nothing about the messages of the next one.
+        if event.report is not None and not event.is_overflow
     }
 
 
@@ -193,10 +179,12 @@ def _evict_session(
 
 
 def _has_to_be_metered(
-    session: SessionRow, readings: Mapping[int, UsageReading], installation: Installation
+    session: SessionRow, events: Sequence[DecodedEvent], installation: Installation
 ) -> bool:
     """Return whether reported usage may exceed its limit, or end a series of evictions. Rare."""
-    reported = max([reading.tokens for reading in readings.values()], default=0)
+    if any(event.is_overflow for event in events):
+        return True
+    reported = max([reading.tokens for reading in _usage_readings(events).values()], default=0)
     if session.usage_evictions and reported:
         return True
     reported = max(reported, session.reported_tokens)
@@ -209,10 +197,6 @@ def _has_to_be_metered(
     return 0 < limit < reported
 
 
-def _has_overflow(reports: Mapping[int, DecodedEvent]) -> bool:
-    return any(event.reported and event.reported.is_overflow for event in reports.values())
-
-
 def window_of(session: SessionRow, policy: Policy, installation: Installation) -> int:
     """Return the window of the session's model, as its provider reported it if it is smaller."""
     window = installation.model_window(session.model, policy)
@@ -222,8 +206,7 @@ def window_of(session: SessionRow, policy: Policy, installation: Installation) -
 def _meter(
     session: SessionRow,
     settled_ms: int,
-    readings: Mapping[int, UsageReading],
-    reports: Mapping[int, DecodedEvent],
+    events: Sequence[DecodedEvent],
     calibrator: Calibrator,
 ) -> UsageInput:
     def learn(seq: int, at_ms: int) -> float:
@@ -232,12 +215,10 @@ def _meter(
 
     return UsageInput(
         session.gauge._replace(settled_ms=settled_ms),
-        readings,
+        _usage_readings(events),
         learn,
-        times={seq: event.at_ms for seq, event in reports.items()},
-        overflows=frozenset(
-            [seq for seq, event in reports.items() if event.reported and event.reported.is_overflow]
-        ),
+        times={event.stream_seq: event.at_ms for event in events if event.reported is not None},
+        overflows=frozenset([event.stream_seq for event in events if event.is_overflow]),
         budgets=session.budgets,
     )
 

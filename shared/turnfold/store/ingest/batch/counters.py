@@ -19,7 +19,14 @@ def count_events(session: SessionRow, arrivals: Sequence[DecodedEvent]) -> None:
             session.model, session.model_seq = storable(arrival.model), arrival.stream_seq
         if arrival.retraction is not None:
             session.retracted_seq = max(session.retracted_seq, arrival.stream_seq)
-        _count_messages(session, arrival)
+        for index, message in enumerate(arrival.messages):
+            session.messages_total += 1
+            session.tokens_total += message.tokens
+            # The pinned message stays in the window, whatever leaves it: no trigger counts it.
+            if index or not ROLES[message.role].is_system:
+                session.live_messages += 1
+                session.live_tokens += message.tokens
+            session.rounds += message.role == _USER and not message.is_meta
     # Reports and retractions have no messages, and so nothing to index.
     if seqs := [arrival.stream_seq for arrival in arrivals if arrival.messages]:
         note_unindexed(session, position_of(min(seqs), 0))
@@ -32,14 +39,3 @@ def note_unindexed(session: SessionRow, first: int) -> None:
     """Record that the search index lacks messages from this position on."""
     known = session.unindexed_from
     session.unindexed_from = first if known is None else min(first, known)
-
-
-def _count_messages(session: SessionRow, arrival: DecodedEvent) -> None:
-    for index, message in enumerate(arrival.messages):
-        session.messages_total += 1
-        session.tokens_total += message.tokens
-        # The pinned message stays in the window, whatever leaves it: no trigger counts it.
-        if index or not ROLES[message.role].is_system:
-            session.live_messages += 1
-            session.live_tokens += message.tokens
-        session.rounds += message.role == _USER and not message.is_meta

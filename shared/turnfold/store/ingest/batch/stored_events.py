@@ -25,7 +25,6 @@ from sqlalchemy import (
 from turnfold.core.shapes.packing import unpack
 from turnfold.messages import MESSAGES_PER_EVENT, META_MARK, ROLES, Role, position_of
 from turnfold.ports.ingest import DeadLetter, DecodedEvent
-from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.schema import (
     compactions,
     events,
@@ -57,11 +56,6 @@ class StoredEventKey(NamedTuple):
 
 
 first_two = itemgetter(0, 1)
-
-
-def runs(sequences: Sequence[int]) -> list[ranges.Range]:
-    """Return sequences as ranges."""
-    return ranges.joined((seq, seq) for seq in sequences)
 
 
 def dead_letter_row(letter: DeadLetter) -> dict[str, Any]:

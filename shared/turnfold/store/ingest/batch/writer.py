@@ -11,7 +11,7 @@ from sqlalchemy import Connection, delete
 from sqlalchemy.exc import IntegrityError
 
 from turnfold.core.eviction.triggers import idle_at_ms
-from turnfold.core.eviction.usage import UsageReading
+from turnfold.core.policy.presets import Policy
 from turnfold.errors import EventFault
 from turnfold.messages import SessionKey, position_of
 from turnfold.ports.ingest import (
@@ -40,7 +40,6 @@ from turnfold.store.ingest.batch.stored_events import (
     first_of_each,
     is_equal_content,
     newest_event_at_ms,
-    runs,
 )
 from turnfold.store.ingest.evict import evict
 from turnfold.store.ingest.model_windows import learn_limits
@@ -90,13 +89,17 @@ class BatchWriter:
         self._dead.extend(dead)
         evictions = 0
         if arrivals and (arrivals := self._admit(arrivals)):
-            self._insert([self._with_marks(arrival) for arrival in arrivals])
+            marked = [
+                with_marks(arrival, self._policy(self._sessions[arrival.key]))
+                for arrival in arrivals
+            ]
+            self._insert(marked)
             evictions = self._update_sessions()
         self._journal.write(self._connection)
         self._write_dead_letters()
         record_duplicates(self._connection, self._copies)
         # Last, because every batch locks the same few rows of ranges.
-        ranges.add(self._connection, runs(sequences))
+        ranges.add(self._connection, [(seq, seq) for seq in sequences])
         return IngestResult(
             events=len(self._new),
             messages=sum(len(arrival.messages) for arrival in self._new),
@@ -108,18 +111,28 @@ class BatchWriter:
 
     def _update_sessions(self) -> int:
         """Pair calls and results, count, and evict; return how many compactions opened."""
-        retracting = self._retracting()
+        new: defaultdict[SessionKey, list[DecodedEvent]] = defaultdict(list)
+        for arrival in self._new:
+            new[arrival.key].append(arrival)
+        retracting = {
+            key: session
+            for key, session in self._sessions.items()
+            if session.retracted_seq
+            or any(event.retraction is not None for event in new.get(key, ()))
+        }
         touched = self._touched
         if retracting:
-            touched = {(sid, call_id) for sid, call_id in touched if sid not in retracting}
+            # Their pairs depend on retractions as well, and follow below.
+            apart = {session.sid for session in retracting.values()}
+            touched = {(sid, call_id) for sid, call_id in touched if sid not in apart}
         paired = repair_pairs(self._connection, touched)
         for session in self._sessions.values():
             session.evicted_changes += session.sid in paired
         # Before counting, which sets the model.
         nameless = {session.sid for session in self._sessions.values() if session.model is None}
-        changed = self._count()
-        for session in retracting.values():
-            self._retract(session)
+        changed = self._count(new)
+        for key, session in retracting.items():
+            self._retract(session, new.get(key, ()))
         changes = learn_limits(
             self._connection, self._sessions, self._limited, self._new, self._journal
         )
@@ -128,12 +141,10 @@ class BatchWriter:
         # now.
         calibrator = Calibrator(self._connection, reports)
         self._calibrate_named(nameless, calibrator)
-        arrived = {arrival.stream_seq: arrival for arrival in self._new}
         evictions = evict(
             self._connection,
             changed,
-            self._readings(),
-            arrived,
+            new,
             calibrator,
             self._installation,
             self._journal,
@@ -144,33 +155,12 @@ class BatchWriter:
         self._remove_empty()
         return evictions
 
-    def _retracting(self) -> dict[int, SessionRow]:
-        """Return the sessions with retractions, stored or in this batch."""
-        new = {arrival.key for arrival in self._new if arrival.retraction is not None}
-        return {
-            session.sid: session
-            for key, session in self._sessions.items()
-            if session.retracted_seq or key in new
-        }
-
-    def _retract(self, session: SessionRow) -> None:
+    def _retract(self, session: SessionRow, new: Sequence[DecodedEvent]) -> None:
         """Apply new retractions, and earlier ones to late messages and results."""
-        stored = [arrival.stream_seq for arrival in self._new if arrival.key == session.key]
+        stored = [arrival.stream_seq for arrival in new]
         stored += self._moved.get(session.key, ())
         call_ids = [call_id for sid, call_id in self._touched if sid == session.sid]
         self._retractor.apply(session, stored, call_ids, session.last_event_at_ms or 0)
-
-    def _readings(self) -> Mapping[int, Mapping[int, UsageReading | None]]:
-        """Return the sequences of new events by session, each with the usage that it reports."""
-        readings: defaultdict[int, dict[int, UsageReading | None]] = defaultdict(dict)
-        for arrival in self._new:
-            seq, at_ms, report = arrival.stream_seq, arrival.at_ms, arrival.report
-            readings[self._sessions[arrival.key].sid][seq] = (
-                UsageReading(seq, at_ms, report.tokens)
-                if report and not (arrival.reported and arrival.reported.is_overflow)
-                else None
-            )
-        return readings
 
     def _calibrate_named(self, nameless: set[int], calibrator: Calibrator) -> None:
         """Set the factor of sessions that named their model for the first time in this batch."""
@@ -196,12 +186,6 @@ class BatchWriter:
                 detail = f"the agent has {limit} sessions, and may have no more"
                 self._refuse(arrival, EventFault.TOO_MANY_SESSIONS, detail)
         return [arrival for arrival in arrivals if arrival.key in self._sessions]
-
-    def _with_marks(self, arrival: DecodedEvent) -> DecodedEvent:
-        """Return the event with the marks that the policy of its session asks for."""
-        session = self._sessions[arrival.key]
-        policy = self._installation.policy(session.agent_wishes, session.wishes)
-        return with_marks(arrival, policy)
 
     def _remove_empty(self) -> None:
         """Remove sessions that this batch created and whose events it refused.
@@ -305,7 +289,7 @@ class BatchWriter:
         # session from becoming idle.
         if old_at_ms == session.last_event_at_ms:
             session.last_event_at_ms = newest_event_at_ms(connection, span.sid)
-            session.idle_at_ms = self._idle_at_ms(session)
+            session.idle_at_ms = idle_at_ms(session.last_event_at_ms or 0, self._policy(session))
         self._moved.setdefault(arrival.key, set()).add(arrival.stream_seq)
 
     def _touch(self, session: SessionRow, call_ids: Iterable[str]) -> None:
@@ -332,25 +316,17 @@ class BatchWriter:
         self._limited |= rows.limited
         rows.insert_rest(self._connection)
 
-    def _idle_at_ms(self, session: SessionRow) -> int | None:
-        return idle_at_ms(
-            session.last_event_at_ms or 0,
-            self._installation.policy(session.agent_wishes, session.wishes),
-        )
+    def _policy(self, session: SessionRow) -> Policy:
+        return self._installation.policy(session.agent_wishes, session.wishes)
 
-    def _count(self) -> list[SessionRow]:
+    def _count(self, new: Mapping[SessionKey, Sequence[DecodedEvent]]) -> list[SessionRow]:
         """Update the counters of the touched sessions; return those that changed."""
-        by_session: defaultdict[SessionKey, list[DecodedEvent]] = defaultdict(list)
-        for arrival in self._new:
-            by_session[arrival.key].append(arrival)
-        for key, arrivals in by_session.items():
+        for key, arrivals in new.items():
             session = self._sessions[key]
             count_events(session, arrivals)
-            session.idle_at_ms = self._idle_at_ms(session)
+            session.idle_at_ms = idle_at_ms(session.last_event_at_ms or 0, self._policy(session))
         return [
-            session
-            for key, session in self._sessions.items()
-            if key in by_session or key in self._moved
+            session for key, session in self._sessions.items() if key in new or key in self._moved
         ]
 
     def _write_dead_letters(self) -> None:
