@@ -159,15 +159,20 @@ class ReceiverChild:
 
     def _deliveries(self, consumer: PullConsumer, messages: list[Msg]) -> list[Delivery]:
         """Return the deliveries among the messages, and remove those that no stream delivered."""
-        has_trace = self._settings.traces
-        try:
-            return [delivery_of(message, has_trace=has_trace) for message in messages]
-        except (ValueError, IndexError):
-            foreign = [message for message in messages if not _is_delivery(message)]
+        deliveries: list[Delivery] = []
+        delivered: list[Msg] = []
+        foreign: list[Msg] = []
+        for message in messages:
+            try:
+                deliveries.append(delivery_of(message, has_trace=self._settings.traces))
+                delivered.append(message)
+            except (ValueError, IndexError):
+                foreign.append(message)
+        if foreign:
             log.warning("messages.dropped", messages=len(foreign))
             consumer.drop(foreign)
-            messages[:] = [message for message in messages if _is_delivery(message)]
-            return [delivery_of(message, has_trace=has_trace) for message in messages]
+            messages[:] = delivered
+        return deliveries
 
     async def _decoded(self, deliveries: Sequence[Delivery]) -> DecodedBatch:
         batch = DecodedBatch.empty()
@@ -251,14 +256,6 @@ def portions(deliveries: Sequence[Delivery]) -> Iterator[Sequence[Delivery]]:
         size += len(delivery.payload)
     if start < len(deliveries):
         yield deliveries[start:]
-
-
-def _is_delivery(message: Msg) -> bool:
-    try:
-        delivery_of(message, has_trace=False)
-    except (ValueError, IndexError):
-        return False
-    return True
 
 
 def delivery_of(message: Msg, *, has_trace: bool) -> Delivery:
