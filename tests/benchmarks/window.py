@@ -30,7 +30,7 @@ from tests.histories import History, Said, Weighed, history
 from tests.reference_tokenizer import vocabularies
 from tests.window_check.sessions import conversations, data_directory
 from turnfold.core.eviction.choose import Evict, decide_eviction
-from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, fired_triggers
+from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, TriggerLimits
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import Policy
 from turnfold.core.recovery.compressor import LadderCompressor
@@ -186,7 +186,11 @@ def after_evictions(session: History, policy: Policy) -> History:
         live.append(message)
         tokens += message.tokens
         found = next(
-            iter(fired_triggers(SessionLoad(len(live), tokens), policy, model_window=MODEL_WINDOW)),
+            iter(
+                TriggerLimits.of(policy, model_window=MODEL_WINDOW).fired(
+                    SessionLoad(len(live), tokens)
+                )
+            ),
             None,
         )
         if isinstance(found, FiredTrigger):

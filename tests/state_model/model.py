@@ -21,7 +21,7 @@ from turnfold.core.eviction.triggers import (
     SUMMARY_DELAY_MS,
     FiredTrigger,
     Trigger,
-    fired_triggers,
+    TriggerLimits,
     load_of,
 )
 from turnfold.core.policy.overrides import PolicyOverrides
@@ -112,7 +112,7 @@ class StateModel:
     def _triggers(self, session: SessionState) -> Sequence[FiredTrigger]:
         policy = self._policy(session)
         window = self._installation.model_window(None, policy)
-        return fired_triggers(session.load, policy, model_window=window)
+        return TriggerLimits.of(policy, model_window=window).fired(session.load)
 
     def _evict_after(self, session: SessionState, new_seqs: Sequence[int]) -> None:
         """Evict what new events made due."""

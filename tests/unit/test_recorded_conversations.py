@@ -11,7 +11,7 @@ import pytest
 
 from tests.histories import Json, Said, counter, history
 from turnfold.core.eviction.choose import Evict, decide_eviction
-from turnfold.core.eviction.triggers import Trigger, fired_triggers, load_of
+from turnfold.core.eviction.triggers import Trigger, TriggerLimits, load_of
 from turnfold.core.history.blocks import group
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import PRESETS
@@ -228,7 +228,7 @@ def _evictions(bodies: Sequence[Json]) -> Iterator[tuple[str, Any]]:
         for window in (4_000, 16_000):
             for length in range(10, len(messages) + 1, 10):
                 live = messages[:length]
-                due = fired_triggers(load_of(live), policy, model_window=window)
+                due = TriggerLimits.of(policy, model_window=window).fired(load_of(live))
                 evicted = [decide_eviction(live, policy, trigger, now_ms=0) for trigger in Trigger]
                 sizes = [len(one.evicted) if isinstance(one, Evict) else 0 for one in evicted]
                 yield (

@@ -15,7 +15,7 @@ from turnfold.core.eviction.triggers import (
     FiredTrigger,
     SessionLoad,
     Trigger,
-    fired_triggers,
+    TriggerLimits,
     token_trigger,
 )
 from turnfold.core.history.blocks import group, newest_request, pinned_message
@@ -31,7 +31,7 @@ HOUR_MS = 3_600_000
 
 def due(load: SessionLoad, policy: Policy, *, model_window: int) -> FiredTrigger | None:
     """The first trigger that fires."""
-    return next(iter(fired_triggers(load, policy, model_window=model_window)), None)
+    return next(iter(TriggerLimits.of(policy, model_window=model_window).fired(load)), None)
 
 
 def said(*entries: Any, tokens: int = 100) -> list[Message]:
@@ -536,7 +536,7 @@ def test_a_trigger_that_wins_too_little_does_not_stand_in_the_way_of_the_next() 
 
     assert [
         found.trigger
-        for found in fired_triggers(SessionLoad(21, 2_100), policy, model_window=100_000)
+        for found in TriggerLimits.of(policy, model_window=100_000).fired(SessionLoad(21, 2_100))
     ] == [
         Trigger.TOKENS,
         Trigger.MESSAGES,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnfold.core.eviction.batch import Eviction, plan_evictions
-from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, Trigger, fired_triggers
+from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, Trigger, TriggerLimits
 from turnfold.core.eviction.usage import (
     ReportDelta,
     UsageInput,
@@ -32,7 +32,7 @@ FULL = 9_000
 
 def due(load: SessionLoad, policy: Policy, *, model_window: int) -> FiredTrigger | None:
     """The first trigger that fires."""
-    return next(iter(fired_triggers(load, policy, model_window=model_window)), None)
+    return next(iter(TriggerLimits.of(policy, model_window=model_window).fired(load)), None)
 
 
 def differences(*ratios: float, counted_tokens: int = 1_000) -> list[ReportDelta]:

@@ -79,13 +79,9 @@ def recent_budgets(budgets: Budgets, policy: Policy, *, at_ms: int) -> Budgets:
 
 
 @lru_cache(maxsize=1_024)
-def _read_budgets(stored: str) -> Budgets:
-    return tuple(AskedBudget(*budget) for budget in json.loads(stored))
-
-
 def read_budgets(stored: str | None) -> Budgets:
     """Return the budgets of a session from the JSON of its row."""
-    return _read_budgets(stored) if stored else NO_BUDGETS
+    return tuple(AskedBudget(*budget) for budget in json.loads(stored)) if stored else NO_BUDGETS
 
 
 def budgets_json(budgets: Budgets) -> str | None:

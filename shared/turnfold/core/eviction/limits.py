@@ -67,13 +67,6 @@ def limited_window(window_tokens: int, limit_tokens: int | None, policy: Policy)
 
 
 @lru_cache(maxsize=1_024)
-def _read_limits(stored: str) -> Mapping[str, int]:
-    return MappingProxyType(json.loads(stored))
-
-
-_NO_LIMITS: Final[Mapping[str, int]] = MappingProxyType({})
-
-
 def read_limits(stored: str | None) -> Mapping[str, int]:
     """Return the limits of a session by model, in tokens, from the JSON of its row."""
-    return _read_limits(stored) if stored else _NO_LIMITS
+    return MappingProxyType(json.loads(stored) if stored else {})

@@ -143,14 +143,6 @@ class TriggerLimits(NamedTuple):
         return max(1, min(self.reported or self.window, reduced))
 
 
-def fired_triggers(
-    load: SessionLoad, policy: Policy, *, model_window: int, asked_tokens: int = 0
-) -> Sequence[FiredTrigger]:
-    """Return the triggers that these live messages fire under this policy."""
-    limits = TriggerLimits.of(policy, model_window=model_window, asked_tokens=asked_tokens)
-    return limits.fired(load)
-
-
 def triggers_of_hints(
     budgets: Budgets,
     hints: Sequence[BudgetHint],

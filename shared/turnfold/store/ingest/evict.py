@@ -13,7 +13,7 @@ from turnfold.core.eviction.budgets import (
 )
 from turnfold.core.eviction.choose import Evict, clamp_keep_tokens, decide_eviction, first_eviction
 from turnfold.core.eviction.limits import WindowChanges, limited_window
-from turnfold.core.eviction.triggers import FiredTrigger, Trigger, fired_triggers, load_of
+from turnfold.core.eviction.triggers import FiredTrigger, Trigger, TriggerLimits, load_of
 from turnfold.core.eviction.usage import UsageInput, UsageReading, relief_limit, usage_trigger
 from turnfold.core.policy.presets import Commit, Policy
 from turnfold.errors import LostLease
@@ -154,8 +154,8 @@ def _evict_session(
             )
             at_ms, newest = session.last_event_at_ms or 0, max(new_seqs, default=0)
             asked = largest_budget(session.budgets, policy, at_ms=at_ms)
-            triggers = fired_triggers(load, policy, model_window=window, asked_tokens=asked)
-            opener.plan(session, triggers, live, policy, at_ms=at_ms, seq=newest)
+            limits = TriggerLimits.of(policy, model_window=window, asked_tokens=asked)
+            opener.plan(session, limits.fired(load), live, policy, at_ms=at_ms, seq=newest)
         return
     hold = RestoreHold(session.held_to_tokens, session.tokens_total)
     windows: dict[int, int] = {}
@@ -336,7 +336,8 @@ def _fired(
     """Return the triggers that all live messages fire; if they fire none, no part of them does."""
     policy = installation.policy(session.agent_wishes, session.wishes)
     window = window_of(session, policy, installation)
-    return fired_triggers(session.load, policy, model_window=window, asked_tokens=asked_tokens)
+    limits = TriggerLimits.of(policy, model_window=window, asked_tokens=asked_tokens)
+    return limits.fired(session.load)
 
 
 def _live(connection: Connection, sessions: Sequence[SessionRow]) -> Mapping[int, list[Message]]:
