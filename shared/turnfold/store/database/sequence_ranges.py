@@ -50,7 +50,9 @@ def add(connection: Connection, ranges: Iterable[Range]) -> None:
     new = joined(ranges)
     if not new:
         return
-    _alone(connection)
+    if connection.dialect.name == "postgresql":
+        # Two transactions that join ranges at once could leave ranges that touch.
+        connection.execute(text("LOCK TABLE ingested_ranges IN SHARE ROW EXCLUSIVE MODE"))
     stored = sorted(
         {
             (first, last)
@@ -65,12 +67,6 @@ def add(connection: Connection, ranges: Iterable[Range]) -> None:
         return
     _REMOVE.run(connection, [(first,) for first, _ in stored])
     _INSERT.run(connection, after)
-
-
-def _alone(connection: Connection) -> None:
-    """Exclude other transactions that join ranges: two at once could leave ranges that touch."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("LOCK TABLE ingested_ranges IN SHARE ROW EXCLUSIVE MODE"))
 
 
 def whole_to(connection: Connection) -> int:

@@ -217,7 +217,8 @@ def lock_by_key(
     wanted = list(dict.fromkeys(keys))
     if create and (missing := _unknown(connection, wanted)):
         _make(connection, missing, create)
-    return _by_key(_BY_KEY.rows(connection, sorted(wanted)))
+    locked = [_session(*row) for row in _BY_KEY.rows(connection, sorted(wanted))]
+    return {session.key: session for session in locked}
 
 
 def _unknown(connection: Connection, keys: Sequence[SessionKey]) -> list[SessionKey]:
@@ -254,13 +255,8 @@ def lock_session_counts(connection: Connection, agent_ids: Iterable[AgentId]) ->
 
 def lock_by_sid(connection: Connection, sids: Iterable[int]) -> dict[int, SessionRow]:
     """Lock the sessions with these numbers."""
-    wanted = sorted(set(sids))
-    by_key = _by_key(_BY_SID.rows(connection, wanted)) if wanted else {}
-    return {row.sid: row for row in by_key.values()}
-
-
-def _by_key(rows: Iterable[Sequence[Any]]) -> dict[SessionKey, SessionRow]:
-    return {row.key: row for row in (_session(*row) for row in rows)}
+    locked = [_session(*row) for row in _BY_SID.rows(connection, sorted(set(sids)))]
+    return {session.sid: session for session in locked}
 
 
 def _session(sid: int, agent_id: str, session_id: str, *rest: Any) -> SessionRow:

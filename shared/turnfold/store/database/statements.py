@@ -103,16 +103,16 @@ class PreparedIn:
         has_arrays = dialect.name == "postgresql"
         written = (dialect.name, 0 if has_arrays else len(values))
         if written not in self._written:
+            places = self._statement.params({self._name: list(values)})
+            options = {"render_postcompile": True}
             self._written[written] = (
-                self._as_array(dialect) if has_arrays else self._as_places(dialect, values)
+                self._as_array(dialect)
+                if has_arrays
+                else str(places.compile(dialect=dialect, compile_kwargs=options))
             )
         return _fetched(
             connection, self._written[written], (list(values),) if has_arrays else tuple(values)
         )
-
-    def _as_places(self, dialect: Dialect, values: Sequence[Any]) -> str:
-        named = self._statement.params({self._name: list(values)})
-        return str(named.compile(dialect=dialect, compile_kwargs={"render_postcompile": True}))
 
     def _as_array(self, dialect: Dialect) -> str:
         compiled = self._statement.compile(dialect=dialect)
