@@ -20,14 +20,10 @@ class Places:
     def __init__(self, what: str, most: int, share: float) -> None:
         self._what = what
         self._most = most
-        self._most_each = max(1, int(most * share))
+        self.most_each = max(1, int(most * share))
+        """The limit per caller."""
         self._taken = 0
         self._each: dict[Hashable, int] = {}
-
-    @property
-    def most_each(self) -> int:
-        """The limit per caller."""
-        return self._most_each
 
     def take(self, askers: tuple[Hashable, ...]) -> None:
         """Take a place, which counts for each of the callers.
@@ -37,9 +33,9 @@ class Places:
         """
         each = self._each
         for asker in askers:
-            if each.get(asker, 0) >= self._most_each:
+            if each.get(asker, 0) >= self.most_each:
                 raise Unavailable(
-                    f"too many concurrent {self._what} of one agent (limit {self._most_each});"
+                    f"too many concurrent {self._what} of one agent (limit {self.most_each});"
                     " retry",
                     retry_after_ms=RETRY_AFTER_MS,
                 )

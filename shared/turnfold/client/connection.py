@@ -139,23 +139,26 @@ class Connection:
             RequestError: the answer is an error, or no answer arrived. The class follows the
                 error code.
         """
+        name, seconds = request_name(subject), self._timeout_seconds + patience_seconds
         try:
-            with span(request_name(subject), kind="client") as asking:
-                seconds = self._timeout_seconds + patience_seconds
-                answer = await self._answer(
-                    subject,
-                    encoded(request),
+            with span(name, kind="client") as asking:
+                answer = await self._raise_if_denied(
+                    {subject},
+                    lambda: self.bus.reply(
+                        subject,
+                        encoded(request),
+                        seconds=seconds,
+                        headers=dict(asking.headers) or None,
+                        read=lambda reply: read_answer(name, reply.data),
+                    ),
                     timeout_seconds=seconds,
-                    headers=dict(asking.headers) or None,
                 )
         except nats.errors.NoRespondersError as error:
             raise Unavailable(
                 "no service answers this request; check that the worker and the query service run"
             ) from error
         except nats.errors.TimeoutError as error:
-            raise Unavailable(
-                f"no answer within {self._timeout_seconds + patience_seconds:g} seconds; try again"
-            ) from error
+            raise Unavailable(f"no answer within {seconds:g} seconds; try again") from error
         except nats.errors.MaxPayloadError as error:
             raise TooLarge(
                 "the request is larger than the NATS server accepts; send less at once"
@@ -315,28 +318,6 @@ class Connection:
             return (await self.bus.request(subject, body, timeout=READ_SECONDS)).data
 
         return await self._raise_if_denied({subject}, ask, timeout_seconds=READ_SECONDS)
-
-    async def _answer(
-        self,
-        subject: str,
-        payload: bytes,
-        *,
-        timeout_seconds: float,
-        headers: dict[str, str] | None,
-    ) -> dict[str, Any]:
-        """Return the answer to one request."""
-        name = request_name(subject)
-        return await self._raise_if_denied(
-            {subject},
-            lambda: self.bus.reply(
-                subject,
-                payload,
-                seconds=timeout_seconds,
-                headers=headers,
-                read=lambda reply: read_answer(name, reply.data),
-            ),
-            timeout_seconds=timeout_seconds,
-        )
 
     async def _raise_if_denied(
         self,

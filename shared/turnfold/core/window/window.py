@@ -270,16 +270,11 @@ def budget_of(
     return min(max(budget, floor_tokens), ceiling)
 
 
-def _cap(asked: WindowRequest) -> int:
-    """Return the most tokens that the window may take, as its model counts them."""
-    if asked.budget_tokens is None:
-        return UNLIMITED
-    shares = EMERGENCY_FIFTHS if asked.is_emergency else 5
-    return asked.budget_tokens * shares // 5
-
-
 def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits:
-    cap = _cap(asked)
+    # The most tokens that the window may take, as its model counts them.
+    cap = UNLIMITED
+    if asked.budget_tokens is not None:
+        cap = asked.budget_tokens * (EMERGENCY_FIFTHS if asked.is_emergency else 5) // 5
     tokens = floor(cap / factor)
     # Rounding up may bill a token more than the cap.
     while billed(tokens, factor) > cap:
