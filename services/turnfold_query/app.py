@@ -28,7 +28,7 @@ from turnfold.process.http_server import STOP_SECONDS, HttpServer
 from turnfold.process.memory import return_freed_memory
 from turnfold.process.ready import announce
 from turnfold.process.scheduling import tune_interpreter
-from turnfold.process.tasks import cancel_and_wait, unless
+from turnfold.process.tasks import at_most, cancel_and_wait, unless
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings, redacted
 from turnfold.store.database.engine import Database
@@ -167,9 +167,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
             log.info("query.started", pid=os.getpid(), port=listener.port)
             await _stopped(stop, listener.ended)
     finally:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_SECONDS):
-                await _stop(listener, broker, server)
+        await at_most(STOP_SECONDS, _stop(listener, broker, server))
         await arrivals.close()
         await cancel_and_wait(sending, trimming, forgetting)
     log.info("query.stopped")

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from turnfold.bus.admission import Place
 from turnfold.errors import Unavailable
 from turnfold.operations.query.context import IngestSignal
-from turnfold.process.tasks import cancel_and_wait
+from turnfold.process.tasks import at_most, cancel_and_wait
 
 LOOK_SECONDS = 0.05
 """Polling interval while requests wait for events, in case a signal was lost."""
@@ -68,9 +68,7 @@ class NatsIngestSignal:
         if self._poller is None:
             self._poller = asyncio.create_task(self._poll(), name="arrivals")
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await waiter
+            await at_most(seconds, waiter)
         finally:
             del self._waiting[waiter]
 
@@ -83,9 +81,7 @@ class NatsIngestSignal:
         """Read the ingested sequence on each signal and interval, as long as a request waits."""
         try:
             while self._waiting:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS):
-                        await self._signal.wait()
+                await at_most(LOOK_SECONDS, self._signal.wait())
                 self._signal.clear()
                 # Requests that wait reach their own time limits. The next round tries again.
                 with contextlib.suppress(Unavailable):

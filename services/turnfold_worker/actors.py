@@ -15,6 +15,7 @@ from turnfold.access.actors import ACTOR_HEADER, key_actor, verified_actor
 from turnfold.access.roles import SERVICES_ACCOUNT, USER_INFO
 from turnfold.core.history.audit_chain import LOCAL
 from turnfold.nats_client.connection import REQUEST_INFO
+from turnfold.process.tasks import at_most
 
 log = structlog.get_logger()
 
@@ -57,9 +58,7 @@ class RoleProbe:
 
     async def are_in_force(self) -> bool:
         """Return whether the server authenticates clients; false if unknown after some seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LEARN_SECONDS):
-                await self._has_settled.wait()
+        await at_most(LEARN_SECONDS, self._has_settled.wait())
         return self._accounts == {SERVICES_ACCOUNT}
 
     async def _on_answer(self, message: Msg) -> None:

@@ -9,6 +9,7 @@ import structlog
 
 from turnfold.errors import StartError, Unavailable
 from turnfold.process.scheduling import backoff_seconds
+from turnfold.process.tasks import at_most
 
 log = structlog.get_logger()
 
@@ -81,11 +82,7 @@ class PollingLoop(ABC):
                 failures += 1
                 continue
             failures = 0
-            try:
-                async with asyncio.timeout(wait_seconds):
-                    await self._woken.wait()
-            except TimeoutError:
-                continue
+            await at_most(wait_seconds, self._woken.wait())
 
     @abstractmethod
     async def work(self) -> float:

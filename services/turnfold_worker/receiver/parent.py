@@ -1,7 +1,6 @@
 """The worker's side of the receiver: take batches, report what is stored, restart the process."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,13 +15,14 @@ from turnfold.process.child_process import (
     command_of,
 )
 from turnfold.process.scheduling import backoff_seconds
-from turnfold.process.tasks import cancel_and_wait
+from turnfold.process.tasks import at_most, cancel_and_wait
 from turnfold_worker.receiver import wire
 
 log = structlog.get_logger()
 
 START_HEARTBEATS: Final = int(60.0 / HEARTBEAT_SECONDS)
 """Limit of heartbeats until the first frame of a new process, which loads slowly."""
+LOAD_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 1.0
 STOP_SECONDS: Final = 3.0
 CLOSE_SECONDS: Final = 2.0
@@ -107,11 +107,9 @@ class Receiver:
         self._supervising = asyncio.create_task(self._supervise(), name="receiver")
         self._supervising.add_done_callback(self._pass_on_error)
 
-    async def loaded(self, *, seconds: float = 60.0) -> None:
-        """Wait until the process has loaded, for at most `seconds`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._loaded.wait()
+    async def loaded(self) -> None:
+        """Wait until the process has loaded, for at most a minute."""
+        await at_most(LOAD_SECONDS, self._loaded.wait())
 
     def receive(self) -> None:
         """Receive events from now on."""
@@ -151,9 +149,7 @@ class Receiver:
         process, self._is_stopping = self._process, True
         if self._supervising is not None and process is not None:
             process.send(wire.Stop())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_SECONDS):
-                    await process.stopped.wait()
+            await at_most(STOP_SECONDS, process.stopped.wait())
         while not self._received.empty():
             received = self._received.get_nowait()
             if isinstance(received, ReceivedBatch):

@@ -25,6 +25,7 @@ from turnfold.contracts.notices import notice_of
 from turnfold.contracts.subjects import NOTICES_STREAM, token_of
 from turnfold.errors import NotAllowed, Unavailable
 from turnfold.nats_client.connection import Denied, NatsClient
+from turnfold.process.tasks import at_most
 
 POLL_SECONDS: Final = 5.0
 """The time after which the stream is read without a signal; a signal may be lost."""
@@ -104,7 +105,7 @@ class Notices:
             except (nats.errors.Error, OSError):
                 self._raise_if_closed()
             if not self._ready:
-                await self._wait(POLL_SECONDS)
+                await at_most(POLL_SECONDS, self._signal.wait())
         return self._ready.popleft()
 
     async def aclose(self) -> None:
@@ -120,13 +121,6 @@ class Notices:
     def _raise_if_closed(self) -> None:
         if self._is_closed or self._bus.is_closed:
             raise Unavailable("the client is closed")
-
-    async def _wait(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._signal.wait()
-        except TimeoutError:
-            return
 
     async def _begin(self) -> None:
         """Subscribe, and find the position after which notices are new."""

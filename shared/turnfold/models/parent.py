@@ -1,7 +1,6 @@
 """The worker's side of the summarizer: send jobs, keep their deadlines, restart the process."""
 
 import asyncio
-import contextlib
 import os
 import subprocess
 import sys
@@ -24,9 +23,11 @@ from turnfold.models.wire import (
     job_as_json,
 )
 from turnfold.process.child_process import ChildProcess
+from turnfold.process.tasks import at_most
 
 START_SECONDS: Final = 45.0
 CANCEL_SECONDS: Final = 5.0
+LOAD_SECONDS: Final = 60.0
 CLOSE_SECONDS: Final = 2.0
 _WITHHELD: Final = ("TURNFOLD_", "NATS_", "PG", "DATABASE_", "POSTGRES_", "SQLALCHEMY_")
 
@@ -75,11 +76,9 @@ class ChildSummarizer:
         """Start the process unless it runs."""
         await self._running_process()
 
-    async def loaded(self, *, seconds: float = 60.0) -> None:
-        """Wait until a process with `preload` has imported litellm, for at most `seconds`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._loaded.wait()
+    async def loaded(self) -> None:
+        """Wait until a process with `preload` has imported litellm, for at most a minute."""
+        await at_most(LOAD_SECONDS, self._loaded.wait())
 
     async def summarize(self, job: SummaryJob, *, keep: Keep = _discard) -> Draft:
         """Write one version. `keep` receives each part before the next one begins.

@@ -14,6 +14,7 @@ from typing import IO, Protocol
 
 from turnfold.process.forked_process import ForkClient
 from turnfold.process.ready import die_with_parent
+from turnfold.process.tasks import at_most
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +175,7 @@ class SupervisedProcess:
     async def stop(self, *, seconds: float) -> None:
         """Send SIGTERM, and SIGKILL if the process still runs after `seconds`."""
         self.signal(signal.SIGTERM)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await asyncio.shield(self.ended)
+        await at_most(seconds, asyncio.shield(self.ended))
         self.signal(signal.SIGKILL)
         await asyncio.shield(self.ended)
 

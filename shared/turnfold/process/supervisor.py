@@ -32,7 +32,7 @@ from turnfold.process.nats_server import (
     write_config,
 )
 from turnfold.process.ready import ANNOUNCE
-from turnfold.process.tasks import cancel_and_wait
+from turnfold.process.tasks import at_most, cancel_and_wait
 from turnfold.process.tcp_ports import ReservedPort
 from turnfold.settings import http_url
 
@@ -309,9 +309,7 @@ class _System:
             self._log(
                 "child.ended", name=part.name, pid=child.pid, status=status, pause_seconds=pause
             )
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._stop.wait()
+            await at_most(pause, self._stop.wait())
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     async def _start(self, part: ProcessSpec) -> SupervisedProcess:

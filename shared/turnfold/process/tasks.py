@@ -1,7 +1,8 @@
-"""Reliable cancellation of tasks."""
+"""Reliable cancellation of tasks, and waits that end."""
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 RETRY_SECONDS = 0.5
@@ -22,6 +23,13 @@ async def cancel_and_wait(*tasks: "asyncio.Future[Any]") -> None:
             task.cancel()
         await asyncio.wait(open_, timeout=RETRY_SECONDS)
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def at_most(seconds: float, waiting: Awaitable[object]) -> None:
+    """Wait for something, and cancel it if it has not ended after so many seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await waiting
 
 
 async def unless(stop: asyncio.Event, waiting: Coroutine[Any, Any, Result]) -> Result | None:

@@ -17,6 +17,7 @@ from sqlalchemy.exc import TimeoutError as NoFreeConnection
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from turnfold.errors import Unavailable
+from turnfold.process.tasks import at_most
 
 CLOSE_SECONDS = 2
 PING_SECONDS = 1.0
@@ -214,9 +215,7 @@ def ping_rarely(engine: AsyncEngine) -> None:
 
 async def dispose_engine(engine: AsyncEngine) -> None:
     """Close connections, but do not wait for a server that hangs."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(CLOSE_SECONDS):
-            await engine.dispose()
+    await at_most(CLOSE_SECONDS, engine.dispose())
 
 
 class TranslatedErrors:
