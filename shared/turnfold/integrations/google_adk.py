@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from turnfold.client import PortalClient, Session
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import Chat, MirroredWindows, Shown
+from turnfold.integrations.mirrored import Chat, MirroredWindows, Shown, call_arguments
 
 with requires("google-adk"):
     from google.adk.agents.callback_context import CallbackContext
@@ -195,7 +195,7 @@ class _RequestContents:
         signed = {id(part.function_call): part for part in own or () if part.function_call}
         for call in body.get("tool_calls") or ():
             was = self._calls.get(call["id"])
-            args = _arguments(call["function"]["arguments"])
+            args = call_arguments(call["function"]["arguments"])
             made = types.FunctionCall(
                 id=was.id if was else call["id"], name=call["function"]["name"], args=args
             )
@@ -235,14 +235,6 @@ def _chat_part(part: types.Part) -> Chat | None:
         data = base64.b64encode(blob.data).decode()
         return {"type": "image_url", "image_url": {"url": f"data:{blob.mime_type};base64,{data}"}}
     return None
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(text)
-    except ValueError:
-        arguments = None
-    return arguments if isinstance(arguments, dict) else {"arguments": text}
 
 
 def _text(content: Any) -> str:

@@ -6,6 +6,7 @@ valid answer, there is none: the host sends its own list, and a warning says why
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -181,6 +182,15 @@ class MirroredWindows:
     def warn(reason: str) -> None:
         """Log that the host goes on without Turnfold; `reason` quotes no message."""
         log.warning("turnfold.unavailable: the model gets the whole list; %s", reason)
+
+
+def call_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of a call as an object, which hosts require."""
+    try:
+        arguments = json.loads(text)
+    except ValueError:
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {"arguments": text}
 
 
 async def _record(session: Session, messages: Sequence[Chat]) -> None:

@@ -20,7 +20,7 @@ from uuid import uuid4
 from turnfold.client import OutgoingEvent, PortalClient, Session, turn_event
 from turnfold.client.events import BATCH_EVENTS, batches
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import Chat, MirroredWindows
+from turnfold.integrations.mirrored import Chat, MirroredWindows, call_arguments
 
 with requires("strands"):
     from strands.agent.agent import Agent
@@ -220,7 +220,7 @@ def _made(body: Chat) -> Message:
     for call in body.get("tool_calls") or ():
         function = call["function"]
         use = {"toolUseId": call["id"], "name": function["name"]}
-        blocks.append({"toolUse": {**use, "input": _arguments(function["arguments"])}})
+        blocks.append({"toolUse": {**use, "input": call_arguments(function["arguments"])}})
     role = "assistant" if body["role"] == "assistant" else "user"
     return {"role": role, "content": blocks or [{"text": "(empty)"}], "metadata": _marked({})}
 
@@ -240,14 +240,6 @@ def _is_made(message: Message) -> bool:
 
 def _originals(messages: Iterable[Message]) -> int:
     return sum(not _is_made(message) for message in messages)
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    try:
-        arguments = json.loads(text)
-    except ValueError:
-        arguments = None
-    return arguments if isinstance(arguments, dict) else {"arguments": text}
 
 
 def _text(part: Mapping[str, Any]) -> str:

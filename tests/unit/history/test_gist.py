@@ -13,11 +13,11 @@ from turnfold.core.history.gist import (
     SEPARATOR,
     SHORT_CHARACTERS,
     Gist,
-    clipped,
     gist_of,
     opening_of,
 )
 from turnfold.core.summary.digest import main_arguments
+from turnfold.core.text.lines import one_line
 from turnfold.messages import Json
 
 
@@ -139,7 +139,7 @@ def test_the_gist_of_content_in_parts_has_the_size_of_its_text_without_images(ro
 def test_a_line_is_clipped_to_its_length_and_not_before(length: int) -> None:
     line = "x" * length
 
-    assert clipped(line, 11) == (line if length <= 11 else "x" * 10 + "…")
+    assert one_line(line, 11) == (line if length <= 11 else "x" * 10 + "…")
 
 
 @pytest.mark.proves("W10")

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from turnfold.core.text.caches import cached_text
 from turnfold.core.text.estimates import token_upper_bound
-from turnfold.core.text.lines import clip, printable
+from turnfold.core.text.lines import clip, one_line, printable
 from turnfold.core.text.markers import defused
 from turnfold.core.text.tokens import text_of
 from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_USER, Value, values_in
@@ -160,14 +160,8 @@ def calls_told(message: Message) -> list[Item]:
 
 def call_text(name: str, argument: str) -> str:
     """Return a call as it stands in a digest."""
-    tool = clipped(name, NAME_CHARACTERS)
-    return defused(f"{tool}({clipped(argument, ARGUMENT_CHARACTERS)})" if argument else tool)
-
-
-def clipped(text: str, characters: int) -> str:
-    """Return the text on one line, at most `characters` long."""
-    line = " ".join(text.split())
-    return line if len(line) <= characters else line[: characters - 1] + "…"
+    tool = one_line(name, NAME_CHARACTERS)
+    return defused(f"{tool}({one_line(argument, ARGUMENT_CHARACTERS)})" if argument else tool)
 
 
 def _without_gist(call: ToolCall) -> Item:

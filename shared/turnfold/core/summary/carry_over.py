@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from turnfold.core.summary.extractive.lines import list_texts
+
 LIST_SECTIONS: Final = ("decisions", "constraints", "open_questions")
 RESOLVED: Final = "resolved"
 """The section of an answer that names earlier entries which no longer hold. No version has it."""
@@ -27,10 +29,10 @@ def numbered(sections: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     return {
         name: {
             f"{_LETTERS[name]}{number}": text
-            for number, text in enumerate(_texts(sections.get(name)), start=1)
+            for number, text in enumerate(list_texts(sections.get(name)), start=1)
         }
         for name in LIST_SECTIONS
-        if _texts(sections.get(name))
+        if list_texts(sections.get(name))
     }
 
 
@@ -58,7 +60,7 @@ def carry_over(
             for entry, text in carried.get(name, {}).items()
             if _key(entry) not in resolved and _key(text) not in resolved
         ]
-        lists[name] = _without_repeats([*kept, *_texts(answer.get(name))])
+        lists[name] = _without_repeats([*kept, *list_texts(answer.get(name))])
     room = int(max_tokens * _LISTS_SHARE)
     # In this order: a forgotten constraint does more harm than a forgotten decision.
     constraints, used = _newest(lists["constraints"], room, count)
@@ -95,9 +97,3 @@ def _without_repeats(texts: Iterable[str]) -> list[str]:
 def _key(text: str) -> str:
     """Return what makes two entries equal: their letters and digits."""
     return _NOT_WORD.sub("", text.casefold()) or text.strip()
-
-
-def _texts(value: Any) -> list[str]:
-    if not isinstance(value, list | tuple):
-        return []
-    return [text for text in value if isinstance(text, str) and text.strip()]

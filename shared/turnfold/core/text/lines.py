@@ -17,6 +17,12 @@ def printable(text: str) -> str:
     return text if text.isascii() and text.isprintable() else _UNPRINTABLE.sub("", text)
 
 
+def one_line(text: str, characters: int) -> str:
+    """Return the text on one line, at most `characters` long."""
+    line = " ".join(text.split())
+    return line if len(line) <= characters else line[: characters - 1] + "…"
+
+
 def clip(text: str, max_characters: int) -> str:
     """Shorten a text to one line of at most this many characters.
 

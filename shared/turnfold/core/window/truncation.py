@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from turnfold.core.text.caches import cached_text
+from turnfold.core.text.lines import one_line
 from turnfold.core.text.markers import defused
 from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.tokens import CALL_TOKENS, MESSAGE_TOKENS, token_upper_bound
@@ -119,14 +120,8 @@ def line_tokens(start_tokens: int, result: Message) -> int:
 
 
 def _line_start(call: ToolCall) -> str:
-    path = f" {clipped(call.path, PATH_CHARACTERS)}" if call.path else ""
-    return f"[{clipped(call.name, PATH_CHARACTERS)}{path}"
-
-
-def clipped(text: str, characters: int) -> str:
-    """Return the text on one line, at most `characters` long."""
-    line = " ".join(text.split())
-    return line if len(line) <= characters else line[: characters - 1] + "…"
+    path = f" {one_line(call.path, PATH_CHARACTERS)}" if call.path else ""
+    return f"[{one_line(call.name, PATH_CHARACTERS)}{path}"
 
 
 def cut_to(

@@ -1,14 +1,14 @@
 """Store the answers of model calls for parts of a long input, and tokens per agent and day."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, select
 
 from turnfold.core.summary.sources import ChunkSummary
 from turnfold.errors import LostLease
-from turnfold.messages import AgentId, CompactionId
+from turnfold.messages import AgentId
 from turnfold.ports.compact import Job, JobProgress, JobStatus
+from turnfold.store.compact.jobs.rows import compaction_ids
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.predicates import is_chosen, is_of_kept, is_open
 from turnfold.store.database.schema import chunk_summaries, compactions, summary_token_usage
@@ -59,7 +59,7 @@ class SqlModelCallStore:
         """Return the results of earlier attempts at a job."""
 
         def begun(connection: Connection) -> JobProgress:
-            ids = _ids(job.compaction_ids)
+            ids = compaction_ids(job)
             reasons = _REASONS.rows(connection, ids) if job.attempt > 1 else ()
             reason = reasons[-1][0] if reasons else None
             return JobProgress(
@@ -75,7 +75,7 @@ class SqlModelCallStore:
         Raises:
             LostLease: another worker holds the job.
         """
-        ids = _ids(job.compaction_ids)
+        ids = compaction_ids(job)
 
         def keep(connection: Connection) -> None:
             ours = select(compactions.c.compaction_id).where(
@@ -128,7 +128,3 @@ class SqlModelCallStore:
 def delete_chunk_summaries(connection: Connection, sid: int) -> None:
     """Delete the answers of a session's jobs that have ended."""
     _FORGET.run(connection, [(sid, sid)])
-
-
-def _ids(compaction_ids: Iterable[CompactionId]) -> list[int]:
-    return [int(compaction_id) for compaction_id in compaction_ids]

@@ -21,7 +21,7 @@ from turnfold.core.shapes.blocks import (
 )
 from turnfold.core.text.tokens import MESSAGE_TOKENS, text_of, token_upper_bound
 from turnfold.core.window.rendering.blocks import is_blocks, sendable_blocks
-from turnfold.core.window.rendering.render import Rendered
+from turnfold.core.window.rendering.render import Rendered, entry_position
 from turnfold.core.window.truncation import STAND_IN
 from turnfold.core.window.views import Entry, RecallEntry, ShownMessage, SynthesizedResult
 from turnfold.core.window.window import WindowPlan
@@ -131,8 +131,4 @@ def _in_order(block: list[Rendering]) -> list[Rendering]:
     head = block[0][0] if block else None
     if not isinstance(head, ShownMessage) or not is_blocks(head.message):
         return block
-    return [block[0], *sorted(block[1:], key=lambda rendering: _position(rendering[0]))]
-
-
-def _position(entry: Entry) -> int:
-    return entry.message.position if isinstance(entry, ShownMessage) else 1 << 62
+    return [block[0], *sorted(block[1:], key=lambda rendering: entry_position(rendering[0]))]

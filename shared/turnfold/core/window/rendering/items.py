@@ -24,7 +24,7 @@ from turnfold.core.shapes.responses import (
     told_texts,
 )
 from turnfold.core.text.json_text import json_text
-from turnfold.core.window.rendering.render import entry_body
+from turnfold.core.window.rendering.render import entry_body, entry_position
 from turnfold.core.window.truncation import WHOLE
 from turnfold.core.window.views import (
     BlockContent,
@@ -82,7 +82,7 @@ def _items_of_response(
     shown = own if head.form is WHOLE and not told else _shortened(head, own, items, told)
     # The state as of a message in mid-response lacks the calls after it. An output that came first
     # stands first: in a block, results are in the order of calls.
-    outputs = sorted([entry for entry in rest if _call_id(entry) in calls], key=_position)
+    outputs = sorted([entry for entry in rest if _call_id(entry) in calls], key=entry_position)
     return shown, calls | dict.fromkeys(told, FUNCTION), outputs
 
 
@@ -127,10 +127,6 @@ def _kinds(items: Iterable[Mapping[str, Any]], head: Message) -> dict[str, str]:
 
 def _is_whole_item(entry: Entry) -> bool:
     return isinstance(entry, ShownMessage) and entry.form is WHOLE and is_item(entry.message)
-
-
-def _position(entry: Entry) -> int:
-    return entry.message.position if isinstance(entry, ShownMessage) else 1 << 62
 
 
 def _call_id(entry: Entry) -> str | None:

@@ -127,6 +127,11 @@ def _entry(entry: Entry, bodies: Mapping[int, str]) -> str:
     return body if entry.form is WHOLE else json_text(entry_body(entry, json.loads(body)))
 
 
+def entry_position(entry: Entry) -> int:
+    """Return the position of a stored message; what is not stored stands behind all of them."""
+    return entry.message.position if isinstance(entry, ShownMessage) else 1 << 62
+
+
 def entry_body(
     entry: Entry, body: dict[str, Any], count: Count = token_upper_bound
 ) -> dict[str, Any]:
