@@ -19,6 +19,8 @@ from turnfold.core.window.truncation import (
 )
 from turnfold.core.window.views import BlockView, MessageView
 
+Step = Callable[[WindowBuilder], None]
+
 
 def trim_protected(window: WindowBuilder, *, is_for_recall: bool = False) -> None:
     """Shorten protected messages, only as far as needed, after every other step.
@@ -118,14 +120,6 @@ def _drop_newest_reasoning(window: WindowBuilder) -> None:
             window.apply(block, block.head, MessageView.drop_reasoning)
 
 
-def _name_open_round_only(window: WindowBuilder) -> None:
-    window.shorten_digest(DigestForm.NAMES)
-
-
-def _count_only(window: WindowBuilder) -> None:
-    window.shorten_digest(DigestForm.SHORT)
-
-
 def leave_out_oldest(window: WindowBuilder, is_enough: Callable[[], bool]) -> None:
     """Leave out the oldest blocks, of any priority, until it is enough."""
     for block in window.oldest(is_enough):
@@ -153,28 +147,27 @@ def _fold_rest(window: WindowBuilder) -> None:
     leave_out_oldest(window, lambda: not window.is_over)
 
 
-def _tell_nothing(window: WindowBuilder) -> None:
-    window.shorten_digest(DigestForm.NONE)
-
-
 # Results go before the summary and an interrupted request, and the newest request is cut last. The
 # digest tells less where that suffices to keep a text, and nothing only if nothing else is left.
-PROTECTED_STEPS: Final[tuple[Callable[[WindowBuilder], None], ...]] = (
+PROTECTED_STEPS: Final[tuple[Step, ...]] = (
     _preview_unseen_arguments,
-    _name_open_round_only,
+    lambda window: window.shorten_digest(DigestForm.NAMES),
     _shorten_unseen_results,
     _cut_summary,
     _shorten_interrupted_request,
     _level_unseen,
     _reduce_unseen,
-    _count_only,
+    lambda window: window.shorten_digest(DigestForm.SHORT),
     _fold_for_count,
     _shorten_request,
     _drop_newest_reasoning,
     _fold_rest,
-    _tell_nothing,
+    lambda window: window.shorten_digest(DigestForm.NONE),
 )
-STEPS_FOR_RECALL: Final = (_name_open_round_only, _cut_summary)
+STEPS_FOR_RECALL: Final[tuple[Step, ...]] = (
+    lambda window: window.shorten_digest(DigestForm.NAMES),
+    _cut_summary,
+)
 
 
 def cap_unseen(window: WindowBuilder, least: int, max_characters: int = 0) -> None:

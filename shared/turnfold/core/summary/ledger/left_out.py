@@ -16,12 +16,11 @@ from turnfold.core.summary.sources import PreviousSummary
 
 MAX_MARKS = 1_500
 _MARK_BYTES = 3
-_PREFIX = "left_out "
 
 
 def left_out_entry(number: int) -> str:
     """Write the last entry of a ledger, which counts the values that it lacks."""
-    return f"{_PREFIX}{number} more values, which search finds"
+    return f"left_out {number} more values, which search finds"
 
 
 def mark_of(text: str) -> int:
@@ -50,7 +49,7 @@ class LeftOut:
         forgotten, until = record.get("forgotten"), record.get("until")
         # A boolean is an int in Python, and JSON from another writer may hold one.
         if not isinstance(forgotten, int) or isinstance(forgotten, bool):
-            forgotten = _counted_in(previous.ledger if previous else ())
+            forgotten = 0
         marks = dict.fromkeys(_unpacked(record.get("marks")))
         return cls(marks, max(0, forgotten), until if isinstance(until, str) else "")
 
@@ -94,12 +93,3 @@ def _unpacked(marks: Any) -> list[int]:
         int.from_bytes(packed[start : start + _MARK_BYTES], "big")
         for start in range(0, len(packed), _MARK_BYTES)
     ]
-
-
-def _counted_in(ledger: Sequence[str]) -> int:
-    """Read the count from the last entry: versions of earlier releases have no record."""
-    for entry in reversed(ledger):
-        if entry.startswith(_PREFIX):
-            number = entry.split(" ", 2)[1]
-            return int(number) if number.isdecimal() and len(number) < 10 else 0
-    return 0
