@@ -97,6 +97,7 @@ class Compactor(PollingLoop):
 
     async def _attempt(self, job: Job) -> Outcome:
         """Make one attempt, in the trace of the event that opened the job."""
+        # The newest event decides the trace; spans of the others are linked to it.
         *others, parent = job.traces or (None,)
         compaction_id = str(job.compaction_ids[-1])
         with span(

@@ -39,8 +39,10 @@ class Relay(PollingLoop):
             return YIELD_POLL_SECONDS
         is_full = True
         while is_full and (notices := await self._store.unsent(self.batch_notices)):
+            # A full page: more may wait behind it.
             is_full = len(notices) == self.batch_notices
             try:
+                # Sent one after the other on one connection, so the stream has them in this order.
                 replies = await asyncio.gather(*(self._publish(notice) for notice in notices))
             except (nats.errors.Error, TimeoutError) as error:
                 raise _cannot_publish(type(error).__name__) from error

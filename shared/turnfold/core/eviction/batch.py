@@ -146,6 +146,7 @@ def plan_evictions(
         [message.tokens for arrived in arriving.values() for message in arrived]
     )
     for seq, arrived in arriving.items():
+        # The event that reports a window is already examined with it.
         limits.window = windows.get(seq, limits.window)
         if seq in meter.readings:
             gauge = gauge.with_reading(meter.readings[seq], limits.relief)

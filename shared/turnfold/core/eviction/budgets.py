@@ -47,6 +47,7 @@ def with_budget(budgets: Budgets, asked: AskedBudget, policy: Policy) -> Budgets
     Above `BUDGETS_AT_MOST`, the two newest become one that is as large and lasts as long as either.
     """
     recent = recent_budgets(budgets, policy, at_ms=asked.at_ms)
+    # An older budget that is no larger is forgotten earlier, and so never decides.
     kept = [budget for budget in recent if budget.tokens > asked.tokens]
     if len(kept) == BUDGETS_AT_MOST:
         asked = asked._replace(tokens=kept.pop().tokens)

@@ -126,6 +126,7 @@ def _may_be_answered(block: Block, policy: Policy, now_ms: int) -> bool:
 
 
 def _is_worth_it(evicted: Sequence[Message], policy: Policy, trigger: Trigger) -> bool:
+    # Neither depends on size, so the minimum gain does not hold for them.
     if trigger in (Trigger.REQUEST, Trigger.ROUNDS):
         return bool(evicted)
     if trigger is Trigger.MESSAGES:

@@ -160,6 +160,7 @@ class UsageState(NamedTuple):
 
     def with_reading(self, reading: "UsageReading | None", limit: int) -> "UsageState":
         """Return the state after one more report; a report within the limit ends a series."""
+        # An event that arrives late says nothing of the present window.
         if reading is None or reading.seq <= self.seq:
             return self
         is_relieved = reading.at_ms > self.settled_ms and reading.tokens <= limit

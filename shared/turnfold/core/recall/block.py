@@ -123,6 +123,7 @@ def write_block(
     writer = _BlockWriter([*quoted, *told.messages, *told.partners])
     room -= FRAME_TOKENS
     if told.quotes:
+        # Messages within their share, then lines, then messages in the room that lines have left.
         writer.room = int((1 - quotes_share) * room)
         for recalled in told.messages:
             writer.add(recalled)
@@ -173,6 +174,7 @@ class _BlockWriter:
         new = [part for part in unit if part.message.position not in texts]
         least = self._used
         for part in new:
+            # Told whole, it would repeat the lines that are quoted of it.
             if part.message.position in quoted:
                 return False
             least += _least_tokens(part)
@@ -240,6 +242,7 @@ class _BlockWriter:
     def written(self, shown: Collection[int]) -> RecallBlock | None:
         """Return the block; None if it is empty."""
         for position, (of, lines) in self._quoted.items():
+            # In the order of the message: the best line was quoted first.
             told = [text for _, text in sorted(lines)]
             self._texts[position] = defused(
                 f"{self._speaker_in_part(of)}{PART} {chr(10).join(told)}"

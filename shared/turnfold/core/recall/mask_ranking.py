@@ -37,6 +37,7 @@ _MOST_DIGIT: Final = 255
 
 def mask_of(ordinals: Iterable[int], number: int) -> Mask:
     """Return the mask of these ordinals, all of them below `number`."""
+    # As digits, because each bit that is set in an integer copies the whole integer.
     bits = bytearray(b"0" * number)
     for ordinal in ordinals:
         bits[-1 - ordinal] = _SET
@@ -91,6 +92,7 @@ def _few_ordinals_in(mask: Mask) -> Iterator[int]:
 
 
 def _digits(mask: Mask, number: int) -> Digits:
+    # A byte for each message: adding two integers then adds the counts of all messages at once.
     return f"{mask:0{number}b}".encode().translate(_BITS)[::-1]
 
 

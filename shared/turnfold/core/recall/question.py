@@ -79,6 +79,7 @@ def question_of(text: str) -> RecallQuestion:
     content = [word for word in words if word not in FUNCTION_WORDS]
     forms = dict.fromkeys(form for word in content for form in _forms(word))
     longest = sorted(forms, key=lambda form: -max(len(term.text) for term in form))
+    # Values come first: where there are too many lookups, the last ones are left out.
     lookups = [(Term(value),) for value in values] + longest
     return RecallQuestion(tuple(lookups[:MOST_LOOKUPS]), frozenset(words))
 
@@ -152,6 +153,7 @@ def _regular(word: str) -> Iterator[Term]:
     if len(stem) >= LEAST_PREFIX:
         yield Term(word_term(stem), is_prefix=True)
         return
+    # After a short stem, English doubles the consonant: `run`, `running`.
     doubled = stem + stem[-1]
     forms = {word, *(stem + ending for ending in _SHORT_ENDINGS)}
     forms |= {doubled + ending for ending in ("ed", "er", "ing")}
@@ -171,8 +173,10 @@ def stem_of(word: str) -> str:
         if word.endswith(ending) and len(word) - len(ending) >= least:
             word = word[: -len(ending)]
             break
+    # `planned` is a form of `plan`, but `filled` one of `fill` and `passed` one of `pass`.
     if len(word) >= LEAST_PREFIX and word[-1] == word[-2] and word[-1] not in "ls":
         word = word[:-1]
+    # So that `party` and `parties`, `cache` and `caching` begin alike.
     if len(word) >= LEAST_PREFIX and word[-1] in "eiy":
         word = word[:-1]
     return word

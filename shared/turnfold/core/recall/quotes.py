@@ -81,6 +81,7 @@ def mark_lines(body: Mapping[str, Any], count: Count) -> bytes | None:
     numbers: list[int] = []
     for line in islice(named_lines(quotable_text(body)), MOST_LINES):
         names = name_numbers(line.names)
+        # Both fit into 16 bits, because at most 8,000 characters of a message are read.
         numbers += (line.start, len(line.text) << 16 | count(line.text), len(names), *names)
     return struct.pack(f"<{len(numbers)}I", *numbers) if numbers else None
 
@@ -176,6 +177,7 @@ def best_by_worth(
         tokens, names = offered[place]
         return sum([left.get(name, 0.0) for name in names]) / tokens
 
+    # Worth only falls when names are told. So a line is valued again only when it comes first.
     ranked = [(-worth_now, place) for place in range(len(offered)) if (worth_now := gain(place))]
     heapify(ranked)
     while ranked:

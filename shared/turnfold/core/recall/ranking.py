@@ -79,6 +79,7 @@ def score(
     """
     number = len(positions)
     weighted = [(rarity_of(len(matches), number), matches) for matches in lookups if matches]
+    # The rarest first, because the promising messages are taken from their matches.
     weighted.sort(key=itemgetter(0), reverse=True)
     weighted = [found for found in weighted if found[0] >= LEAST_RARITY * weighted[0][0]]
     most = max(LEAST_PROMISING, room // TOKENS_A_PROMISING)
@@ -102,11 +103,13 @@ def rank(
     values = _per_length(scores, tokens)
     for ordinal in values.keys() & spoken if spoken is not None else ():
         values[ordinal] *= SPEAKER
+    # A message that is never recalled has no tokens, and the filter leaves it out.
     return list(islice(filter(tokens.__getitem__, _best(values)), MOST_RANKED))
 
 
 def _best(values: Mapping[int, float]) -> list[int]:
     """Return ordinals by their values, best first, of equals the newest."""
+    # Sorting is stable: of equal values the newest stays first.
     return sorted(sorted(values, reverse=True), key=values.__getitem__, reverse=True)
 
 
@@ -133,6 +136,7 @@ def _promising_stretches(
             places = ordinals_of(matches, positions)
             candidates.update(zip([positions[place] for place in places], places, strict=True))
         else:
+            # A frequent word has many matches: placing each of them would cost most of the time.
             places = [candidates[position] for position in candidates.keys() & matches]
         for place in places:
             own[place] += rarity

@@ -245,6 +245,7 @@ class WindowBuilder:
         assert message.answers is not None
         calls = block.head.message.calls
         place = place_of_slot(calls, message.answers.slot)
+        # The result of a call that may not be sent, or another result of the same call.
         if place is None or block.results[place] is not None:
             return
         view = MessageView(message, calls[place])
@@ -298,8 +299,10 @@ class WindowBuilder:
         ):
             candidate = heappop(queue)
             block, view = candidate[2], candidate[3]
+            # It was left out after it had been queued.
             if not block.is_shown:
                 continue
+            # The next request or answer may end the protection, and a later trim needs it then.
             if self.is_protected(block):
                 kept.append(candidate)
                 continue

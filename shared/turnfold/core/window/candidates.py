@@ -136,6 +136,7 @@ class TrimCandidates:
         """Queue a result for the steps that may shorten it."""
         policy, message = self._policy, view.message
         _push(self.seen_results, block, view)
+        # Its publisher has cut it already: step (3) alone may still replace it.
         if message.is_truncated:
             return
         cap = policy.tool_result_max_chars

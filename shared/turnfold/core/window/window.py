@@ -209,6 +209,7 @@ def _new_messages(
     It can if everything that it was built from is the same, and comes before what is new.
     """
     known = len(earlier.taken)
+    # An eviction, a retraction or a message that came late changes what was taken.
     if earlier.taken != list(stored.messages[:known]):
         return None
     new = stored.messages[known:]

@@ -30,6 +30,7 @@ class SqlOutboxStore:
     async def sent(self, notices: Sequence[Notice]) -> None:
         """Delete notices that the stream has."""
         ids = [(notice.outbox_id,) for notice in notices]
+        # If a power cut undoes it, the notices are published again, and the stream knows their ids.
         await self._database.write(
             lambda connection: _FORGET.run(connection, ids), is_repeatable=True
         )

@@ -162,6 +162,7 @@ def _evict_session(
     if changes is not None:
         of_map = installation.model_window(session.model, policy)
         windows = {seq: limited_window(of_map, now, policy) for seq, now in changes.after.items()}
+        # As it was before the batch; `windows` changes it event by event.
         window = limited_window(of_map, changes.before, policy)
     for eviction in plan_evictions(
         live,

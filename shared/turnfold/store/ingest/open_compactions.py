@@ -243,6 +243,7 @@ class CompactionOpener:
             return None
         compaction_id = self._installation.new_id()
         session.compactions += 1
+        # Its messages are chosen later, so no position is known to come after all of them.
         session.evicted_to = None
         before = session.window_tokens
         self._journal.add_audit_row(

@@ -163,6 +163,7 @@ def _best_of(
     room_of_values = int(VALUES_SHARE * room_tokens) if lines else room_tokens
     entries = best_entries(values, room_of_values, count)
     room_of_lines = room_tokens - tokens_of(entries, count) - 1
+    # What the user stated keeps its own entry, so a line gains nothing by telling it.
     known = numbers_of_names("\n".join(text for text, group in entries if group[0].is_stated))
     kept = best_lines(lines, weights, room_of_lines, known) if lines else []
     while kept:
@@ -175,6 +176,7 @@ def _best_of(
             chosen = list(group_into_entries(together))
             if tokens_of(chosen, count) <= room_tokens:
                 return chosen
+        # In proportion to the excess, but always one line less, so that the loop ends.
         kept = kept[: min(len(kept) - 1, int(len(kept) * room_of_lines / max(tokens, 1)))]
     return entries if not lines else best_entries(values, room_tokens, count)
 

@@ -168,6 +168,7 @@ def _add(
     """Add a value that a message names, or raise the rank of the candidate with the same text."""
     candidate = candidates.get(value.text)
     if candidate is None:
+        # It was left out and came back, so it is worth as much as one that the ledger kept.
         times = 2 if mark_of(value.text) in left_out.marks else 1
         candidates[value.text] = new_candidate(value, rank, message_id, order=order, times=times)
         return

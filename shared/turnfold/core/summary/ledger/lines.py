@@ -77,6 +77,7 @@ def best_lines(
     newest_first = sorted(lines, key=lambda line: -line.order)
     tokens = [line.token_estimate + ENTRY_TOKENS for line in newest_first]
     offered = [
+        # A line that defines a name counts as if it were shorter.
         (size / _bonus(line.value.text), tuple(numbers_of_names(line.value.text)))
         for size, line in zip(tokens, newest_first, strict=True)
     ]

@@ -65,6 +65,7 @@ class NameUses:
             packed = b64decode(stored, validate=True) if isinstance(stored, str) else b""
         except (InvalidBase64, ValueError):
             packed = b""
+        # A record that was cut off still has whole items before the cut.
         packed = packed[: len(packed) // _ITEM.size * _ITEM.size]
         return cls(
             {
@@ -111,6 +112,7 @@ def _add(uses: dict[NameNumber, _Use], names_of_messages: Sequence[Collection[Na
     """Add messages after those that are counted already, which become older."""
     added = len(names_of_messages)
     fade = exp(-added / DECAY_MESSAGES)
+    # One decay for all of them, then each by its age: the sum is that of single messages.
     for use in uses.values():
         use.weight *= fade
     for age, names in zip(range(added - 1, -1, -1), names_of_messages, strict=True):

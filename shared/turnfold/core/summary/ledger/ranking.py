@@ -94,6 +94,7 @@ def _entries_that_fit(
 ) -> list[LedgerEntry]:
     """Return the entries of as many of the best as fit, by counting and correcting the estimate."""
     slack = room_tokens * _TOLERANCE
+    # All of them if they may fit: an estimate is wrong by a few percent.
     budget: float = sum([candidate.token_estimate for candidate in ranked])
     if budget >= room_tokens * (1 + 4 * _TOLERANCE):
         budget = room_tokens * (1 - _TOLERANCE)
