@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from nats.aio.client import Client
 from starlette.applications import Starlette
@@ -14,12 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from turnfold.bus.stream_state import Lag, lag
+from turnfold.bus.stream_state import lag
 from turnfold.errors import Unavailable
-from turnfold.store.database.statistics import QueueDepths, SqlStatistics
+from turnfold.store.database.statistics import SqlStatistics
 from turnfold_worker.loops.write_probe import WriteProbe
 from turnfold_worker.metrics import WorkerMetrics
 from turnfold_worker.receiver import Receiver
+
+Reply = TypeVar("Reply")
 
 REQUEST_SECONDS = 3.0
 SILENT_SECONDS = 15.0
@@ -49,7 +51,7 @@ class WorkerHealth:
             return [self.waits_for], {}
         client, receiver, probe = self.parts.client, self.parts.receiver, self.parts.probe
         missing = [] if client.is_connected else ["the bus is not connected"]
-        behind = await lag_of(client)
+        behind = await _in_time(lag(client, now_ms=_now_ms()))
         # Without a connection, one reason is enough.
         if client.is_connected and behind is None:
             missing.append("the stream does not answer, or its consumer is gone")
@@ -70,8 +72,10 @@ class WorkerHealth:
         """Update the gauges from the bus and the database; one without a reply keeps its value."""
         if self.parts is None:
             return
+        now_ms = _now_ms()
         behind, depths = await asyncio.gather(
-            lag_of(self.parts.client), _queue_depths(self.parts.statistics)
+            _in_time(lag(self.parts.client, now_ms=now_ms)),
+            _in_time(self.parts.statistics.waiting(now_ms=now_ms)),
         )
         if behind is not None:
             metrics.lags(behind)
@@ -79,18 +83,11 @@ class WorkerHealth:
             metrics.waits(depths)
 
 
-async def lag_of(client: Client) -> Lag | None:
-    """Return the lag of all workers, or None if the bus does not reply in time."""
+async def _in_time(asking: Awaitable[Reply]) -> Reply | None:
+    """Return the reply of the bus or the database, or None if there is none in time."""
     with contextlib.suppress(Unavailable, TimeoutError):
         async with asyncio.timeout(REQUEST_SECONDS):
-            return await lag(client, now_ms=_now_ms())
-    return None
-
-
-async def _queue_depths(statistics: SqlStatistics) -> QueueDepths | None:
-    with contextlib.suppress(Unavailable, TimeoutError):
-        async with asyncio.timeout(REQUEST_SECONDS):
-            return await statistics.waiting(now_ms=_now_ms())
+            return await asking
     return None
 
 

@@ -116,21 +116,18 @@ def turn_event(  # noqa: PLR0913  # the event has these fields
         raise BadRequest(
             f"carry has {len(carry)} values for {len(messages)} messages; pass one for each"
         )
-    fields = {
-        "messages": list(messages),
-        "model": model,
-        "usage": usage,
-        "is_meta": is_meta or None,
-        "metadata": metadata,
-        "shape": shape,
-        "carry": None if carry is None else list(carry),
-    }
     return _event(
         TURN_COMPLETED,
         key,
         event_id,
         occurred_at,
-        {name: value for name, value in fields.items() if value is not None},
+        {"messages": list(messages)},
+        model=model,
+        usage=usage,
+        is_meta=is_meta or None,
+        metadata=metadata,
+        shape=shape,
+        carry=None if carry is None else list(carry),
     )
 
 
@@ -154,19 +151,16 @@ def result_event(  # noqa: PLR0913  # the event has these fields
         BadRequest: a value is not JSON.
         TooLarge: more than 4 MiB.
     """
-    fields = {
-        "name": name,
-        "is_error": is_error or None,
-        "metadata": metadata,
-        "carry": None if carry is None else [carry],
-    }
-    optional = {name: value for name, value in fields.items() if value is not None}
     return _event(
         TOOL_RESULT,
         key,
         event_id,
         occurred_at,
-        {"tool_call_id": tool_call_id, "content": content, **optional},
+        {"tool_call_id": tool_call_id, "content": content},
+        name=name,
+        is_error=is_error or None,
+        metadata=metadata,
+        carry=None if carry is None else [carry],
     )
 
 
@@ -192,14 +186,17 @@ def usage_event(
         raise BadRequest(f"model must have 1 to {MODEL_MAX_CHARACTERS} characters")
     if limit_tokens is not None and not 1 <= limit_tokens <= LIMIT_AT_MOST:
         raise BadRequest(f"limit_tokens must be 1 to {LIMIT_AT_MOST}")
-    fields = {
-        "usage": usage,
-        "message_id": message_id,
-        "limit_tokens": limit_tokens,
-        "is_overflow": is_overflow or None,
-    }
-    optional = {name: value for name, value in fields.items() if value is not None}
-    return _event(USAGE_REPORTED, key, event_id, occurred_at, {"model": model, **optional})
+    return _event(
+        USAGE_REPORTED,
+        key,
+        event_id,
+        occurred_at,
+        {"model": model},
+        usage=usage,
+        message_id=message_id,
+        limit_tokens=limit_tokens,
+        is_overflow=is_overflow or None,
+    )
 
 
 def retraction_event(
@@ -231,7 +228,9 @@ def _event(
     event_id: str | None,
     occurred_at: datetime | None,
     fields: Mapping[str, Any],
+    **optional: Any,
 ) -> OutgoingEvent:
+    """Encode an event; optional fields that are None are left out."""
     event_id = event_id if event_id is not None else new_event_id()
     if fault := id_fault(event_id):
         raise BadRequest(f"event_id {fault}")
@@ -242,7 +241,8 @@ def _event(
         "session_id": key.session_id,
         "occurred_at": at,
     }
-    payload = encoded(identity | dict(fields))
+    stated = {name: value for name, value in optional.items() if value is not None}
+    payload = encoded({**identity, **fields, **stated})
     if len(payload) > LIMITS.bytes:
         raise TooLarge(
             f"event is too large ({len(payload)} bytes, at most {LIMITS.bytes});"

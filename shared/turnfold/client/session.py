@@ -74,16 +74,19 @@ class Session(SessionHistory):
         `carry` has one JSON value or None for each message. It is given back as it is in
         `StoredMessage.carry` and `Window.entries`, and never counted, searched or shown to a model.
         """
-        fields: dict[str, Any] = {
-            "model": model,
-            "usage": usage,
-            "is_meta": is_meta,
-            "metadata": metadata,
-            "event_id": event_id,
-            "shape": shape,
-            "carry": carry,
-        }
-        return await self._client.publish(turn_event(self.key, messages, **fields))
+        return await self._client.publish(
+            turn_event(
+                self.key,
+                messages,
+                model=model,
+                usage=usage,
+                is_meta=is_meta,
+                metadata=metadata,
+                event_id=event_id,
+                shape=shape,
+                carry=carry,
+            )
+        )
 
     async def tool_result(
         self,
@@ -100,14 +103,18 @@ class Session(SessionHistory):
 
         `carry` is a JSON value that is given back as it is; see `turn_completed`.
         """
-        fields: dict[str, Any] = {
-            "name": name,
-            "is_error": is_error,
-            "metadata": metadata,
-            "event_id": event_id,
-            "carry": carry,
-        }
-        return await self._client.publish(result_event(self.key, tool_call_id, content, **fields))
+        return await self._client.publish(
+            result_event(
+                self.key,
+                tool_call_id,
+                content,
+                name=name,
+                is_error=is_error,
+                metadata=metadata,
+                event_id=event_id,
+                carry=carry,
+            )
+        )
 
     async def usage_reported(
         self,
@@ -125,14 +132,17 @@ class Session(SessionHistory):
         `limit_tokens` is the size that the provider named for the window. `is_overflow` means that
         the call failed because it was too long; it makes a compaction due.
         """
-        fields: dict[str, Any] = {
-            "usage": usage,
-            "message_id": message_id,
-            "limit_tokens": limit_tokens,
-            "is_overflow": is_overflow,
-            "event_id": event_id,
-        }
-        return await self._client.publish(usage_event(self.key, model, **fields))
+        return await self._client.publish(
+            usage_event(
+                self.key,
+                model,
+                usage=usage,
+                message_id=message_id,
+                limit_tokens=limit_tokens,
+                is_overflow=is_overflow,
+                event_id=event_id,
+            )
+        )
 
     async def publish_batch(self, events: Iterable[OutgoingEvent]) -> list[Receipt]:
         """Publish at most 1,000 events of this session, all or none; see `Client.publish_batch`."""

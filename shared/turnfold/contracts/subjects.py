@@ -116,16 +116,13 @@ def event_headers(agent_id: str, event_id: str, secret: str) -> dict[str, str]:
 def key_of_event_subject(subject: str) -> SessionKey | None:
     """Return the session of an event's subject; None if it names none."""
     for kind in EVENT_TYPES:
-        ids = (
-            [id_of(token) for token in subject.removeprefix(f"{kind}.").split(".")]
-            if subject.startswith(f"{kind}.")
-            else []
-        )
-        match ids:
-            case [str(agent_id), str(session_id)]:
-                return SessionKey(AgentId(agent_id), SessionId(session_id))
-            case _:
-                continue
+        if subject.startswith(f"{kind}."):
+            ids = [id_of(token) for token in subject.removeprefix(f"{kind}.").split(".")]
+            match ids:
+                case [str(agent_id), str(session_id)]:
+                    return SessionKey(AgentId(agent_id), SessionId(session_id))
+                case _:
+                    return None
     return None
 
 
