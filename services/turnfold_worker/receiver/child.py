@@ -175,7 +175,7 @@ class ReceiverChild:
         return deliveries
 
     async def _decoded(self, deliveries: Sequence[Delivery]) -> DecodedBatch:
-        batch = DecodedBatch.empty()
+        batch = DecodedBatch([], [], {})
         for some in portions(deliveries):
             batch.add(self._decode(some))
             # Heartbeats and acknowledgements run in between.

@@ -308,14 +308,25 @@ def _first_choice(
     at_ms: int,
     is_again: bool,
 ) -> _Choice | None:
-    """Return the choice of the first fired trigger that gains enough; None without one.
+    """Return the messages that leave for the first fired trigger that gains enough; None if none.
 
-    `is_again` if reports have caused the eviction before this one.
+    If they leave the limit exceeded, the choice is escalated. So is one by reports if `is_again`:
+    reports have caused the eviction before this one.
     """
+    least = replace(policy, keep_tokens=0, keep_rounds=0)
     for due in fired:
-        choice = _choice(due, live, policy, load, at_ms=at_ms, is_again=is_again)
-        if choice.evicted:
-            return choice
+        evicted: tuple[Message, ...] = ()
+        is_escalated = due.trigger is Trigger.USAGE and is_again
+        if not is_escalated:
+            usual = decide_eviction(live, clamp_keep_tokens(policy, due), due.trigger, now_ms=at_ms)
+            evicted = usual.evicted if isinstance(usual, Evict) else ()
+            is_escalated = bool(evicted) and _is_over(due, load, evicted)
+        if is_escalated:
+            tight = decide_eviction(live, least, due.trigger, now_ms=at_ms)
+            if isinstance(tight, Evict):
+                return _Choice(due, tight.evicted, True)
+        if evicted:
+            return _Choice(due, evicted, False)
     return None
 
 
@@ -334,27 +345,3 @@ def _is_examined(before: int, after: int) -> bool:
         return True
     step = 1 << (after.bit_length() - EVERY_EVENT_BELOW.bit_length() + 1)
     return before // step != after // step
-
-
-def _choice(
-    due: FiredTrigger,
-    live: Sequence[Message],
-    policy: Policy,
-    load: SessionLoad,
-    *,
-    at_ms: int,
-    is_again: bool,
-) -> _Choice:
-    """Return the messages that leave; escalate if the usual ones leave the limit exceeded."""
-    evicted: tuple[Message, ...] = ()
-    is_escalated = due.trigger is Trigger.USAGE and is_again
-    if not is_escalated:
-        usual = decide_eviction(live, clamp_keep_tokens(policy, due), due.trigger, now_ms=at_ms)
-        evicted = usual.evicted if isinstance(usual, Evict) else ()
-        is_escalated = bool(evicted) and _is_over(due, load, evicted)
-    if is_escalated:
-        least = replace(policy, keep_tokens=0, keep_rounds=0)
-        tight = decide_eviction(live, least, due.trigger, now_ms=at_ms)
-        if isinstance(tight, Evict):
-            return _Choice(due, tight.evicted, True)
-    return _Choice(due, evicted, False)

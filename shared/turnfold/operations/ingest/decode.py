@@ -33,11 +33,6 @@ class DecodedBatch(NamedTuple):
     dead: list[DeadLetter]
     payloads: dict[int, bytes]
 
-    @classmethod
-    def empty(cls) -> "DecodedBatch":
-        """Return a batch to which others can be added."""
-        return cls([], [], {})
-
     def add(self, other: "DecodedBatch") -> None:
         """Add the events of another batch."""
         self.arrivals.extend(other.arrivals)
@@ -53,7 +48,7 @@ def decode_batch(
     image_tokens: int = IMAGE_TOKENS,
 ) -> DecodedBatch:
     """Decode deliveries; a bad one becomes a dead letter."""
-    batch = DecodedBatch.empty()
+    batch = DecodedBatch([], [], {})
     for delivery in deliveries:
         # Of valid events as well: the database may refuse one, and its dead letter needs the bytes.
         batch.payloads[delivery.stream_seq] = delivery.payload

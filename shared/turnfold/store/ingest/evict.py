@@ -11,7 +11,7 @@ from turnfold.core.eviction.budgets import (
     largest_budget,
     recent_budgets,
 )
-from turnfold.core.eviction.choose import Evict, clamp_keep_tokens, decide_eviction, first_eviction
+from turnfold.core.eviction.choose import first_eviction
 from turnfold.core.eviction.limits import WindowChanges, limited_window
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger, TriggerLimits, load_of
 from turnfold.core.eviction.usage import UsageInput, UsageReading, relief_limit, usage_trigger
@@ -85,7 +85,10 @@ def evict(
         for session in changed
         if session.sid in settled_ms
         or session.sid in changes
-        or _fired(session, installation, _smallest_budget(session))
+        # The smallest budget: larger ones may be forgotten while events are examined.
+        or _fired(
+            session, installation, min((asked.tokens for asked in session.budgets), default=0)
+        )
     ]
     arrived = {event.stream_seq: event for events in new.values() for event in events}
     opener = CompactionOpener(connection, installation, journal, arrived)
@@ -265,12 +268,8 @@ def planned(
 ) -> Eviction | None:
     """Return the eviction that a planned compaction comes to now; None if nothing would leave."""
     live = [evictable_of(row) for row in _LIVE.rows(connection, [sid])]
-    decision = decide_eviction(live, clamp_keep_tokens(policy, due), due.trigger, now_ms=now_ms)
-    return (
-        Eviction(due, decision.evicted, len(live), load_of(live), now_ms)
-        if isinstance(decision, Evict)
-        else None
-    )
+    _, evicted = first_eviction([due], live, policy, now_ms=now_ms)
+    return Eviction(due, evicted, len(live), load_of(live), now_ms) if evicted else None
 
 
 def mark_evicted(
@@ -324,11 +323,6 @@ def mark_evicted(
             )
         ],
     )
-
-
-def _smallest_budget(session: SessionRow) -> int:
-    """Return the smallest budget: larger ones may be forgotten while events are examined."""
-    return min((budget.tokens for budget in session.budgets), default=0)
 
 
 def _fired(

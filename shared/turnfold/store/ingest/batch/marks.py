@@ -10,7 +10,7 @@ from turnfold.core.policy.meta import is_written_by_program, may_be_written_by_p
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.tokens import text_of
 from turnfold.messages import Role
-from turnfold.ports.ingest import DecodedEvent, DecodedMessage
+from turnfold.ports.ingest import DecodedEvent
 
 _USER = str(Role.USER)
 
@@ -22,7 +22,11 @@ def with_marks(arrival: DecodedEvent, policy: Policy) -> DecodedEvent:
     found = {
         index
         for index, message in enumerate(arrival.messages)
-        if message.role == _USER and not message.is_meta and _is_found(message, policy)
+        if message.role == _USER
+        and not message.is_meta
+        # Most bodies are ruled out as JSON texts, without reading them.
+        and may_be_written_by_program(message.body, policy)
+        and is_written_by_program(text_of(json.loads(message.body)), policy)
     }
     if not found:
         return arrival
@@ -31,9 +35,3 @@ def with_marks(arrival: DecodedEvent, policy: Policy) -> DecodedEvent:
         for index, message in enumerate(arrival.messages)
     )
     return arrival._replace(messages=messages)
-
-
-def _is_found(message: DecodedMessage, policy: Policy) -> bool:
-    return may_be_written_by_program(message.body, policy) and is_written_by_program(
-        text_of(json.loads(message.body)), policy
-    )
