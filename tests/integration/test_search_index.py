@@ -14,8 +14,8 @@ from turnfold.ports.query import (
 )
 from turnfold.store.database.engine import Database
 from turnfold.store.database.word_segments import read_index
-from turnfold.store.ingest.word_index.removal import delete_indexed, delete_indexed_at
-from turnfold.store.ingest.word_index.search_index import MESSAGES_AT_ONCE, SqlSearchIndex
+from turnfold.store.ingest.word_index.removal import delete_indexed
+from turnfold.store.ingest.word_index.search_index import SqlSearchIndex
 from turnfold.store.query.search import SqlSearchStore
 from turnfold_migrations import upgrade
 
@@ -55,6 +55,12 @@ async def known(stores: Stores, key: SessionKey) -> set[int]:
     }
 
 
+async def remove(database: Database, seqs: list[int]) -> None:
+    """Remove these events of the first session from the index."""
+    positions = [position_of(seq, index) for seq in seqs for index in range(len(TEXTS))]
+    await database.write(lambda connection: delete_indexed(connection, 1, positions))
+
+
 def rows(connection: Connection) -> int:
     """How many messages are in the index."""
     if connection.dialect.name == "sqlite":
@@ -75,14 +81,10 @@ async def test_what_is_forgotten_is_in_no_list_and_the_rest_is(url: str) -> None
     async with sql_stores(url) as stores:
         await filled(stores, 6)
         before = [await known(stores, key) for key in KEYS]
-        await database.write(
-            lambda connection: delete_indexed(
-                connection, 1, first=position_of(3, 0), last=position_of(6, 1023)
-            )
-        )
+        await remove(database, [3, 5])
         part = [await known(stores, key) for key in KEYS]
-        await database.write(lambda connection: delete_indexed(connection, 1))
-        await database.write(lambda connection: delete_indexed(connection, 1))
+        await remove(database, [1, 3, 5, 7, 9, 11])
+        await remove(database, [1, 3, 5, 7, 9, 11])
         whole = [await known(stores, key) for key in KEYS]
         left = await database.snapshot(rows)
     await database.close()
@@ -91,20 +93,6 @@ async def test_what_is_forgotten_is_in_no_list_and_the_rest_is(url: str) -> None
     assert part == [{1, 7, 9, 11}, before[1]]
     assert whole == [set(), before[1]]
     assert left == 6 * len(TEXTS)
-
-
-@pytest.mark.proves("F1", "A5")
-async def test_a_session_longer_than_a_slice_is_forgotten_whole(url: str) -> None:
-    events = MESSAGES_AT_ONCE // len(TEXTS) + 3
-    await upgrade(url)
-    database = Database(url, writes=True)
-    async with sql_stores(url) as stores:
-        await filled(stores, events)
-        await database.write(lambda connection: delete_indexed(connection, 1))
-        left = await database.snapshot(rows)
-    await database.close()
-
-    assert left == events * len(TEXTS)
 
 
 @pytest.mark.proves("F1", "L2", "O2")
@@ -238,7 +226,7 @@ async def test_segments_are_merged_and_all_of_them_are_searched(postgres_url: st
             await stores.ingest(turn(seq, user(f"amber number{seq:02} 琥珀色"), user("obsolete")))
             await stores.index.index_some()
             if seq == 5:
-                await database.write(lambda at: delete_indexed_at(at, 1, [position_of(5, 1)]))
+                await database.write(lambda at: delete_indexed(at, 1, [position_of(5, 1)]))
         index = await database.snapshot(lambda connection: read_index(connection, 1))
         everything = await positions_of(stores, "amber", KEY)
         one = await positions_of(stores, "number40", KEY)

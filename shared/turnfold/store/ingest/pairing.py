@@ -20,6 +20,7 @@ from turnfold.core.history.pairing import CallPosition, MatchedResult, ResultPos
 from turnfold.messages import CallRef
 from turnfold.store.database.schema import messages, retracted_messages, retractions, tool_calls
 from turnfold.store.database.statements import PreparedPairs, bulk_update
+from turnfold.store.ingest.tombstones import in_portions
 
 Touched = tuple[int, str]
 """The number of a session and one of its call ids."""
@@ -80,7 +81,6 @@ _DECIDED_RETRACTED = bulk_update(
         "retracted_at_ms": retracted_at_ms(bindparam("old_sid"), bindparam("new_retracted_seq"))
     },
 )
-AT_ONCE = 400
 
 
 class PairChange(NamedTuple):
@@ -109,13 +109,10 @@ def changed_pairs(
     connection: Connection, touched: Iterable[Touched], *, has_retracted: bool = False
 ) -> list[PairChange]:
     """Recompute the pairs of these call ids in stream order, and return the changes."""
-    wanted = sorted(set(touched))
     return [
         change
-        for start in range(0, len(wanted), AT_ONCE)
-        for change in _changed(
-            connection, wanted[start : start + AT_ONCE], has_retracted=has_retracted
-        )
+        for portion in in_portions(sorted(set(touched)))
+        for change in _changed(connection, portion, has_retracted=has_retracted)
     ]
 
 
@@ -134,7 +131,7 @@ def store_pairs(connection: Connection, changes: Sequence[PairChange]) -> None:
 
 
 def _changed(
-    connection: Connection, touched: list[Touched], *, has_retracted: bool
+    connection: Connection, touched: Sequence[Touched], *, has_retracted: bool
 ) -> Iterator[PairChange]:
     calls: defaultdict[Touched, list[CallPosition]] = defaultdict(list)
     results: defaultdict[Touched, list[ResultPosition]] = defaultdict(list)

@@ -34,7 +34,7 @@ from turnfold.store.database.statements import PreparedPairs, bulk_update
 from turnfold.store.ingest.batch.counters import note_unindexed
 from turnfold.store.ingest.pairing import retracted_at_ms
 from turnfold.store.ingest.tombstones import in_portions
-from turnfold.store.ingest.word_index.removal import delete_indexed_at
+from turnfold.store.ingest.word_index.removal import delete_indexed
 
 _COLUMNS = [column.name for column in messages.c]
 _LESSEN = bulk_update(
@@ -78,7 +78,7 @@ class RetractedRows:
         }
         for portion in in_portions(sorted(positions)):
             self._count_taken(self._rows(messages, portion))
-            delete_indexed_at(self._connection, session.sid, portion)
+            delete_indexed(self._connection, session.sid, portion)
             self._shift(messages, retracted_messages, portion, marks)
 
     def name(self, positions: Sequence[int], seq: int) -> None:

@@ -36,6 +36,7 @@ from turnfold.store.database.schema import (
     usage_reports,
 )
 from turnfold.store.database.statements import PreparedPairs, bulk_update
+from turnfold.store.ingest.tombstones import in_portions
 from turnfold.store.ingest.word_index.removal import delete_indexed
 
 _pairs = PreparedPairs.pairs
@@ -198,7 +199,9 @@ def evicted_positions(connection: Connection, span: EventSpan) -> Sequence[Evict
 def delete_event(connection: Connection, span: EventSpan, arrival: DecodedEvent) -> None:
     """Delete all rows of a stored event, to store them again under another sequence."""
     # First, because the index is told what to remove by the texts of the messages.
-    delete_indexed(connection, span.sid, first=span.first, last=span.last)
+    stored = select(messages.c.position).where(span.rows_of(messages))
+    for portion in in_portions(connection.execute(stored).scalars().all()):
+        delete_indexed(connection, span.sid, portion)
     for table in (messages, tool_calls, usage_reports):
         connection.execute(delete(table).where(span.rows_of(table)))
     is_limit = (reported_limits.c.sid == span.sid) & (

@@ -33,7 +33,7 @@ from turnfold.store.ingest.word_index.search_index import (
     fts5_terms,
     terms_of_body,
 )
-from turnfold.store.ingest.word_index.segment_writer import remove_at, remove_between
+from turnfold.store.ingest.word_index.segment_writer import remove_from_segments
 
 MERGED_PAGES = 100
 KEPT_EACH = 16
@@ -46,41 +46,17 @@ _QUEUE = BulkInsert(index_removals, ("sid", "position", "body"))
 _is_indexed = exists().where(word_index.c.rowid == messages.c.position)
 
 
-def delete_indexed(connection: Connection, sid: int, *, first: int = 0, last: int = 2**62) -> None:
+def delete_indexed(connection: Connection, sid: int, positions: Sequence[int]) -> None:
     """Remove messages of a session from the index; call before deleting them, in one transaction.
 
-    An index without texts must be told what it contained.
+    SQLite's index has no texts and must be told what it contained. The caller passes portions.
     """
-    are_marked = (marked_lines.c.sid == sid) & marked_lines.c.position.between(first, last)
-    connection.execute(delete(marked_lines).where(are_marked))
-    if connection.dialect.name != "sqlite":
-        in_range = (word_index.c.sid == sid) & word_index.c.position.between(first, last)
-        connection.execute(delete(word_index).where(in_range))
-        remove_between(connection, sid, first, last)
-        return
-    while True:
-        selected = select(messages.c.position, messages.c.body).where(
-            messages.c.sid == sid, messages.c.position.between(first, last), _is_indexed
-        )
-        rows = connection.execute(
-            selected.order_by(messages.c.position).limit(MESSAGES_AT_ONCE)
-        ).all()
-        if not rows:
-            return
-        connection.execute(
-            _DELETE_SQLITE, [_removal(sid, position, body) for position, body in rows]
-        )
-        first = rows[-1].position + 1
-
-
-def delete_indexed_at(connection: Connection, sid: int, positions: Sequence[int]) -> None:
-    """Remove these messages of a session from the index; call before deleting them."""
     is_marked = (marked_lines.c.sid == sid) & marked_lines.c.position.in_(positions)
     connection.execute(delete(marked_lines).where(is_marked))
     if connection.dialect.name != "sqlite":
         is_chosen = (word_index.c.sid == sid) & word_index.c.position.in_(positions)
         connection.execute(delete(word_index).where(is_chosen))
-        remove_at(connection, sid, positions)
+        remove_from_segments(connection, sid, positions)
         return
     selected = select(messages.c.position, messages.c.body).where(
         messages.c.sid == sid, messages.c.position.in_(positions), _is_indexed

@@ -130,26 +130,17 @@ def _replace(connection: Connection, *, sid: int, merge: Merge, pieces: Sequence
     return True
 
 
-def remove_between(connection: Connection, sid: int, first: int, last: int) -> None:
-    """Remove the messages of a session between two positions. The caller has locked the session."""
-    for stored in late_segments(connection, [(sid, first)]).get(sid, ()):
-        _remove(connection, sid, stored, [at for at in stored.present() if first <= at <= last])
-
-
-def remove_at(connection: Connection, sid: int, positions: Collection[int]) -> None:
+def remove_from_segments(connection: Connection, sid: int, positions: Collection[int]) -> None:
     """Remove messages of a session. The caller has locked the session."""
     gone = frozenset(positions)
     for stored in late_segments(connection, [(sid, min(gone))]).get(sid, ()) if gone else ():
         _remove(connection, sid, stored, gone.intersection(stored.present()))
 
 
-def _remove(
-    connection: Connection, sid: int, stored: StoredSegment, positions: Collection[int]
-) -> None:
+def _remove(connection: Connection, sid: int, stored: StoredSegment, gone: Collection[int]) -> None:
     """Mark messages of a segment as removed, and delete a segment without any other."""
-    if not positions:
+    if not gone:
         return
-    gone = frozenset(positions)
     removed = stored.removed.union(
         place for place, at in enumerate(stored.header.positions) if at in gone
     )
