@@ -41,30 +41,26 @@ async def read_bus_health(client: Client) -> BusHealth:
         Unavailable: the stream or its consumer does not exist, or the server does not reply.
     """
     with asking():
-        return await _seen(client)
-
-
-async def _seen(client: Client) -> BusHealth:
-    stream = await ask_jetstream(client, f"STREAM.INFO.{EVENTS_STREAM}")
-    consumer = await ask_jetstream(client, f"CONSUMER.INFO.{EVENTS_STREAM}.{EVENTS_CONSUMER}")
-    floor = int(consumer["ack_floor"].get("stream_seq", 0))
-    oldest_ms = None
-    # Otherwise everything is stored, and the next sequence may never exist.
-    if consumer.get("num_pending", 0) or consumer.get("num_ack_pending", 0):
-        held = await find_event(client, seq=floor + 1, next_by_subj=">")
-        oldest_ms = _ms(held["message"]["time"]) if held else None
-    config, state = stream["config"], stream["state"]
-    return BusHealth(
-        _ms(stream["ts"]),
-        state["bytes"],
-        config.get("max_bytes", -1),
-        state["messages"],
-        config.get("max_msgs", -1),
-        consumer.get("num_pending", 0),
-        consumer.get("num_ack_pending", 0),
-        consumer.get("num_waiting", 0),
-        oldest_ms,
-    )  # fmt: skip
+        stream = await ask_jetstream(client, f"STREAM.INFO.{EVENTS_STREAM}")
+        consumer = await ask_jetstream(client, f"CONSUMER.INFO.{EVENTS_STREAM}.{EVENTS_CONSUMER}")
+        floor = int(consumer["ack_floor"].get("stream_seq", 0))
+        oldest_ms = None
+        # Otherwise everything is stored, and the next sequence may never exist.
+        if consumer.get("num_pending", 0) or consumer.get("num_ack_pending", 0):
+            held = await find_event(client, seq=floor + 1, next_by_subj=">")
+            oldest_ms = _ms(held["message"]["time"]) if held else None
+        config, state = stream["config"], stream["state"]
+        return BusHealth(
+            _ms(stream["ts"]),
+            state["bytes"],
+            config.get("max_bytes", -1),
+            state["messages"],
+            config.get("max_msgs", -1),
+            consumer.get("num_pending", 0),
+            consumer.get("num_ack_pending", 0),
+            consumer.get("num_waiting", 0),
+            oldest_ms,
+        )  # fmt: skip
 
 
 async def syncs_always(monitoring_url: str) -> bool | None:

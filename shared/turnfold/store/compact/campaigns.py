@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any, get_args
 
@@ -14,7 +13,8 @@ from turnfold.ports.admin import CampaignProgress
 from turnfold.ports.compact import FailureStatus, JobStatus, RegenerateOptions
 from turnfold.ports.ingest import Installation
 from turnfold.ports.inspection import CampaignRow
-from turnfold.store.compact.rewriting import open_regeneration, wanted_of
+from turnfold.store.compact.jobs.rows import number_of
+from turnfold.store.compact.rewriting import open_regeneration, stated_options, wanted_of
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import campaigns, compactions, sessions
 from turnfold.store.database.session_rows import SessionJournal, lock_by_sid, write_back
@@ -82,10 +82,7 @@ class SqlCampaignStore:
         actor: str = LOCAL,
     ) -> CampaignProgress:
         """Begin a campaign, or return the running one with the same options."""
-        options_json = json.dumps(
-            {name: value for name, value in asdict(wanted).items() if value is not None},
-            sort_keys=True,
-        )
+        options_json = json.dumps(stated_options(wanted), sort_keys=True)
 
         def begin(connection: Connection) -> CampaignProgress:
             # Idempotent: a client may repeat a request whose answer was lost.
@@ -119,8 +116,7 @@ class SqlCampaignStore:
 
     async def progress(self, campaign_id: str) -> CampaignProgress | None:
         """Return the progress of a campaign; None if there is no such campaign."""
-        # A longer number would fail in the driver.
-        by = int(campaign_id) if campaign_id.isdecimal() and len(campaign_id) < 20 else -1
+        by = number_of(campaign_id)
         return await self._database.snapshot(
             lambda connection: _progress(connection, by) if _CAMPAIGN.rows(connection, by) else None
         )

@@ -23,7 +23,7 @@ from turnfold.store.database.schema import (
     summaries,
     summary_activations,
 )
-from turnfold.store.database.session_rows import SessionRow
+from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn
 from turnfold.store.ingest.usage import Calibrator
 
@@ -100,6 +100,7 @@ _SUMMARY_TOKENS = Prepared(
     select(summaries.c.tokens).where(is_version),
     ("of_sid", "number"),
 )
+_KIND = Prepared(select(summaries.c.kind).where(is_version), ("of_sid", "number"))
 
 
 def covered_by(connection: Connection, sid: int, version: int | None) -> frozenset[int]:
@@ -184,6 +185,21 @@ def activate_version(
     changed = update(compactions).where(*_evicting, _is_committed).values(is_covered=is_covered)
     connection.execute(changed, {"of_sid": session.sid, "number": version or 0})
     record_activation(connection, session, version, int(tokens), at_ms=at_ms)
+
+
+def notify_activation(
+    connection: Connection, session: SessionRow, journal: SessionJournal, *, tokens_before: int
+) -> None:
+    """Add the notice of the version that is in force now, or of none, after its audit row."""
+    kinds = () if session.version is None else _KIND.rows(connection, session.sid, session.version)
+    journal.add_notice(
+        session,
+        "summary.updated",
+        version=session.version,
+        kind=next((kind for (kind,) in kinds), None),
+        tokens_before=tokens_before,
+        tokens_after=session.window_tokens,
+    )
 
 
 def record_activation(

@@ -110,11 +110,7 @@ def _set_for_session(
     )
     _check(installation, session.agent_wishes, session.wishes)
     session.revision += 1
-    values = {
-        "preset": session.wishes.preset,
-        "mode": session.wishes.mode,
-        "overrides": session.wishes.overrides,
-    }
+    values = session.wishes._asdict()
     connection.execute(update(sessions).where(sessions.c.sid == session.sid).values(**values))
     journal = SessionJournal(actor)
     if changes := session.wishes.differences(before):
@@ -123,11 +119,7 @@ def _set_for_session(
     evict_now(connection, session, None, installation, journal, now_ms=now_ms)
     journal.write(connection)
     write_back(connection, [session])
-    return {
-        "agent_id": key.agent_id,
-        "session_id": key.session_id,
-        **_overrides_as_json(session.wishes),
-    }
+    return {**key._asdict(), **_overrides_as_json(session.wishes)}
 
 
 def _set_for_agent(
@@ -148,7 +140,7 @@ def _set_for_agent(
     before = PolicyOverrides(row.preset, row.mode, row.overrides)
     wishes = _changed_overrides(before, request, installation)
     _check(installation, wishes, PolicyOverrides())
-    values = {"preset": wishes.preset, "mode": wishes.mode, "overrides": wishes.overrides}
+    values = wishes._asdict()
     connection.execute(update(agents).where(agents.c.agent_id == agent_id).values(**values))
     if changes := wishes.differences(before):
         _record_for_agent(connection, agent_id, changes, now_ms, actor)

@@ -67,6 +67,11 @@ def wanted_of(stored: str | None) -> RegenerateOptions:
     return RegenerateOptions(**json.loads(stored)) if stored else RegenerateOptions()
 
 
+def stated_options(wanted: RegenerateOptions) -> dict[str, Any]:
+    """Return the options that differ from the policy, by name."""
+    return {name: value for name, value in asdict(wanted).items() if value is not None}
+
+
 def open_stand_in(
     connection: Connection,
     session: SessionRow,
@@ -212,11 +217,7 @@ def _open(
     now_ms: int,
 ) -> None:
     session.compactions += 1
-    asked = (
-        {name: value for name, value in asdict(work.wanted).items() if value is not None}
-        if work.wanted
-        else {}
-    )
+    asked = stated_options(work.wanted) if work.wanted else {}
     row = {
         "compaction_id": work.compaction_id, "sid": session.sid, "ordinal": session.compactions,
         "trigger": str(work.trigger), "status": JobStatus.PENDING, "first_position": work.span[0],

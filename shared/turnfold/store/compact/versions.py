@@ -25,8 +25,10 @@ from turnfold.store.compact.coverage import (
     activate_version,
     any_restored,
     covered_by,
+    notify_activation,
     valid_version,
 )
+from turnfold.store.compact.jobs.rows import number_of
 from turnfold.store.compact.rewriting import end_rewriting, fence_off, open_fold, open_regeneration
 from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, message_of
@@ -44,7 +46,7 @@ from turnfold.store.database.statements import Bulk, BulkInsert, Prepared
 
 _of_sid: ColumnElement[int] = bindparam("of_sid")
 _VERSION = Prepared(
-    select(summaries.c.compaction_id, summaries.c.base_version, summaries.c.kind).where(is_version),
+    select(summaries.c.compaction_id, summaries.c.base_version).where(is_version),
     ("of_sid", "number"),
 )
 _EVICTION = Prepared(
@@ -229,7 +231,7 @@ def _promote(
     journal: SessionJournal,
     now_ms: int,
 ) -> None:
-    compaction_id, _, kind = _version(connection, session, version)
+    compaction_id, _ = _version(connection, session, version)
     # The version would show messages twice: in its text, and live.
     if any_restored(connection, sorted(covered_by(connection, session.sid, version))):
         raise Conflict(
@@ -240,19 +242,11 @@ def _promote(
     # First: a running job builds on the version that is about to be replaced.
     fence_off(connection, session, now_ms=now_ms)
     activate_version(connection, session, version, at_ms=now_ms)
-    after = session.window_tokens
     journal.add_audit_row(
         session, "promoted", at_ms=now_ms, compaction_id=compaction_id, tokens_before=before,
-        tokens_after=after, version=version, replaced=replaced,
+        tokens_after=session.window_tokens, version=version, replaced=replaced,
     )  # fmt: skip
-    journal.add_notice(
-        session,
-        "summary.updated",
-        version=version,
-        kind=kind,
-        tokens_before=before,
-        tokens_after=after,
-    )
+    notify_activation(connection, session, journal, tokens_before=before)
     end_rewriting(connection, session, journal, now_ms=now_ms)
     open_fold(connection, session, journal, installation, now_ms=now_ms)
 
@@ -265,8 +259,7 @@ def _restore(
     journal: SessionJournal,
     now_ms: int,
 ) -> None:
-    # Ids are text outside and 64-bit integers here; a longer number would fail in the driver.
-    by = int(compaction_id) if compaction_id.isdecimal() and len(compaction_id) < 20 else -1
+    by = number_of(compaction_id)
     rows = _EVICTION.rows(connection, session.sid, by)
     if not rows:
         raise BadRequest("compaction_id: this session has no compaction of that id")
@@ -293,23 +286,14 @@ def _restore(
     if is_covered and version is not None:
         # The base takes the place of the version. What the version covered besides is folded again
         # below.
-        _, base_version, _ = _version(connection, session, version)
+        _, base_version = _version(connection, session, version)
         base_version = valid_version(connection, session.sid, base_version)
         activate_version(connection, session, base_version, at_ms=now_ms)
-    after = session.window_tokens
     journal.add_audit_row(
         session, "restored", at_ms=now_ms, compaction_id=by, tokens_before=before,
-        tokens_after=after, messages=len(taken), version=session.version,
+        tokens_after=session.window_tokens, messages=len(taken), version=session.version,
     )  # fmt: skip
-    kind = None if session.version is None else _version(connection, session, session.version)[2]
-    journal.add_notice(
-        session,
-        "summary.updated",
-        version=session.version,
-        kind=kind,
-        tokens_before=before,
-        tokens_after=after,
-    )
+    notify_activation(connection, session, journal, tokens_before=before)
     if is_covered:
         end_rewriting(connection, session, journal, now_ms=now_ms)
     open_fold(connection, session, journal, installation, now_ms=now_ms)

@@ -7,7 +7,7 @@ from sqlalchemy import Connection, literal_column, select, update
 
 from turnfold.core.history.audit_chain import WORKER
 from turnfold.ports.ingest import Installation
-from turnfold.store.compact.coverage import activate_version, valid_version
+from turnfold.store.compact.coverage import activate_version, notify_activation, valid_version
 from turnfold.store.compact.rewriting import (
     end_regenerations,
     end_rewriting,
@@ -16,18 +16,14 @@ from turnfold.store.compact.rewriting import (
     open_fold,
     write_digests,
 )
-from turnfold.store.database.predicates import is_chosen, is_open, is_version
-from turnfold.store.database.schema import compactions, summaries
+from turnfold.store.database.predicates import is_chosen, is_open
+from turnfold.store.database.schema import compactions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
-from turnfold.store.database.statements import Prepared, PreparedIn
+from turnfold.store.database.statements import PreparedIn
 from turnfold.store.ingest.retraction import RetractedCounts
 
 _is_empty = is_chosen & (compactions.c.messages_evicted == literal_column("0"))
 _EMPTIED = PreparedIn(select(compactions.c.compaction_id).where(_is_empty, is_open), "chosen")
-_KIND = Prepared(
-    select(summaries.c.kind).where(is_version),
-    ("of_sid", "number"),
-)
 
 
 def withdraw(
@@ -67,7 +63,6 @@ def _journal(
     counts: RetractedCounts,
     replaced: int | None,
 ) -> None:
-    after = session.window_tokens
     changes: dict[str, Any] = {"version": session.version, "replaced": replaced}
     journal.add_audit_row(
         session,
@@ -76,23 +71,14 @@ def _journal(
         # Some messages, or a result of a retracted call, were stored later than the retraction.
         reason=None if counts.is_new else "late",
         tokens_before=counts.tokens_before,
-        tokens_after=after,
+        tokens_after=session.window_tokens,
         actor=counts.source.actor if counts.is_new else WORKER,
         messages=counts.messages,
         seq=counts.source.seq or None,
         **(changes if session.version != replaced else {}),
     )
-    if session.version == replaced:
-        return
-    kinds = () if session.version is None else _KIND.rows(connection, session.sid, session.version)
-    journal.add_notice(
-        session,
-        "summary.updated",
-        version=session.version,
-        kind=next((kind for (kind,) in kinds), None),
-        tokens_before=counts.tokens_before,
-        tokens_after=after,
-    )
+    if session.version != replaced:
+        notify_activation(connection, session, journal, tokens_before=counts.tokens_before)
 
 
 def _end_emptied(

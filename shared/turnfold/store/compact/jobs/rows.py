@@ -25,6 +25,14 @@ def compaction_ids(job: Job) -> list[int]:
     return [int(compaction_id) for compaction_id in job.compaction_ids]
 
 
+def number_of(text: str) -> int:
+    """Return the number of a compaction or campaign by its id, which is a text outside.
+
+    Numbers have 64 bits, and a longer one would fail in the driver: it stands for none, as -1.
+    """
+    return int(text) if text.isdecimal() and len(text) < 20 else -1
+
+
 def is_held(job: Job) -> Any:
     """Return the SQL condition for the rows of a job that its worker still holds."""
     return (
