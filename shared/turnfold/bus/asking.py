@@ -3,6 +3,7 @@
 import json
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import nats.errors
@@ -34,6 +35,11 @@ def asking() -> Generator[None]:
         raise Unavailable(
             f"a reply of the stream cannot be read ({type(error).__name__}); try again later"
         ) from error
+
+
+def time_ms(text: str) -> int:
+    """Return a time of a reply (RFC 3339) in ms since 1970."""
+    return int(datetime.fromisoformat(text).timestamp() * 1000)
 
 
 async def ask_jetstream(

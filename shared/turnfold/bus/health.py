@@ -3,13 +3,12 @@
 import asyncio
 import json
 from dataclasses import dataclass
-from datetime import datetime
 from http.client import HTTPException
 from urllib.request import urlopen
 
 from nats.aio.client import Client
 
-from turnfold.bus.asking import ask_jetstream, asking, find_event
+from turnfold.bus.asking import ask_jetstream, asking, find_event, time_ms
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 
 MONITORING_SECONDS = 2.0
@@ -48,10 +47,10 @@ async def read_bus_health(client: Client) -> BusHealth:
         # Otherwise everything is stored, and the next sequence may never exist.
         if consumer.get("num_pending", 0) or consumer.get("num_ack_pending", 0):
             held = await find_event(client, seq=floor + 1, next_by_subj=">")
-            oldest_ms = _ms(held["message"]["time"]) if held else None
+            oldest_ms = time_ms(held["message"]["time"]) if held else None
         config, state = stream["config"], stream["state"]
         return BusHealth(
-            _ms(stream["ts"]),
+            time_ms(stream["ts"]),
             state["bytes"],
             config.get("max_bytes", -1),
             state["messages"],
@@ -79,7 +78,3 @@ async def syncs_always(monitoring_url: str) -> bool | None:
             return None
 
     return await asyncio.to_thread(read)
-
-
-def _ms(text: str) -> int:
-    return int(datetime.fromisoformat(text).timestamp() * 1000)

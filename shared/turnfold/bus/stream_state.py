@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 import nats.errors
 from nats.aio.client import Client
-from nats.js import JetStreamContext
-from nats.js.errors import NotFoundError
 
-from turnfold.bus.asking import asking, find_event
+from turnfold.bus.asking import asking, find_event, time_ms
 from turnfold.contracts.subjects import (
     EVENTS_CONSUMER,
     EVENTS_STREAM,
@@ -22,6 +20,7 @@ from turnfold.messages import SessionKey
 
 READ_BYTES = 32 * 1024 * 1024
 READ_SECONDS = 5.0
+LAG_SECONDS = 2.0
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
@@ -150,31 +149,14 @@ async def lag(client: Client, *, now_ms: int) -> Lag:
     Raises:
         Unavailable: the server does not reply, or the consumer was deleted.
     """
-    jetstream = client.jetstream(timeout=2.0)
-    try:
-        with asking():
-            return await _lag(jetstream, now_ms)
-    except Unavailable as error:
-        if isinstance(error.__cause__, NotFoundError):
-            raise Unavailable(
-                "the stream of events or its consumer is gone; run `turnfold migrate`"
-            ) from None
-        raise
-
-
-async def _lag(jetstream: JetStreamContext, now_ms: int) -> Lag:
-    consumer = await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
-    events = (consumer.num_pending or 0) + (consumer.num_ack_pending or 0)
-    if not events:
-        return Lag()
-    floor = consumer.ack_floor.stream_seq if consumer.ack_floor else 0
-    return Lag(events, await _age_seconds(jetstream, floor + 1, now_ms))
-
-
-async def _age_seconds(jetstream: JetStreamContext, seq: int, now_ms: int) -> float:
-    """Return the age of the first event from a sequence on, or 0 if all were erased."""
-    try:
-        oldest = await jetstream.get_msg(EVENTS_STREAM, seq=seq, subject=">", next=True)
-    except NotFoundError:
-        return 0.0
-    return max(0.0, now_ms / 1000 - oldest.time.timestamp()) if oldest.time else 0.0
+    with asking():
+        jetstream = client.jetstream(timeout=LAG_SECONDS)
+        consumer = await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
+        events = (consumer.num_pending or 0) + (consumer.num_ack_pending or 0)
+        if not events:
+            return Lag()
+        floor = consumer.ack_floor.stream_seq if consumer.ack_floor else 0
+        held = await find_event(client, seconds=LAG_SECONDS, seq=floor + 1, next_by_subj=">")
+        # None if all of them were erased.
+        oldest_ms = now_ms if held is None else time_ms(held["message"]["time"])
+        return Lag(events, max(0, now_ms - oldest_ms) / 1000)
