@@ -1,23 +1,10 @@
 """Restart of the summarizer process."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 from turnfold.errors import SummarizerError, Unavailable
+from turnfold.models import ChildSummarizer
 from turnfold_worker.loops.polling import PollingLoop
-
-
-class RestartableChild(Protocol):
-    """A process that writes summaries."""
-
-    @property
-    def pid(self) -> int | None:
-        """The id of the process while it runs."""
-        ...
-
-    async def start(self) -> None:
-        """Start the process unless it runs."""
-        ...
 
 
 class ChildMonitor(PollingLoop):
@@ -26,7 +13,7 @@ class ChildMonitor(PollingLoop):
     The monitor does not start the process for the first time; `start` or the first job does.
     """
 
-    def __init__(self, *, summarizer: RestartableChild, on_start: Callable[[int], object]) -> None:
+    def __init__(self, *, summarizer: ChildSummarizer, on_start: Callable[[int], object]) -> None:
         super().__init__()
         self._summarizer = summarizer
         self._on_start = on_start
