@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from turnfold.client.provider import History, is_context_note, without_notes
-from turnfold.core.recovery.assembler import leading_systems
+from turnfold.core.recovery.assembler import leading_count, leading_systems
 from turnfold.errors import BadRequest
 from turnfold.messages import META_MARK, Json
 
@@ -51,7 +51,7 @@ def merge_history(own: Sequence[Json], history: History) -> MergedHistory:
         body for place, body in enumerate(history.messages) if place not in history.synthesised
     ]
     if systems:
-        provided = provided[len(leading_systems(provided)) :]
+        provided = provided[leading_count(provided) :]
     rest = without_notes(own[len(systems) :])
     newer = _newer(rest, [body for body in provided if not is_context_note(body)])
     return MergedHistory(systems, with_marks(provided, own), newer)

@@ -26,12 +26,12 @@ from turnfold.client.reporting import WindowReports
 from turnfold.client.session import Session
 from turnfold.client.token_counter import load
 from turnfold.core.history.validity import validation_errors
-from turnfold.core.recovery.assembler import Assembler, assemble, leading_systems
+from turnfold.core.policy.meta import without_mark
+from turnfold.core.recovery.assembler import Assembler, assemble, leading_count, leading_systems
 from turnfold.core.recovery.compressor import (
     Compressed,
     Compressor,
     LadderCompressor,
-    without_marks,
 )
 from turnfold.core.recovery.overflow import (
     Overflow,
@@ -39,7 +39,7 @@ from turnfold.core.recovery.overflow import (
     overflow_in,
     overflow_reported,
 )
-from turnfold.core.window.window import EMERGENCY_FIFTHS
+from turnfold.core.window.window import EMERGENCY_FIFTHS, emergency_budget
 from turnfold.errors import BadRequest, CannotFit, ContextOverflow, RequestError
 from turnfold.model_info.context_windows import ModelWindows
 
@@ -145,7 +145,7 @@ class ContextRecovery:
     ) -> Any:
         """Return the answer, or `_TooLong` if the messages exceed the model's window."""
         try:
-            answer = await self._call(messages=without_marks(messages), **rest)
+            answer = await self._call(messages=[without_mark(body) for body in messages], **rest)
         except Exception as error:
             overflow = overflow_in(error)
             if overflow is None:
@@ -359,12 +359,12 @@ def _fit(
     if notes:
         notes_tokens = compressor.tokens(notes)
         left = max(0, _max_tokens(budget) - notes_tokens)
-        budget_tokens = -(-left * 5 // EMERGENCY_FIFTHS) if budget.is_emergency else left
+        budget_tokens = emergency_budget(left) if budget.is_emergency else left
         try:
             fitted = compressor.compress(rest, budget_tokens, is_emergency=budget.is_emergency)
         except CannotFit:
             return compressor.compress(rest, budget.budget_tokens, is_emergency=budget.is_emergency)
-        systems = len(leading_systems(fitted.messages))
+        systems = leading_count(fitted.messages)
         messages = [*fitted.messages[:systems], *notes, *fitted.messages[systems:]]
         return replace(fitted, messages=messages, tokens=fitted.tokens + notes_tokens)
     return compressor.compress(rest, budget.budget_tokens, is_emergency=budget.is_emergency)

@@ -2,9 +2,10 @@
 
 import re
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from turnfold.core.policy.presets import Policy
+from turnfold.messages import META_MARK, Json
 
 _ESCAPED: Final = re.compile(r'["\\/\x00-\x1f]')
 """The characters that JSON escapes, or may escape, otherwise than by `\\u`."""
@@ -23,6 +24,18 @@ def may_be_written_by_program(body: str, policy: Policy) -> bool:
     if "\\u" in body:
         return True
     return any(prefix in body for prefix in _verbatim(policy.meta_prefixes))
+
+
+def without_mark(body: Json) -> dict[str, Any]:
+    """Return a copy of a message without the mark of one that a program wrote.
+
+    A member of this name that holds no boolean is not ours, and stays.
+    """
+    return {
+        name: value
+        for name, value in body.items()
+        if name != META_MARK or not isinstance(value, bool)
+    }
 
 
 @lru_cache(maxsize=1_024)

@@ -30,17 +30,19 @@ def assemble(
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hello'}]
     """
     systems = _messages(system, "system")
-    replaced = len(leading_systems(history)) if systems else 0
+    replaced = leading_count(history) if systems else 0
     return [*systems, *[dict(message) for message in history[replaced:]], *_messages(user, "user")]
+
+
+def leading_count(messages: Sequence[Json]) -> int:
+    """Return the number of system messages at the beginning of a list."""
+    roles = (body.get("role") for body in messages)
+    return next((at for at, role in enumerate(roles) if role not in SYSTEM_ROLES), len(messages))
 
 
 def leading_systems(messages: Sequence[Json]) -> list[dict[str, Any]]:
     """Return copies of the system messages at the beginning of a list."""
-    count = next(
-        (index for index, body in enumerate(messages) if body.get("role") not in SYSTEM_ROLES),
-        len(messages),
-    )
-    return [dict(body) for body in messages[:count]]
+    return [dict(body) for body in messages[: leading_count(messages)]]
 
 
 def _messages(content: MessageInput, role: str) -> list[dict[str, Any]]:

@@ -12,8 +12,9 @@ from typing import Any, Final, Protocol
 
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.core.history.validity import validation_errors
-from turnfold.core.policy.meta import is_written_by_program
+from turnfold.core.policy.meta import is_written_by_program, without_mark
 from turnfold.core.policy.presets import Policy
+from turnfold.core.recovery.assembler import leading_count
 from turnfold.core.text.estimates import estimate
 from turnfold.core.text.tokens import MessageTokens, is_long, measure_with, text_of
 from turnfold.core.window.builder import WindowBuilder
@@ -26,12 +27,12 @@ from turnfold.core.window.window import (
     WindowInput,
     WindowRequest,
     build_window,
+    emergency_budget,
 )
 from turnfold.errors import BadRequest, CannotFit
 from turnfold.messages import (
     META_MARK,
     ROLES,
-    SYSTEM_ROLES,
     EventId,
     Json,
     Message,
@@ -100,7 +101,7 @@ class LadderCompressor:
 
     def tokens(self, messages: Sequence[Json]) -> int:
         """Return the tokens of these messages, overhead included."""
-        bodies = without_marks(messages)
+        bodies = [without_mark(body) for body in messages]
         measured = measure_list(bodies, [text_of(body) for body in bodies], self.count)
         return sum([tokens.tokens for tokens in measured])
 
@@ -118,7 +119,7 @@ class LadderCompressor:
             CannotFit: see `Compressor.compress`. It has `needed_messages` if the policy shows
                 fewer messages than needed.
         """
-        bodies = without_marks(messages)
+        bodies = [without_mark(body) for body in messages]
         texts = [text_of(body) for body in bodies]
         measured = measure_list(bodies, texts, self.count)
         total = sum([tokens.tokens for tokens in measured])
@@ -132,7 +133,7 @@ class LadderCompressor:
             message.is_meta = message.role is Role.USER and (
                 body.get(META_MARK) is True or is_written_by_program(text, self.policy)
             )
-        start = _leading_systems(bodies)
+        start = leading_count(bodies)
         systems, history = listed[:start], listed[start:]
         system_tokens = sum([message.tokens for message in systems])
         window = self._build_window(history, system_tokens, cap, is_emergency=is_emergency)
@@ -143,7 +144,7 @@ class LadderCompressor:
         return (
             bool(bodies)
             and total <= cap
-            and len(bodies) - _leading_systems(bodies) <= (self.policy.max_messages or UNLIMITED)
+            and len(bodies) - leading_count(bodies) <= (self.policy.max_messages or UNLIMITED)
             and not validation_errors(bodies)
         )
 
@@ -157,7 +158,7 @@ class LadderCompressor:
         """
         rest_tokens = max(cap - system_tokens, 0)
         asked = WindowRequest(
-            budget_tokens=_emergency_budget(rest_tokens) if is_emergency else rest_tokens,
+            budget_tokens=emergency_budget(rest_tokens) if is_emergency else rest_tokens,
             is_emergency=is_emergency,
             tells_omitted=False,
         )
@@ -169,7 +170,7 @@ class LadderCompressor:
             if error.needed_tokens is None:
                 raise
             needed = error.needed_tokens + (
-                _emergency_budget(system_tokens) if is_emergency else system_tokens
+                emergency_budget(system_tokens) if is_emergency else system_tokens
             )
             raise CannotFit(
                 f"the smallest list of these messages needs a budget of {needed} tokens",
@@ -179,7 +180,7 @@ class LadderCompressor:
             needed = system_tokens + window.total
             raise CannotFit(
                 f"the system messages alone count {system_tokens} tokens",
-                needed_tokens=_emergency_budget(needed) if is_emergency else needed,
+                needed_tokens=emergency_budget(needed) if is_emergency else needed,
             )
         return window
 
@@ -213,18 +214,6 @@ class LadderCompressor:
         if form is WHOLE:
             return body
         return entry_body(ShownMessage(place.message, form, place.call), _copied(body), self.count)
-
-
-def without_marks(messages: Sequence[Json]) -> list[dict[str, Any]]:
-    """Return copies of messages without the marks of those that a program wrote."""
-    return [
-        {
-            name: value
-            for name, value in body.items()
-            if name != META_MARK or not isinstance(value, bool)
-        }
-        for body in messages
-    ]
 
 
 def _copied(body: dict[str, Any]) -> dict[str, Any]:
@@ -326,18 +315,6 @@ def _match_results(
         for position, match in match_results(calls.get(call_id, ()), positions).items():
             messages[position].answers = match.answers
             messages[position].is_copy = match.is_copy
-
-
-def _emergency_budget(tokens: int) -> int:
-    """Return the budget of which an emergency window may take so many tokens."""
-    # Rounded up, so that three fifths of the result are enough.
-    return -(-tokens * 5 // EMERGENCY_FIFTHS)
-
-
-def _leading_systems(bodies: Sequence[Json]) -> int:
-    """Return the number of system messages at the beginning of a list."""
-    roles = (body.get("role") for body in bodies)
-    return next((at for at, role in enumerate(roles) if role not in SYSTEM_ROLES), len(bodies))
 
 
 def _content_key(body: Mapping[str, Any]) -> bytes:

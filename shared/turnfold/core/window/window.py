@@ -308,10 +308,16 @@ def billed(tokens: int, factor: float) -> int:
     return ceil(tokens * factor) if factor != 1.0 else tokens
 
 
+def emergency_budget(tokens: int) -> int:
+    """Return the budget of which an emergency window may take so many tokens."""
+    # Rounded up, so that three fifths of the result are enough.
+    return -(-tokens * 5 // EMERGENCY_FIFTHS)
+
+
 def _too_long(tokens: int, factor: float, asked: WindowRequest) -> CannotFit:
     needed = billed(tokens + asked.aside_tokens, factor)
     if asked.is_emergency:
-        needed = -(-needed * 5 // EMERGENCY_FIFTHS)
+        needed = emergency_budget(needed)
     return CannotFit(
         f"the smallest window of this session needs a budget of {needed} tokens",
         needed_tokens=needed,

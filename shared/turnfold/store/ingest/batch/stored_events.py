@@ -22,8 +22,9 @@ from sqlalchemy import (
     update,
 )
 
+from turnfold.core.policy.meta import without_mark
 from turnfold.core.shapes.packing import unpack
-from turnfold.messages import MESSAGES_PER_EVENT, META_MARK, ROLES, Role, position_of
+from turnfold.messages import MESSAGES_PER_EVENT, ROLES, Role, position_of
 from turnfold.ports.ingest import DeadLetter, DecodedEvent
 from turnfold.store.database.schema import (
     compactions,
@@ -147,7 +148,8 @@ def is_equal_content(connection: Connection, span: EventSpan, arrival: DecodedEv
 def _content(body: str, original: str | None, element: int | None) -> tuple[int, Any]:
     """Return what was published of a message, as a value."""
     text = unpack(original, body) if element else body
-    return element or 0, _without_mark(json.loads(text))
+    # Older releases kept the mark of a program's message in its body.
+    return element or 0, without_mark(json.loads(text))
 
 
 def newest_event_at_ms(
@@ -223,12 +225,3 @@ def evict_again(
         compactions.c.first_position > first
     )
     connection.execute(update(compactions).where(is_short).values(first_position=first))
-
-
-def _without_mark(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored message without the mark that older releases kept in it."""
-    return {
-        name: value
-        for name, value in body.items()
-        if name != META_MARK or not isinstance(value, bool)
-    }
