@@ -44,6 +44,10 @@ class HistoryRequest(FreshRequest):
         Moment | None,
         Field(description=f"{AS_OF} The messages and states of that moment."),
     ] = None
+    bodies: Annotated[
+        Literal["published"] | None,
+        Field(description="`published`: elements without their chat views."),
+    ] = None
 
 
 class SearchRequest(FreshRequest):

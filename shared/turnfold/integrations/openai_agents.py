@@ -120,6 +120,7 @@ class TurnfoldSession:
             fields = {
                 "limit" if position else "newest": count,
                 "before_position": position,
+                "bodies": "published",
                 "after": "latest",
                 "wait_ms": WAIT_MS,
             }

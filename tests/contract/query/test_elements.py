@@ -9,10 +9,10 @@ import pytest
 from tests.contract.query.test_context import Asker, total_of
 from tests.shaped import Json, decoded, responses_faults
 from tests.store_fixtures import KEY, NOON, Stores, retracted, summary, words
-from turnfold.contracts.history_requests import SearchRequest
+from turnfold.contracts.history_requests import HistoryRequest, SearchRequest
 from turnfold.core.history.validity import validation_errors
 from turnfold.messages import EventId
-from turnfold.operations.query.history import original_json
+from turnfold.operations.query.history import history, original_json
 from turnfold.operations.query.search import search
 from turnfold.ports.ingest import DecodedEvent
 
@@ -166,6 +166,28 @@ async def test_the_history_has_elements_beside_their_chat_views(stores: Stores) 
     assert [one.get("shape") for one in shown] == ["responses"] * len(TURN) + [None]
     assert [call["id"] for call in shown[1]["message"]["tool_calls"]] == ["a", "b"]
     assert shown[2]["message"] == {"role": "assistant", "content": None}
+
+
+@pytest.mark.proves("G1", "L1")
+async def test_published_bodies_are_elements_without_their_chat_views(stores: Stores) -> None:
+    meta = ASK | {"content": "Go on.", "is_meta": True}
+    await stores.ingest(
+        arrival(1, TURN), arrival(2, [meta]), arrival(3, [{"role": "user", "content": "x"}], "chat")
+    )
+
+    async def page(**fields: Any) -> Json:
+        asked = HistoryRequest(newest=6, **fields)
+        answer: Json = json.loads(await history(KEY, asked, store=stores.history))
+        return answer
+
+    full, published = await page(), await page(bodies="published")
+
+    for entry in full["messages"][:-1]:
+        assert entry["element"]
+        del entry["message"]
+    assert published == full
+    assert full["messages"][-2]["is_meta"] is True
+    assert full["messages"][-1]["message"]["content"] == "x"
 
 
 @pytest.mark.proves("A5", "G1")

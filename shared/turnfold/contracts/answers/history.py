@@ -56,6 +56,18 @@ class HistoryEntry(Answer):
     )
 
 
+class PublishedEntry(Answer):
+    """An original message as it was published in another shape than chat."""
+
+    message_id: MessageField
+    position: Count
+    state: MessageState
+    is_meta: Literal[True] | None = None
+    shape: Literal["responses", "anthropic"]
+    element: dict[str, Any]
+    carry: Any = None
+
+
 class PopAnswer(Answer):
     """Messages that were retracted."""
 
@@ -95,7 +107,10 @@ class HistoryAnswer(Answer):
         fresh=True,
     )
 
-    messages: list[HistoryEntry]
+    messages: list[HistoryEntry | PublishedEntry] = Field(
+        description="With `bodies: published`, messages of another shape than chat have no"
+        " `message`."
+    )
     next_position: Count | None = Field(
         description="The `after_position` of the next page; null on the last page."
     )

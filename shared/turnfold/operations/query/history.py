@@ -40,13 +40,13 @@ async def history(key: SessionKey, request: HistoryRequest, *, store: HistorySto
         span = span.at(await store.states_as_of(key, parse_as_of(request.as_of)))
     if request.message_ids is not None:
         chosen = await store.by_ids(key, request.message_ids, with_retracted=span.reads_retracted)
-        return _page(span.seen(chosen), {"next_position": None})
+        return _page(request, span.seen(chosen), {"next_position": None})
     if request.newest is None and (before is None or request.after_position is not None):
         page, end = await span.page(request.limit)
-        return _page(page, {"next_position": end})
+        return _page(request, page, {"next_position": end})
     count = request.limit if request.newest is None else request.newest
     page, end = await span.page(count, newest_first=True)
-    return _page(page[::-1], {"next_position": None, "previous_position": end})
+    return _page(request, page[::-1], {"next_position": None, "previous_position": end})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +114,23 @@ class _Span:
                 return seen, end if has_more else None
 
 
-def _page(originals: Sequence[OriginalMessage], places: Mapping[str, int | None]) -> str:
-    messages = ", ".join(original_json(original) for original in originals)
+def _page(
+    request: HistoryRequest,
+    originals: Sequence[OriginalMessage],
+    places: Mapping[str, int | None],
+) -> str:
+    has_views = request.bodies is None
+    messages = ", ".join([original_json(original, has_view=has_views) for original in originals])
     return f'{{"messages": [{messages}], {json.dumps(places)[1:]}'
 
 
-def original_json(original: OriginalMessage, score: float | None = None) -> str:
-    """Return a message as JSON text, with its body as it was stored."""
+def original_json(
+    original: OriginalMessage, score: float | None = None, *, has_view: bool = True
+) -> str:
+    """Return a message as JSON text, with its body as it was stored.
+
+    Without `has_view`, leave out the chat view of an element, which repeats its texts.
+    """
     # Joined, because an encoder takes twice as long for the many short fields of a page.
     parts = [
         f'"message_id": {_quoted(original.message_id)}',
@@ -132,7 +142,8 @@ def original_json(original: OriginalMessage, score: float | None = None) -> str:
         parts.append(f'"score": {json.dumps(score)}')
     if original.element is not None:
         parts.append(f'"shape": "{original.shape}"')
-    parts.append(f'"message": {original.body}')
+    if has_view or original.element is None:
+        parts.append(f'"message": {original.body}')
     if original.original_content is not None:
         parts.append(f'"original_content": {original.original_content}')
     if original.element is not None:
