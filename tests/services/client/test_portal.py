@@ -53,6 +53,35 @@ async def test_one_client_serves_several_loops_and_threads(server: NatsServer) -
         await session.turn_completed([USER])
 
 
+async def test_what_a_caller_leaves_behind_is_cancelled(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G2: the loop of the caller may be closed by then."""
+    client = turnfold.PortalClient(server.url, environ={})
+    has_begun, has_ended = threading.Event(), threading.Event()
+
+    async def endless(_: turnfold.Client) -> None:
+        has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            has_ended.set()
+
+    async def leave() -> None:
+        asked = asyncio.create_task(client.use(endless))
+        await asyncio.to_thread(has_begun.wait, 20)
+        assert not asked.done()
+
+    await asyncio.to_thread(asyncio.run, leave())
+    is_cancelled = await asyncio.to_thread(has_ended.wait, 20)
+    receipt = await client.session("support", "user-42").turn_completed([USER])
+    await asyncio.to_thread(client.close)
+
+    assert is_cancelled
+    assert receipt.seq == 1
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
 async def test_it_connects_at_its_first_use_and_again_after_that_failed(
     tmp_path: Path,
 ) -> None:
