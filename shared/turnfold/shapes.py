@@ -33,10 +33,20 @@ __all__ = [
     "anthropic_from_chat",
     "chat_from_anthropic",
     "chat_from_responses",
+    "check_responses",
     "responses_from_chat",
 ]
 
 Message = Mapping[str, Any]
+
+
+def check_responses(items: Sequence[object]) -> None:
+    """Check that all are items of the Responses API.
+
+    Raises:
+        BadRequest: an item is no object, or a message has no role.
+    """
+    _require([item_fault(item) for item in items])
 
 
 def chat_from_responses(items: Sequence[Message]) -> list[dict[str, Any]]:
@@ -48,7 +58,7 @@ def chat_from_responses(items: Sequence[Message]) -> list[dict[str, Any]]:
     Raises:
         BadRequest: an item is no object, or a message has no role.
     """
-    _require([item_fault(item) for item in items])
+    check_responses(items)
     views = responses.chat_views(items, [""] * len(items))
     return [_copy(view) for view in views if view.element is not Element.JOINED]
 

@@ -48,25 +48,31 @@ async def main(url: str, path: str) -> None:
     # The framework is in another environment than the type checker.
     from agents import SQLiteSession  # type: ignore[import-not-found, unused-ignore]
 
+    import turnfold
     from turnfold.integrations.openai_agents import TurnfoldSession
 
     found: dict[str, Times] = {}
-    for size in SIZES:
-        name = f"{size}-items"
-        own = TurnfoldSession("bench", name, client=url, max_tokens=MAX_TOKENS)
-        floor = SQLiteSession(name, path)
-        random = Random(size)
-        items = [item for number in range(size // 4) for item in turn(random, number)]
-        for start in range(0, size, LOADED_AT_ONCE):
-            for session in (own, floor):
-                await session.add_items(items[start : start + LOADED_AT_ONCE])
-        await own.get_items(limit=1)
-        found[str(size)] = await _measured(own, floor, random)
-        floor.close()
+    async with turnfold.connect(url) as client:
+        for size in SIZES:
+            name = f"{size}-items"
+            sessions = {
+                "own": TurnfoldSession("bench", name, client=url, max_tokens=MAX_TOKENS),
+                "loop": TurnfoldSession("loop", name, client=client, max_tokens=MAX_TOKENS),
+                "floor": SQLiteSession(name, path),
+            }
+            random = Random(size)
+            items = [item for number in range(size // 4) for item in turn(random, number)]
+            for start in range(0, size, LOADED_AT_ONCE):
+                for session in sessions.values():
+                    await session.add_items(items[start : start + LOADED_AT_ONCE])
+            for session in sessions.values():
+                await session.get_items(limit=1)
+            found[str(size)] = await _measured(sessions, random)
+            sessions["floor"].close()
     print(json.dumps(found))
 
 
-async def _measured(own: Any, floor: Any, random: Random) -> Times:
+async def _measured(sessions: dict[str, Any], random: Random) -> Times:
     times: Times = {}
 
     async def timed(what: str, work: Callable[[], Awaitable[Any]]) -> None:
@@ -78,7 +84,7 @@ async def _measured(own: Any, floor: Any, random: Random) -> Times:
         if number == WARM_ROUNDS:
             times.clear()
         added = turn(random, 10**6 + number)[:1]
-        for who, session in (("own", own), ("floor", floor)):
+        for who, session in sessions.items():
             await asyncio.sleep(PAUSE_SECONDS)
             await timed(f"{who} window", session.get_items)
             await timed(f"{who} tail", partial(session.get_items, limit=TAIL))

@@ -2,7 +2,8 @@
 
 Sessions of 1,000 and of 5,000 items take turns, 40 rounds: read what the model gets (a window of
 8,000 tokens here, all items there), read the newest 50 items, add one. Between two rounds a model
-works for 0.1 s. `BENCH_AGENTS_PYTHON` names a Python with the framework, by default that of
+works for 0.1 s. Turnfold's session takes a URL as its client, as most programs do, and once more
+the client of the event loop. `BENCH_AGENTS_PYTHON` names a Python with the framework, by default that of
 `scripts/hosts openai-agents`.
 """
 
@@ -23,6 +24,7 @@ PYTHON_VARIABLE = "BENCH_AGENTS_PYTHON"
 PROGRAM = ROOT / "tests" / "benchmarks" / "agents_sessions.py"
 TAIL_MS = 2.0
 GOALS = {"window": 1.0, "tail": None, "add": 1.5}
+CLIENTS = {"own": "", "loop": " with the loop's client"}
 
 
 async def measure(directory: Path) -> AsyncIterator[Figure]:
@@ -41,16 +43,24 @@ async def measure(directory: Path) -> AsyncIterator[Figure]:
     for size, times in json.loads(output).items():
         of = f"{int(size):,} items"
         for what, goal in GOALS.items():
-            own, floor = (middle(times[f"{who} {what}"]) * 1e3 for who in ("own", "floor"))
-            yield Figure(
-                benchmark=NAME,
-                what=f"{what} to SQLiteSession, {of}",
-                value=own / floor,
-                unit=RATIO,
-                at_most=goal,
-            )
-            bound = TAIL_MS if what == "tail" else None
-            yield Figure(benchmark=NAME, what=f"{what}, {of}", value=own, unit="ms", at_most=bound)
+            floor = middle(times[f"floor {what}"]) * 1e3
             yield Figure(
                 benchmark=NAME, what=f"SQLiteSession's {what}, {of}", value=floor, unit="ms"
             )
+            bound = TAIL_MS if what == "tail" else None
+            for who, client in CLIENTS.items():
+                own = middle(times[f"{who} {what}"]) * 1e3
+                yield Figure(
+                    benchmark=NAME,
+                    what=f"{what}{client} to SQLiteSession, {of}",
+                    value=own / floor,
+                    unit=RATIO,
+                    at_most=goal,
+                )
+                yield Figure(
+                    benchmark=NAME,
+                    what=f"{what}{client}, {of}",
+                    value=own,
+                    unit="ms",
+                    at_most=bound,
+                )

@@ -12,12 +12,13 @@ there without the item that it belongs to. Each call of the SDK publishes one ev
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from turnfold.client import PortalClient, StoredMessage
+from turnfold.client import Client, PortalClient, StoredMessage
+from turnfold.client.events import encoded
 from turnfold.client.replies import read
 from turnfold.errors import TooLarge, Unavailable, UnknownSession
 from turnfold.integrations import requires
 from turnfold.integrations.clients import shared_client
-from turnfold.shapes import chat_from_responses, responses_from_chat
+from turnfold.shapes import check_responses, responses_from_chat
 
 with requires("openai-agents"):
     from agents import SessionSettings, TResponseInputItem
@@ -32,7 +33,9 @@ class TurnfoldSession:
     """A conversation of the OpenAI Agents SDK, for any event loop and thread.
 
     `client` is a `PortalClient`, or a URL of NATS (default: `TURNFOLD_NATS_URL`), for which all
-    sessions of the program share one client. `max_tokens` is the budget of the window. Without it,
+    sessions of the program share one client. With a `Client` of `turnfold.connect`, the session is
+    for the event loop of that client alone, and saves each call the way to another thread.
+    `max_tokens` is the budget of the window. Without it,
     the `model` decides: by default the one that was last reported. `window` has further options of
     `turnfold.Session.context`, such as `system_tokens` and `recall`.
 
@@ -45,13 +48,13 @@ class TurnfoldSession:
         agent_id: str,
         session_id: str,
         *,
-        client: PortalClient | str | None = None,
+        client: PortalClient | Client | str | None = None,
         max_tokens: int | None = None,
         model: str | None = None,
         session_settings: SessionSettings | dict[str, Any] | None = None,
         window: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(client, PortalClient):
+        if client is None or isinstance(client, str):
             client = shared_client(client)
         self.session_id = session_id
         self.session_settings = SessionSettings().resolve(session_settings)
@@ -90,7 +93,9 @@ class TurnfoldSession:
             BadRequest: an item is no item of the Responses API. Nothing was published.
         """
         # Before anything is published: an invalid item must not leave half of the list behind.
-        chat_from_responses(items)
+        check_responses(items)
+        if len(items) > EVENT_ITEMS:
+            encoded(items)
         for start in range(0, len(items), EVENT_ITEMS):
             await self._session.turn_completed(
                 items[start : start + EVENT_ITEMS], shape="responses"

@@ -1,10 +1,12 @@
 """The session of the OpenAI Agents SDK keeps items to the letter, and gives windows of them."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from agents.memory import Session
 
+import turnfold
 from tests.hosts.conftest import RunningSystem
 from tests.hosts.openai_agents.items import call, output, reasoning, user
 from turnfold.integrations.openai_agents import TurnfoldSession
@@ -31,6 +33,29 @@ async def test_items_come_back_to_the_letter(session: TurnfoldSession) -> None:
 
     assert await session.get_items() == items
     assert await session.get_items(limit=3) == items[-3:]
+
+
+async def test_a_client_of_the_loop_serves_without_another_thread(
+    system: RunningSystem, session_id: str
+) -> None:
+    async with turnfold.connect(system.nats_url) as client:
+        session = TurnfoldSession("host", session_id, client=client, max_tokens=8_000)
+        await session.add_items([user("look"), user("again")])
+
+        assert await session.get_items() == [user("look"), user("again")]
+        assert await session.get_items(limit=1) == [user("again")]
+        assert await session.pop_item() == user("again")
+
+
+@pytest.mark.parametrize("invalid", [{"type": "message"}, "text", user("x") | {"new": {1}}])
+async def test_a_list_with_an_invalid_item_leaves_nothing_behind(
+    session: TurnfoldSession, invalid: Any
+) -> None:
+    for count in (1, 1_200):
+        with pytest.raises(turnfold.BadRequest):
+            await session.add_items([user("look")] * count + [invalid])
+
+    assert await session.get_items(limit=3) == []
 
 
 async def test_each_pop_takes_one_item_also_of_a_response(session: TurnfoldSession) -> None:
