@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as NoFreeConnection
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -23,6 +23,23 @@ CLOSE_SECONDS = 2
 PING_SECONDS = 1.0
 
 Result = TypeVar("Result")
+
+
+@contextmanager
+def savepoint(connection: Connection) -> Generator[None]:
+    """Undo the statements of the body if one of them violates a key; the transaction goes on.
+
+    SQLAlchemy compiles the statements of its own savepoints each time, which takes as long as the
+    insert of an event.
+    """
+    connection.exec_driver_sql("SAVEPOINT undone")
+    try:
+        yield
+    except IntegrityError:
+        connection.exec_driver_sql("ROLLBACK TO SAVEPOINT undone")
+        connection.exec_driver_sql("RELEASE SAVEPOINT undone")
+        raise
+    connection.exec_driver_sql("RELEASE SAVEPOINT undone")
 
 
 class ThreadTransactions:

@@ -25,6 +25,7 @@ from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import insert_for
 from turnfold.store.database.schema import dead_letters, sessions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key, write_back
+from turnfold.store.database.transactions import savepoint
 from turnfold.store.ingest.batch.counters import count_events, note_unindexed
 from turnfold.store.ingest.batch.event_rows import EventRows
 from turnfold.store.ingest.batch.marks import with_marks
@@ -209,9 +210,9 @@ class BatchWriter:
         fresh, repeated = first_of_each(arrivals)
         rows = self._rows(fresh)
         try:
-            # A savepoint: PostgreSQL refuses every statement after an error in the transaction.
-            # It ends before the messages, because SQLite copies what it changes within one.
-            with self._connection.begin_nested():
+            # PostgreSQL refuses every statement after an error in the transaction. The savepoint
+            # ends before the messages, because SQLite copies what it changes within one.
+            with savepoint(self._connection):
                 rows.insert_events(self._connection)
         except IntegrityError:
             fresh = self._unknown(fresh)
