@@ -1,6 +1,5 @@
 """The HTTP application: model calls, everything else of the provider, and the proxy's own pages."""
 
-import json
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -12,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from turnfold.contracts.json_values import read_json
 from turnfold.errors import RequestError
 from turnfold_proxy import identity
 from turnfold_proxy.apis import APIS
@@ -163,7 +163,7 @@ class ProxyApp:
             _Untouched: the request is none that the proxy understands.
         """
         try:
-            parsed = json.loads(body)
+            parsed = read_json(body)
             conversation = api.conversation(parsed) if isinstance(parsed, dict) else None
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise _Untouched from error

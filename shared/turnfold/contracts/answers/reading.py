@@ -3,9 +3,10 @@
 Any client of NATS may reply to a request, also a framework with a message of its own.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
+
+from turnfold.contracts.json_values import read_json
 
 FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
     "context.get": {"agent_id": str, "session_id": str, "messages": list},
@@ -36,7 +37,7 @@ FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
 def read_answer(name: str, data: bytes) -> dict[str, Any] | None:
     """Return the answer or the error to a request; None if the bytes are neither."""
     try:
-        answer = json.loads(data)
+        answer = read_json(data)
     except (ValueError, RecursionError):
         return None
     if not isinstance(answer, dict):
