@@ -55,7 +55,7 @@ async def main(url: str, path: str) -> None:
     async with turnfold.connect(url) as client:
         for size in SIZES:
             name = f"{size}-items"
-            sessions = {
+            sessions: dict[str, Any] = {
                 "own": TurnfoldSession("bench", name, client=url, max_tokens=MAX_TOKENS),
                 "loop": TurnfoldSession("loop", name, client=client, max_tokens=MAX_TOKENS),
                 "floor": SQLiteSession(name, path),
