@@ -46,3 +46,33 @@ def test_a_line_stands_where_it_says(text: str) -> None:
         assert len(line.text) <= LINE_CHARACTERS
         assert line.names - known
         known |= line.names
+
+
+PIECES = [
+    "a",
+    "Z",
+    "0",
+    "abc",
+    "_",
+    "/",
+    ".",
+    ",",
+    ":",
+    "-",
+    "@",
+    "+",
+    "~",
+    "$",
+    "€",
+    "漢",
+    ".py",
+    "http://",
+]
+WORD = st.lists(st.sampled_from(PIECES), max_size=9).map("".join)
+
+
+@pytest.mark.proves("W14")
+@given(WORD)
+def test_no_word_is_passed_over_that_could_be_a_name(word: str) -> None:
+    """Words with a digit are always searched, and what stands before the bracket is no name."""
+    assert names_in(word) == names_in(f"(0){word}")

@@ -29,6 +29,8 @@ _NAME: Final = re.compile(
     r"|[$€£¥]\d[\d,]*+(?:\.\d++)?+|(?<![\w.,:/-])\d{1,3}(?:\.\d{1,5}){2,3}|(?<![\w.,:/-])\d{4,}+",
     re.ASCII,
 )
+_HINT: Final = re.compile(r"[\d/_]|\.\w|[a-z0-9][A-Z]", re.ASCII)
+"""Every name has a digit, a slash, an underscore, a letter after a dot, or a capital within."""
 _LINE: Final = re.compile(rf"[^\n]{{{LEAST_NAME},}}")
 """A line that is long enough for a name: a text may consist of empty ones."""
 _BREAKS: Final = (" ", ",", ";")
@@ -44,8 +46,10 @@ class NamedLine(NamedTuple):
 
 def names_in(text: str) -> frozenset[str]:
     """Return the names in a text."""
+    # No name has a space. The long pattern tries each of its kinds at each character of a word.
+    words = " ".join([word for word in text.split() if _HINT.search(word)])
     return frozenset(
-        [name for match in _NAME.findall(text) if len(name := match.rstrip(".,;:-")) >= LEAST_NAME]
+        [name for match in _NAME.findall(words) if len(name := match.rstrip(".,;:-")) >= LEAST_NAME]
     )
 
 

@@ -4,6 +4,7 @@ SQLite's index stores no texts, so it must be told what it contained.
 """
 
 import asyncio
+import json
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -68,7 +69,7 @@ def delete_indexed(connection: Connection, sid: int, positions: Sequence[int]) -
 
 
 def _removal(sid: int, position: int, body: str) -> dict[str, Any]:
-    return {"position": position, "terms": fts5_terms(sid, terms_of_body(body))}
+    return {"position": position, "terms": fts5_terms(sid, terms_of_body(json.loads(body)))}
 
 
 _DELETE_SQLITE = text(

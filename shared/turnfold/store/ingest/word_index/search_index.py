@@ -239,7 +239,7 @@ def _indexed(
     return {
         sid: {
             row.position: IndexedMessage(
-                terms_of_body(row.body), mark_lines(json.loads(row.body), count)
+                terms_of_body(body := json.loads(row.body)), mark_lines(body, count)
             )
             for row in rows
         }
@@ -247,9 +247,9 @@ def _indexed(
     }
 
 
-def terms_of_body(body: str) -> frozenset[str]:
+def terms_of_body(body: Mapping[str, Any]) -> frozenset[str]:
     """Return the index terms of a message."""
-    words = terms(searchable(json.loads(body)))
+    words = terms(searchable(body))
     return frozenset((UNDIVIDED,)) if words is None else words
 
 
