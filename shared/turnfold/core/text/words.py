@@ -148,11 +148,9 @@ def _values(text: str) -> set[str]:
     return values
 
 
-def _of_east(row: str) -> Iterator[str]:
-    """Yield pairs of neighbors, and the last character, so that each character begins a term."""
-    for at in range(len(row) - 1):
-        yield f"x{row[at : at + 2]}"
-    yield f"x{row[-1]}"
+def _of_east(row: str) -> list[str]:
+    """Return pairs of neighbors, and the last character, so that each character begins a term."""
+    return [f"x{row[at : at + 2]}" for at in range(len(row))]
 
 
 def _pairs(text: str) -> Iterator[str]:
