@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.histories import assistant, counter, history, tool, user
 from turnfold.core.recall.block import (
+    CUT_TOKENS,
     FRAME_TOKENS,
     HEADING,
     LEAST_ROOM,
@@ -20,7 +21,7 @@ from turnfold.core.recall.block import (
     write_block,
 )
 from turnfold.core.recall.quotes import mark_lines, read_marks
-from turnfold.core.text.tokens import MESSAGE_TOKENS
+from turnfold.core.text.tokens import MESSAGE_TOKENS, Count, token_upper_bound
 from turnfold.messages import Json
 
 Body = dict[str, Any]
@@ -121,13 +122,14 @@ def test_a_block_never_takes_more_tokens_than_it_says(
     whole=st.integers(0, 3),
     share=st.sampled_from([0.0, 0.5, 1.0]),
     room=st.integers(LEAST_ROOM, 400),
+    count=st.sampled_from([counter(), token_upper_bound]),
 )  # fmt: skip
 def test_a_block_with_lines_never_takes_more_tokens_than_it_says(
-    said: list[str], name: str | None, whole: int, share: float, room: int
+    said: list[str], name: str | None, whole: int, share: float, room: int, count: Count
 ) -> None:
     told = recalled([{**user(text), **({"name": name} if name else {})} for text in said])
     quotes = [
-        Quote(of, line) for of in told for line in read_marks(mark_lines(of.body, counter()) or b"")
+        Quote(of, line) for of in told for line in read_marks(mark_lines(of.body, count) or b"")
     ]
 
     block = write_block(RecallMaterial(told[:whole], (), quotes), room, quotes_share=share)
@@ -149,6 +151,24 @@ def test_lines_of_a_message_are_told_in_part_and_in_their_order() -> None:
     assert block is not None
     assert "user, in part: one_name = 1\nother_name = 2\n" in block.text
     assert block.positions == (of.position,)
+
+
+@pytest.mark.proves("W14")
+def test_lines_whose_tokens_are_only_bounded_take_hardly_more_than_their_message() -> None:
+    """Of messages that are not indexed yet, all lines were counted at twice what they take."""
+    text = "\n".join(
+        f'self.part_{number} = "/srv/q{number}x.py"; // #{number}' for number in range(12)
+    )
+    (of,) = recalled([user(text)])
+    lines = read_marks(mark_lines(of.body, token_upper_bound) or b"")
+    bounds = sum(line.tokens for line in lines)
+    room = FRAME_TOKENS + 40 + of.message.content_tokens + CUT_TOKENS * len(lines)
+
+    block = write_block(RecallMaterial(quotes=[Quote(of, line) for line in lines]), room)
+
+    assert room < FRAME_TOKENS + bounds
+    assert block is not None
+    assert block.text.count("self.part_") == len(lines)
 
 
 @pytest.mark.proves("W14")

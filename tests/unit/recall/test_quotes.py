@@ -52,6 +52,19 @@ def test_marks_are_read_as_they_were_written() -> None:
 
 
 @pytest.mark.proves("W14")
+def test_lines_whose_tokens_are_only_bounded_are_ranked_by_what_their_message_takes() -> None:
+    """Otherwise the newest messages, which are not indexed yet, would be quoted last."""
+    names = [numbers_of_names(name) for name in ("session_key", "cache_of")]
+    older, newer = (MarkedLine(0, 20, tokens, tuple(name)) for tokens, name in zip((8, 18), names, strict=True))  # fmt: skip
+    lines = {0: [older], 1: [newer]}
+    quotable = [(1, newer), (0, older)]
+
+    best = best_lines(lines, 1, quotable=quotable, known=(), sizes=[8, 8])
+
+    assert [ordinal for ordinal, _ in best] == [1, 0]
+
+
+@pytest.mark.proves("W14")
 def test_a_message_without_names_stores_nothing() -> None:
     assert mark_lines(dict(user("Hello, how are you?")), counter()) is None
 

@@ -95,15 +95,18 @@ def test_a_policy_without_recall_leaves_no_room() -> None:
 
 
 @pytest.mark.proves("F2", "W14")
-def test_a_block_within_a_turn_is_not_halved_by_its_next_step() -> None:
-    """A block that takes all that is left would be halved at once, and be gone half of the time."""
-    asked = WindowRequest(budget_tokens=1_000, recall_share=0.5)
+@pytest.mark.parametrize(("budget", "share"), [(1_000, 1.0), (10_000, 0.75)])
+def test_a_block_within_a_turn_is_not_halved_by_its_next_step(budget: int, share: float) -> None:
+    """A block that takes all would be halved at once, and be gone half of the time.
+
+    Small windows are trimmed again before it is gone.
+    """
+    asked = WindowRequest(budget_tokens=budget, recall_share=0.5)
     window = build_window(history([*TALK, *CALL]).stored, asked, Policy())
 
     room = room_for_recall(window, Policy(), RecallWish(), factor=1.0)
 
-    left = 1_000 - window.total
-    assert left / 2 < room <= 0.75 * left
+    assert room == int(share * (budget - window.total))
 
 
 @pytest.mark.proves("F2")

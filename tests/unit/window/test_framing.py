@@ -5,9 +5,17 @@ import pytest
 from tests.histories import counter
 from turnfold.core.history.gist import SEAM_TOKENS
 from turnfold.core.text.tokens import MESSAGE_TOKENS
+from turnfold.core.text.values import KIND_WEIGHTS
 from turnfold.core.window import framing
 from turnfold.core.window.digest import earlier, items, open_round
-from turnfold.core.window.framing import SEAMS, Placement, wrapped_digests, wrapped_summary
+from turnfold.core.window.framing import (
+    SEAMS,
+    Placement,
+    measure_summary,
+    summary_within,
+    wrapped_digests,
+    wrapped_summary,
+)
 
 MOST = 9_999_999
 
@@ -21,6 +29,9 @@ MOST = 9_999_999
         (wrapped_digests([""]), framing.DIGEST_FRAME_TOKENS - MESSAGE_TOKENS, SEAMS),
         (framing.short_digest(MOST, MOST), framing.SHORT_DIGEST_TOKENS - MESSAGE_TOKENS, SEAMS),
         ("\n" + items.count_line(MOST, MOST), items.COUNT_TOKENS, SEAM_TOKENS),
+        (" x", open_round.TIMES_SIGN_TOKENS, 0),
+        ("),", 1, 0),
+        ("…),", counter()("…)"), 0),
         ("\n" + open_round.ROUND.format(""), open_round.ROUND_TOKENS, 2 * SEAM_TOKENS),
     ],
 )
@@ -35,3 +46,19 @@ def test_the_headings_of_a_digest_cost_what_is_planned_for_them() -> None:
     counted = sum(counter()(f"\n{heading}") for heading in headings)
 
     assert counted == earlier.HEADINGS_TOKENS - len(headings) * SEAM_TOKENS
+
+
+@pytest.mark.proves("L6")
+@pytest.mark.parametrize(
+    "value", ["/srv/a.py", "{}", "漢字", "mix test 2>&1);", '"a": [', "x" * 40]
+)
+@pytest.mark.parametrize("kind", KIND_WEIGHTS)
+def test_an_entry_of_the_ledger_costs_what_is_planned_for_it(kind: str, value: str) -> None:
+    entries = [f"{kind} {value}"] * 20
+    stored = [counter()(entry) + 1 for entry in entries]
+    size = measure_summary(1, "", entries, tokens=sum(stored), text_tokens=0, entry_tokens=stored)
+
+    form = summary_within(size, Placement.USER, 10_000)
+
+    assert form is not None
+    assert MESSAGE_TOKENS + counter()(wrapped_summary("", entries, Placement.USER)) <= form.tokens

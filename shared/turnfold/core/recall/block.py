@@ -38,6 +38,8 @@ PART_TOKENS: Final = 5
 """The tokens that set off a message told in part, besides its speaker."""
 LINE_TOKENS: Final = 1
 """The tokens that joining adds to a line."""
+CUT_TOKENS: Final = 3
+"""The tokens that a line may take more by itself than within its message, joining included."""
 
 LEAST_ROOM: Final = FRAME_TOKENS + HEADING_TOKENS + MINUTE_TOKENS + DATE_TOKENS + 21
 """A smaller room holds no block that would be worth its frame."""
@@ -155,7 +157,7 @@ class _BlockWriter:
         self._texts: dict[int, str] = {}
         self._bounds: dict[str, int] = {}
         self._quotable: dict[int, str] = {}
-        self._quoted: dict[int, tuple[RecalledMessage, list[tuple[MarkedLine, str]]]] = {}
+        self._quoted: dict[int, _QuotedLines] = {}
         self._ordinals: set[int] = set()
         self._times: set[str] = set()
         """The days and the minutes that headings may name."""
@@ -194,18 +196,18 @@ class _BlockWriter:
         of, line = quote.of, quote.line
         if of.position in self._texts:
             return
-        tokens = line.tokens + LINE_TOKENS
+        known = self._quoted.get(of.position)
+        quoted = known or _QuotedLines(of)
+        tokens = quoted.tokens_of(line)
         if self._used + tokens > self.room:
             return
         text = self._text_of_line(of, line)
-        tokens += MARK_TOKENS * markers_in(text)
-        if of.position in self._quoted:
-            if self._takes((), tokens):
-                self._quoted[of.position][1].append((line, text))
-        elif self._takes(
-            [of], tokens + self._speaker_tokens(of, self._speaker_in_part(of)) + PART_TOKENS
-        ):
-            self._quoted[of.position] = (of, [(line, text)])
+        more = MARK_TOKENS * markers_in(text)
+        if known is None:
+            more += self._speaker_tokens(of, self._speaker_in_part(of)) + PART_TOKENS
+        if self._takes(() if known else [of], tokens + more):
+            quoted.add(line, text)
+            self._quoted[of.position] = quoted
 
     def _text_of_line(self, of: RecalledMessage, line: MarkedLine) -> str:
         whole = self._quotable.get(of.position)
@@ -241,11 +243,11 @@ class _BlockWriter:
 
     def written(self, shown: Collection[int]) -> RecallBlock | None:
         """Return the block; None if it is empty."""
-        for position, (of, lines) in self._quoted.items():
+        for position, quoted in self._quoted.items():
             # In the order of the message: the best line was quoted first.
-            told = [text for _, text in sorted(lines)]
+            told = [text for _, text in sorted(quoted.lines)]
             self._texts[position] = defused(
-                f"{self._speaker_in_part(of)}{PART} {chr(10).join(told)}"
+                f"{self._speaker_in_part(quoted.of)}{PART} {chr(10).join(told)}"
             )
         chosen = [self._by_position[position] for position in sorted(self._texts)]
         if not chosen:
@@ -339,6 +341,31 @@ class _BlockWriter:
             return bound
         parts = MESSAGE_TOKENS + message.content_tokens + message.reasoning_tokens
         return min(bound, message.tokens - parts) if message.tokens > parts else bound
+
+
+class _QuotedLines:
+    """The lines of a message that a block quotes. Mutable, because lines are added one by one."""
+
+    def __init__(self, of: RecalledMessage) -> None:
+        self.of = of
+        self.lines: list[tuple[MarkedLine, str]] = []
+        self._tokens = 0
+
+    def tokens_of(self, line: MarkedLine) -> int:
+        """Return an upper bound of what another line adds.
+
+        All lines together take hardly more than their message, which was counted. Of a message that
+        is not indexed, the tokens of each line are only bounded, by about twice what they are.
+        """
+        message = self.of.message
+        whole = message.content_tokens + sum([call.tokens for call in message.calls])
+        left = whole + CUT_TOKENS * (len(self.lines) + 1) - self._tokens
+        return min(line.tokens + LINE_TOKENS, max(0, left))
+
+    def add(self, line: MarkedLine, text: str) -> None:
+        """Add a line."""
+        self._tokens += self.tokens_of(line)
+        self.lines.append((line, text))
 
 
 def _least_tokens(recalled: RecalledMessage) -> int:

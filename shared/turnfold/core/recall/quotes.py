@@ -133,13 +133,14 @@ def best_lines(
     known: Collection[NameNumber],
     own: Collection[int] = (),
     asked: Collection[NameNumber] = (),
+    sizes: Sequence[int] = (),
 ) -> Iterator[tuple[int, MarkedLine]]:
     """Yield lines by what their names are worth for their tokens, each with its message.
 
     `marked` has the lines of messages by their ordinals, up to `newest`, and `quotable` those that
     may be yielded, the first of equals first. Names that are `known` are worth nothing, nor is a
     name that was just yielded. Those in the agent's `own` messages are worth more, and those that
-    are `asked` for most, in every message.
+    are `asked` for most, in every message. `sizes` are the tokens of the messages by ordinal.
     """
     uses: defaultdict[NameNumber, float] = defaultdict(float)
     written: set[NameNumber] = set()
@@ -154,7 +155,16 @@ def best_lines(
         name: used**WORTH_POWER * (WRITTEN_WORTH if name in written else 1)
         for name, used in uses.items()
     } | dict.fromkeys(asked, ASKED_WORTH)
-    offered = [(line.tokens + MESSAGE_TOKENS, line.names) for _, line in quotable]
+    # The lines of a message take no more than it: where they seem to, their tokens are bounds.
+    ratios = {
+        ordinal: min(1.0, sizes[ordinal] / max(1, sum([line.tokens for line in lines])))
+        for ordinal, lines in marked.items()
+        if ordinal < len(sizes)
+    }
+    offered = [
+        (line.tokens * ratios.get(ordinal, 1.0) + MESSAGE_TOKENS, line.names)
+        for ordinal, line in quotable
+    ]
     for place in best_by_worth(offered, worth, known, asked):
         yield quotable[place]
 

@@ -33,7 +33,8 @@ class WindowBuilder:
 
     Mutable, because it is on the hot path: a request continues the window of the one before. Then
     it needs how the window was trimmed: the window last exceeded its limits with the message
-    `trimmed_after`, and is not trimmed again before the message of number `next_trim`. If not
+    `trimmed_after`, was last trimmed to `trimmed_to` tokens, and is not trimmed again before the
+    message of number `next_trim`. If not
     `can_continue`, the last trim came late, and new messages need a window built from the start.
     """
 
@@ -83,6 +84,7 @@ class WindowBuilder:
         self.trimmed_after: Message | None = None
         self.made_room_after: Message | None = None
         self.next_trim = 0
+        self.trimmed_to = 0
         self.looked_at = 0
         self.soft_tokens = int(policy.soft_ratio * limits.tokens)
         self.waste_tokens = int(WASTE_RATIO * limits.tokens)

@@ -58,8 +58,10 @@ DIGEST_FRAME_TOKENS: Final = MESSAGE_TOKENS + 38 + SEAMS
 SHORT_DIGEST_TOKENS: Final = MESSAGE_TOKENS + 22 + SEAMS
 """The tokens of the short digest, with any number that can occur."""
 
-# Upper bounds of what each entry, quoted line and escaped tag adds.
-_ENTRY_TOKENS = _LINE_TOKENS = _TAG_TOKENS = 3
+# Upper bounds of what each quoted line and escaped tag adds.
+_LINE_TOKENS = _TAG_TOKENS = 3
+_ENTRY_TOKENS: Final = 1
+"""Of the line end and the dash before an entry, one token is counted with the entry."""
 
 _SHORT_DIGEST: Final = "{} messages with {} tool calls are left out below."
 

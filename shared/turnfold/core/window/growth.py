@@ -20,6 +20,8 @@ LOOKS_PER_MESSAGE: Final = 8
 
 The first `FREE_LOOKS` are free. The total cost therefore stays proportional to the session.
 """
+LEAST_GROWTH: Final = 0.1
+"""A window grows by this share of its budget before a running turn is trimmed for recall again."""
 
 
 def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
@@ -38,8 +40,8 @@ def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
             _trim(window, window.limits_by_turns, number)
             window.trimmed_after = message
         # After the trim, not instead of it: a recall block may need more room than that has made.
-        if makes_room and _lacks_room(window, message):
-            _trim(window, window.limits_by_turns.at_arrival, number, is_for_recall=True)
+        if makes_room and (limits := _limits_with_room(window, message, number)) is not None:
+            _trim(window, limits, number, is_for_recall=True)
             window.made_room_after = message
     window.name_covered_calls()
     if is_postponed or window.is_over:
@@ -51,14 +53,26 @@ def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
         window.can_continue = False
 
 
-def _lacks_room(window: WindowBuilder, message: Message) -> bool:
-    """Return whether a message begins or ends a turn, and leaves too little room for recall."""
-    return (
-        window.total > window.limits.arrival_tokens
-        and window.has_hidden
-        and is_turn_boundary(message)
-        and window.total > window.limits_by_turns.arrival_tokens
-    )
+def _limits_with_room(window: WindowBuilder, message: Message, number: int) -> WindowLimits | None:
+    """Return the limits that leave room for recall, if the window must be trimmed to them now.
+
+    It must if a message begins or ends a turn. Within a turn it must if the window leaves out
+    calls of that turn, and has grown enough since its last trim: a block of lines tells more than
+    the oldest messages that it takes the place of.
+    """
+    if is_turn_boundary(message):
+        if window.total <= window.limits.arrival_tokens or not window.has_hidden:
+            return None
+        limits = window.limits_by_turns.at_arrival
+    else:
+        limits = window.limits.within_turn
+        growth = window.total - window.trimmed_to
+        if number < window.next_trim or growth < LEAST_GROWTH * window.limits.tokens:
+            return None
+        if window.total <= limits.tokens or not window.digest.names_calls:
+            return None
+        limits = window.limits_by_turns.within_turn
+    return limits if window.total > limits.tokens else None
 
 
 def _trim(
@@ -70,4 +84,5 @@ def _trim(
     window.begin_trim()
     trim_to_budget(window, is_for_recall=is_for_recall)
     window.limits = own_limits
+    window.trimmed_to = window.total
     window.next_trim = number + 1 + max(0, window.looked_at - FREE_LOOKS) // LOOKS_PER_MESSAGE

@@ -20,12 +20,20 @@ LEAST_KEPT: Final = 0.4
 LEAST_BESIDE: Final = 0.1
 """When a request arrives, everything but the system message and this request keeps at least this
 share of what both leave; recall gets the rest."""
-
+SMALL_BUDGET_TOKENS: Final = 6_000
+"""Windows below show a few steps of an agent: chosen lines tell more than messages that only happen
+to be the newest."""
+MOST_KEPT_WITH_RECALL, MOST_KEPT_OF_SMALL = 0.75, 0.7
+"""A trim within a turn leaves the rest of the budget, or of a small one, for recall and what
+follows."""
+ROOM_WITHIN_TURN: Final = 0.6
+"""In a small window that its turn has outgrown, so much of what a trim frees stays free for recall
+before the next trim."""
 
 SUMMARY_SHARE, SUMMARY_SHARE_WITH_RECALL = 0.4, 0.8
 """The largest shares of a budget, and of what recall leaves of it, for summary and ledger."""
 SUMMARY_SHARE_BESIDE_LINES: Final = 0.25
-SMALL_SUMMARY_TOKENS: Final = 1_600
+SMALL_SUMMARY_TOKENS: Final = 1_450
 """With recall, more than so many tokens are at most this share of a budget."""
 
 
@@ -39,6 +47,11 @@ def most_for_summary(tokens: int, arrival_tokens: int) -> int:
     if arrival_tokens < tokens:
         most = min(most, max(SUMMARY_SHARE_BESIDE_LINES * tokens, SMALL_SUMMARY_TOKENS))
     return floor(min(most, SUMMARY_SHARE_WITH_RECALL * arrival_tokens))
+
+
+def most_kept(tokens: int) -> float:
+    """Return the largest share of a budget that a trim with recall leaves in the window."""
+    return MOST_KEPT_OF_SMALL if tokens < SMALL_BUDGET_TOKENS else MOST_KEPT_WITH_RECALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +121,19 @@ class WindowLimits:
         deeper = self.arrival_target_tokens / max(1, self.arrival_tokens)
         target = fixed_tokens + int(deeper * (least - fixed_tokens))
         return replace(self, arrival_tokens=least, arrival_target_tokens=target)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the budget is so small that lines matter more than the newest messages."""
+        return self.tokens < SMALL_BUDGET_TOKENS
+
+    @property
+    def within_turn(self) -> "WindowLimits":
+        """The limits in a turn that has outgrown its window; the same if that is not small."""
+        if not self.is_small:
+            return self
+        room = int(ROOM_WITHIN_TURN * (self.tokens - self.target_tokens))
+        return replace(self, tokens=self.tokens - room)
 
     @property
     def at_arrival(self) -> "WindowLimits":

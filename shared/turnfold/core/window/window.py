@@ -17,7 +17,13 @@ from turnfold.core.window.digest.digest import DigestText
 from turnfold.core.window.framing import Placement, SummaryForm, SummarySize
 from turnfold.core.window.growth import grow
 from turnfold.core.window.ladder import trim_for_emergency
-from turnfold.core.window.limits import PendingDigest, WindowLimits, WindowPrefix, most_for_summary
+from turnfold.core.window.limits import (
+    PendingDigest,
+    WindowLimits,
+    WindowPrefix,
+    most_for_summary,
+    most_kept,
+)
 from turnfold.core.window.views import BlockContent, BlockView, Entry, ShownMessage, recall_part
 from turnfold.errors import CannotFit
 from turnfold.messages import Message, Shape
@@ -25,9 +31,6 @@ from turnfold.messages import Message, Shape
 UNLIMITED: Final = 1 << 52
 EMERGENCY_FIFTHS: Final = 3
 """An emergency window takes at most three fifths of its budget."""
-
-MOST_KEPT_WITH_RECALL: Final = 0.75
-"""A trim within a turn leaves at least a quarter of the budget, for recall and what follows."""
 
 RESERVE_MARGIN_TOKENS: Final = 2_000
 
@@ -288,7 +291,7 @@ def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits
     arrival_tokens = floor((1 - asked.recall_share) * tokens)
     # Where no tools are called, recall has a larger share, and matters more than a long prefix.
     is_default = policy.low_water_ratio == LOW_WATER_RATIO
-    low_water = min(policy.low_water_ratio, MOST_KEPT_WITH_RECALL if asked.recall_share else 1.0)
+    low_water = min(policy.low_water_ratio, most_kept(tokens) if asked.recall_share else 1.0)
     return WindowLimits(
         tokens=tokens,
         target_tokens=floor(low_water * tokens),

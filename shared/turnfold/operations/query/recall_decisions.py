@@ -274,7 +274,13 @@ def _lines(
     left = moment.room - FRAME_TOKENS
     newest = len(session.positions) - 1
     for ordinal, line in best_lines(
-        marked, newest, quotable=quotable, known=known_names, own=own, asked=asked
+        marked,
+        newest,
+        quotable=quotable,
+        known=known_names,
+        own=own,
+        asked=asked,
+        sizes=session.tokens,
     ):
         left -= line.tokens
         if left < 0:

@@ -21,7 +21,8 @@ To the second if the request names its own query: its caller asks for what was s
 QUOTES_AT_REQUEST: Final = 0.5
 TAKEN_WITHIN_TURN: Final = 0.75
 """The share of the room in a running turn that a block takes: it is halved when its turn has grown
-by the rest, and dropped when that half does not fit either."""
+by the rest, and dropped when that half does not fit either. In small windows it takes all, because
+they are trimmed again before that."""
 
 
 def share_for_recall(policy: Policy, messages: Sequence[Message], *, is_asked: bool) -> float:
@@ -51,11 +52,11 @@ def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, fac
     limits of the wish to raw counts.
     """
     budget = window.limits.tokens
-    left = budget - window.total
+    left = room = budget - window.total
     if _is_at_boundary(window):
         expected = min(window.turns.median_after_request, int(MOST_TURN_SHARE * budget))
         room = min(max(left - expected, budget - window.limits_by_turns.arrival_tokens), left)
-    else:
+    elif not window.limits.is_small:
         room = int(TAKEN_WITHIN_TURN * left)
     limits = [policy.recall_max_tokens]
     if wish.tokens is not None:

@@ -26,7 +26,7 @@ LOOKUP_BYTES = 400
 
 UNINDEXED_MESSAGES, UNINDEXED_CHARACTERS = 2_000, 5_000
 """The most unindexed messages whose words are found, and the most characters of one."""
-MOST_MARKED_HERE = 16
+MOST_MARKED_HERE = 32
 """The most unindexed messages whose lines are marked, at 0.3 ms a message."""
 MOST_NEWEST, MOST_WORDS = 128, 1_000
 """With more, the words of messages in the index are forgotten."""

@@ -24,7 +24,7 @@ from tests.histories import (
 from turnfold.core.history.gist import Item
 from turnfold.core.policy.presets import PRESETS, Policy
 from turnfold.core.window.digest.digest import WindowDigest
-from turnfold.core.window.digest.items import newest_within, shares
+from turnfold.core.window.digest.items import first_within, newest_within, shares
 from turnfold.core.window.limits import PendingDigest
 from turnfold.core.window.views import BlockView, RoundView
 from turnfold.core.window.window import WindowPlan, WindowRequest, plan
@@ -373,3 +373,10 @@ def test_the_newest_items_that_fit_are_kept() -> None:
 
     assert newest_within(items, 9) == ["b", "c"]
     assert newest_within(items, 3) == []
+
+
+def test_the_best_items_that_fit_are_kept_and_a_large_one_is_passed_over() -> None:
+    items = [Item("a", 3), Item("b", 9), Item("c", 4)]
+
+    assert first_within(items, 8) == ["a", "c"]
+    assert first_within(items, 2) == []

@@ -24,7 +24,7 @@ from turnfold.messages import CompactionId
 
 LEAST_TOKENS: Final = 120
 MOST_TOKENS: Final = 1_200
-NAMES_RATIO: Final = 0.3
+NAMES_RATIO: Final = 0.27
 """The share of the budget that the calls of the open round take at most."""
 
 
@@ -136,6 +136,11 @@ class WindowDigest:
             return 0
         is_short = self.form <= DigestForm.SHORT
         return SHORT_DIGEST_TOKENS if is_short else DIGEST_FRAME_TOKENS + COUNT_TOKENS
+
+    @property
+    def names_calls(self) -> bool:
+        """Whether calls of the open round are left out."""
+        return self._named is not None and self._named.cost > 0
 
     @property
     def told(self) -> int:

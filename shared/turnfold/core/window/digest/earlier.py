@@ -8,6 +8,7 @@ from turnfold.core.window.digest.items import (
     COUNT_TOKENS,
     BestValues,
     count_line,
+    first_within,
     newest_within,
     shares,
 )
@@ -86,8 +87,8 @@ class EarlierMessages:
             yield REQUESTS + _LINE + _LINE.join(shown)
         if shown := self._newest_calls(named_round, rooms[1]):
             yield CALLS + SEPARATOR.join(shown)
-        if shown := newest_within(self._values.ranked[::-1], rooms[2]):
-            yield VALUES + SEPARATOR.join(shown[::-1])
+        if shown := first_within(self._values.ranked, rooms[2]):
+            yield VALUES + SEPARATOR.join(shown)
 
     def _newest_calls(self, named_round: RoundView | None, room: int) -> list[str]:
         """Return the calls that fit, each once, the newest last."""

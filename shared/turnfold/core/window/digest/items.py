@@ -58,6 +58,16 @@ class BestValues:
         return True, -worth_of(rank, is_repeated=times > 1) / tokens, -position
 
 
+def without_seam(item: Item) -> int:
+    """Return the tokens of an item whose end joins the separator after it at no cost.
+
+    A closing bracket after a letter, a digit or an ellipsis is one token with the comma after it.
+    """
+    text = item.text
+    is_plain = text[-1:] == ")" and (text[-2:-1].isalnum() or text[-2:-1] == "…")
+    return item.tokens - SEAM_TOKENS * is_plain
+
+
 def shares(needs: Sequence[int], weights: Sequence[float], room: int) -> list[int]:
     """Divide the room by weight; what one part does not need goes to the others."""
     rooms = [0] * len(needs)
@@ -80,3 +90,13 @@ def newest_within(items: Sequence[Item], room: int) -> list[str]:
         first -= 1
         room -= items[first].tokens
     return [item.text for item in items[first:]]
+
+
+def first_within(items: Iterable[Item], room: int) -> list[str]:
+    """Return the texts of the items that fit, the first first; one too large is passed over."""
+    texts: list[str] = []
+    for item in items:
+        if item.tokens <= room:
+            room -= item.tokens
+            texts.append(item.text)
+    return texts

@@ -1,20 +1,18 @@
 """The part of a digest that names the calls of the open round."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from turnfold.core.history.gist import SEAM_TOKENS, SEPARATOR, Item, calls_told, gist_of
-from turnfold.core.text.estimates import token_upper_bound
-from turnfold.core.window.digest.items import newest_within
+from turnfold.core.window.digest.items import without_seam
 from turnfold.core.window.views import BlockView, RoundView
 
 ROUND: Final = 'Calls made so far for the request "{}": '
 _OPEN_ROUND: Final = "Calls made so far: "
 # Counted with the line end before it, by a test; see `framing`.
 ROUND_TOKENS: Final = 11 + 2 * SEAM_TOKENS
-TIMES_TOKENS: Final = token_upper_bound(" x999999")
-"""The tokens of the number of times that a call was made, at most."""
+TIMES_SIGN_TOKENS: Final = 1
+"""The tokens of the sign before the number of times that a call was made; counted by a test."""
 
 
 class OpenRoundCalls:
@@ -67,15 +65,14 @@ class OpenRoundCalls:
         called = list(self._called.values())
         if self._tokens <= self._room:
             return [call.text for call in called]
-        # Numbers take at most half of the room, however many tools there are: names matter more.
-        made = sum([call.times for call in called])
-        groups = {call.name: _group_tokens(call.name, made) for call in called}
-        room = self._room - min(sum(groups.values()), self._room // 2)
-        newest = newest_within([Item(call.text, call.tokens) for call in called], room)
-        older = Counter[str]()
-        for call in called[: len(called) - len(newest)]:
-            older[call.name] += call.times
-        return [*_grouped(older, groups, self._room // 2), *newest]
+        older = _Numbers(self._room // 2)
+        left = self._tokens
+        for place, call in enumerate(called):
+            if left + older.tokens <= self._room:
+                return [*older.texts, *[newer.text for newer in called[place:]]]
+            older.add(call)
+            left -= call.tokens
+        return older.texts
 
 
 class _NamedCall(NamedTuple):
@@ -93,21 +90,51 @@ class _NamedCall(NamedTuple):
     @property
     def tokens(self) -> int:
         """The tokens of the text, at most."""
-        return self.item.tokens + (TIMES_TOKENS if self.times > 1 else 0)
+        return without_seam(self.item) + (_times_tokens(self.times) if self.times > 1 else 0)
 
 
-def _group(name: str, number: int) -> str:
-    return f"{name[:64]} x{number}"
+def _times_tokens(times: int) -> int:
+    return TIMES_SIGN_TOKENS + (len(str(times)) + 2) // 3
 
 
-def _group_tokens(name: str, number: int) -> int:
-    return SEAM_TOKENS + token_upper_bound(SEPARATOR + _group(name, number))
+class _Numbers:
+    """The calls that are told by number: each tool with the number of its calls.
 
+    Numbers take at most `room` tokens, however many tools there are: names matter more. Mutable,
+    because calls are added one by one.
+    """
 
-def _grouped(older: Counter[str], tokens: Mapping[str, int], room: int) -> Iterator[str]:
-    """Yield each tool with the number of its calls, the most used first, as far as they fit."""
-    for name, number in older.most_common():
-        room -= tokens[name]
-        if room < 0:
-            return
-        yield _group(name, number)
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._needed = 0
+        self._times = Counter[str]()
+        self._name_tokens: dict[str, int] = {}
+
+    def add(self, call: _NamedCall) -> None:
+        """Count a call. A tool's name takes no more tokens than the shortest of its calls."""
+        name = call.name
+        before = self._tokens_of(name)
+        known = self._name_tokens.get(name, call.item.tokens)
+        self._name_tokens[name] = min(known, call.item.tokens)
+        self._times[name] += call.times
+        self._needed += self._tokens_of(name) - before
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that they take, at most."""
+        return min(self._room, self._needed)
+
+    @property
+    def texts(self) -> list[str]:
+        """Each tool with the number of its calls, the most used first, as far as they fit."""
+        room, texts = self._room, list[str]()
+        for name, number in self._times.most_common():
+            room -= self._tokens_of(name)
+            if room < 0:
+                break
+            texts.append(f"{name[:64]} x{number}")
+        return texts
+
+    def _tokens_of(self, name: str) -> int:
+        times = self._times[name]
+        return self._name_tokens[name] + _times_tokens(times) if times else 0

@@ -1,0 +1,57 @@
+"""Trims that make room for recall while a turn runs that has outgrown its window."""
+
+from itertools import pairwise
+
+import pytest
+
+from tests.histories import Said, assistant, history, tool, user, words
+from turnfold.core.policy.presets import Policy
+from turnfold.core.window.growth import LEAST_GROWTH
+from turnfold.core.window.limits import MOST_KEPT_OF_SMALL, ROOM_WITHIN_TURN
+from turnfold.core.window.window import WindowRequest, build_window
+
+STEP_WORDS = 90
+
+
+def totals(budget: int, steps: int, recall_share: float = 0.5) -> list[int]:
+    """The sizes of the windows of one turn, after each result."""
+    said: list[Said] = [Said(user("Find the file that holds the key."))]
+    asked = WindowRequest(budget_tokens=budget, recall_share=recall_share)
+    found = []
+    for number in range(steps):
+        said += [
+            Said(assistant(None, f"c{number}", arguments=f'{{"path": "/srv/part_{number}.py"}}')),
+            Said(tool(f"c{number}", words(STEP_WORDS))),
+        ]
+        found.append(build_window(history(said).stored, asked, Policy()).total)
+    return found
+
+
+@pytest.mark.proves("W13", "W14")
+def test_a_small_window_keeps_room_for_lines_once_its_turn_has_outgrown_it() -> None:
+    budget, step = 4_000, 2 * STEP_WORDS
+
+    sizes = totals(budget, 90)
+
+    room = ROOM_WITHIN_TURN * (1 - MOST_KEPT_OF_SMALL) * budget
+    assert max(sizes[:45]) > budget - step
+    assert max(sizes[45:]) <= budget - room + step
+
+
+@pytest.mark.proves("L11")
+def test_it_is_not_trimmed_at_each_step() -> None:
+    sizes = totals(4_000, 90)
+
+    freed = [now for last, now in pairwise(sizes) if now < last]
+    assert LEAST_GROWTH * 4_000 * len(freed) <= 90 * 3 * STEP_WORDS
+    assert len(freed) < 30
+
+
+@pytest.mark.proves("W14")
+@pytest.mark.parametrize(("budget", "recall_share"), [(8_000, 0.5), (4_000, 0.0)])
+def test_large_windows_and_windows_without_recall_grow_until_they_are_full(
+    budget: int, recall_share: float
+) -> None:
+    sizes = totals(budget, 120, recall_share)
+
+    assert max(sizes[-60:]) > budget - 3 * STEP_WORDS
