@@ -49,9 +49,13 @@ def most_for_summary(tokens: int, arrival_tokens: int) -> int:
     return floor(min(most, SUMMARY_SHARE_WITH_RECALL * arrival_tokens))
 
 
-def most_kept(tokens: int) -> float:
-    """Return the largest share of a budget that a trim with recall leaves in the window."""
-    return MOST_KEPT_OF_SMALL if tokens < SMALL_BUDGET_TOKENS else MOST_KEPT_WITH_RECALL
+def most_kept(tokens: int, *, acts: bool) -> float:
+    """Return the largest share of a budget that a trim with recall leaves in the window.
+
+    Small windows of an agent that acts are trimmed deeper, for lines; talk has none.
+    """
+    is_small = acts and tokens < SMALL_BUDGET_TOKENS
+    return MOST_KEPT_OF_SMALL if is_small else MOST_KEPT_WITH_RECALL
 
 
 @dataclass(frozen=True, slots=True)

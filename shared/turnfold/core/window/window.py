@@ -290,11 +290,11 @@ def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits
     )
     arrival_tokens = floor((1 - asked.recall_share) * tokens)
     # Where no tools are called, recall has a larger share, and matters more than a long prefix.
-    is_default = policy.low_water_ratio == LOW_WATER_RATIO
-    low_water = min(policy.low_water_ratio, most_kept(tokens) if asked.recall_share else 1.0)
+    acts = asked.recall_share <= policy.recall_share
+    kept = most_kept(tokens, acts=acts) if asked.recall_share else 1.0
     return WindowLimits(
         tokens=tokens,
-        target_tokens=floor(low_water * tokens),
+        target_tokens=floor(min(policy.low_water_ratio, kept) * tokens),
         arrival_tokens=arrival_tokens,
         arrival_target_tokens=floor(policy.low_water_ratio * arrival_tokens),
         summary_tokens=UNLIMITED
@@ -302,7 +302,7 @@ def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits
         else most_for_summary(tokens, arrival_tokens),
         messages=messages,
         target_messages=floor(policy.low_water_ratio * messages),
-        is_trimmed_by_turns=is_default and asked.recall_share <= policy.recall_share,
+        is_trimmed_by_turns=acts and policy.low_water_ratio == LOW_WATER_RATIO,
     )
 
 
