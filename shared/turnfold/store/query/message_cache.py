@@ -1,11 +1,11 @@
 """The messages of a session that are kept in memory between windows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import bindparam, literal_column, select
+from sqlalchemy import ColumnElement, bindparam, literal_column, select
 
 from turnfold.messages import Message
 from turnfold.ports.query import StoredSummary
@@ -74,6 +74,7 @@ class CachedSession:
         return size <= KNOWN_AT_HAND and max(0, live - len(self.live)) + unknown <= AT_HAND
 
 
+_POSITION = FACTS.index(messages.c.position)
 state_of_row = itemgetter(*(FACTS.index(column) for column in CHANGING_COLUMNS))
 
 _live = (
@@ -84,45 +85,58 @@ _live = (
 _LIVE = Prepared(_live, ("of_sid",))
 READ_AT_ONCE = 2_000
 """The most live messages that one statement reads: rows take three times what messages do."""
-_LIVE_FACTS = Prepared(
-    _live.with_only_columns(*FACTS)
-    .where(messages.c.position > bindparam("after"))
-    .limit(literal_column(str(READ_AT_ONCE))),
-    ("of_sid", "after"),
-)
+FEW = 64
+"""Of at most so many new messages, the texts are read with them: nearly every window shows them."""
+
+
+def _after(*more: ColumnElement[Any]) -> Prepared:
+    columns = _live.with_only_columns(*FACTS, *more)
+    limit = literal_column(str(READ_AT_ONCE))
+    return Prepared(
+        columns.where(messages.c.position > bindparam("after")).limit(limit), ("of_sid", "after")
+    )
+
+
+_LIVE_FACTS, _LIVE_TEXTS = _after(), _after(messages.c.body)
 
 
 def live_messages(
     connection: SupportsStatements, sid: int, known: CachedSession, live: int
-) -> list[Message]:
-    """Return the live messages in order; read only those that are not cached in this state.
+) -> tuple[list[Message], Mapping[int, str]]:
+    """Return the live messages in order, and the texts of new ones, if they are few.
 
-    So many that they would not be cached are read without it, in half of the memory.
+    Read only messages that are not cached in this state. So many that they would not be cached are
+    read without it, in half of the memory.
     """
     if live > MOST_CACHED:
         known.live.clear()
-        return [message for _, message in _live_after(connection, sid, -1)]
+        return [message_of(row) for row in _rows_after(connection, sid, -1)], {}
     states = [tuple(row) for row in _LIVE.rows(connection, sid)]
     # From the first unknown one on: what is new nearly always stands at the end.
     unknown = (place for place, state in enumerate(states) if state not in known.live)
     first = next(unknown, len(states))
     found = [known.live[state] for state in states[:first]]
-    if first < len(states):
-        after = dict(_live_after(connection, sid, states[first][0] - 1))
-        found += [after[state] for state in states[first:]]
-        # Without what was evicted since, or the cache of a long session would grow without end.
-        known.live = dict(zip(states, found, strict=True))
-    return found
+    new, texts = len(states) - first, dict[int, str]()
+    if not new:
+        return found, texts
+    after: dict[State, Message] = {}
+    for row in _rows_after(connection, sid, states[first][0] - 1, with_texts=new <= FEW):
+        after[state_of_row(row)] = message_of(row)
+        if new <= FEW:
+            texts[row[_POSITION]] = row[-1]
+    found += [after[state] for state in states[first:]]
+    # Without what was evicted since, or the cache of a long session would grow without end.
+    known.live = dict(zip(states, found, strict=True))
+    return found, texts
 
 
-def _live_after(
-    connection: SupportsStatements, sid: int, position: int
-) -> Iterator[tuple[State, Message]]:
-    """Yield the live messages after a position in order, with their states."""
-    while rows := _LIVE_FACTS.rows(connection, sid, position):
-        for row in rows:
-            message = message_of(row)
-            position = message.position
-            yield state_of_row(row), message
+def _rows_after(
+    connection: SupportsStatements, sid: int, position: int, *, with_texts: bool = False
+) -> Iterator[Sequence[Any]]:
+    """Yield the facts of the live messages after a position in order, and then their texts."""
+    statement = _LIVE_TEXTS if with_texts else _LIVE_FACTS
+    while rows := statement.rows(connection, sid, position):
+        yield from rows
+        position = rows[-1][_POSITION]
         if len(rows) < READ_AT_ONCE:
             return

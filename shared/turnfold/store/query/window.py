@@ -148,7 +148,9 @@ class SqlWindowStore:
             # Taken out while it is used: two reader threads must not change one entry.
             known = self._known.pop(sid) or CachedSession()
             try:
-                messages_now = _read(connection, facts, changes, pending, known, is_near=is_near)
+                messages_now, texts = _read(
+                    connection, facts, changes, pending, known, is_near=is_near
+                )
             except WouldBlock:
                 self._known.put(sid, known, known.size)
                 raise
@@ -166,7 +168,8 @@ class SqlWindowStore:
                 covered_calls=known.covered_calls,
             )
             chosen, positions = on_messages(seen_now)
-            return chosen, dict(_texts_of(connection, sid, positions))
+            unread = [position for position in positions if position not in texts]
+            return chosen, {**texts, **dict(_texts_of(connection, sid, unread))}
 
         try:
             # Tried first: the way to a thread and back costs more than a small window.
@@ -260,8 +263,10 @@ def _read(
     known: CachedSession,
     *,
     is_near: bool,
-) -> list[Message]:
+) -> tuple[list[Message], Mapping[int, str]]:
     """Return the messages that are not covered, in order, and bring the cache up to date.
+
+    Also return the texts of those that are new, if they are few.
 
     Raises:
         WouldBlock: too much must be read for the thread of the event loop (`is_near`).
@@ -274,7 +279,8 @@ def _read(
     if known.summary is None or known.summary.version != version:
         known.summary = read_summary(connection, sid, version)
     evicted = _evicted(connection, sid, known, changes, pending)
-    messages_now = [*evicted, *live_messages(connection, sid, known, live)]
+    live_now, texts = live_messages(connection, sid, known, live)
+    messages_now = [*evicted, *live_now]
     # Stragglers: evicted and live messages may alternate.
     if evicted:
         messages_now.sort(key=attrgetter("position"))
@@ -286,7 +292,7 @@ def _read(
                 raise WouldBlock
             known.covered_calls = covered_calls(connection, sid, messages_now)
         known.calls_of = calls_of
-    return messages_now
+    return messages_now, texts
 
 
 def _evicted(
