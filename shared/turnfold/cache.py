@@ -34,9 +34,10 @@ class LRUCache(Generic[Key, Value]):
     def put(self, key: Key, value: Value, weight: int) -> None:
         """Add or replace an entry."""
         with self._lock:
-            self._entries.pop(key, None)
             if weight <= self._max_weight // 4:
                 self._entries[key] = value, weight
+            else:
+                self._entries.pop(key, None)
 
     def clear(self) -> None:
         """Remove all entries."""

@@ -1,8 +1,8 @@
 """Limits of concurrent requests: one limit per process, and one share of it per agent."""
 
-from collections.abc import Generator, Hashable
-from contextlib import contextmanager
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Self
 
 from turnfold.errors import Unavailable
 from turnfold.process.turns import ASKER, Rounds
@@ -101,9 +101,8 @@ class ConcurrencyLimiter:
             )
         await self.rounds.turn(asker)
 
-    @contextmanager
-    def admitted(self, *askers: Hashable) -> Generator["Place"]:
-        """Hold a place while the body runs, unless it is released before.
+    def admitted(self, *askers: Hashable) -> "Place":
+        """Return a place that is held while the body of a `with` runs, unless released before.
 
         Raises:
             Unavailable: a limit is reached.
@@ -111,10 +110,7 @@ class ConcurrencyLimiter:
         place = Place(self, askers)
         # The most specific caller: the database takes turns by it.
         ASKER.set(askers[-1])
-        try:
-            yield place
-        finally:
-            place.release()
+        return place
 
 
 class Place:
@@ -127,6 +123,12 @@ class Place:
         self._admission = admission
         self._askers = askers
         self._held: list[Places] = [admission.requests]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     async def turn(self) -> None:
         """Take turns as in `ConcurrencyLimiter.turn`, after the request has waited."""

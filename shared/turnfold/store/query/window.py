@@ -160,12 +160,14 @@ class SqlWindowStore:
             if self._most is not None and calls > CALLS_AT_ONCE:
                 raise TooLargeHere
             waiting = tuple([pending_of(row) for row in pending])
-            seen_now = replace(
-                facts,
-                summary=known.summary,
-                pending=waiting,
-                messages=tuple(messages_now),
-                covered_calls=known.covered_calls,
+            seen_now = WindowSnapshot(
+                facts.ingested_to,
+                facts.session,
+                known.summary,
+                waiting,
+                tuple(messages_now),
+                facts.refused,
+                known.covered_calls,
             )
             chosen, positions = on_messages(seen_now)
             unread = [position for position in positions if position not in texts]
