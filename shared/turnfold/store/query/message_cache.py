@@ -90,10 +90,11 @@ FEW = 64
 
 
 def _after(*more: ColumnElement[Any]) -> Prepared:
-    columns = _live.with_only_columns(*FACTS, *more)
-    limit = literal_column(str(READ_AT_ONCE))
     return Prepared(
-        columns.where(messages.c.position > bindparam("after")).limit(limit), ("of_sid", "after")
+        _live.with_only_columns(*FACTS, *more)
+        .where(messages.c.position > bindparam("after"))
+        .limit(literal_column(str(READ_AT_ONCE))),
+        ("of_sid", "after"),
     )
 
 
