@@ -17,6 +17,7 @@ from pydantic.json_schema import models_json_schema
 
 from turnfold.contracts.answers.base import Answer
 from turnfold.contracts.answers.errors import ErrorAnswer
+from turnfold.contracts.answers.history import ElementsAnswer
 from turnfold.contracts.answers.window import UnchangedAnswer
 from turnfold.contracts.catalog import REQUESTS
 from turnfold.contracts.event_models import EVENT_BODIES
@@ -58,6 +59,8 @@ BODIES: Final[Models] = (
     ToolBody,
 )
 """The models of all bodies."""
+_ON_THE_BUS: Final[Models] = (ElementsAnswer, UnchangedAnswer)
+"""Answers that HTTP does not give."""
 TOPICS: Final[Mapping[str, str]] = {
     "window": "What the model reads next.",
     "events": "Publish what happened.",
@@ -133,7 +136,7 @@ def described_request(
     return described(
         entry.topic,
         summary,
-        *(answer for answer in entry.answers if answer is not UnchangedAnswer),
+        *(answer for answer in entry.answers if answer not in _ON_THE_BUS),
         body=body,
         errors=(*EVERYWHERE, *entry.errors),
         responses=responses,

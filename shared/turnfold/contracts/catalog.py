@@ -9,6 +9,7 @@ from typing import NamedTuple
 from turnfold.contracts.answers.base import Answer
 from turnfold.contracts.answers.history import (
     AuditAnswer,
+    ElementsAnswer,
     EventsKnownAnswer,
     HistoryAnswer,
     PopAnswer,
@@ -40,8 +41,8 @@ from turnfold.contracts.answers.window import (
 )
 from turnfold.contracts.history_requests import (
     AuditRequest,
+    ElementsRequest,
     EventsKnownRequest,
-    HistoryRequest,
     PopRequest,
     SearchRequest,
     SessionListRequest,
@@ -89,7 +90,9 @@ REQUESTS: dict[str, RequestEntry] = {
     ),
     "session.tools": RequestEntry("window", ToolsRequest, (ToolsAnswer,)),
     "session.tool": RequestEntry("window", ToolRequest, (ToolAnswer,), _KNOWN),
-    "history.get": RequestEntry("history", HistoryRequest, (HistoryAnswer,), _KNOWN),
+    "history.get": RequestEntry(
+        "history", ElementsRequest, (HistoryAnswer, ElementsAnswer), _KNOWN
+    ),
     "history.search": RequestEntry("history", SearchRequest, (SearchAnswer,), _KNOWN),
     "audit.list": RequestEntry("history", AuditRequest, (AuditAnswer,), _KNOWN),
     "session.get": RequestEntry("sessions", SessionRequest, (SessionAnswer,), _KNOWN),

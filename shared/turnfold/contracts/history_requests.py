@@ -44,6 +44,11 @@ class HistoryRequest(FreshRequest):
         Moment | None,
         Field(description=f"{AS_OF} The messages and states of that moment."),
     ] = None
+
+
+class ElementsRequest(HistoryRequest):
+    """Read original messages of a session on the bus; see `HistoryRequest`."""
+
     bodies: Annotated[
         Literal["published"] | None,
         Field(description="`published`: elements without their chat views."),

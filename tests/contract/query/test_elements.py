@@ -9,7 +9,7 @@ import pytest
 from tests.contract.query.test_context import Asker, total_of
 from tests.shaped import Json, decoded, responses_faults
 from tests.store_fixtures import KEY, NOON, Stores, retracted, summary, words
-from turnfold.contracts.history_requests import HistoryRequest, SearchRequest
+from turnfold.contracts.history_requests import ElementsRequest, SearchRequest
 from turnfold.core.history.validity import validation_errors
 from turnfold.messages import EventId
 from turnfold.operations.query.history import history, original_json
@@ -176,7 +176,7 @@ async def test_published_bodies_are_elements_without_their_chat_views(stores: St
     )
 
     async def page(**fields: Any) -> Json:
-        asked = HistoryRequest(newest=6, **fields)
+        asked = ElementsRequest(newest=6, **fields)
         answer: Json = json.loads(await history(KEY, asked, store=stores.history))
         return answer
 

@@ -107,10 +107,7 @@ class HistoryAnswer(Answer):
         fresh=True,
     )
 
-    messages: list[HistoryEntry | PublishedEntry] = Field(
-        description="With `bodies: published`, messages of another shape than chat have no"
-        " `message`."
-    )
+    messages: list[HistoryEntry]
     next_position: Count | None = Field(
         description="The `after_position` of the next page; null on the last page."
     )
@@ -119,6 +116,29 @@ class HistoryAnswer(Answer):
         description="Only for pages that end at a position: the `before_position` of the page"
         " before; null on the first page.",
     )
+    fresh: bool = FRESH
+
+
+class ElementsAnswer(Answer):
+    """The answer to `bodies: published`: messages of another shape than chat have no `message`."""
+
+    model_config = example(
+        messages=[
+            {
+                "message_id": "e1#0",
+                "position": 1_024,
+                "state": "live",
+                "shape": "responses",
+                "element": {"type": "message", "role": "user", "content": "Where is order 7341?"},
+            }
+        ],
+        next_position=1_024,
+        fresh=True,
+    )
+
+    messages: list[HistoryEntry | PublishedEntry]
+    next_position: Count | None
+    previous_position: Count | None = None
     fresh: bool = FRESH
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any
 
-from turnfold.contracts.history_requests import AuditRequest, HistoryRequest
+from turnfold.contracts.history_requests import AuditRequest, ElementsRequest, HistoryRequest
 from turnfold.contracts.requests import (
     SessionRequest,
     SummaryRequest,
@@ -119,7 +119,7 @@ def _page(
     originals: Sequence[OriginalMessage],
     places: Mapping[str, int | None],
 ) -> str:
-    has_views = request.bodies is None
+    has_views = not (isinstance(request, ElementsRequest) and request.bodies)
     messages = ", ".join([original_json(original, has_view=has_views) for original in originals])
     return f'{{"messages": [{messages}], {json.dumps(places)[1:]}'
 
