@@ -106,8 +106,8 @@ def live_messages(
 ) -> tuple[list[Message], Mapping[int, str]]:
     """Return the live messages in order, and the texts of new ones, if they are few.
 
-    Read only messages that are not cached in this state. So many that they would not be cached are
-    read without it, in half of the memory.
+    Read only messages that are not cached in this state. A session with more than `MOST_CACHED` is
+    read without the cache, in half of the memory.
     """
     if live > MOST_CACHED:
         known.live.clear()
