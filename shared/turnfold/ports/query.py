@@ -33,6 +33,8 @@ class SessionSnapshot:
     agent_wishes: PolicyOverrides
     model: str | None
     revision: int
+    appends: int
+    evicted_changes: int
     messages_total: int
     tokens_total: int
     live_messages: int

@@ -31,7 +31,7 @@ from turnfold.store.database.schema import (
 from turnfold.store.database.statements import BulkInsert, PreparedIn, PreparedPairs, bulk_update
 
 COUNTERS = (
-    "model", "model_seq", "revision", "messages_total", "tokens_total", "live_messages",
+    "model", "model_seq", "revision", "appends", "messages_total", "tokens_total", "live_messages",
     "live_tokens", "version", "versions", "compactions", "audit_rows", "audit_hash",
     "last_event_at_ms", "evicted_changes", "rounds", "idle_at_ms", "factor", "reported_seq",
     "reported_at_ms", "reported_tokens", "usage_evictions", "failures", "cooldown_until_ms",
@@ -55,6 +55,7 @@ class SessionRow:
     model: str | None
     model_seq: int
     revision: int
+    appends: int
     messages_total: int
     tokens_total: int
     live_messages: int

@@ -93,16 +93,14 @@ class PairChange(NamedTuple):
     is_evicted: bool
 
 
-def repair_pairs(connection: Connection, touched: Iterable[Touched]) -> set[int]:
-    """Recompute the pairs of these call ids in stream order, and store changes.
+def repair_pairs(connection: Connection, touched: Iterable[Touched]) -> list[PairChange]:
+    """Recompute the pairs of these call ids in stream order; store and return changes.
 
-    Evicted messages are included. The sessions have no retractions. Return those in which an
-    evicted message changed.
+    Evicted messages are included. The sessions have no retractions.
     """
     changes = changed_pairs(connection, touched)
     store_pairs(connection, changes)
-    # Queries cache evicted messages. The caller counts the change, which invalidates the cache.
-    return {change.sid for change in changes if change.is_evicted}
+    return changes
 
 
 def changed_pairs(

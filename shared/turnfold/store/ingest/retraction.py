@@ -188,6 +188,7 @@ class Retractor:
             rows.take(positions, seq, is_named=False)
         store_pairs(self._connection, changes)
         session.evicted_changes += any(change.is_evicted for change in changes)
+        session.revision += bool(changes)
 
     def _chosen(self, session: SessionRow, source: StoredRetraction) -> list["_Positions"]:
         """Return the positions that a retraction names, as ranges or lists."""

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, bindparam, literal_column, select
 
 from turnfold.messages import Message
-from turnfold.ports.query import StoredSummary
+from turnfold.ports.query import SessionSnapshot, StoredSummary
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.predicates import is_live
 from turnfold.store.database.schema import messages
@@ -40,15 +40,28 @@ again.
 """
 
 
+def arrangement_of(session: SessionSnapshot) -> State:
+    """Return what differs whenever windows are built from other than the same and new messages.
+
+    The hash tells two histories with equal counts apart, as after the failover of a database.
+    """
+    return session.revision - session.appends, session.evicted_changes, session.audit_hash
+
+
 @dataclass(slots=True)
 class CachedSession:
     """A session as it was read: its summary, live messages by state, evicted ones by eviction.
 
     A summary never changes, and evicted messages hardly ever do; the session counts when they do
-    (`changes`).
+    (`changes`). `messages` are all that are not covered, in order, when the session had `total`
+    messages and these `evictions`. While its `arrangement` is the same, others only follow.
     `covered_calls` are those of the windows of `calls_of`: a version, and the first request shown.
     """
 
+    arrangement: State = ()
+    total: int = 0
+    evictions: Sequence[Sequence[Any]] = ()
+    messages: list[Message] = field(default_factory=list)
     changes: int = 0
     live: dict[State, Message] = field(default_factory=dict)
     evicted: dict[int, list[Message]] = field(default_factory=dict)
@@ -59,18 +72,22 @@ class CachedSession:
     @property
     def size(self) -> int:
         """The number of messages, and how many messages take as much memory as the summary."""
-        evicted = sum([len(evicted) for evicted in self.evicted.values()])
-        messages = len(self.live) + evicted + len(self.covered_calls)
+        messages = len(self.messages) + len(self.covered_calls)
         if self.summary is None:
             return messages
         texts = (self.summary.text, self.summary.sections, self.summary.ledger)
         return messages + sum(map(len, texts)) // MESSAGE_BYTES
 
-    def is_at_hand(self, live: int, changes: int, pending: Sequence[Sequence[Any]]) -> bool:
+    def has_all_but_new(self, session: SessionSnapshot) -> bool:
+        """Return whether only new messages must be read."""
+        return self.arrangement == arrangement_of(session) and self.total <= session.messages_total
+
+    def is_at_hand(self, session: SessionSnapshot, evictions: Sequence[Sequence[Any]]) -> bool:
         """Return whether few enough messages must be read to do it in the loop's thread."""
-        known = self.evicted if self.changes == changes else {}
-        unknown: int = sum([row[1] for row in pending if row[0] not in known])
-        size: int = live + sum([row[1] for row in pending])
+        live = session.live_messages
+        known = self.evicted if self.changes == session.evicted_changes else {}
+        unknown: int = sum([row[1] for row in evictions if row[0] not in known])
+        size: int = live + sum([row[1] for row in evictions])
         return size <= KNOWN_AT_HAND and max(0, live - len(self.live)) + unknown <= AT_HAND
 
 
@@ -99,6 +116,29 @@ def _after(*more: ColumnElement[Any]) -> Prepared:
 
 
 _LIVE_FACTS, _LIVE_TEXTS = _after(), _after(messages.c.body)
+
+
+def append_new(
+    connection: SupportsStatements, session: SessionSnapshot, known: CachedSession
+) -> Mapping[int, str] | None:
+    """Add the new messages to the cache, which has all others; return their texts, if few.
+
+    None if a message arrived late: it stands before others, so all must be read.
+    """
+    number, texts = session.messages_total - known.total, dict[int, str]()
+    if not number:
+        return texts
+    after, with_texts = known.messages[-1].position if known.messages else -1, number <= FEW
+    rows = list(_rows_after(connection, session.sid, after, with_texts=with_texts))
+    if len(rows) != number:
+        return None
+    for row in rows:
+        message = known.live[state_of_row(row)] = message_of(row)
+        known.messages.append(message)
+        if with_texts:
+            texts[message.position] = row[-1]
+    known.total = session.messages_total
+    return texts
 
 
 def live_messages(

@@ -32,7 +32,8 @@ _ONE = select(literal_column("1").label("one")).subquery("one")
 _SESSION_COLUMNS = [
     sessions.c[name]
     for name in (
-        "model", "revision", "messages_total", "tokens_total", "live_messages", "live_tokens",
+        "model", "revision", "appends", "evicted_changes", "messages_total", "tokens_total",
+        "live_messages", "live_tokens",
         "factor", "version", "versions", "compactions", "audit_rows", "audit_hash",
         "last_event_at_ms", "window_limits", "asked_budgets",
         "retracted_seq",
@@ -97,7 +98,6 @@ _HEAD = Prepared(
         agents.c.mode,
         agents.c.overrides,
         *_SESSION_COLUMNS,
-        sessions.c.evicted_changes,
     ).select_from(
         # From a row that always exists: what is ingested is also read for a session that is not.
         _ONE.outerjoin(
@@ -110,17 +110,15 @@ _HEAD = Prepared(
 )
 
 
-def read_head(
-    connection: SupportsStatements, key: SessionKey, refused_to: int
-) -> tuple[WindowSnapshot, int]:
-    """Read the session row without its summary, and how often evicted messages have changed."""
+def read_head(connection: SupportsStatements, key: SessionKey, refused_to: int) -> WindowSnapshot:
+    """Read the session row, without its summary and messages."""
     (row,) = _HEAD.rows(connection, key.agent_id, key.session_id, refused_to)
     ingested_to, refused, sid = row[:3]
     if sid is None:
-        return WindowSnapshot(ingested_to, None, refused=refused), 0
+        return WindowSnapshot(ingested_to, None, refused=refused)
     wishes, agent_wishes = PolicyOverrides(*row[3:6]), PolicyOverrides(*row[6:9])
-    session = SessionSnapshot(sid, wishes, agent_wishes, *row[9:-1])
-    return WindowSnapshot(ingested_to, session, refused=refused), row[-1]
+    session = SessionSnapshot(sid, wishes, agent_wishes, *row[9:])
+    return WindowSnapshot(ingested_to, session, refused=refused)
 
 
 def read_summary(

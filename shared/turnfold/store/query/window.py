@@ -43,7 +43,13 @@ from turnfold.store.query.as_of import (
 )
 from turnfold.store.query.carried import with_carry
 from turnfold.store.query.covered_calls import covered_calls, covered_calls_as_of, requests_in
-from turnfold.store.query.message_cache import KNOWN, CachedSession, live_messages
+from turnfold.store.query.message_cache import (
+    KNOWN,
+    CachedSession,
+    append_new,
+    arrangement_of,
+    live_messages,
+)
 from turnfold.store.query.originals import originals_at
 from turnfold.store.query.session_head import (
     REACHED,
@@ -131,41 +137,28 @@ class SqlWindowStore:
         def read(
             connection: SupportsStatements, *, is_near: bool = False
         ) -> tuple[Chosen, Mapping[int, str]]:
-            facts, changes = read_head(connection, key, refused_to)
+            facts = read_head(connection, key, refused_to)
             seen = on_session(facts)
             if seen is not None:
                 return seen, {}
             if facts.session is None:
                 return on_messages(facts)[0], {}
             sid = facts.session.sid
-            pending = _PENDING.rows(connection, sid)
-            size = Size(
-                facts.session.live_messages + sum([row[1] for row in pending]),
-                facts.session.live_tokens,
-            )
-            if size.exceeds(self._most):
-                raise TooLargeHere
             # Taken out while it is used: two reader threads must not change one entry.
             known = self._known.pop(sid) or CachedSession()
             try:
-                messages_now, texts = _read(
-                    connection, facts, changes, pending, known, is_near=is_near
-                )
-            except WouldBlock:
+                texts = self._refresh(connection, facts.session, known, is_near=is_near)
+            except (TooLargeHere, WouldBlock):
                 self._known.put(sid, known, known.size)
                 raise
             self._known.put(sid, known, known.size)
-            # Only known after the messages were read, unlike the sizes above.
-            calls = sum([len(message.calls) for message in messages_now])
-            if self._most is not None and calls > CALLS_AT_ONCE:
-                raise TooLargeHere
-            waiting = tuple([pending_of(row) for row in pending])
+            waiting = tuple([pending_of(row) for row in known.evictions])
             seen_now = WindowSnapshot(
                 facts.ingested_to,
                 facts.session,
                 known.summary,
                 waiting,
-                tuple(messages_now),
+                tuple(known.messages),
                 facts.refused,
                 known.covered_calls,
             )
@@ -179,6 +172,45 @@ class SqlWindowStore:
         except WouldBlock:
             return await self._database.snapshot(read)
 
+    def _refresh(
+        self,
+        connection: SupportsStatements,
+        session: SessionSnapshot,
+        known: CachedSession,
+        *,
+        is_near: bool,
+    ) -> Mapping[int, str]:
+        """Bring the cache up to date, and return the texts of new messages, if they are few.
+
+        Raises:
+            TooLargeHere: the session is too large for this process.
+            WouldBlock: too much must be read for the thread of the event loop (`is_near`).
+        """
+        sid, is_longer = session.sid, known.has_all_but_new(session)
+        evictions = known.evictions if is_longer else _PENDING.rows(connection, sid)
+        messages_now = session.live_messages + sum([row[1] for row in evictions])
+        if Size(messages_now, session.live_tokens).exceeds(self._most):
+            raise TooLargeHere
+        if is_near and not known.is_at_hand(session, evictions):
+            raise WouldBlock
+        texts = append_new(connection, session, known) if is_longer else None
+        if texts is None:
+            texts = _read(connection, session, evictions, known)
+        # Only known after the messages were read, unlike the sizes above.
+        calls = sum([len(message.calls) for message in known.messages])
+        if self._most is not None and calls > CALLS_AT_ONCE:
+            raise TooLargeHere
+        first_request = next(requests_in(known.messages), END_POSITION)
+        calls_of = (session.version, session.evicted_changes, first_request)
+        if known.calls_of != calls_of:
+            known.covered_calls = ()
+            if known.summary is not None and known.summary.last_position > first_request:
+                if is_near:
+                    raise WouldBlock
+                known.covered_calls = covered_calls(connection, sid, known.messages)
+            known.calls_of = calls_of
+        return texts
+
     async def window_as_of(
         self,
         key: SessionKey,
@@ -191,7 +223,7 @@ class SqlWindowStore:
         """Read a session as it was, in one snapshot, without the cache."""
 
         def read(connection: SupportsStatements) -> tuple[Chosen, Mapping[int, str]]:
-            facts, _ = read_head(connection, key, refused_to)
+            facts = read_head(connection, key, refused_to)
             seen = on_session(facts)
             if seen is not None:
                 return seen, {}
@@ -259,42 +291,26 @@ def _limits_as_of(
 
 def _read(
     connection: SupportsStatements,
-    facts: WindowSnapshot,
-    changes: int,
-    pending: Sequence[Sequence[Any]],
+    session: SessionSnapshot,
+    evictions: Sequence[Sequence[Any]],
     known: CachedSession,
-    *,
-    is_near: bool,
-) -> tuple[list[Message], Mapping[int, str]]:
-    """Return the messages that are not covered, in order, and bring the cache up to date.
+) -> Mapping[int, str]:
+    """Read the summary and all messages that are not covered, as far as they are not cached.
 
-    Also return the texts of those that are new, if they are few.
-
-    Raises:
-        WouldBlock: too much must be read for the thread of the event loop (`is_near`).
+    Return the texts of those that are new, if they are few.
     """
-    assert facts.session is not None
-    sid, live = facts.session.sid, facts.session.live_messages
-    if is_near and not known.is_at_hand(live, changes, pending):
-        raise WouldBlock
-    version = facts.session.version
+    sid, version = session.sid, session.version
     if known.summary is None or known.summary.version != version:
         known.summary = read_summary(connection, sid, version)
-    evicted = _evicted(connection, sid, known, changes, pending)
-    live_now, texts = live_messages(connection, sid, known, live)
-    messages_now = [*evicted, *live_now]
+    evicted = _evicted(connection, sid, known, session.evicted_changes, evictions)
+    live, texts = live_messages(connection, sid, known, session.live_messages)
+    known.messages = [*evicted, *live]
     # Stragglers: evicted and live messages may alternate.
     if evicted:
-        messages_now.sort(key=attrgetter("position"))
-    first_request = next(requests_in(messages_now), END_POSITION)
-    if known.calls_of != (calls_of := (version, changes, first_request)):
-        known.covered_calls = ()
-        if known.summary is not None and known.summary.last_position > first_request:
-            if is_near:
-                raise WouldBlock
-            known.covered_calls = covered_calls(connection, sid, messages_now)
-        known.calls_of = calls_of
-    return messages_now, texts
+        known.messages.sort(key=attrgetter("position"))
+    known.arrangement, known.evictions = arrangement_of(session), evictions
+    known.total = session.messages_total
+    return texts
 
 
 def _evicted(

@@ -43,6 +43,9 @@ sessions = Table(
     Column("model_seq", Big, nullable=False, server_default=text("0")),
     # Counts the changes a window can show; an answer's etag holds it.
     Column("revision", Big, nullable=False, server_default=text("0")),
+    # Those of its changes that only appended messages. While the difference is the same, a query
+    # server reads new messages alone. Workers before revision 1014 count none.
+    Column("appends", Big, nullable=False, server_default=text("0")),
     Column("messages_total", Big, nullable=False, server_default=text("0")),
     Column("tokens_total", Big, nullable=False, server_default=text("0")),
     # Live messages but system ones: what the triggers look at.

@@ -13,6 +13,7 @@ _USER = str(Role.USER)
 def count_events(session: SessionRow, arrivals: Sequence[DecodedEvent]) -> None:
     """Add new events of one session to its counters, and take over the newest model."""
     session.revision += 1
+    session.appends += 1
     for arrival in arrivals:
         # The order of the stream decides, not that of arrival.
         if arrival.model and arrival.stream_seq >= session.model_seq:

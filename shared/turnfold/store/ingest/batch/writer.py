@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from turnfold.core.eviction.triggers import idle_at_ms
 from turnfold.core.policy.presets import Policy
 from turnfold.errors import EventFault
-from turnfold.messages import SessionKey, position_of
+from turnfold.messages import MESSAGES_PER_EVENT, SessionKey, position_of
 from turnfold.ports.ingest import (
     PAYLOAD_KEPT_BYTES,
     DeadLetter,
@@ -44,7 +44,7 @@ from turnfold.store.ingest.batch.stored_events import (
 )
 from turnfold.store.ingest.evict import evict
 from turnfold.store.ingest.model_windows import learn_limits
-from turnfold.store.ingest.pairing import Touched, repair_pairs
+from turnfold.store.ingest.pairing import PairChange, Touched, repair_pairs
 from turnfold.store.ingest.retraction import Retractor, Withdraw
 from turnfold.store.ingest.tombstones import erased_before, lock_against_erase, record_duplicates
 from turnfold.store.ingest.usage import Calibrator
@@ -126,9 +126,7 @@ class BatchWriter:
             # Their pairs depend on retractions as well, and follow below.
             apart = {session.sid for session in retracting.values()}
             touched = {(sid, call_id) for sid, call_id in touched if sid not in apart}
-        paired = repair_pairs(self._connection, touched)
-        for session in self._sessions.values():
-            session.evicted_changes += session.sid in paired
+        self._count_changes(repair_pairs(self._connection, touched))
         # Before counting, which sets the model.
         nameless = {session.sid for session in self._sessions.values() if session.model is None}
         changed = self._count(new)
@@ -155,6 +153,17 @@ class BatchWriter:
         write_back(self._connection, changed)
         self._remove_empty()
         return evictions
+
+    def _count_changes(self, paired: Sequence[PairChange]) -> None:
+        """Count that stored messages changed: queries cache them."""
+        new = {arrival.stream_seq for arrival in self._new}
+        evicted = {change.sid for change in paired if change.is_evicted}
+        stored = {
+            change.sid for change in paired if change.position // MESSAGES_PER_EVENT not in new
+        }
+        for session in self._sessions.values():
+            session.evicted_changes += session.sid in evicted
+            session.revision += session.sid in stored
 
     def _retract(self, session: SessionRow, new: Sequence[DecodedEvent]) -> None:
         """Apply new retractions, and earlier ones to late messages and results."""

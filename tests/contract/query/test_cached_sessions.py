@@ -1,0 +1,75 @@
+"""A query server that has read a session reads the same as one that never did."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tests.contract.compact.versions import compaction_of, restore, write
+from tests.store_fixtures import (
+    Stores,
+    assistant,
+    result,
+    retracted,
+    sql_stores,
+    turn,
+    turns,
+    user,
+)
+from turnfold.ports.ingest import DecodedEvent
+
+Change = Callable[[Stores], Awaitable[object]]
+
+
+def stored(*arrivals: DecodedEvent) -> Change:
+    """Ingest these events in one batch."""
+    return lambda stores: stores.ingest(*arrivals)
+
+
+async def restored(stores: Stores) -> None:
+    """Bring back what the first compaction evicted."""
+    await restore(stores, await compaction_of(stores, 1))
+
+
+CHANGES: dict[str, tuple[Change, ...]] = {
+    "turns": (stored(*turns(20, 1)), stored(*turns(21, 2))),
+    "a call, then its result": (
+        stored(turn(20, user("Look."), assistant(None, "new"))),
+        stored(result(21, "new", "found")),
+    ),
+    "the result of a stored call": (stored(result(20, "open", "found")),),
+    "the call of a stored result": (stored(turn(20, assistant(None, "early"))),),
+    "a turn that comes late": (stored(turn(5, user("Before."))), stored(*turns(20, 1))),
+    "an event again, earlier in the stream": (
+        stored(turn(20, user("Go on."), event_id="same")),
+        stored(turn(5, user("Go on."), event_id="same")),
+    ),
+    "a retraction, then the call of a stored result": (
+        stored(retracted(20, "e2#1")),
+        stored(turn(21, assistant(None, "early"))),
+        stored(*turns(22, 1)),
+    ),
+    "an eviction, its summary, and a restoration": (
+        stored(*turns(20, 6)),
+        stored(*turns(26, 1)),
+        write,
+        stored(*turns(27, 1)),
+        restored,
+        stored(*turns(28, 1)),
+    ),
+}
+
+
+@pytest.mark.proves("W5", "L2")
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES.keys())
+async def test_a_cached_session_reads_like_a_new_one(
+    stores: Stores, store_url: str, changes: tuple[Change, ...]
+) -> None:
+    await stores.ingest(
+        *turns(1, 2), turn(10, assistant(None, "open")), result(12, "early", "too soon")
+    )
+    for change in (stored(), *changes):
+        await change(stores)
+
+        cached = await stores.facts()
+        async with sql_stores(store_url) as unused:
+            assert cached == await unused.facts()
