@@ -267,7 +267,11 @@ async def _work(context: WorkerContext, stop: asyncio.Event) -> None:
         CampaignRunner(context, store=SqlCampaignStore(database), wakeups=wakeups),
         erasure,
         follower,
-        Indexer(store=SqlSearchIndex(database, context.installation.count), is_busy=ingest.is_busy),
+        Indexer(
+            store=SqlSearchIndex(database, context.installation.count),
+            woken=wakeups.indexer,
+            is_busy=ingest.is_busy,
+        ),
         WalTruncator(database),
         DeadRowVacuum(database),
         ChildMonitor(

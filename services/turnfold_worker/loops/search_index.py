@@ -1,5 +1,6 @@
 """Indexing of stored messages for search."""
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -11,9 +12,13 @@ class Indexer(PollingLoop):
     """Index messages for search in small transactions, while ingest is not busy."""
 
     max_pause_seconds = 10.0
+    gathering_seconds = 0.1
+    """Messages that arrive within this time are indexed in one transaction."""
 
-    def __init__(self, *, store: SearchIndex, is_busy: Callable[[], bool]) -> None:
-        super().__init__()
+    def __init__(
+        self, *, store: SearchIndex, woken: asyncio.Event, is_busy: Callable[[], bool]
+    ) -> None:
+        super().__init__(woken=woken)
         self._store = store
         self._is_busy = is_busy
         self._since = time.monotonic()
@@ -22,9 +27,11 @@ class Indexer(PollingLoop):
         """Index the messages that wait.
 
         Search also finds messages that are not indexed, so ingest goes first, but a backlog
-        delays indexing for at most `max_pause_seconds`. Messages that arrive during the call
-        are left for the next one: one transaction per turn costs more than the indexing.
+        delays indexing for at most `max_pause_seconds`. A recall block is decided once in a turn,
+        so it should find the messages before it. But one transaction per event costs more than
+        the indexing.
         """
+        await asyncio.sleep(self.gathering_seconds)
         while not self._is_busy() or time.monotonic() - self._since > self.max_pause_seconds:
             self._since = time.monotonic()
             if not await self._store.index_some():

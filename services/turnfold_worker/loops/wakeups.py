@@ -18,12 +18,15 @@ class Wakeups:
         self.relay = asyncio.Event()
         self.campaigns = asyncio.Event()
         self.idle = asyncio.Event()
+        self.indexer = asyncio.Event()
 
     def after_batch(self, result: IngestResult) -> None:
-        """Wake for the jobs and notices of a stored batch, after the delay of new jobs.
+        """Wake for the messages of a stored batch; for its jobs and notices after their delay.
 
         The window request that follows a turn is served before its summary is written.
         """
+        if result.messages:
+            self.indexer.set()
         # A retraction may leave messages without a version.
         if result.evictions or result.retractions:
             self.after_new_jobs()

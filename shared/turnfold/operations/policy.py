@@ -7,7 +7,7 @@ from typing import Any
 
 from turnfold.core.policy.allowance import DEFAULT_ALLOWANCE, Allowance
 from turnfold.core.policy.overrides import PolicyOverrides, effective_policy
-from turnfold.core.policy.presets import Policy
+from turnfold.core.policy.presets import SET_ASIDE, Policy
 from turnfold.messages import AgentId, SessionKey
 from turnfold.ports.ingest import PolicyResolver
 from turnfold.ports.query import (
@@ -61,9 +61,10 @@ def explanation(
         def origin(name: str) -> str:
             if getattr(policy, name) != getattr(wished, name):
                 return origins.get(f"limit.{name}", "preset")
-            if name in own or (name == "mode" and session.mode):
+            names = {name, *SET_ASIDE.get(name, ())}
+            if names & own.keys() or (name == "mode" and session.mode):
                 return "session"
-            if name in of_agent or (name == "mode" and agent.mode):
+            if names & of_agent.keys() or (name == "mode" and agent.mode):
                 return "agent"
             is_short = (
                 name in short_names

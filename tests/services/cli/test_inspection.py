@@ -28,9 +28,9 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @asynccontextmanager
-async def running_system(data_dir: Path) -> AsyncGenerator[Json, None]:
+async def running_system(data_dir: Path, **environ: str) -> AsyncGenerator[Json, None]:
     """A whole system, and its ready line."""
-    async with system.running_system(data_dir) as running:
+    async with system.running_system(data_dir, environ=environ) as running:
         yield running.ready
 
 
@@ -53,7 +53,11 @@ async def command(data_dir: Path, *arguments: str) -> tuple[int, str, str]:
 async def test_an_agent_publishes_and_reads_its_own_writes_through_a_compaction(
     tmp_path: Path,
 ) -> None:
-    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+    small = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "50"}
+    async with (
+        running_system(tmp_path, **small) as ready,
+        turnfold.connect(ready["nats_url"]) as client,
+    ):
         session = client.session("support", "user.42 / 語")
         with pytest.raises(UnknownSession):
             await session.status()

@@ -53,7 +53,7 @@ async def test_the_policy_in_force_is_read_without_a_worker_and_makes_nothing(
             assert numbers["keep_messages"] == {"value": 7, "from": "environment"}
             assert numbers["min_gain_messages"] == {"value": 3, "from": "file"}
             assert numbers["summary_max_tokens"] == {"value": 900, "from": "environment"}
-            assert numbers["max_live_messages"] == {"value": 50, "from": "preset"}
+            assert numbers["max_live_messages"] == {"value": 250, "from": "preset"}
             assert (await asked(bus, subject, {"agent_id": "other"}))["error"][
                 "code"
             ] == "bad_request"

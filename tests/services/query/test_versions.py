@@ -98,7 +98,11 @@ async def test_versions_are_written_again_compared_promoted_and_undone(tmp_path:
 
 @pytest.mark.proves("A4", "A5", "A1", "A2", "O3")
 async def test_people_compare_promote_and_undo_from_the_command_line(tmp_path: Path) -> None:
-    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+    small = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "50"}
+    async with (
+        running_system(tmp_path, **small) as ready,
+        turnfold.connect(ready["nats_url"]) as client,
+    ):
         session = client.session(AGENT, SESSION)
         await grown(session, 0, 30)
         await settled(session)

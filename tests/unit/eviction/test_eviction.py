@@ -19,7 +19,7 @@ from turnfold.core.eviction.triggers import (
     token_trigger,
 )
 from turnfold.core.history.blocks import group, newest_request, pinned_message
-from turnfold.core.policy.presets import DEFAULT_PRESET, PRESETS, Commit, Mode, Policy, Style
+from turnfold.core.policy.presets import PRESETS, Commit, Mode, Policy, Style
 from turnfold.messages import CallRef, EventId, Message, Role, ToolCall, position_of
 
 POLICY = Policy(
@@ -457,24 +457,6 @@ def test_a_static_buffer_holds_fifty_messages_and_keeps_ten() -> None:
     )
     assert evicted(said(*rounds(26)), policy) == list(range(1, 43))
     assert (policy.style, policy.summary_max_words) == (Style.NARRATIVE, 200)
-
-
-@pytest.mark.proves("P6")
-def test_balanced_is_the_default_and_takes_fifty_messages_or_three_fifths_of_the_window() -> None:
-    policy = PRESETS["balanced"]
-
-    assert (DEFAULT_PRESET, policy.style) == ("balanced", Style.STRUCTURED)
-    assert due(SessionLoad(50, 60_000), policy, model_window=100_000) is None
-    assert due(SessionLoad(51, 0), policy, model_window=100_000) == FiredTrigger(
-        Trigger.MESSAGES, 60_000
-    )
-    assert due(SessionLoad(1, 60_001), policy, model_window=100_000) == FiredTrigger(
-        Trigger.TOKENS, 60_000
-    )
-    # 20,000 tokens stay, or half of the fifty messages, whichever is less, and never fewer than ten.
-    assert 52 - len(evicted(said(*rounds(26), tokens=100), policy)) == 26
-    assert 52 - len(evicted(said(*rounds(26), tokens=1_400), policy)) == 16
-    assert 52 - len(evicted(said(*rounds(26), tokens=9_000), policy)) == 10
 
 
 @pytest.mark.proves("P3", "E3")

@@ -24,7 +24,7 @@ from turnfold.messages import EventId, Message, Role, position_of
 
 WINDOW = 10_000
 POLICY = Policy(
-    max_live_messages=0, trigger_tokens=10**9, trigger_ratio=0.0, reserve_tokens=2_000, keep_messages=4, keep_tokens=2_000, keep_at_most_messages=0,
+    max_live_messages=0, trigger_tokens=10**9, trigger_ratio=0.0, reserve_tokens=2_000, keep_messages=4, keep_tokens=2_000, keep_ratio=0.0, keep_at_most_messages=0,
     min_gain_tokens=500,
 )  # fmt: skip
 FULL = 9_000

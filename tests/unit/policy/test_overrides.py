@@ -30,7 +30,7 @@ def test_without_wishes_the_installation_decides() -> None:
 def test_a_session_stands_above_its_agent_and_both_above_the_installation() -> None:
     found = policy(numbers(keep_messages=3, keep_tokens=7), numbers(keep_messages=5))
 
-    assert (found.keep_messages, found.keep_tokens, found.max_live_messages) == (5, 7, 50)
+    assert (found.keep_messages, found.keep_tokens, found.max_live_messages) == (5, 7, 250)
 
 
 @pytest.mark.proves("E6")

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.eviction.budgets import Budgets, largest_budget
-from turnfold.core.eviction.choose import Evict, clamp_keep_tokens, decide_eviction
+from turnfold.core.eviction.choose import Evict, decide_eviction, with_kept_share
 from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, Trigger, TriggerLimits
 from turnfold.core.eviction.usage import UsageInput, UsageState, relief_limit
 from turnfold.core.policy.presets import Policy
@@ -200,7 +200,10 @@ class _Limits:
         asked = largest_budget(self.budgets, self.policy, at_ms=at_ms) if self.budgets else 0
         if (self.window, asked) not in self._known:
             self._known[self.window, asked] = TriggerLimits.of(
-                self.policy, model_window=self.window, asked_tokens=asked
+                self.policy,
+                model_window=self.window,
+                asked_tokens=asked,
+                is_read=bool(self.budgets),
             )
         return self._known[self.window, asked]
 
@@ -318,7 +321,9 @@ def _first_choice(
         evicted: tuple[Message, ...] = ()
         is_escalated = due.trigger is Trigger.USAGE and is_again
         if not is_escalated:
-            usual = decide_eviction(live, clamp_keep_tokens(policy, due), due.trigger, now_ms=at_ms)
+            usual = decide_eviction(
+                live, with_kept_share(policy, due, len(live)), due.trigger, now_ms=at_ms
+            )
             evicted = usual.evicted if isinstance(usual, Evict) else ()
             is_escalated = bool(evicted) and _is_over(due, load, evicted)
         if is_escalated:

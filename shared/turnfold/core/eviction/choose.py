@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import Final
 
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger
 from turnfold.core.history.blocks import Block, group, newest_request
@@ -23,6 +24,7 @@ class Evict:
 
 
 _position = attrgetter("position")
+_BY_TOKENS: Final = (Trigger.TOKENS, Trigger.BUDGET, Trigger.USAGE)
 
 
 def decide_eviction(
@@ -140,16 +142,25 @@ def first_eviction(
     """Return the first trigger for which enough messages would leave, and those messages."""
     for trigger in triggers:
         decision = decide_eviction(
-            live, clamp_keep_tokens(policy, trigger), trigger.trigger, now_ms=now_ms
+            live, with_kept_share(policy, trigger, len(live)), trigger.trigger, now_ms=now_ms
         )
         if isinstance(decision, Evict):
             return trigger, decision.evicted
     return None, ()
 
 
-def clamp_keep_tokens(policy: Policy, fired: FiredTrigger) -> Policy:
-    """Return the policy with `keep_tokens` clamped to half of the limit that fired."""
-    limit = fired.budget_tokens
+def with_kept_share(policy: Policy, fired: FiredTrigger, live: int) -> Policy:
+    """Return the policy with what stays of `live` messages after this trigger.
+
+    A share of the limit that fired, if the policy has one; otherwise at most half of it.
+    """
+    limit, ratio = fired.budget_tokens, policy.keep_ratio
+    if ratio and fired.trigger in _BY_TOKENS:
+        return replace(policy, keep_tokens=int(ratio * limit), keep_at_most_messages=0)
+    if ratio and fired.trigger is Trigger.MESSAGES:
+        return replace(
+            policy, keep_at_most_messages=max(policy.keep_at_most_messages, int(ratio * live))
+        )
     if not limit or policy.keep_tokens + policy.min_gain_tokens <= limit:
         return policy
     # Otherwise nothing would leave, or the same trigger would fire at once again.

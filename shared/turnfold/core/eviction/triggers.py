@@ -90,7 +90,8 @@ class FiredTrigger:
 class TriggerLimits(NamedTuple):
     """The limits of the triggers; 0 means no limit. `window` is the model's.
 
-    `by_budget` if `tokens` is a share of the largest recent budget, and not of the model's window.
+    `messages` count only above `least_tokens`. `by_budget` if `tokens` is a share of the largest
+    recent budget, and not of the model's window.
     """
 
     tokens: int = 0
@@ -99,25 +100,34 @@ class TriggerLimits(NamedTuple):
     reported: int = 0
     window: int = 0
     by_budget: bool = False
+    least_tokens: float = 0.0
 
     @classmethod
-    def of(cls, policy: Policy, *, model_window: int, asked_tokens: int = 0) -> "TriggerLimits":
+    def of(
+        cls, policy: Policy, *, model_window: int, asked_tokens: int = 0, is_read: bool = True
+    ) -> "TriggerLimits":
         """Return the limits of a policy; none if it evicts nothing by itself.
 
         `asked_tokens` is the largest recent budget of the session's windows, 0 without one.
+        `is_read` if any window of the session was asked for.
         """
         if policy.mode is not Mode.AUTO:
             return cls()
         tokens = token_trigger(policy, model_window=model_window)
         followed = budget_trigger(policy, asked_tokens, model_window=model_window)
         by_budget = followed > 0 and (followed < tokens or not tokens)
+        limit = followed if by_budget else tokens
+        messages, ratio = policy.max_live_messages, policy.messages_ratio
+        if messages and policy.max_unread_messages and not is_read:
+            messages, ratio = min(messages, policy.max_unread_messages), 0.0
         return cls(
-            followed if by_budget else tokens,
-            policy.max_live_messages,
+            limit,
+            messages,
             policy.every_rounds,
             usage_trigger(policy.reserve_tokens, model_window=model_window),
             model_window,
             by_budget,
+            ratio * limit,
         )
 
     def fired(self, load: SessionLoad) -> list[FiredTrigger]:
@@ -129,7 +139,8 @@ class TriggerLimits(NamedTuple):
         if self.tokens and load.billed_tokens > self.tokens:
             trigger = Trigger.BUDGET if self.by_budget else Trigger.TOKENS
             fired.append(FiredTrigger(trigger, self.tokens))
-        if self.messages and load.messages > self.messages:
+        is_worth_it = load.billed_tokens >= self.least_tokens
+        if self.messages and load.messages > self.messages and is_worth_it:
             fired.append(FiredTrigger(Trigger.MESSAGES, self.tokens))
         if self.rounds and load.rounds >= self.rounds:
             fired.append(FiredTrigger(Trigger.ROUNDS, self.tokens))
@@ -157,7 +168,9 @@ def triggers_of_hints(
     A window that left messages out makes a compaction due if no larger budget is remembered.
     """
     asked = largest_budget(budgets, policy, at_ms=at_ms)
-    limits = TriggerLimits.of(policy, model_window=model_window, asked_tokens=asked)
+    limits = TriggerLimits.of(
+        policy, model_window=model_window, asked_tokens=asked, is_read=bool(budgets)
+    )
     if limits.window and any(hint.folded and hint.tokens >= asked for hint in hints):
         share = int((policy.trigger_ratio or 1) * asked)
         return (FiredTrigger(Trigger.BUDGET, min(share, limits.tokens or share)),)

@@ -61,6 +61,9 @@ class Policy:
     Triggers:
         mode: `auto`; `off`: nothing leaves or is trimmed; `manual`: only on request
         max_live_messages: evict above this many live messages
+        messages_ratio: if they take at least this share of the limit in tokens
+        max_unread_messages: evict above this many while no window was asked for; like the ratio,
+            0 if an override sets `max_live_messages`
         trigger_tokens: evict above this many live tokens
         trigger_ratio: evict above this share of the model's window
         reserve_tokens: evict if reported usage exceeds the window minus this (at most half);
@@ -75,6 +78,8 @@ class Policy:
     Evictions:
         keep_messages: minimum that stays
         keep_tokens: the same in tokens
+        keep_ratio: keep this share of the limit that was exceeded instead, in tokens or messages;
+            0 if an override sets `keep_tokens` or `keep_at_most_messages`
         keep_rounds: the same in rounds
         keep_at_most_messages: enough, even if `keep_tokens` would keep more messages
         max_live_tool_blocks: at most this many tool blocks stay, the newest
@@ -134,7 +139,9 @@ class Policy:
     uses_model: bool = True
     summary_model: str | None = None
 
-    max_live_messages: int = 50
+    max_live_messages: int = 250
+    messages_ratio: float = 0.2
+    max_unread_messages: int = 50
     trigger_tokens: int = 0
     trigger_ratio: float = 0.6
     reserve_tokens: int = 16_384
@@ -144,6 +151,7 @@ class Policy:
 
     keep_messages: int = 10
     keep_tokens: int = 20_000
+    keep_ratio: float = 0.33
     keep_rounds: int = 0
     keep_at_most_messages: int = 25
     max_live_tool_blocks: int = 0
@@ -233,10 +241,13 @@ def is_model_name(name: str) -> bool:
 
 _UNTRIGGERED = Policy(
     max_live_messages=0,
+    messages_ratio=0.0,
+    max_unread_messages=0,
     trigger_ratio=0.0,
     reserve_tokens=0,
     keep_messages=1,
     keep_tokens=0,
+    keep_ratio=0.0,
     keep_at_most_messages=0,
 )
 
@@ -291,6 +302,14 @@ FOR_ALL = frozenset({"image_tokens"})
 FIELD_TYPES: Mapping[str, Any] = get_type_hints(Policy)
 
 
+SET_ASIDE: Mapping[str, frozenset[str]] = {
+    "messages_ratio": frozenset({"max_live_messages"}),
+    "max_unread_messages": frozenset({"max_live_messages"}),
+    "keep_ratio": frozenset({"keep_tokens", "keep_at_most_messages"}),
+}
+"""Numbers that become 0 where one of these others is set, which then counts by itself."""
+
+
 def adjusted(policy: Policy, overrides: Mapping[str, Any]) -> Policy:
     """The policy with some of its numbers replaced.
 
@@ -300,7 +319,9 @@ def adjusted(policy: Policy, overrides: Mapping[str, Any]) -> Policy:
     unknown = sorted(set(overrides) - set(FIELD_TYPES))
     if unknown:
         raise ValueError(f"a policy has no {unknown[0]!r}")
-    return replace(policy, **{name: _converted(name, value) for name, value in overrides.items()})
+    unused = {name: 0 for name, others in SET_ASIDE.items() if others & overrides.keys()}
+    numbers = {**unused, **overrides}
+    return replace(policy, **{name: _converted(name, value) for name, value in numbers.items()})
 
 
 def _converted(name: str, value: Any) -> Any:

@@ -66,7 +66,7 @@ QUOTES_FOR_QUERY: Final = 0.3
 """The share that lines take first where a request names a query of its own."""
 MOST_FILLED: Final = 1_000
 """How many of the newest messages are examined to fill a block."""
-SHOWN_CHARACTERS_A_TOKEN: Final = 3
+SHOWN_CHARACTERS_A_TOKEN: Final = 1
 """About how many characters a token of a preview of arguments shows."""
 _ALL: Final = range(READ_CHARACTERS)
 _NOTHING: Final = range(0)

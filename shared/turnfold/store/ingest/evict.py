@@ -157,7 +157,9 @@ def _evict_session(
             )
             at_ms, newest = session.last_event_at_ms or 0, max(new_seqs, default=0)
             asked = largest_budget(session.budgets, policy, at_ms=at_ms)
-            limits = TriggerLimits.of(policy, model_window=window, asked_tokens=asked)
+            limits = TriggerLimits.of(
+                policy, model_window=window, asked_tokens=asked, is_read=bool(session.budgets)
+            )
             opener.plan(session, limits.fired(load), live, policy, at_ms=at_ms, seq=newest)
         return
     hold = RestoreHold(session.held_to_tokens, session.tokens_total)
@@ -331,7 +333,9 @@ def _fired(
     """Return the triggers that all live messages fire; if they fire none, no part of them does."""
     policy = installation.policy(session.agent_wishes, session.wishes)
     window = window_of(session, policy, installation)
-    limits = TriggerLimits.of(policy, model_window=window, asked_tokens=asked_tokens)
+    limits = TriggerLimits.of(
+        policy, model_window=window, asked_tokens=asked_tokens, is_read=bool(session.budgets)
+    )
     return limits.fired(session.load)
 
 
