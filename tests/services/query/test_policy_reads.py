@@ -85,6 +85,9 @@ async def test_the_policy_in_force_is_read_without_a_worker_and_makes_nothing(
         assert (policy["mode"], policy["preset"]) == ("auto", "static-buffer")
         assert policy["numbers"]["max_live_messages"] == {"value": 77, "from": "session"}
         assert policy["numbers"]["keep_tokens"] == {"value": 5, "from": "agent"}
+        # Ratios of a preset do not count beside such numbers, and say whose they are.
+        assert policy["numbers"]["messages_ratio"] == {"value": 0.0, "from": "session"}
+        assert policy["numbers"]["keep_ratio"] == {"value": 0.0, "from": "agent"}
         assert (await read(parts, bus, of_agent))["numbers"]["max_live_messages"] == {
             "value": 33,
             "from": "agent",
