@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.eviction.budgets import Budgets, largest_budget
-from turnfold.core.eviction.choose import Evict, decide_eviction, with_kept_share
+from turnfold.core.eviction.choose import Evict, Keep, decide_eviction, kept_after
 from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, Trigger, TriggerLimits
 from turnfold.core.eviction.usage import UsageInput, UsageState, relief_limit
 from turnfold.core.policy.presets import Policy
@@ -316,18 +316,17 @@ def _first_choice(
     If they leave the limit exceeded, the choice is escalated. So is one by reports if `is_again`:
     reports have caused the eviction before this one.
     """
-    least = replace(policy, keep_tokens=0, keep_rounds=0)
     for due in fired:
         evicted: tuple[Message, ...] = ()
         is_escalated = due.trigger is Trigger.USAGE and is_again
         if not is_escalated:
-            usual = decide_eviction(
-                live, with_kept_share(policy, due, len(live)), due.trigger, now_ms=at_ms
-            )
+            keep = kept_after(policy, due, len(live))
+            usual = decide_eviction(live, policy, due.trigger, now_ms=at_ms, keep=keep)
             evicted = usual.evicted if isinstance(usual, Evict) else ()
             is_escalated = bool(evicted) and _is_over(due, load, evicted)
         if is_escalated:
-            tight = decide_eviction(live, least, due.trigger, now_ms=at_ms)
+            least = Keep(0, 0, policy.keep_at_most_messages)
+            tight = decide_eviction(live, policy, due.trigger, now_ms=at_ms, keep=least)
             if isinstance(tight, Evict):
                 return _Choice(due, tight.evicted, True)
         if evicted:

@@ -1,9 +1,9 @@
 """Choose the messages that leave the window when a trigger has fired."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger
 from turnfold.core.history.blocks import Block, group, newest_request
@@ -23,22 +23,40 @@ class Evict:
     evicted: tuple[Message, ...]
 
 
+class Keep(NamedTuple):
+    """The newest messages that stay: so many tokens and rounds, or at most so many messages."""
+
+    tokens: int
+    rounds: int
+    at_most_messages: int
+
+    @classmethod
+    def of(cls, policy: Policy) -> "Keep":
+        """Return what a policy keeps, whatever fired."""
+        return cls(policy.keep_tokens, policy.keep_rounds, policy.keep_at_most_messages)
+
+
 _position = attrgetter("position")
 _BY_TOKENS: Final = (Trigger.TOKENS, Trigger.BUDGET, Trigger.USAGE)
 
 
 def decide_eviction(
-    live: Sequence[Message], policy: Policy, trigger: Trigger, *, now_ms: int
+    live: Sequence[Message],
+    policy: Policy,
+    trigger: Trigger,
+    *,
+    now_ms: int,
+    keep: Keep | None = None,
 ) -> Evict | NoEviction:
     """Choose the messages that leave when a trigger has fired.
 
-    The newest stay as far as the policy keeps them, extended to a safe boundary. The system
+    The newest stay as far as `keep`, or else the policy, says, up to a safe boundary. The system
     message, the newest request, blocks with open calls, and the request of every block that stays
     stay. A gain below the minimum evicts nothing.
     """
     grouped = group(live)
     blocks = grouped.blocks
-    first_kept = _boundary(blocks, policy)
+    first_kept = _boundary(blocks, policy, keep or Keep.of(policy))
     old = (*blocks[:first_kept], *_surplus(blocks[first_kept:], policy))
     if not old:
         return NoEviction()
@@ -76,12 +94,12 @@ def _requests_of_kept(blocks: Sequence[Block], leaving: Collection[int]) -> Coll
     return needed
 
 
-def _boundary(blocks: Sequence[Block], policy: Policy) -> int:
+def _boundary(blocks: Sequence[Block], policy: Policy, keep: Keep) -> int:
     """Return the index of the first block that stays: at a user message if one is near."""
     needed = len(blocks)
     messages = tokens = rounds = 0
     least = max(policy.keep_messages, 1)
-    while needed and (messages < least or not _is_enough(messages, tokens, rounds, policy)):
+    while needed and (messages < least or not _is_enough(messages, tokens, rounds, keep)):
         needed -= 1
         head, results, joined = blocks[needed]
         if results or joined:
@@ -110,12 +128,12 @@ def _surplus(kept: Sequence[Block], policy: Policy) -> Sequence[Block]:
     return tools[: -policy.max_live_tool_blocks] if policy.max_live_tool_blocks else ()
 
 
-def _is_enough(messages: int, tokens: int, rounds: int, policy: Policy) -> bool:
-    if rounds < policy.keep_rounds:
+def _is_enough(messages: int, tokens: int, rounds: int, keep: Keep) -> bool:
+    if rounds < keep.rounds:
         return False
-    if policy.keep_at_most_messages and messages >= policy.keep_at_most_messages:
+    if keep.at_most_messages and messages >= keep.at_most_messages:
         return True
-    return tokens >= policy.keep_tokens
+    return tokens >= keep.tokens
 
 
 def _may_be_answered(block: Block, policy: Policy, now_ms: int) -> bool:
@@ -141,27 +159,24 @@ def first_eviction(
 ) -> tuple[FiredTrigger | None, tuple[Message, ...]]:
     """Return the first trigger for which enough messages would leave, and those messages."""
     for trigger in triggers:
-        decision = decide_eviction(
-            live, with_kept_share(policy, trigger, len(live)), trigger.trigger, now_ms=now_ms
-        )
+        keep = kept_after(policy, trigger, len(live))
+        decision = decide_eviction(live, policy, trigger.trigger, now_ms=now_ms, keep=keep)
         if isinstance(decision, Evict):
             return trigger, decision.evicted
     return None, ()
 
 
-def with_kept_share(policy: Policy, fired: FiredTrigger, live: int) -> Policy:
-    """Return the policy with what stays of `live` messages after this trigger.
+def kept_after(policy: Policy, fired: FiredTrigger, live: int) -> Keep:
+    """Return what stays of `live` messages after this trigger.
 
     A share of the limit that fired, if the policy has one; otherwise at most half of it.
     """
-    limit, ratio = fired.budget_tokens, policy.keep_ratio
+    limit, ratio, keep = fired.budget_tokens, policy.keep_ratio, Keep.of(policy)
     if ratio and fired.trigger in _BY_TOKENS:
-        return replace(policy, keep_tokens=int(ratio * limit), keep_at_most_messages=0)
+        return keep._replace(tokens=int(ratio * limit), at_most_messages=0)
     if ratio and fired.trigger is Trigger.MESSAGES:
-        return replace(
-            policy, keep_at_most_messages=max(policy.keep_at_most_messages, int(ratio * live))
-        )
-    if not limit or policy.keep_tokens + policy.min_gain_tokens <= limit:
-        return policy
+        return keep._replace(at_most_messages=max(keep.at_most_messages, int(ratio * live)))
+    if not limit or keep.tokens + policy.min_gain_tokens <= limit:
+        return keep
     # Otherwise nothing would leave, or the same trigger would fire at once again.
-    return replace(policy, keep_tokens=min(policy.keep_tokens, limit // 2))
+    return keep._replace(tokens=min(keep.tokens, limit // 2))

@@ -14,20 +14,27 @@ def count_events(session: SessionRow, arrivals: Sequence[DecodedEvent]) -> None:
     """Add new events of one session to its counters, and take over the newest model."""
     session.revision += 1
     session.appends += 1
+    # The pinned message stays in the window, whatever leaves it: no trigger counts it.
+    total = tokens = pinned = pinned_tokens = rounds = 0
     for arrival in arrivals:
         # The order of the stream decides, not that of arrival.
         if arrival.model and arrival.stream_seq >= session.model_seq:
             session.model, session.model_seq = storable(arrival.model), arrival.stream_seq
         if arrival.retraction is not None:
             session.retracted_seq = max(session.retracted_seq, arrival.stream_seq)
-        for index, message in enumerate(arrival.messages):
-            session.messages_total += 1
-            session.tokens_total += message.tokens
-            # The pinned message stays in the window, whatever leaves it: no trigger counts it.
-            if index or not ROLES[message.role].is_system:
-                session.live_messages += 1
-                session.live_tokens += message.tokens
-            session.rounds += message.role == _USER and not message.is_meta
+        messages = arrival.messages
+        total += len(messages)
+        if messages and ROLES[messages[0].role].is_system:
+            pinned += 1
+            pinned_tokens += messages[0].tokens
+        for message in messages:
+            tokens += message.tokens
+            rounds += message.role == _USER and not message.is_meta
+    session.messages_total += total
+    session.tokens_total += tokens
+    session.live_messages += total - pinned
+    session.live_tokens += tokens - pinned_tokens
+    session.rounds += rounds
     # Reports and retractions have no messages, and so nothing to index.
     if seqs := [arrival.stream_seq for arrival in arrivals if arrival.messages]:
         note_unindexed(session, position_of(min(seqs), 0))

@@ -90,11 +90,8 @@ class BatchWriter:
         self._dead.extend(dead)
         evictions = 0
         if arrivals and (arrivals := self._admit(arrivals)):
-            marked = [
-                with_marks(arrival, self._policy(self._sessions[arrival.key]))
-                for arrival in arrivals
-            ]
-            self._insert(marked)
+            policies = {key: self._policy(session) for key, session in self._sessions.items()}
+            self._insert([with_marks(arrival, policies[arrival.key]) for arrival in arrivals])
             evictions = self._update_sessions()
         self._journal.write(self._connection)
         self._write_dead_letters()
