@@ -20,7 +20,7 @@ from turnfold.contracts.answers.installation import DeadLetterAnswer, DeadLetter
 from turnfold.contracts.answers.reading import request_name
 from turnfold.contracts.catalog import REQUESTS
 from turnfold.contracts.events import LIMITS
-from turnfold.contracts.notice_models import NOTICES
+from turnfold.contracts.notice_models import NOTICE_MODELS
 from turnfold.nats_client.connection import NatsClient
 from turnfold.operations import policy
 from turnfold.operations.compact import versions
@@ -59,7 +59,7 @@ def notice_faults(notices: Sequence[Notice]) -> list[str]:
     """Return why notices of the outbox do not match their models."""
     wrong = []
     for notice in notices:
-        model = NOTICES[request_name(notice.subject)]
+        model = NOTICE_MODELS[request_name(notice.subject)]
         if fault := faults([model], notice.payload.encode()):
             wrong.append(f"{notice.subject}: {fault}")
     return wrong

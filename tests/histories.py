@@ -15,7 +15,7 @@ from turnfold.core.history.pairing import CallPosition, ResultPosition, match_re
 from turnfold.core.summary.gist import write_gist
 from turnfold.core.text.tokens import INSTRUCTION_TOKENS, MessageTokens, count_message, text_of
 from turnfold.core.window.framing import measure_summary
-from turnfold.core.window.limits import PendingDigest
+from turnfold.core.window.prefix import PendingDigest
 from turnfold.core.window.rendering.render import Rendered, render
 from turnfold.core.window.window import WindowInput, WindowPlan
 from turnfold.messages import CompactionId, EventId, Message, Priority, Role, position_of

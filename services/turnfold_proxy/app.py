@@ -17,10 +17,10 @@ from turnfold.process.ready import ANNOUNCE, announce
 from turnfold.process.scheduling import tune_interpreter
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings, http_url
-from turnfold_proxy.conversations import Recorder
 from turnfold_proxy.http import ProxyApp
 from turnfold_proxy.lookups import RecallTools
 from turnfold_proxy.metrics import ProxyMetrics
+from turnfold_proxy.recorder import Recorder
 from turnfold_proxy.upstream import Upstream
 
 ATTEMPTS = 2

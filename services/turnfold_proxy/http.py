@@ -13,13 +13,14 @@ from starlette.types import Receive, Scope, Send
 
 from turnfold.contracts.json_values import read_json
 from turnfold.errors import RequestError
-from turnfold_proxy import identity
+from turnfold_proxy import own_headers
 from turnfold_proxy.apis import APIS
 from turnfold_proxy.apis.api import Api, ModelAnswer
-from turnfold_proxy.conversations import Call, PreparedCall, Recorder
 from turnfold_proxy.lookups import RecallTools
 from turnfold_proxy.metrics import ProxyMetrics
+from turnfold_proxy.recorder import Call, PreparedCall, Recorder
 from turnfold_proxy.relay import AnswerTap, CallerGone, UpstreamBroken, relay, until_gone
+from turnfold_proxy.session_of_request import session_id
 from turnfold_proxy.upstream import Upstream, encoded
 
 BODY_BYTES: Final = 64 * 1024 * 1024
@@ -97,12 +98,12 @@ class ProxyApp:
         prepared, number, content = None, 0, body
         try:
             call = self._call(api, headers, body)
-            added[identity.SESSION] = call.session_id
-            if identity.wants_tools(headers, default=self._has_tools):
+            added[own_headers.SESSION] = call.session_id
+            if own_headers.wants_tools(headers, default=self._has_tools):
                 call = await until_gone(self._tools.offered(call), receive)
             prepared, number = await until_gone(self._recorder.prepare(call), receive)
         except (RequestError, _Untouched, RecursionError) as error:
-            added[identity.BYPASSED] = reason = getattr(error, "code", "unread")
+            added[own_headers.BYPASSED] = reason = getattr(error, "code", "unread")
             self._metrics.bypassed(reason)
         else:
             added |= _told(prepared)
@@ -139,7 +140,7 @@ class ProxyApp:
         lookups = self._tools.lookups(call, prepared.body or call.body, plain=content)
         held = await lookups.answered(partial(self._sent, scope, receive), receive)
         self._metrics.looked_up(held.lookups)
-        added[identity.LOOKUPS] = str(held.lookups)
+        added[own_headers.LOOKUPS] = str(held.lookups)
         if held.answer is not None:
             ended(held.answer, held.is_whole)
         await _relayed(held.pass_on(send, added))
@@ -171,11 +172,11 @@ class ProxyApp:
             raise _Untouched
         return Call(
             api=api,
-            agent_id=headers.get(identity.AGENT) or self._agent_id,
-            session_id=identity.session_id(headers, parsed, conversation),
+            agent_id=headers.get(own_headers.AGENT) or self._agent_id,
+            session_id=session_id(headers, parsed, conversation),
             body=parsed,
             conversation=conversation,
-            budget_tokens=identity.budget(headers),
+            budget_tokens=own_headers.budget(headers),
         )
 
     async def _sent(
@@ -197,7 +198,7 @@ class _Untouched(Exception):
 
 
 def _told(prepared: PreparedCall) -> Mapping[str, str]:
-    return {identity.TOKENS: str(prepared.tokens), identity.VERSION: str(prepared.version)}
+    return {own_headers.TOKENS: str(prepared.tokens), own_headers.VERSION: str(prepared.version)}
 
 
 async def _relayed(relaying: Any) -> None:

@@ -20,7 +20,7 @@ from starlette.types import Send as AsgiSend
 from turnfold.client import Session
 from turnfold.errors import BadRequest, RequestError, Unavailable
 from turnfold_proxy.apis.api import Element, LookupCall, ModelAnswer
-from turnfold_proxy.conversations import Call
+from turnfold_proxy.recorder import Call
 from turnfold_proxy.relay import AnswerTap, UpstreamBroken, until_gone
 from turnfold_proxy.upstream import encoded, response_headers
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from turnfold_proxy.identity import PREFIX
+from turnfold_proxy.own_headers import PREFIX
 
 CONNECT_SECONDS: Final = 15.0
 ANSWER_SECONDS: Final = 600.0

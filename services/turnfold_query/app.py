@@ -14,7 +14,6 @@ from nats.aio.msg import Msg
 from starlette.types import ASGIApp
 
 from turnfold.access.bearers import TokenRegistry, check_bind_address, is_loopback
-from turnfold.bus.admission import ConcurrencyLimiter, shares_of
 from turnfold.bus.broker import Broker
 from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.streams import wait_for_streams
@@ -27,6 +26,7 @@ from turnfold.process.child_process import ChildProcess
 from turnfold.process.http_server import STOP_SECONDS, HttpServer
 from turnfold.process.memory import return_freed_memory
 from turnfold.process.ready import announce
+from turnfold.process.request_limits import ConcurrencyLimiter, shares_of
 from turnfold.process.scheduling import tune_interpreter
 from turnfold.process.tasks import at_most, cancel_and_wait, unless
 from turnfold.process.watchdog import Watchdog

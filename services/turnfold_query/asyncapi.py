@@ -19,7 +19,7 @@ from pydantic.json_schema import models_json_schema
 from turnfold.contracts.answers.errors import ErrorAnswer
 from turnfold.contracts.catalog import REQUESTS, address
 from turnfold.contracts.event_models import EVENTS
-from turnfold.contracts.notice_models import NOTICES
+from turnfold.contracts.notice_models import NOTICE_MODELS
 from turnfold.contracts.subjects import EVENTS_STREAM, NOTICES_STREAM
 
 Json = dict[str, Any]
@@ -93,7 +93,7 @@ def _described_by_faststream(nats_urls: Sequence[str]) -> Json:
         on_message.__annotations__["body"] = model
         subscriber = broker.subscriber(address(name), title=name, description=model.__doc__)
         parts.append(subscriber(on_message))
-    for name, notice in NOTICES.items():
+    for name, notice in NOTICE_MODELS.items():
         parts.append(
             broker.publisher(address(name), title=name, description=notice.__doc__, schema=notice)
         )

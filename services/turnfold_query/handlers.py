@@ -15,7 +15,6 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from turnfold.bus.admission import RETRY_AFTER_MS, ConcurrencyLimiter, Place
 from turnfold.bus.answering import answer
 from turnfold.bus.broker import passthrough_decoder
 from turnfold.contracts.catalog import REQUESTS
@@ -64,6 +63,7 @@ from turnfold.ports.query import (
     TooLargeHere,
     WindowStore,
 )
+from turnfold.process.request_limits import RETRY_AFTER_MS, ConcurrencyLimiter, Place
 from turnfold_query.hints import HintSender
 from turnfold_query.ingest_signal import PlacedSignal
 from turnfold_query.lane import Lane

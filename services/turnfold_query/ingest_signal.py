@@ -5,9 +5,9 @@ import contextlib
 import math
 from collections.abc import Awaitable, Callable
 
-from turnfold.bus.admission import Place
 from turnfold.errors import Unavailable
 from turnfold.operations.query.context import IngestSignal
+from turnfold.process.request_limits import Place
 from turnfold.process.tasks import at_most, cancel_and_wait
 
 LOOK_SECONDS = 0.05

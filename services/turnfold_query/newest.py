@@ -6,12 +6,12 @@ from typing import Final, TypeVar
 
 from nats.aio.client import Client
 
-from turnfold.bus.admission import RETRY_AFTER_MS
 from turnfold.bus.stream_state import has_newer, newest_sequence
 from turnfold.contracts.history_requests import HistoryRequest
 from turnfold.contracts.requests import ContextRequest
 from turnfold.errors import Unavailable
 from turnfold.messages import SessionKey
+from turnfold.process.request_limits import RETRY_AFTER_MS
 from turnfold.process.turns import Turns
 
 AT_ONCE: Final = 8

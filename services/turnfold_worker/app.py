@@ -18,7 +18,7 @@ from turnfold.bus.streams import wait_for_streams
 from turnfold.contracts.subjects import NOTICES_STREAM
 from turnfold.model_info.tokenizer import load_counter
 from turnfold.models import ChildSummarizer
-from turnfold.models.availability import can_call_models, missing_litellm
+from turnfold.models.litellm_installed import can_call_models, missing_litellm
 from turnfold.nats_client.acknowledgements import Publisher
 from turnfold.nats_client.connection import NatsClient
 from turnfold.process.http_server import HttpServer

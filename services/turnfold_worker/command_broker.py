@@ -6,12 +6,12 @@ from functools import partial
 
 from faststream.nats import NatsRouter
 
-from turnfold.bus.admission import ConcurrencyLimiter, shares_of
 from turnfold.bus.broker import Broker
 from turnfold.bus.connection import broker_options
 from turnfold.bus.events import BusEvents
 from turnfold.bus.stream_state import last_sequence
 from turnfold.contracts.erasures import ErasedSessions
+from turnfold.process.request_limits import ConcurrencyLimiter, shares_of
 from turnfold.store.compact.campaigns import SqlCampaignStore
 from turnfold.store.compact.requests import SqlSessionCommands
 from turnfold.store.compact.versions import SqlVersionStore

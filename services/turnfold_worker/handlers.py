@@ -9,7 +9,6 @@ import structlog
 from faststream.nats import NatsMessage, NatsRouter
 from nats.aio.msg import Msg
 
-from turnfold.bus.admission import INSTALLATION, ConcurrencyLimiter
 from turnfold.bus.answering import answer, is_led
 from turnfold.bus.broker import passthrough_decoder
 from turnfold.contracts.catalog import REQUESTS, address
@@ -17,6 +16,7 @@ from turnfold.contracts.reading import is_policy_read, read_command
 from turnfold.contracts.requests import Command
 from turnfold.contracts.subjects import POLICY_READS, WORKER_QUEUE, key_of_subject
 from turnfold.errors import NotAllowed, RequestError, TurnfoldError, Unavailable
+from turnfold.process.request_limits import INSTALLATION, ConcurrencyLimiter
 from turnfold_worker.actors import Actors
 
 log = structlog.get_logger()

@@ -20,7 +20,7 @@ from turnfold.core.recall.quotes import mark_lines
 from turnfold.core.recovery.overflow import overflow_in_text
 from turnfold.core.shapes.blocks import answer_blocks, content_blocks
 from turnfold.core.summary.carry_over import carry_over
-from turnfold.core.summary.digest import digest
+from turnfold.core.summary.eviction_digest import digest
 from turnfold.core.summary.extractive.evidence import collect_evidence
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.gate import ModelResponse, check, missing_facts
@@ -46,6 +46,7 @@ from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.tokens import count_message, lines_of, path_in
 from turnfold.core.text.values import values_in
 from turnfold.core.text.words import exact_terms, normalize, runs, terms
+from turnfold.core.window.forms import TextCut
 from turnfold.core.window.framing import (
     Placement,
     measure_summary,
@@ -53,7 +54,6 @@ from turnfold.core.window.framing import (
     wrapped_summary,
 )
 from turnfold.core.window.rendering.render import shortened_arguments, shortened_text
-from turnfold.core.window.truncation import TextCut
 from turnfold.errors import TurnfoldError
 from turnfold.messages import ToolCall
 from turnfold.model_info.tokenizer import load_counter

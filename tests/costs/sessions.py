@@ -18,14 +18,14 @@ from turnfold.core.history.blocks import group, newest_request
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import PRESETS, Policy
 from turnfold.core.recovery.compressor import LadderCompressor, estimated
-from turnfold.core.summary.digest import digest
+from turnfold.core.summary.eviction_digest import digest
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import SummaryJob
 from turnfold.core.text.estimates import estimate
 from turnfold.core.text.tokens import TokenOffsets, count_message
 from turnfold.core.window.framing import Placement, measure_summary
-from turnfold.core.window.limits import PendingDigest
+from turnfold.core.window.prefix import PendingDigest
 from turnfold.core.window.rendering.anthropic import to_anthropic
 from turnfold.core.window.rendering.character_limit import characters_of
 from turnfold.core.window.rendering.render import render

@@ -12,10 +12,10 @@ from tests.property.test_anthropic import odd_sessions, wanted
 from tests.property.test_window import budgets, enough, placements, policies, sessions
 from tests.window_rules import DIGEST_BEGINS, REASONING, sendable_calls, text_of
 from turnfold.core.policy.presets import Policy
+from turnfold.core.window.forms import STAND_IN
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.rendering.anthropic import to_anthropic
 from turnfold.core.window.rendering.entries import ShownForm, planned_forms
-from turnfold.core.window.truncation import STAND_IN
 from turnfold.core.window.window import WindowPlan
 from turnfold.messages import MessageId, State
 from turnfold.operations.query.entries import shown_entries

@@ -26,19 +26,7 @@ from tests.property.ladder_reference import (
 from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.tokens import lines_of
 from turnfold.core.window.builder import WindowBuilder
-from turnfold.core.window.framing import DIGEST_FRAME_TOKENS, digest_tokens
-from turnfold.core.window.ladder import (
-    digest_pending,
-    drop_old_reasoning,
-    fold_blocks,
-    fold_old_tool_blocks,
-    preview_costly,
-    replace_results,
-    shorten_long_texts,
-    trim_for_emergency,
-    trim_large_results,
-)
-from turnfold.core.window.truncation import (
+from turnfold.core.window.forms import (
     LEAST_ARGUMENTS_TOKENS,
     MARK_CHARACTERS,
     MARK_TOKENS,
@@ -51,6 +39,18 @@ from turnfold.core.window.truncation import (
     line_start_tokens,
     line_tokens,
     offsets_of,
+)
+from turnfold.core.window.framing import DIGEST_FRAME_TOKENS, digest_tokens
+from turnfold.core.window.ladder import (
+    digest_pending,
+    drop_old_reasoning,
+    fold_blocks,
+    fold_old_tool_blocks,
+    preview_costly,
+    replace_results,
+    shorten_long_texts,
+    trim_for_emergency,
+    trim_large_results,
 )
 from turnfold.core.window.views import BlockView
 from turnfold.messages import Message, Role

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnfold.core.summary.digest import digest
+from turnfold.core.summary.eviction_digest import digest
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.sources import Source, SummaryJob
 from turnfold.core.text.markers import defused, markers_in

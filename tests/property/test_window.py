@@ -32,9 +32,9 @@ from turnfold.core.history.blocks import group, newest_request
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import PRESETS, Mode, Policy
 from turnfold.core.window.builder import WindowBuilder
+from turnfold.core.window.forms import LEAST_CHARACTERS, STAND_IN, STAND_IN_TOKENS
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.rendering.render import Rendered
-from turnfold.core.window.truncation import LEAST_CHARACTERS, STAND_IN, STAND_IN_TOKENS
 from turnfold.core.window.views import ShownMessage
 from turnfold.core.window.window import WindowPlan, WindowRequest, build_window, plan, to_plan
 from turnfold.errors import CannotFit

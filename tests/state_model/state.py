@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from turnfold.core.eviction.triggers import SessionLoad, Trigger, cooldown_ms
+from turnfold.core.eviction.triggers import SessionLoad, Trigger
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.core.policy.overrides import PolicyOverrides
+from turnfold.core.summary.cooldown import cooldown_ms
 from turnfold.messages import (
     MESSAGES_PER_EVENT,
     CompactionId,

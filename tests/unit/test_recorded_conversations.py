@@ -15,7 +15,7 @@ from turnfold.core.eviction.triggers import Trigger, TriggerLimits, load_of
 from turnfold.core.history.blocks import group
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import PRESETS
-from turnfold.core.summary.digest import digest
+from turnfold.core.summary.eviction_digest import digest
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.prompt import build_prompt, message_data
 from turnfold.core.summary.redaction import readable_sources

@@ -10,9 +10,9 @@ from tests.histories import History, counter
 from tests.window_check.sessions import Sitting
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.token_offsets import STEP_BYTES
+from turnfold.core.window.forms import MARK_CHARACTERS, MENDED
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.rendering.render import Rendered
-from turnfold.core.window.truncation import MARK_CHARACTERS, MENDED
 from turnfold.core.window.views import Entry, ShownMessage
 from turnfold.core.window.window import WindowPlan, WindowRequest, plan
 from turnfold.errors import CannotFit

@@ -11,7 +11,6 @@ from starlette.types import ASGIApp
 
 from turnfold import contracts
 from turnfold.access.bearers import TokenRegistry
-from turnfold.bus.admission import ConcurrencyLimiter
 from turnfold.contracts.answers.errors import ErrorAnswer
 from turnfold.contracts.events import EventLimits
 from turnfold.contracts.requests import (
@@ -26,10 +25,11 @@ from turnfold.ports.admin import DeadLetterStore
 from turnfold.ports.query import (
     HistoryStore,
 )
-from turnfold_query.admission import BODY_SHARE, BodyMemory, ConcurrencyMiddleware, refusal
+from turnfold.process.request_limits import ConcurrencyLimiter
 from turnfold_query.auth import AuthMiddleware
 from turnfold_query.console.app import ConsoleRouter, make_console
 from turnfold_query.handlers import QueryDispatcher
+from turnfold_query.http.admission import BODY_SHARE, BodyMemory, ConcurrencyMiddleware, refusal
 from turnfold_query.http.changes import add_changes
 from turnfold_query.http.commands import Forwarder, add_commands
 from turnfold_query.http.description import DescribedApp

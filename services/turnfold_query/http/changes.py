@@ -14,12 +14,12 @@ from typing import Annotated
 from fastapi import FastAPI, Header, Query, Request, Response
 from starlette.responses import StreamingResponse
 
-from turnfold.bus.admission import RETRY_AFTER_MS
 from turnfold.errors import Unavailable, UnknownSession
 from turnfold.messages import SessionKey
 from turnfold.operations.query.replies import rfc3339
 from turnfold.ports.inspection import InspectionStore, SessionMark
-from turnfold_query.admission import askers_of
+from turnfold.process.request_limits import RETRY_AFTER_MS
+from turnfold_query.http.admission import askers_of
 from turnfold_query.http.description import EVERYWHERE, described_text
 from turnfold_query.http.responses import SESSION, AgentPath, SessionPath, session_key
 

@@ -5,15 +5,15 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
 
-from turnfold.bus.admission import Place
 from turnfold.contracts.answers.inspection import DifferenceAnswer
 from turnfold.contracts.history_requests import HistoryRequest
 from turnfold.contracts.requests import ContextRequest
 from turnfold.errors import CannotFit, UnknownSession
 from turnfold.messages import MOST_EXACT, SessionKey
 from turnfold.operations.query.difference import WindowThen, changed_ids, difference, forms_of
-from turnfold_query.admission import place_of
+from turnfold.process.request_limits import Place
 from turnfold_query.handlers import QueryDispatcher
+from turnfold_query.http.admission import place_of
 from turnfold_query.http.description import EVERYWHERE, described
 from turnfold_query.http.responses import (
     SESSION,

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 
-from turnfold.bus.admission import RETRY_AFTER_MS
 from turnfold.contracts.subjects import id_fault
 from turnfold.errors import BadRequest, Unavailable
 from turnfold.operations.query import inspection, installation
 from turnfold.ports.inspection import InspectionStore
 from turnfold.ports.query import HistoryStore
-from turnfold_query.admission import place_of
+from turnfold.process.request_limits import RETRY_AFTER_MS
 from turnfold_query.auth import request_grant
+from turnfold_query.http.admission import place_of
 from turnfold_query.http.changes import ChangeStreams
 from turnfold_query.http.responses import json_response
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from turnfold.access.identity import INBOX
-from turnfold.contracts.notices import NOTICES
+from turnfold.contracts.notices import NOTICE_NAMES
 from turnfold.contracts.subjects import (
     AGENT_READS,
     AGENT_WRITES,
@@ -104,7 +104,7 @@ EXPORTS: tuple[Export, ...] = (
     *(Export("service", f"{name}.*", _WRITERS, share=True) for name in AGENT_WRITES),
     *(Export("service", name, ("operator",), share=True) for name in INSTALLATION_REQUESTS),
     Export("service", _NOTICE, ("auditor", "operator")),
-    *(Export("service", f"{_NOTICE}.{name}.*.*", _ALL) for name in NOTICES),
+    *(Export("service", f"{_NOTICE}.{name}.*.*", _ALL) for name in NOTICE_NAMES),
     *(Export("stream", subject, _ALL) for subject in NOTICES_SUBJECTS),
     Export("stream", f"{ERASURES}.*", ("agent",)),
 )

@@ -58,7 +58,7 @@ EVENTS = StreamConfig(
     # Clients may publish several events atomically.
     allow_atomic=True,
 )
-NOTICES = StreamConfig(
+NOTICES_CONFIG = StreamConfig(
     name=NOTICES_STREAM,
     subjects=list(NOTICES_SUBJECTS),
     retention=RetentionPolicy.LIMITS,
@@ -122,7 +122,7 @@ async def ensure_streams(
         if max_bytes is not None and events.config.max_bytes != max_bytes:
             events = await jetstream.update_stream(events.config.evolve(max_bytes=max_bytes))
             log.info("stream.limited", stream=EVENTS_STREAM, max_bytes=max_bytes)
-        await _ensure_stream(jetstream, NOTICES, first_seq=1, replicas=replicas)
+        await _ensure_stream(jetstream, NOTICES_CONFIG, first_seq=1, replicas=replicas)
         await _ensure_consumer(jetstream)
         # Read back: an older server drops settings that it does not know, without an error.
         differing = await config_differences(client)
@@ -183,7 +183,7 @@ async def config_differences(client: Client) -> list[str]:
     """Return how the streams and the consumer differ from the required ones, one text each."""
     jetstream = client.jetstream()
     differences: list[str] = []
-    for wanted in (_events_on(client), NOTICES):
+    for wanted in (_events_on(client), NOTICES_CONFIG):
         try:
             actual = (await jetstream.stream_info(str(wanted.name))).config
         except NotFoundError:

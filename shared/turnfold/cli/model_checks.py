@@ -5,7 +5,7 @@ import json
 from urllib.parse import urlsplit
 
 from turnfold.cli.diagnoses import Finding
-from turnfold.models.availability import can_call_models
+from turnfold.models.litellm_installed import can_call_models
 from turnfold.process.directory import is_alive
 from turnfold.settings import READY_FILE, Settings, redacted
 

@@ -16,12 +16,12 @@ from nats.aio.subscription import Subscription
 from pydantic import ValidationError
 
 from turnfold.contracts.notice_models import (
-    NOTICES,
+    NOTICE_MODELS,
     CompactionFailed,
     ContextCompressed,
     SummaryUpdated,
 )
-from turnfold.contracts.notices import notice_of
+from turnfold.contracts.notices import NOTICE_NAMES, notice_of
 from turnfold.contracts.subjects import NOTICES_STREAM, token_of
 from turnfold.errors import NotAllowed, Unavailable
 from turnfold.nats_client.connection import Denied, NatsClient
@@ -71,7 +71,7 @@ class Notices:
     ) -> None:
         session = "*" if session_id is None else token_of(session_id)
         self._bus = bus
-        self._filters = [f"{name}.{token_of(agent_id)}.{session}" for name in NOTICES]
+        self._filters = [f"{name}.{token_of(agent_id)}.{session}" for name in NOTICE_NAMES]
         self._after = after
         self._ready: deque[StoredNotice] = deque()
         self._signal = asyncio.Event()
@@ -226,7 +226,7 @@ def _notice(seq: int, subject: str, payload: bytes) -> StoredNotice | None:
     if received is None:
         return None
     try:
-        content = NOTICES[received.name].model_validate(received.fields)
+        content = NOTICE_MODELS[received.name].model_validate(received.fields)
     except ValidationError:
         return None
     assert isinstance(content, NoticeContent)

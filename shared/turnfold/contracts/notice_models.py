@@ -103,7 +103,7 @@ class CompactionFailed(NoticeFields):
     )
 
 
-NOTICES: dict[str, type[NoticeFields]] = {
+NOTICE_MODELS: dict[str, type[NoticeFields]] = {
     "context.compressed": ContextCompressed,
     "summary.updated": SummaryUpdated,
     "compaction.failed": CompactionFailed,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from turnfold.contracts.subjects import NOTICES_STREAM, NOTICES_SUBJECTS, id_of
 
-NOTICES = tuple(subject.removesuffix(".>") for subject in NOTICES_SUBJECTS)
+NOTICE_NAMES = tuple(subject.removesuffix(".>") for subject in NOTICES_SUBJECTS)
 
 
 class ReceivedNotice(NamedTuple):
@@ -27,7 +27,12 @@ def notice_of(stream: str | None, subject: str | None, payload: bytes) -> Receiv
     """
     name, agent, session = (["", "", "", *(subject or "").rsplit(".", 2)])[-3:]
     agent_id, session_id = id_of(agent), id_of(session)
-    if stream != NOTICES_STREAM or name not in NOTICES or agent_id is None or session_id is None:
+    if (
+        stream != NOTICES_STREAM
+        or name not in NOTICE_NAMES
+        or agent_id is None
+        or session_id is None
+    ):
         return None
     try:
         fields = json.loads(payload)

@@ -12,7 +12,7 @@ from turnfold.core.recovery.overflow import overflow_in
 from turnfold.core.summary.gate import ModelResponse, Reason
 from turnfold.core.summary.sources import SummaryJob
 from turnfold.errors import SummarizerError
-from turnfold.models.availability import missing_litellm
+from turnfold.models.litellm_installed import missing_litellm
 from turnfold.models.usage_meter import ModelUsage, UsageMeter
 
 _ROOM_FOR_THOUGHT: Final = 512

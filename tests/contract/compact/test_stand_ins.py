@@ -7,7 +7,7 @@ import pytest
 
 from tests.contract.compact.versions import claimed, ids, phases, read, write
 from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turns, words
-from turnfold.core.eviction.triggers import COOLDOWN_MS
+from turnfold.core.summary.cooldown import COOLDOWN_MS
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.sources import Draft, SummaryJob
 from turnfold.errors import LostLease, SummarizerError

@@ -10,7 +10,8 @@ from tests.store_fixtures import KEY, NOON, Stores, assistant, summary, tool, tu
 from turnfold.contracts.requests import (
     PolicyRequest,
 )
-from turnfold.core.eviction.triggers import COOLDOWN_MS, SUMMARY_DELAY_MS
+from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS
+from turnfold.core.summary.cooldown import COOLDOWN_MS
 from turnfold.errors import LostLease
 from turnfold.messages import State
 from turnfold.ports.compact import FailureStatus, Job, JobStatus

@@ -13,7 +13,7 @@ import pytest
 import turnfold
 from tests.nats_server import NatsServer, nats_server
 from tests.running_system import eventually
-from turnfold.bus.streams import NOTICES
+from turnfold.bus.streams import NOTICES_CONFIG
 from turnfold.errors import Unavailable
 
 AUDIT = {"rows": 3, "hash": "5e7b"}
@@ -23,7 +23,7 @@ AUDIT = {"rows": 3, "hash": "5e7b"}
 async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
     with nats_server(tmp_path) as running:
         bus = await nats.connect(running.url)
-        await bus.jetstream().add_stream(NOTICES)
+        await bus.jetstream().add_stream(NOTICES_CONFIG)
         await bus.close()
         yield running
 

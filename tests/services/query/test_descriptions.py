@@ -18,7 +18,7 @@ from faststream.specification.asyncapi.v3_0_0.schema import ApplicationSchema
 from tests.running_system import running_parts
 from turnfold.contracts.catalog import REQUESTS
 from turnfold.contracts.event_models import EVENTS
-from turnfold.contracts.notice_models import NOTICES
+from turnfold.contracts.notice_models import NOTICE_MODELS
 
 Json = dict[str, Any]
 DESCRIPTIONS = ("/openapi.json", "/asyncapi.json", "/docs")
@@ -170,7 +170,7 @@ def test_asyncapi_has_every_event_request_and_notice_with_replies_and_examples(
     assert asyncapi["info"]["title"] == "Turnfold"
     assert {name: described[name]["action"] for name in described} == {
         **dict.fromkeys((*EVENTS, *REQUESTS), "receive"),
-        **dict.fromkeys(NOTICES, "send"),
+        **dict.fromkeys(NOTICE_MODELS, "send"),
     }
     for name, entry in REQUESTS.items():
         replies = [reference["$ref"] for reference in described[name]["reply"]["messages"]]

@@ -19,8 +19,8 @@ from turnfold.contracts.catalog import REQUESTS
 from turnfold.contracts.event_models import EVENTS, PublishedEvent, PublishedMessage
 from turnfold.contracts.events import read_payload
 from turnfold.contracts.fields import MessageState, PolicyMode, SummaryStyle
-from turnfold.contracts.notice_models import NOTICES, TriggerName
-from turnfold.contracts.notices import NOTICES as NOTICE_NAMES
+from turnfold.contracts.notice_models import NOTICE_MODELS, TriggerName
+from turnfold.contracts.notices import NOTICE_NAMES
 from turnfold.contracts.subjects import (
     AGENT_READS,
     AGENT_WRITES,
@@ -63,13 +63,13 @@ def codes(error: type[RequestError]) -> Iterator[str]:
 def test_everything_on_the_wire_has_a_model() -> None:
     assert set(REQUESTS) == {*READS, *AGENT_READS, *WRITES, *AGENT_WRITES, *INSTALLATION_REQUESTS}
     assert set(EVENTS) == set(EVENT_TYPES)
-    assert set(NOTICES) == set(NOTICE_NAMES)
+    assert set(NOTICE_MODELS) == set(NOTICE_NAMES)
 
 
 @pytest.mark.parametrize(
     "model",
     sorted(
-        {*ANSWERS, ErrorAnswer, *BODIES, *EVENTS.values(), *NOTICES.values(), *ASKED},
+        {*ANSWERS, ErrorAnswer, *BODIES, *EVENTS.values(), *NOTICE_MODELS.values(), *ASKED},
         key=str,
     ),
 )

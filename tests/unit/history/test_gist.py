@@ -16,7 +16,7 @@ from turnfold.core.history.gist import (
     gist_of,
     opening_of,
 )
-from turnfold.core.summary.digest import main_arguments
+from turnfold.core.summary.eviction_digest import main_arguments
 from turnfold.core.text.lines import one_line
 from turnfold.messages import Json
 

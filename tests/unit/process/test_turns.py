@@ -5,8 +5,8 @@ from contextvars import copy_context
 
 import pytest
 
-from turnfold.bus.admission import ConcurrencyLimiter, Shares
 from turnfold.errors import Unavailable
+from turnfold.process.request_limits import ConcurrencyLimiter, Shares
 from turnfold.process.turns import ASKER, Rounds, Turns
 
 

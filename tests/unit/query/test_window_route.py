@@ -8,9 +8,9 @@ import pytest
 from fastapi import FastAPI, Query
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from turnfold.bus.admission import ConcurrencyLimiter, Shares
 from turnfold.contracts.requests import ContextQuery
-from turnfold_query.admission import BodyMemory, ConcurrencyMiddleware
+from turnfold.process.request_limits import ConcurrencyLimiter, Shares
+from turnfold_query.http.admission import BodyMemory, ConcurrencyMiddleware
 from turnfold_query.http.windows import query_of
 
 URLS = (

@@ -11,7 +11,7 @@ from tests.histories import counter, tool, user, words
 from turnfold import CannotFit, Compressed, LadderCompressor, assemble, preset_named
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.recovery.compressor import estimated
-from turnfold.core.window.truncation import STAND_IN
+from turnfold.core.window.forms import STAND_IN
 from turnfold.errors import BadRequest
 
 Json = dict[str, Any]

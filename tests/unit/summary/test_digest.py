@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from turnfold.core.summary.digest import digest
+from turnfold.core.summary.eviction_digest import digest
 from turnfold.core.summary.sources import Source
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.histories import counter
 from tests.shaped import Json, shaped_session
-from turnfold.core.summary.digest import digest_eviction, digest_messages
+from turnfold.core.summary.eviction_digest import digest_eviction, digest_messages
 from turnfold.core.summary.source_messages import sources_of
 
 

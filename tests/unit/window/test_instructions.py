@@ -12,7 +12,7 @@ from turnfold.core.eviction.triggers import Trigger, load_of
 from turnfold.core.history.blocks import group
 from turnfold.core.policy.presets import Policy
 from turnfold.core.shapes.blocks import INSTRUCTION
-from turnfold.core.summary.digest import digest
+from turnfold.core.summary.eviction_digest import digest
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.redaction import readable_sources
 from turnfold.core.summary.source_messages import sources_of

@@ -15,8 +15,8 @@ from tests.unit.window.windows import (
     tokens_of,
     tool_rounds,
 )
+from turnfold.core.window.forms import Form
 from turnfold.core.window.leveling import level_sizes
-from turnfold.core.window.truncation import Form
 
 
 @pytest.mark.proves("W3", "C18")

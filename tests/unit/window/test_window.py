@@ -18,9 +18,9 @@ from tests.unit.window.windows import (
 )
 from turnfold.core.policy.presets import Mode, Policy
 from turnfold.core.window import leveling
+from turnfold.core.window.forms import STAND_IN
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.leveling import level_sizes
-from turnfold.core.window.truncation import STAND_IN
 from turnfold.core.window.views import ShownMessage
 from turnfold.core.window.window import WindowRequest, build_window, plan
 from turnfold.errors import CannotFit

@@ -2,7 +2,7 @@
 
 from tests.histories import History, Said, assistant, tool, user, words
 from turnfold.core.policy.presets import Policy
-from turnfold.core.window.truncation import Form
+from turnfold.core.window.forms import Form
 from turnfold.core.window.views import ShownMessage
 from turnfold.core.window.window import WindowPlan, WindowRequest, plan
 from turnfold.messages import Priority

@@ -40,14 +40,6 @@ class Trigger(StrEnum):
 OVERFLOW_FIFTHS: Final = 3
 """Of messages that were too long for a model, so many fifths are the limit of the next window."""
 
-COOLDOWN_MS: Final = 8_000
-COOLDOWN_MAX_MS: Final = 300_000
-
-
-def cooldown_ms(failures: int) -> int:
-    """Return the cooldown after this many failed compactions in a row."""
-    return min(COOLDOWN_MS * 2 ** (failures - 1), COOLDOWN_MAX_MS) if failures else 0
-
 
 class SessionLoad(NamedTuple):
     """Counts of a session's live messages, and rounds since the last eviction.

@@ -18,8 +18,8 @@ from turnfold.core.recovery.assembler import leading_count
 from turnfold.core.text.estimates import estimate
 from turnfold.core.text.tokens import MessageTokens, is_long, measure_with, text_of
 from turnfold.core.window.builder import WindowBuilder
+from turnfold.core.window.forms import WHOLE
 from turnfold.core.window.rendering.render import entry_body
-from turnfold.core.window.truncation import WHOLE
 from turnfold.core.window.views import MessageView, ShownMessage, SynthesizedResult
 from turnfold.core.window.window import (
     EMERGENCY_FIFTHS,

@@ -18,7 +18,7 @@ from turnfold.core.history.gist import (
     opening_of,
     stated_values,
 )
-from turnfold.core.summary.digest import main_arguments
+from turnfold.core.summary.eviction_digest import main_arguments
 from turnfold.core.summary.ledger.collect import values_of_call
 from turnfold.core.text.calls import arguments_of
 from turnfold.core.text.lines import printable

@@ -11,7 +11,7 @@ from typing import Final
 
 from turnfold.core.history.priority import priority_of
 from turnfold.core.policy.presets import Policy
-from turnfold.core.window.truncation import arguments_tokens
+from turnfold.core.window.forms import arguments_tokens
 from turnfold.core.window.views import UNRANKED, BlockView, MessageView, RoundView
 from turnfold.messages import Role
 

@@ -10,6 +10,7 @@ from typing import Final
 from turnfold.core.policy.presets import View
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.digest.digest import DigestForm
+from turnfold.core.window.forms import cut_characters, cut_to, cut_within
 from turnfold.core.window.leveling import keep_longer_cut, level_sizes
 from turnfold.core.window.protected import (
     cap_unseen,
@@ -17,7 +18,6 @@ from turnfold.core.window.protected import (
     leave_out_oldest,
     trim_protected,
 )
-from turnfold.core.window.truncation import cut_characters, cut_to, cut_within
 from turnfold.core.window.views import BlockView, MessageView
 from turnfold.messages import Role
 

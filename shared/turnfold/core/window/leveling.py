@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from turnfold.core.window.builder import WindowBuilder
-from turnfold.core.window.truncation import LEAST_ARGUMENTS_TOKENS, cut_to
+from turnfold.core.window.forms import LEAST_ARGUMENTS_TOKENS, cut_to
 from turnfold.core.window.views import BlockView, MessageView
 
 LEVEL_STEP_TOKENS: Final = 4

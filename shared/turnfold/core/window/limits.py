@@ -1,12 +1,8 @@
-"""The limits of a window, and its prefix: everything that stands before the history."""
+"""The limits of a window: what it, its summary and what is trimmed of it may take of a budget."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import floor
 from typing import Final
-
-from turnfold.core.window.framing import Placement, SummarySize
-from turnfold.messages import CompactionId, Message, Shape
 
 TURNS_BETWEEN_TRIMS: Final = 5
 FEWEST_TURNS: Final = 10
@@ -34,7 +30,8 @@ SUMMARY_SHARE, SUMMARY_SHARE_WITH_RECALL = 0.4, 0.8
 """The largest shares of a budget, and of what recall leaves of it, for summary and ledger."""
 SUMMARY_SHARE_BESIDE_LINES: Final = 0.25
 SMALL_SUMMARY_TOKENS: Final = 1_450
-"""With recall, more than so many tokens are at most this share of a budget."""
+"""With recall, summary and ledger take at most this share of a budget, or so many tokens if that is
+more."""
 
 
 def most_for_summary(tokens: int, arrival_tokens: int) -> int:
@@ -56,15 +53,6 @@ def most_kept(tokens: int, *, acts: bool) -> float:
     """
     is_small = acts and tokens < SMALL_BUDGET_TOKENS
     return MOST_KEPT_OF_SMALL if is_small else MOST_KEPT_WITH_RECALL
-
-
-@dataclass(frozen=True, slots=True)
-class PendingDigest:
-    """A compaction that no summary covers yet: the size of its digest, and its message count."""
-
-    compaction_id: CompactionId
-    digest_tokens: int
-    messages: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,41 +131,3 @@ class WindowLimits:
     def at_arrival(self) -> "WindowLimits":
         """The limits when a request arrives or a turn ends."""
         return replace(self, tokens=self.arrival_tokens, target_tokens=self.arrival_target_tokens)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowPrefix:
-    """The pinned system message, the summary, and the compactions that wait for one.
-
-    `shape` is the format of the window, because a response is several items there. `covered_calls`
-    are messages that the summary covers, with calls of a turn whose request is not covered: the
-    digest names these calls.
-    """
-
-    pinned: Message | None
-    summary: SummarySize | None
-    placement: Placement
-    pending: Mapping[CompactionId, PendingDigest]
-    shape: Shape = Shape.CHAT
-    covered_calls: tuple[Message, ...] = ()
-
-    @property
-    def summary_messages(self) -> int:
-        """The number of messages that the summary adds to the window."""
-        is_own = self.placement.is_message or (
-            self.placement is Placement.SYSTEM and self.pinned is None
-        )
-        return int(self.summary is not None and is_own)
-
-
-def extra_items(message: Message, shape: Shape) -> int:
-    """Return how many messages more than one a message takes in a window of this shape.
-
-    A chat message is an item for its text, and one for each call. Items that are joined to another
-    are counted by themselves.
-    """
-    if shape is not Shape.RESPONSES or not message.calls:
-        return 0
-    if message.element.shape is Shape.RESPONSES:
-        return 0
-    return len(message.calls) - (not message.content_tokens)

@@ -9,14 +9,14 @@ from typing import Final
 
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.digest.digest import DigestForm
-from turnfold.core.window.framing import summary_within
-from turnfold.core.window.leveling import level, level_sizes
-from turnfold.core.window.truncation import (
+from turnfold.core.window.forms import (
     LEAST_ARGUMENTS_TOKENS,
     LEAST_CHARACTERS,
     cut_to,
     cut_within,
 )
+from turnfold.core.window.framing import summary_within
+from turnfold.core.window.leveling import level, level_sizes
 from turnfold.core.window.views import BlockView, MessageView
 
 Step = Callable[[WindowBuilder], None]

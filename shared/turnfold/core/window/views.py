@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from turnfold.core.history.priority import priority_of
 from turnfold.core.text.json_text import json_text
 from turnfold.core.text.token_offsets import TokenOffsets
-from turnfold.core.window.truncation import (
+from turnfold.core.window.forms import (
     MENDED,
     STAND_IN_TOKENS,
     WHOLE,

@@ -17,13 +17,8 @@ from turnfold.core.window.digest.digest import DigestText
 from turnfold.core.window.framing import Placement, SummaryForm, SummarySize
 from turnfold.core.window.growth import grow
 from turnfold.core.window.ladder import trim_for_emergency
-from turnfold.core.window.limits import (
-    PendingDigest,
-    WindowLimits,
-    WindowPrefix,
-    most_for_summary,
-    most_kept,
-)
+from turnfold.core.window.limits import WindowLimits, most_for_summary, most_kept
+from turnfold.core.window.prefix import PendingDigest, WindowPrefix
 from turnfold.core.window.views import BlockContent, BlockView, Entry, ShownMessage, recall_part
 from turnfold.errors import CannotFit
 from turnfold.messages import Message, Shape

@@ -1,38 +1,26 @@
-"""Answer `context.get`: the window, from one snapshot, without a model or a tokenizer.
-
-The reply is written field by field: a JSON encoder that runs once in a while is slow each time.
-"""
+"""Answer `context.get`: the window, from one snapshot, without a model or a tokenizer."""
 
 import asyncio
-import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from json.encoder import encode_basestring_ascii as _quoted
+from collections.abc import Mapping
 from typing import Protocol
 
-from turnfold.contracts.requests import (
-    ContextRequest,
-)
+from turnfold.contracts.requests import ContextRequest
 from turnfold.core.shapes.blocks import OPENING, SILENT
 from turnfold.core.window.framing import Placement
-from turnfold.core.window.rendering.anthropic import to_anthropic
 from turnfold.core.window.rendering.character_limit import characters_of, next_chars_per_token
 from turnfold.core.window.rendering.entries import stored_positions
 from turnfold.core.window.rendering.render import Rendered
 from turnfold.core.window.rendering.shaped import render_shaped
-from turnfold.core.window.window import WindowAccount, billed
-from turnfold.messages import Ids, SessionKey
+from turnfold.messages import SessionKey
 from turnfold.operations.query.as_of import parse_as_of
-from turnfold.operations.query.entries import Originals, entry_json, shown_entries
+from turnfold.operations.query.entries import Originals
 from turnfold.operations.query.environment import ContextReply, QueryEnvironment
 from turnfold.operations.query.planning import PlannedWindow, Stale, WindowReading, with_hint
-from turnfold.operations.query.replies import prepared_summary, rfc3339, shown_summary_json
+from turnfold.operations.query.replies import prepared_summary
+from turnfold.operations.query.window_json import window_json
 from turnfold.operations.query.window_recall import with_recall
-from turnfold.ports.query import (
-    PendingEviction,
-    WindowStore,
-)
+from turnfold.ports.query import WindowStore
 
 
 class IngestSignal(Protocol):
@@ -155,81 +143,3 @@ def _reply(
     if not planned.asked.is_emergency:
         environment.keep_builder(session.sid, planned.asked, planned.builder, len(body))
     return with_hint(reply, session, planned.policy)
-
-
-_COUNTS = tuple([count.name for count in fields(WindowAccount)])
-
-
-def window_json(planned: PlannedWindow, rendered: Rendered, originals: Originals) -> bytes:
-    """Write a window in the format that its request asks for; messages are copied, not parsed.
-
-    `originals` are the shown messages as stored, if the request asks for their forms.
-    """
-    plan, request, system, entries = planned.plan, planned.request, "", ""
-    messages: Sequence[str] = rendered.messages
-    message_ids: Sequence[Ids] = rendered.message_ids
-    if planned.is_anthropic:
-        shape = to_anthropic(plan, rendered)
-        messages, message_ids = shape.messages, shape.message_ids
-        system = f'"system": {json.dumps(shape.system)}, '
-    if request.entries or request.bodies == "changed":
-        shown = shown_entries(plan, messages, message_ids, originals)
-        if request.entries:
-            pairs = zip(message_ids, shown, strict=True)
-            written = [entry_json(ids, entry, originals) for ids, entry in pairs]
-            entries = f'"entries": [{", ".join(written)}], '
-        if request.bodies == "changed":
-            messages = [
-                "null" if entry.form == "whole" else text
-                for text, entry in zip(messages, shown, strict=True)
-            ]
-    ids = ", ".join(map(_quoted_id, message_ids))
-    budget = "null" if plan.budget_tokens is None else plan.budget_tokens
-    counts = ", ".join([f'"{name}": {getattr(plan.account, name)}' for name in _COUNTS])
-    head = (
-        f'{{"agent_id": {_quoted(planned.key.agent_id)}, '
-        f'"session_id": {_quoted(planned.key.session_id)}, '
-        f'"fresh": {"true" if planned.is_fresh else "false"}, "etag": "{planned.etag}", '
-        f'"refused": {planned.snapshot.refused}, '
-        f'"summary": {shown_summary_json(planned.snapshot.summary, rendered)}, '
-        f'{system}"messages": ['
-    )
-    tail = (
-        f'], "message_ids": [{ids}], {entries}'
-        f'"window": {{"tokens": {plan.tokens}, "budget_tokens": {budget}, '
-        f'"messages": {len(messages)}, "model_window": {planned.model_window}}}, '
-        f'"account": {{{counts}}}, '
-        f'"recall": {_recall_json(planned)}, "pending": {_pending_json(planned.snapshot.pending)}}}'
-    )
-    # Each text by itself: one letter beyond ASCII would make a joined text several times as wide.
-    return b"".join(
-        (head.encode(), b", ".join([message.encode() for message in messages]), tail.encode())
-    )
-
-
-def _quoted_id(message_id: Ids) -> str:
-    if isinstance(message_id, str):
-        return _quoted(message_id)
-    return json.dumps(message_id)
-
-
-def _pending_json(pending: Sequence[PendingEviction]) -> str:
-    since = _quoted(rfc3339(min(row.requested_at_ms for row in pending))) if pending else "null"
-    messages = sum([row.messages for row in pending])
-    tokens = sum([row.tokens for row in pending])
-    return f'{{"messages": {messages}, "tokens": {tokens}, "since": {since}}}'
-
-
-def _recall_json(planned: PlannedWindow) -> str:
-    if planned.recall is None or planned.block is None:
-        return "null"
-    block = planned.block
-    return json.dumps(
-        {
-            "tokens": billed(block.tokens, planned.stored.factor),
-            "messages": len(block.positions),
-            "message_ids": block.message_ids,
-            "is_partial": planned.recall.is_partial,
-            "indexed_to": planned.recall.recollection.indexed_to,
-        }
-    )

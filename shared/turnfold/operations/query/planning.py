@@ -19,7 +19,7 @@ from turnfold.core.policy.presets import Mode, Policy
 from turnfold.core.recall.block import RecallBlock
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.framing import Placement
-from turnfold.core.window.limits import PendingDigest
+from turnfold.core.window.prefix import PendingDigest
 from turnfold.core.window.rendering.anthropic import ASIDE_MESSAGES, ASIDE_TOKENS
 from turnfold.core.window.window import (
     WindowInput,

@@ -37,7 +37,7 @@ from turnfold.core.recall.quotes import (
 from turnfold.core.recall.ranking import rank, score
 from turnfold.core.text.tokens import text_of
 from turnfold.core.window.builder import WindowBuilder
-from turnfold.core.window.truncation import Form
+from turnfold.core.window.forms import Form
 from turnfold.messages import Message
 from turnfold.operations.query.reading_room import ReadingRoom
 from turnfold.ports.recall import (

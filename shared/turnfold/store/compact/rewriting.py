@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, bindparam, func, literal_column, select, update
 
 from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS, Trigger
-from turnfold.core.summary.digest import digest_eviction
+from turnfold.core.summary.eviction_digest import digest_eviction
 from turnfold.ports.compact import JobStatus, RegenerateOptions
 from turnfold.ports.ingest import Installation
 from turnfold.store.compact.coverage import uncovered, valid_version

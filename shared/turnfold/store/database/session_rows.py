@@ -11,10 +11,11 @@ from sqlalchemy import Connection, bindparam, func, literal_column, select
 from turnfold.contracts.subjects import session_subject
 from turnfold.core.eviction.budgets import Budgets, read_budgets
 from turnfold.core.eviction.limits import read_limits
-from turnfold.core.eviction.triggers import SessionLoad, cooldown_ms
+from turnfold.core.eviction.triggers import SessionLoad
 from turnfold.core.eviction.usage import UsageState
 from turnfold.core.history.audit_chain import SEALED_FIELDS, WORKER, seal
 from turnfold.core.policy.overrides import PolicyOverrides
+from turnfold.core.summary.cooldown import cooldown_ms
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.store.database.engine import insert_for
 from turnfold.store.database.predicates import is_kept
@@ -116,13 +117,13 @@ class SessionRow:
         """How many tokens must still arrive before restored messages may be evicted again."""
         return max(0, self.held_to_tokens - self.tokens_total)
 
-    def failed(self, reason: str, *, at_ms: int) -> None:
-        """Begin a cooldown of the model, each time longer, because all attempts failed."""
+    def begin_cooldown(self, reason: str, *, at_ms: int) -> None:
+        """Pause the model, each time for longer, because all attempts failed."""
         self.failures += 1
         self.cooldown_until_ms, self.cooldown_reason = at_ms + cooldown_ms(self.failures), reason
 
-    def succeeded(self) -> None:
-        """End the cooldown, because the model wrote a version."""
+    def end_cooldown(self) -> None:
+        """Call the model again, because it wrote a version."""
         self.failures, self.cooldown_until_ms, self.cooldown_reason = 0, 0, None
 
     @property

@@ -10,7 +10,7 @@ from turnfold.core.eviction.batch import Eviction, are_oldest
 from turnfold.core.eviction.choose import first_eviction
 from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS, FiredTrigger, Trigger
 from turnfold.core.policy.presets import Policy
-from turnfold.core.summary.digest import digest_eviction, digest_messages
+from turnfold.core.summary.eviction_digest import digest_eviction, digest_messages
 from turnfold.messages import Message, pinnable_in
 from turnfold.observability.tracing import span
 from turnfold.ports.compact import JobStatus

@@ -309,11 +309,13 @@ def marks_before(
     those of the messages before `indexed` are kept, of the newest ones only.
     """
     first, known = max(0, end - most), order.marks
-    if not known.first <= first <= known.end:
-        found = _read_marks(connection, sid, order, first, end)
-    else:
+    if known.first < end and first < known.end:
         held = {at: lines for at, lines in known.lines.items() if first <= at < end}
-        found = held | _read_marks(connection, sid, order, known.end, end)
+        # Older ones, too: a window that shows more messages asks for the lines of more.
+        older = _read_marks(connection, sid, order, first, known.first)
+        found = older | held | _read_marks(connection, sid, order, known.end, end)
+    else:
+        found = _read_marks(connection, sid, order, first, end)
     if known.end < end:
         known.first, known.end = first, min(indexed, end)
         known.lines = {at: lines for at, lines in found.items() if at < indexed}

@@ -10,9 +10,9 @@ from tests.anthropic_faults import anthropic_faults
 from tests.histories import History, Said, assistant, history, system, tool, user, words
 from turnfold.core.policy.presets import Policy
 from turnfold.core.shapes.blocks import OPENING, SILENT
+from turnfold.core.window.forms import STAND_IN
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.rendering.anthropic import ASIDE_TOKENS, AnthropicWindow, to_anthropic
-from turnfold.core.window.truncation import STAND_IN
 from turnfold.core.window.window import WindowRequest, plan
 
 Json = dict[str, Any]

@@ -18,7 +18,7 @@ from turnfold.core.window.framing import (
     digest_tokens,
     short_digest,
 )
-from turnfold.core.window.limits import PendingDigest
+from turnfold.core.window.prefix import PendingDigest
 from turnfold.core.window.views import BlockView, RoundView
 from turnfold.messages import CompactionId
 

@@ -20,9 +20,9 @@ from turnfold.core.shapes.blocks import (
     unused_id,
 )
 from turnfold.core.text.tokens import MESSAGE_TOKENS, text_of, token_upper_bound
+from turnfold.core.window.forms import STAND_IN
 from turnfold.core.window.rendering.blocks import is_blocks, sendable_blocks
 from turnfold.core.window.rendering.render import Rendered, entry_position
-from turnfold.core.window.truncation import STAND_IN
 from turnfold.core.window.views import Entry, RecallEntry, ShownMessage, SynthesizedResult
 from turnfold.core.window.window import WindowPlan
 from turnfold.messages import Ids, Message, Role, ToolCall

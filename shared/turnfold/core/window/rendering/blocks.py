@@ -10,8 +10,8 @@ from typing import Any
 from turnfold.contracts.strict_json import element_texts, member_texts
 from turnfold.core.shapes.anthropic import chat_views, is_call, is_result, is_thinking
 from turnfold.core.text.json_text import json_text
+from turnfold.core.window.forms import WHOLE
 from turnfold.core.window.rendering.render import chat_texts, entry_body, ids_of
-from turnfold.core.window.truncation import WHOLE
 from turnfold.core.window.views import BlockContent, Entry, RenderedTexts, ShownMessage
 from turnfold.messages import Message, Shape
 

@@ -24,8 +24,8 @@ from turnfold.core.shapes.responses import (
     told_texts,
 )
 from turnfold.core.text.json_text import json_text
+from turnfold.core.window.forms import WHOLE
 from turnfold.core.window.rendering.render import entry_body, entry_position
-from turnfold.core.window.truncation import WHOLE
 from turnfold.core.window.views import (
     BlockContent,
     Entry,

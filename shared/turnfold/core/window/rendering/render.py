@@ -19,8 +19,8 @@ from turnfold.core.text.tokens import (
     token_upper_bound,
 )
 from turnfold.core.window.digest.digest import DigestText
+from turnfold.core.window.forms import STAND_IN, WHOLE, TextCut, cut_mark
 from turnfold.core.window.framing import Placement, wrapped_digests, wrapped_summary
-from turnfold.core.window.truncation import STAND_IN, WHOLE, TextCut, cut_mark
 from turnfold.core.window.views import (
     BlockContent,
     Entry,

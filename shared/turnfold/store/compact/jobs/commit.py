@@ -266,11 +266,11 @@ def _cool_down(
     Otherwise begin a cooldown, and plan to replace the stand-in.
     """
     if kind == "llm":
-        session.succeeded()
+        session.end_cooldown()
     elif reason is not None:
         # During a cooldown the model was not called, so this is not another failure.
         if job.cooling is None:
-            session.failed(reason, at_ms=now_ms)
+            session.begin_cooldown(reason, at_ms=now_ms)
         open_stand_in(connection, session, journal, new_id(), now_ms=now_ms)
 
 

@@ -56,7 +56,7 @@ def fail_job(
         _notify_failure(journal, session, job, reason=reason, next_attempt_at_ms=None)
         # A regeneration is an offer. Its failure must not delay the summaries that windows need.
         if job.writes is not JobKind.REGENERATED:
-            session.failed(reason or str(status), at_ms=now_ms)
+            session.begin_cooldown(reason or str(status), at_ms=now_ms)
         if job.writes is JobKind.STAND_IN and (
             status is JobStatus.FAILED or session.failures <= REFUSED_STAND_INS
         ):

@@ -27,7 +27,7 @@ from turnfold.store.database.schema import dead_letters, sessions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key, write_back
 from turnfold.store.database.transactions import savepoint
 from turnfold.store.ingest.batch.counters import count_events, note_unindexed
-from turnfold.store.ingest.batch.event_rows import EventRows
+from turnfold.store.ingest.batch.event_inserts import EventRows
 from turnfold.store.ingest.batch.marks import with_marks
 from turnfold.store.ingest.batch.stored_events import (
     KNOWN_EVENTS,

@@ -29,7 +29,7 @@ from turnfold_proxy.continuing import (
     parts_of,
 )
 from turnfold_proxy.erasures import AgentErasures, OnErased
-from turnfold_proxy.recording import (
+from turnfold_proxy.recorded_list import (
     EventOf,
     RecordedList,
     calibrated_by,

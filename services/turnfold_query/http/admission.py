@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from turnfold.bus.admission import INSTALLATION, RETRY_AFTER_MS, ConcurrencyLimiter, Place
 from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
+from turnfold.process.request_limits import INSTALLATION, RETRY_AFTER_MS, ConcurrencyLimiter, Place
 from turnfold_query.auth import agent_of, request_grant
 
 LEAST_BYTES = 64 * 1024

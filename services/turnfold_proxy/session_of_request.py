@@ -5,17 +5,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from turnfold_proxy.apis.api import RequestConversation
-
-AGENT: Final = "x-turnfold-agent"
-SESSION: Final = "x-turnfold-session"
-BUDGET: Final = "x-turnfold-budget"
-TOOLS: Final = "x-turnfold-tools"
-TOKENS: Final = "x-turnfold-tokens"
-VERSION: Final = "x-turnfold-version"
-BYPASSED: Final = "x-turnfold-bypassed"
-LOOKUPS: Final = "x-turnfold-lookups"
-PREFIX: Final = "x-turnfold-"
-"""Headers for the proxy and of it; none of them reaches the provider."""
+from turnfold_proxy.own_headers import SESSION
 
 _CREDENTIALS: Final = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 
@@ -44,20 +34,3 @@ def session_id(
         digest.update(len(text).to_bytes(8))
         digest.update(text)
     return f"proxy-{digest.hexdigest()}"
-
-
-def wants_tools(headers: Mapping[str, str], *, default: bool) -> bool:
-    """Return whether the model of a call may look things up."""
-    match headers.get(TOOLS, "").strip().lower():
-        case "on" | "1":
-            return True
-        case "off" | "0":
-            return False
-        case _:
-            return default
-
-
-def budget(headers: Mapping[str, str]) -> int | None:
-    """Return the tokens that a call may have, or None if its header says nothing valid."""
-    text = headers.get(BUDGET, "").strip()
-    return int(text) if text.isascii() and text.isdecimal() and 0 < len(text) < 10 else None
