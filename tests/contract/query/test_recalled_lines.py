@@ -6,7 +6,9 @@ from tests.contract.query.test_recall import Asker, block_of, place_of
 from tests.contract.query.test_search import indexed
 from tests.store_fixtures import KEY, NOON, Stores, assistant, retracted, summary, tool, turn, user
 from turnfold.core.recall.question import question_of
-from turnfold.ports.recall import Choice, SearchedSession
+from turnfold.core.recall.quotes import MarkedLine
+from turnfold.ports.recall import Choice, RecallStore, SearchedSession
+from turnfold.store.query.recall import SqlRecallStore
 
 LINE = "def lantern_shelf(store_number: int) -> Shelf:  # shelves are counted from 1"
 
@@ -104,28 +106,54 @@ async def test_lines_that_a_window_cuts_out_of_a_message_are_quoted(stores: Stor
     assert account["recalled"] == 0
 
 
+async def marked(recall: RecallStore, sid: int, most: int = 128) -> dict[int, list[MarkedLine]]:
+    """The marked lines of the newest messages, by their ordinals."""
+    found: dict[int, list[MarkedLine]] = {}
+
+    def choose(session: SearchedSession) -> Choice:
+        found.update({at: list(lines) for at, lines in session.marked_lines(most).items()})
+        return Choice(())
+
+    asked = question_of("shelf")
+    await recall.recall(sid, until=2**60, question=lambda _: asked, choose=choose)
+    return found
+
+
 @pytest.mark.proves("W14")
 async def test_lines_of_messages_that_are_not_indexed_yet_are_marked_too(stores: Stores) -> None:
     await stores.ingest(turn(1, user("See lantern_shelf."), assistant("In store_number.")))
     sid = (await stores.history.counts(KEY)).sid
 
-    async def names() -> dict[int, list[tuple[int, ...]]]:
-        found: dict[int, list[tuple[int, ...]]] = {}
-
-        def choose(session: SearchedSession) -> Choice:
-            marked = session.marked_lines(128)
-            found.update({at: [line.names for line in lines] for at, lines in marked.items()})
-            return Choice(())
-
-        asked = question_of("shelf")
-        await stores.recall.recall(sid, until=2**60, question=lambda _: asked, choose=choose)
-        return found
-
-    before = await names()
+    before = await marked(stores.recall, sid)
     await indexed(stores)
+    after = await marked(stores.recall, sid)
 
     assert len(before) == 2
-    assert before == await names()
+    names = [[line.names for line in lines] for lines in before.values()]
+    assert names == [[line.names for line in lines] for lines in after.values()]
+
+
+@pytest.mark.proves("W14")
+async def test_kept_lines_are_those_read_anew_whether_a_window_shows_more_or_less(
+    stores: Stores,
+) -> None:
+    await stores.ingest(
+        *(
+            turn(step, user(f"See shelf_{step}."), assistant(f"In store_{step}."))
+            for step in range(1, 60)
+        )
+    )
+    await indexed(stores)
+    sid = (await stores.history.counts(KEY)).sid
+    assert isinstance(stores.recall, SqlRecallStore)
+
+    for step, most in enumerate((20, 20, 40, 70, 30, 118, 4, 60)):
+        kept = await marked(stores.recall, sid, most)
+        assert kept == await marked(SqlRecallStore(stores.recall._database), sid, most)
+        assert len(kept) == most
+        assert list(kept) == sorted(kept)
+        await stores.ingest(turn(100 + step, user(f"Now shelf_{step}."), assistant("In store_1.")))
+        await indexed(stores)
 
 
 @pytest.mark.proves("W14", "L11")
