@@ -103,6 +103,16 @@ async def test_the_factor_is_learnt_from_reports_and_takes_force_with_an_evictio
 
 
 @pytest.mark.proves("T4", "L11")
+async def test_an_eviction_within_a_batch_learns_the_factor_too(stores: Stores) -> None:
+    await override(stores, max_live_messages=15, keep_tokens=0, keep_messages=2)
+
+    await stores.ingest(*reporting(8))
+
+    assert (await stores.history.counts(KEY)).compactions == 1
+    assert await factor(stores) == 1.25
+
+
+@pytest.mark.proves("T4", "L11")
 async def test_a_new_version_brings_what_was_learnt_since_the_eviction(stores: Stores) -> None:
     await override(stores, max_live_messages=0)
     await stores.ingest(*reporting(3))

@@ -7,6 +7,7 @@ from tests.contract.query.test_search import indexed
 from tests.store_fixtures import KEY, NOON, Stores, assistant, retracted, summary, tool, turn, user
 from turnfold.core.recall.question import question_of
 from turnfold.core.recall.quotes import MarkedLine
+from turnfold.messages import SessionId, SessionKey
 from turnfold.ports.recall import Choice, RecallStore, SearchedSession
 from turnfold.store.query.recall import SqlRecallStore
 
@@ -200,6 +201,22 @@ async def test_a_line_of_a_retracted_message_is_not_quoted(stores: Stores) -> No
 
     told = await asker.told(max_tokens=1_500)
     assert not set((told["recall"] or {"message_ids": []})["message_ids"]) & set(quoted)
+
+
+@pytest.mark.proves("G1", "W14")
+async def test_lines_of_other_messages_stay_when_one_is_retracted(stores: Stores) -> None:
+    other = SessionKey(KEY.agent_id, SessionId("other"))
+    for number, key in enumerate((KEY, other)):
+        said = (user("See lantern_shelf."), assistant("In store_number."))
+        await stores.ingest(turn(1 + number, *said, key=key), turn(11 + number, *said, key=key))
+    await indexed(stores)
+    sids = [(await stores.history.counts(key)).sid for key in (KEY, other)]
+
+    await stores.ingest(retracted(20, "e1#0"))
+
+    assert isinstance(stores.recall, SqlRecallStore)
+    kept = [await marked(SqlRecallStore(stores.recall._database), sid) for sid in sids]
+    assert [len(lines) for lines in kept] == [3, 4]
 
 
 @pytest.mark.proves("F2", "W14")

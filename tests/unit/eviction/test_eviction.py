@@ -402,6 +402,16 @@ def test_evictions_never_come_faster_than_messages(
     assert len(done) * 5 <= len(live)
 
 
+@pytest.mark.proves("E1", "X6")
+def test_of_thousands_of_live_messages_not_every_event_is_examined() -> None:
+    live = said(*["user", "assistant"] * 1_030)
+    policy = replace(POLICY, max_live_messages=2_049, max_unread_messages=0)
+
+    (done,) = plan_evictions(live, range(2_048, 2_061), 0, policy, model_window=0)
+
+    assert (done.seq, done.live) == (2_052, 2_052)
+
+
 @pytest.mark.proves("L3", "E1")
 @given(entries, policies, st.integers(1, 12), st.integers(0, 3_000), st.integers(0, 4), st.data())
 def test_a_batch_evicts_what_its_events_would_have_evicted_one_by_one(

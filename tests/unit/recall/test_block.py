@@ -208,3 +208,14 @@ def test_messages_fill_the_room_that_lines_have_left() -> None:
     assert block is not None
     assert "user, in part: one_name = 1" in block.text
     assert [f"number {number}." in block.text for number in range(8)] == [True] * 8
+
+
+@pytest.mark.proves("F2", "L3")
+def test_a_call_is_told_with_the_results_that_were_read_for_it() -> None:
+    call, first = recalled([assistant(None, "c1", name="read"), tool("c1", "Lantern 7.")])
+
+    block = write_block(RecallMaterial([call], [first]), 1_000)
+
+    assert block is not None
+    assert block.positions == (call.position, first.position)
+    assert "read returned: Lantern 7." in block.text
