@@ -64,5 +64,5 @@ def tune_interpreter() -> None:
     # Imported objects stay, and hardly one of them is garbage: to look for it takes 0.1 s. Requests
     # and batches create many short-lived values and no cycles.
     gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    gc.set_threshold(10_000, 100, 50)
     sys.setswitchinterval(SWITCH_SECONDS)

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turnfold.core.recall.mask_ranking import RELATED, Mask, add_related, mask_of, score_masks
+from turnfold.core.recall.mask_ranking import (
+    RELATED,
+    Mask,
+    add_related,
+    mask_of,
+    newest_in,
+    score_masks,
+)
 from turnfold.core.recall.ranking import LEAST_PROMISING, rank, rarity_of, score
 from turnfold.core.recall.region import STRETCH
 
@@ -101,3 +108,11 @@ def test_a_mask_has_the_bit_of_each_match(places: set[int]) -> None:
     mask = mask_of(places, 100)
 
     assert {ordinal for ordinal in range(100) if mask >> ordinal & 1} == places
+
+
+@pytest.mark.proves("F2")
+@given(st.sets(st.integers(0, 300)), st.integers(1, 20))
+def test_the_newest_of_a_mask_are_its_greatest_ordinals(held: set[int], most: int) -> None:
+    newest = newest_in(mask_of(held, 301), most)
+
+    assert newest == mask_of(sorted(held)[-most:], 301)

@@ -3,6 +3,7 @@
 The weights, and which messages are scored, are those of `turnfold.core.recall.ranking`.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, compress, repeat
@@ -47,6 +48,12 @@ def mask_of(ordinals: Iterable[int], number: int) -> Mask:
 def ordinals_in(mask: Mask) -> Iterator[int]:
     """Yield the ordinals whose bits are set, in order."""
     return (ordinal for ordinal, bit in enumerate(reversed(f"{mask:b}")) if bit == "1")
+
+
+def newest_in(mask: Mask, most: int) -> Mask:
+    """Return the mask of the newest messages in another, so many at most."""
+    passed = bisect_left(range(mask.bit_length()), -most, key=lambda at: -(mask >> at).bit_count())
+    return mask >> passed << passed
 
 
 def score_masks(

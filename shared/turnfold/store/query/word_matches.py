@@ -23,7 +23,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 
-from turnfold.core.recall.mask_ranking import Mask, mask_of, ordinals_in
+from turnfold.core.recall.mask_ranking import (
+    MOST_MASKED,
+    Mask,
+    mask_of,
+    newest_in,
+    ordinals_in,
+)
 from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, Matches
 from turnfold.core.text.search import Lookup, Term
 from turnfold.store.database.engine import VOCABULARY
@@ -252,14 +258,14 @@ class SessionLookups:
         return self._newest(lookups)
 
     def found_masks(self, lookups: Sequence[Lookup]) -> list[Mask]:
-        """Return the same as masks."""
-        found: list[Mask] = []
-        for lookup, indexed in zip(lookups, self._masks(lookups, MOST_PLACES), strict=True):
-            mask = indexed or 0
-            if indexed is not None:
-                mask |= self.order.newest.unindexed(lookup, self.end)
-            found.append(mask if mask.bit_count() <= MOST_PLACES else 0)
-        return found if any(found) else [self._mask(newest) for newest in self._newest(lookups)]
+        """Return the same as masks, of a session with at most `MOST_MASKED` messages."""
+        # Also of frequent words: once read, only newer messages are looked up.
+        found = [
+            (indexed or 0) | self.order.newest.unindexed(lookup, self.end)
+            for lookup, indexed in zip(lookups, self._masks(lookups, MOST_MASKED), strict=True)
+        ]
+        rare = [mask if mask.bit_count() <= MOST_PLACES else 0 for mask in found]
+        return rare if any(rare) else [newest_in(mask, NEWEST_PLACES) for mask in found]
 
     def indexed_masks(self, lookups: Sequence[Lookup], most: int) -> list[Mask]:
         """Return the masks of lookups in the index, empty for one with more than `most` matches."""
