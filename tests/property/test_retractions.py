@@ -379,7 +379,7 @@ class Writer:
             self.read[version] = self.read[job.base_version] | read
 
     async def tells_of(self, version: int, now_ms: int) -> frozenset[str]:
-        """Return the messages of a version, or nothing if it cannot take force."""
+        """Return the messages of a version, or nothing if it cannot take effect."""
         try:
             await self._stores.versions.promote(
                 self._key,

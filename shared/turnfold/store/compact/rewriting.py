@@ -144,7 +144,9 @@ def end_rewriting(
 ) -> None:
     """End the rewriting of a version that is no longer in force."""
     for (compaction_id,) in _SUPERSEDED.rows(connection, session.sid):
-        end_stale(connection, session, journal, compaction_id, "another version took force", now_ms)
+        end_stale(
+            connection, session, journal, compaction_id, "another version took effect", now_ms
+        )
 
 
 def end_stale(

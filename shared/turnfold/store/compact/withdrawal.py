@@ -35,7 +35,7 @@ def withdraw(
 ) -> None:
     """Withdraw the versions that cover retracted messages, and append the audit row.
 
-    The newest version below them that covers none takes force at once. Until a worker has written
+    The newest version below them that covers none takes effect at once. Until a worker has written
     the next one, digests speak for the other messages that lost their version.
     """
     at_ms, replaced = counts.source.at_ms, session.version

@@ -51,7 +51,7 @@ def fail_job(
         journal, session, job, _PHASES[status], reason=reason, detail=detail, model=model,
         now_ms=now_ms
     )  # fmt: skip
-    # A stale job is nobody's failure: another version took force while it was written.
+    # A stale job is nobody's failure: another version took effect while it was written.
     if status is not JobStatus.STALE:
         _notify_failure(journal, session, job, reason=reason, next_attempt_at_ms=None)
         # A regeneration is an offer. Its failure must not delay the summaries that windows need.
