@@ -61,7 +61,6 @@ _FINISH = bulk_update(
     where=("compaction_id",),
     values=(
         "status",
-        "is_covered",
         "lease_until_ms",
         "version",
         "reason",
@@ -121,7 +120,7 @@ def commit_version(
         raise LostLease(job.compaction_ids[-1])
     summary_tokens = version.tokens if is_activated else session.summary_tokens
     tokens_after = session.live_tokens + summary_tokens
-    _finish_rows(connection, job, (number, reason, now_ms, tokens_after), is_activated=is_activated)
+    _finish_rows(connection, job, (number, reason, now_ms, tokens_after))
     _add_summary(connection, job, version, number, added, now_ms)
     if is_activated:
         _COVER.run(connection, [(True, compaction_id) for compaction_id in added])
@@ -146,23 +145,15 @@ def commit_version(
     return number
 
 
-def _finish_rows(
-    connection: Connection, job: Job, finished: tuple[Any, ...], *, is_activated: bool
-) -> None:
-    """Mark the rows of the job committed, and covered if the version is in force.
+def _finish_rows(connection: Connection, job: Job, finished: tuple[Any, ...]) -> None:
+    """Mark the rows of the job committed.
 
     Raises:
         LostLease: another worker holds the job.
     """
     # The fence decides here: a worker whose lease ended may have written the version all the same.
-    rows = lock_held(connection, job).items()
-    _FINISH.run(
-        connection,
-        [
-            (JobStatus.COMMITTED, is_activated and evicted > 0, None, *finished, compaction_id)
-            for compaction_id, evicted in rows
-        ],
-    )
+    rows = lock_held(connection, job)
+    _FINISH.run(connection, [(JobStatus.COMMITTED, None, *finished, row) for row in rows])
 
 
 def _notify_version(

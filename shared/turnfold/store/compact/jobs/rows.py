@@ -11,7 +11,7 @@ from turnfold.store.database.schema import compactions
 from turnfold.store.database.statements import PreparedIn
 
 _HELD = PreparedIn(
-    select(compactions.c.compaction_id, compactions.c.fence, compactions.c.messages_evicted)
+    select(compactions.c.compaction_id, compactions.c.fence)
     .where(is_chosen, is_running)
     # One order for all workers that lock several rows, or PostgreSQL could find a deadlock.
     .order_by(compactions.c.compaction_id)
@@ -42,17 +42,14 @@ def is_held(job: Job) -> Any:
     )
 
 
-def lock_held(connection: Connection, job: Job) -> dict[int, int]:
-    """Lock the rows of a job, and return how many messages left with each.
+def lock_held(connection: Connection, job: Job) -> list[int]:
+    """Lock the rows of a job, and return their ids.
 
     Raises:
         LostLease: another worker holds one of them.
     """
-    held = {
-        compaction_id: evicted
-        for compaction_id, fence, evicted in _HELD.rows(connection, compaction_ids(job))
-        if fence == job.fence
-    }
+    rows = _HELD.rows(connection, compaction_ids(job))
+    held = [compaction_id for compaction_id, fence in rows if fence == job.fence]
     if len(held) != len(job.compaction_ids):
         raise LostLease(job.compaction_ids[-1])
     return held
