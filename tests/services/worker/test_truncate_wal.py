@@ -1,11 +1,16 @@
 """The write-ahead log of SQLite does not keep its largest size."""
 
+import os
+import resource
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from sqlalchemy import Connection, text
 
+from tests.chaos.installation import limit_files
+from turnfold.errors import Unavailable
 from turnfold.store.database.engine import Database
 from turnfold_worker.loops.truncate_wal import KEPT_BYTES, MOST_BYTES, WalTruncator
 
@@ -64,3 +69,24 @@ async def test_postgresql_has_no_such_log() -> None:
     database = Database("postgresql+asyncpg://nobody@127.0.0.1:1/none", writes=True)
     assert await WalTruncator(database).work() > 0
     await database.close()
+
+
+async def test_a_disk_that_is_full_delays_the_truncation(tmp_path: Path) -> None:
+    database = Database(f"sqlite+aiosqlite:///{tmp_path / 'turnfold.db'}", writes=True)
+
+    def work(connection: Connection) -> None:
+        connection.execute(text("CREATE TABLE written (x BLOB)"))
+        connection.execute(text(f"INSERT INTO written VALUES (randomblob({2 * KEPT_BYTES}))"))
+
+    try:
+        await database.write(work)
+        limit_files(os.getpid(), 1)
+        try:
+            with pytest.raises(Unavailable, match="try again later"):
+                await database.truncate_wal()
+        finally:
+            limit_files(os.getpid(), resource.RLIM_INFINITY)
+
+        assert await database.truncate_wal()
+    finally:
+        await database.close()

@@ -236,7 +236,7 @@ async def dispose_engine(engine: AsyncEngine) -> None:
 
 
 class TranslatedErrors:
-    """Translate transient errors of the driver to `Unavailable`."""
+    """Translate transient errors of the driver to `Unavailable`, also of its own connection."""
 
     def __enter__(self) -> None:
         return None
@@ -244,10 +244,10 @@ class TranslatedErrors:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        if isinstance(error, TimeoutError | NoFreeConnection | OSError) or (
-            isinstance(error, DBAPIError)
-            and (error.connection_invalidated or is_transient_error(error.orig))
-        ):
+        is_lost = isinstance(error, DBAPIError) and error.connection_invalidated
+        origin = error.orig if isinstance(error, DBAPIError) else error
+        is_refused = isinstance(error, TimeoutError | NoFreeConnection | OSError)
+        if is_lost or is_refused or is_transient_error(origin):
             raise Unavailable(
                 f"the database cannot be used now ({_first_line(error)}); try again later"
             ) from error
