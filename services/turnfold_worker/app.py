@@ -237,7 +237,7 @@ async def _writer_lock(
 
 async def _work(context: WorkerContext, stop: asyncio.Event) -> None:
     """Run the loops of a worker, and answer requests that write, until stopped."""
-    tune_interpreter()
+    tune_interpreter(has_batches=True)
     database, telemetry = context.database, context.telemetry
     events, jobs = SqlIngestStore(database, withdraw), SqlJobStore(database)
     statistics = SqlStatistics(database)

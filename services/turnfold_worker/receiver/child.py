@@ -63,7 +63,7 @@ async def _run(settings: Settings) -> None:
         limits=settings.event_limits,
         image_tokens=settings.policy.image_tokens,
     )
-    tune_interpreter()
+    tune_interpreter(has_batches=True)
     await ReceiverChild(reader, writer, decode, settings).run()
 
 
