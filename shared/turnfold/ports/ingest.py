@@ -15,6 +15,7 @@ from turnfold.core.policy.allowance import DEFAULT_ALLOWANCE, Allowance
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.tokens import Count
+from turnfold.errors import EventFault
 from turnfold.messages import EventId, SessionKey, ToolCall
 
 
@@ -118,6 +119,23 @@ class DeadLetter(NamedTuple):
     size_bytes: int
     payload: bytes
     key: SessionKey | None = None
+
+    @classmethod
+    def of(
+        cls,
+        stream_seq: int,
+        at_ms: int,
+        subject: str,
+        fault: EventFault,
+        detail: str,
+        payload: bytes,
+        key: SessionKey | None,
+    ) -> "DeadLetter":
+        """Return the dead letter of an event, with the beginning of its bytes."""
+        # Both databases refuse lone surrogates and NUL, and a dead letter must always be storable.
+        subject = subject.encode("utf-8", "replace").decode().replace("\0", "")
+        kept = payload[:PAYLOAD_KEPT_BYTES]
+        return cls(stream_seq, at_ms, subject, str(fault), detail, len(payload), kept, key)
 
 
 PolicyResolver = Callable[[PolicyOverrides, PolicyOverrides], Policy]

@@ -13,7 +13,7 @@ from turnfold.core.eviction.usage import read_report
 from turnfold.core.text.tokens import IMAGE_TOKENS, Count
 from turnfold.errors import BadEvent
 from turnfold.operations.ingest.weigh import calls_of, weigh_elements, weigh_message
-from turnfold.ports.ingest import PAYLOAD_KEPT_BYTES, DeadLetter, DecodedEvent
+from turnfold.ports.ingest import DeadLetter, DecodedEvent
 
 
 class Delivery(NamedTuple):
@@ -105,16 +105,13 @@ def decode_event(
 
 def to_dead_letter(delivery: Delivery, error: BadEvent) -> DeadLetter:
     """Return the dead letter of an event that can never be stored."""
-    payload = delivery.payload
     detail = str(error).partition(": ")[2]
-    return DeadLetter(
+    return DeadLetter.of(
         delivery.stream_seq,
         delivery.at_ms,
-        # Both databases refuse lone surrogates and NUL, and a dead letter must always be storable.
-        delivery.subject.encode("utf-8", "replace").decode().replace("\0", ""),
-        str(error.reason),
+        delivery.subject,
+        error.reason,
         json.dumps(detail)[1:-1],
-        len(payload),
-        payload[:PAYLOAD_KEPT_BYTES],
-        key_of_event_subject(delivery.subject) or claimed_key(payload),
+        delivery.payload,
+        key_of_event_subject(delivery.subject) or claimed_key(delivery.payload),
     )

@@ -15,7 +15,6 @@ from turnfold.core.policy.presets import Policy
 from turnfold.errors import EventFault
 from turnfold.messages import MESSAGES_PER_EVENT, SessionKey, position_of
 from turnfold.ports.ingest import (
-    PAYLOAD_KEPT_BYTES,
     DeadLetter,
     DecodedEvent,
     IngestResult,
@@ -304,16 +303,8 @@ class BatchWriter:
 
     def _refuse(self, arrival: DecodedEvent, reason: EventFault, detail: str) -> None:
         payload = self._payloads.get(arrival.stream_seq, b"")
-        stored_as = (
-            arrival.stream_seq,
-            arrival.at_ms,
-            arrival.subject,
-            str(reason),
-            detail,
-            len(payload),
-            payload[:PAYLOAD_KEPT_BYTES],
-        )
-        self._dead.append(DeadLetter(*stored_as, key=arrival.key))
+        seq, at_ms, subject = arrival.stream_seq, arrival.at_ms, arrival.subject
+        self._dead.append(DeadLetter.of(seq, at_ms, subject, reason, detail, payload, arrival.key))
 
     def _rows(self, arrivals: Sequence[DecodedEvent]) -> EventRows:
         return EventRows.of((arrival, self._sessions[arrival.key]) for arrival in arrivals)
