@@ -55,3 +55,25 @@ def test_large_windows_and_windows_without_recall_grow_until_they_are_full(
     sizes = totals(budget, 120, recall_share)
 
     assert max(sizes[-60:]) > budget - 3 * STEP_WORDS
+
+
+@pytest.mark.proves("L11", "W14")
+@pytest.mark.parametrize("budget", range(90, 300, 10))
+def test_room_for_recall_never_makes_a_window_larger_than_its_budget(budget: int) -> None:
+    said: list[Said] = []
+    for turn in range(8):
+        said += [
+            Said(user(f"Can you look up the weather of tomorrow in town {turn} for me?")),
+            Said(assistant("I do.", f"c{turn}", arguments=f'{{"town": "Upper town {turn}"}}')),
+            Said(tool(f"c{turn}", words(90))),
+            Said(assistant("It stays dry until the evening.")),
+        ]
+    asked = WindowRequest(budget_tokens=budget, recall_share=0.5)
+
+    for length in range(1, len(said) + 1):
+        stored = history(said[:length]).stored
+        window = build_window(stored, asked, Policy())
+
+        # A window that had to be trimmed once more at the end is not continued by the next.
+        assert window.can_continue, length
+        assert window.total <= budget

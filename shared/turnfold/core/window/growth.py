@@ -84,5 +84,9 @@ def _trim(
     window.begin_trim()
     trim_to_budget(window, is_for_recall=is_for_recall)
     window.limits = own_limits
+    # A trim for recall spares protected messages. Where the digest told least before, it now tells
+    # more than the window has room for.
+    if window.is_over:
+        trim_to_budget(window)
     window.trimmed_to = window.total
     window.next_trim = number + 1 + max(0, window.looked_at - FREE_LOOKS) // LOOKS_PER_MESSAGE
