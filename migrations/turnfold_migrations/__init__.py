@@ -13,7 +13,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from turnfold.bus.connection import connect
-from turnfold.bus.streams import ensure_streams
+from turnfold.bus.streams import ensure_streams, first_sequence
 from turnfold.errors import StartError
 from turnfold.settings import Settings
 from turnfold.store.database.engine import Database, split_ssl_options
@@ -163,14 +163,14 @@ async def _migrate(settings: Settings) -> None:
     database = Database(settings.database_url, writes=True)
     client = await connect(settings, name="migrate", seconds=60.0)
     try:
-        first_seq = await next_seq(database)
         created = await ensure_streams(
             client,
-            first_seq=first_seq,
+            first_seq=await next_seq(database),
             replicas=settings.nats_replicas,
             max_bytes=settings.stream_max_bytes,
         )
         if created != await bound_stream(database):
+            first_seq = await first_sequence(client)
             await bind_to_stream(database, created=created, first_seq=first_seq)
     finally:
         await client.close()

@@ -191,9 +191,10 @@ async def _start(
     try:
         await unless(stop, wait_for_schema(database, on_wait=on_wait))
         client = await unless(stop, connect(settings, name="worker", seconds=60.0))
-        lock = client and await _writer_lock(settings, database, client, telemetry, stop)
+        created = await _adopted_stream(database, client, stop) if client else None
+        lock = await _writer_lock(settings, telemetry, stop) if created else None
         # The lock is held for as long as this function runs.
-        if client is None or lock is None:
+        if client is None or created is None or lock is None:
             return
         context = make_context(
             settings,
@@ -206,7 +207,7 @@ async def _start(
             count=await counting,
         )
         _warn_about_settings(settings)
-        await _work(context, stop)
+        await _work(context, stop, stream_created=created)
     finally:
         await receiver.close()
         await summarizer.close()
@@ -215,18 +216,23 @@ async def _start(
                 await client.close()
 
 
-async def _writer_lock(
-    settings: Settings,
-    database: Database,
-    client: NatsClient,
-    telemetry: Telemetry,
-    stop: asyncio.Event,
-) -> WriterLock | None:
-    """Wait for the streams, and take the lock of the process that writes; None if stopped."""
+async def _adopted_stream(
+    database: Database, client: NatsClient, stop: asyncio.Event
+) -> str | None:
+    """Wait until the database belongs to the stream of this bus; None if stopped.
+
+    Return the creation time of the stream (RFC 3339).
+    """
     created = await unless(stop, wait_for_streams(client))
-    if created is None:
-        return None
-    await unless(stop, wait_until_adopted(database, created=created))
+    if created is not None:
+        await unless(stop, wait_until_adopted(database, created=created))
+    return None if stop.is_set() else created
+
+
+async def _writer_lock(
+    settings: Settings, telemetry: Telemetry, stop: asyncio.Event
+) -> WriterLock | None:
+    """Take the lock of the process that writes; None if stopped."""
     lock = WriterLock(settings.database_url)
     if not lock.try_to_take():
         log.info("worker.standby")
@@ -235,18 +241,19 @@ async def _writer_lock(
     return None if stop.is_set() else lock
 
 
-async def _work(context: WorkerContext, stop: asyncio.Event) -> None:
+async def _work(context: WorkerContext, stop: asyncio.Event, *, stream_created: str) -> None:
     """Run the loops of a worker, and answer requests that write, until stopped."""
     tune_interpreter(has_batches=True)
     database, telemetry = context.database, context.telemetry
-    events, jobs = SqlIngestStore(database, withdraw), SqlJobStore(database)
+    events = SqlIngestStore(database, withdraw, stream_created=stream_created)
+    erasures, jobs = SqlErasureStore(database, stream_created=stream_created), SqlJobStore(database)
     statistics = SqlStatistics(database)
     if database.is_sqlite:
         # This worker holds the writer lock, so the owners of all leases have exited.
         await jobs.end_leases()
     wakeups = Wakeups()
     ingest = IngestLoop(context, store=events, on_stored=wakeups.after_batch)
-    erasure = ErasureRunner(context, store=SqlErasureStore(database))
+    erasure = ErasureRunner(context, store=erasures)
     follower = BudgetFollower(
         context, store=SqlBudgetStore(database), wakeups=wakeups, is_busy=ingest.is_busy
     )

@@ -8,7 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.store_fixtures import new_sqlite, sql_stores, turn, user
-from turnfold.errors import Unavailable
+from turnfold.errors import StartError, Unavailable
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import bind_to_stream, bound_stream, next_seq
@@ -54,6 +54,54 @@ async def test_sequences_that_two_workers_store_at_once_become_one_range(postgre
     await engine.dispose()
 
     assert found == [(1, 9)]
+
+
+@pytest.mark.proves("L1", "L2")
+async def test_nothing_is_stored_or_removed_under_the_sequences_of_another_stream(url: str) -> None:
+    await upgrade(url)
+    async with sql_stores(url) as stores:
+        await stores.ingest(turn(1, user("first"), event_id="e1"))
+        database = Database(url, writes=True)
+        await bind_to_stream(database, created=CREATED, first_seq=2)
+        await database.close()
+
+        for act in (
+            lambda: stores.ingest(turn(2, user("late"), event_id="e2")),
+            lambda: stores.intake.mark_ingested([(2, 7)]),
+            stores.intake.gaps,
+            lambda: stores.erasures.to_purge(100),
+        ):
+            with pytest.raises(StartError, match=f"belongs to the stream made at {CREATED}"):
+                await act()
+
+        assert [one.message_id for one in (await stores.facts()).messages] == ["e1#0"]
+        assert (await stores.seen()).ingested == ((1, 1),)
+
+
+@pytest.mark.proves("L1", "O2")
+async def test_another_stream_waits_for_a_batch_that_is_being_stored_and_is_then_refused(
+    postgres_url: str,
+) -> None:
+    await upgrade(postgres_url)
+    database, engine = Database(postgres_url, writes=True), create_async_engine(postgres_url)
+    waiting = text(
+        "SELECT 1 FROM pg_locks WHERE relation = 'ingested_ranges'::regclass AND NOT granted"
+    )
+    async with engine.connect() as batch, engine.connect() as watcher:
+        await batch.run_sync(ranges.add, [(1, 5)])
+        binding = asyncio.create_task(bind_to_stream(database, created=CREATED, first_seq=1))
+        while not binding.done() and not (await watcher.execute(waiting)).all():
+            await asyncio.wait({binding}, timeout=0.01)
+        await batch.commit()
+        with pytest.raises(
+            StartError, match=r"starts at sequence 1, and .* another stream up to 5"
+        ):
+            await binding
+    created = await bound_stream(database)
+    await database.close()
+    await engine.dispose()
+
+    assert created is None
 
 
 @pytest.mark.proves("L1", "O10")

@@ -5,7 +5,7 @@ import asyncio
 import structlog
 
 from turnfold.bus.stream_state import ack_floor, read_events
-from turnfold.errors import Unavailable
+from turnfold.errors import StartError, Unavailable
 from turnfold.operations.ingest.decode import Delivery
 from turnfold.ports.ingest import IngestStore
 from turnfold_worker.context import WorkerContext
@@ -66,7 +66,7 @@ class CatchUp(PollingLoop):
                     self._decode, [Delivery(*event) for event in events]
                 )
                 await self._ingest.report(await self._ingest.store(batch))
-            except Unavailable:
+            except (Unavailable, StartError):
                 raise
             except Exception:
                 # As with any batch, later events are stored, and this batch is retried.

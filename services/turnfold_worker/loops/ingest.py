@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import structlog
 
 from turnfold.contracts.subjects import INGESTED
-from turnfold.errors import Unavailable
+from turnfold.errors import StartError, Unavailable
 from turnfold.observability.tracing import is_enabled, span
 from turnfold.operations.ingest.decode import DecodedBatch
 from turnfold.operations.ingest.ingest import ingest
@@ -113,7 +113,8 @@ class IngestLoop:
         except BaseException as error:
             for received in together:
                 received.nack(delay_seconds=RETRY_SECONDS)
-            if not isinstance(error, Unavailable):
+            # `CatchUp` meets a `StartError` as well, and ends the worker.
+            if not isinstance(error, Unavailable | StartError):
                 raise
             log.warning("batch.requeued", events=len(batch.payloads), error=str(error))
             self._metrics.returned()
@@ -128,6 +129,7 @@ class IngestLoop:
 
         Raises:
             Unavailable: nothing was stored; the same batch may be tried again.
+            StartError: nothing was stored; only a new process can continue.
         """
         began = time.perf_counter()
         with ExitStack() as spans:

@@ -179,6 +179,11 @@ async def stream_created(client: Client) -> str:
     return _created(await client.jetstream().stream_info(EVENTS_STREAM))
 
 
+async def first_sequence(client: Client) -> int:
+    """Return the first sequence of the event stream, which an empty one gives its next event."""
+    return (await client.jetstream().stream_info(EVENTS_STREAM)).state.first_seq
+
+
 async def config_differences(client: Client) -> list[str]:
     """Return how the streams and the consumer differ from the required ones, one text each."""
     jetstream = client.jetstream()

@@ -165,7 +165,11 @@ class ErasureStore(Protocol):
         ...
 
     async def to_purge(self, limit: int) -> Sequence[int]:
-        """Return the lowest sequences that must still be deleted from the stream."""
+        """Return the lowest sequences that must still be deleted from the stream.
+
+        Raises:
+            StartError: the database belongs to another stream now.
+        """
         ...
 
     async def purged(self, sequences: Sequence[int]) -> None:

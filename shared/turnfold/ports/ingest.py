@@ -189,17 +189,25 @@ class IngestStore(Protocol):
         Raises:
             Unavailable: nothing was stored; the same batch may be tried again.
             UnstorableBatch: the database refuses something in it; try its events one by one.
+            StartError: nothing was stored; the database belongs to another stream now.
         """
         ...
 
     async def mark_ingested(self, ranges_: Sequence[tuple[int, int]]) -> None:
-        """Record sequences that the stream no longer holds as ingested."""
+        """Record sequences that the stream no longer holds as ingested.
+
+        Raises:
+            StartError: nothing was recorded; the database belongs to another stream now.
+        """
         ...
 
     async def gaps(self, *, up_to: int = 0) -> Sequence[tuple[int, int]]:
         """Return the ranges of sequences that are not ingested.
 
         The search ends at `up_to` or at the highest ingested sequence, whichever is higher.
+
+        Raises:
+            StartError: the database belongs to another stream now.
         """
         ...
 

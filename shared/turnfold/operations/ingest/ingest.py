@@ -14,6 +14,7 @@ async def ingest(
 
     Raises:
         Unavailable: nothing was stored; the same batch may be tried again.
+        StartError: nothing was stored; the database belongs to another stream now.
     """
     arrivals, dead, payloads = batch
     try:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import IO
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, literal_column, select
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
@@ -16,33 +16,70 @@ from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.schema import FIRST_REVISION, REVISION, ingested_ranges, stream
 from turnfold.store.database.sqlite_files import FILE_MODE
+from turnfold.store.database.statements import Prepared
 
 POLL_SECONDS = 0.1
 REPORT_SECONDS = 3.0
 
 
+_CREATED = Prepared(
+    select(stream.c.created).where(stream.c.name == literal_column(f"'{EVENTS_STREAM}'")), ()
+)
+
+
+def confirm_stream(connection: Connection, created: str | None) -> None:
+    """Confirm that the database still belongs to the stream that events are stored from.
+
+    In a transaction that stores events, call it after `sequence_ranges.add`, whose lock excludes
+    another binding until the commit.
+
+    Raises:
+        StartError: it belongs to another stream now, whose sequences stand for other events.
+    """
+    bound = next((row[0] for row in _CREATED.rows(connection)), None)
+    if bound != created:
+        raise _foreign(bound, created)
+
+
+def _foreign(bound: str | None, created: str | None) -> StartError:
+    owner = f"the stream made at {bound}" if bound else "no stream yet"
+    return StartError(
+        f"the database belongs to {owner}, and the bus has the one made at {created}; "
+        "point the worker at the right bus, or run `turnfold migrate` to go on with this stream"
+    )
+
+
+def _next_seq(connection: Connection) -> int:
+    last = select(func.coalesce(func.max(ingested_ranges.c.last_seq), 0))
+    return int(connection.execute(last).scalar_one()) + 1
+
+
 async def next_seq(database: Database) -> int:
     """Return the first sequence for a new stream: above everything ever stored."""
-    async with database.read() as connection:
-        return (
-            int(
-                (
-                    await connection.execute(
-                        select(func.coalesce(func.max(ingested_ranges.c.last_seq), 0))
-                    )
-                ).scalar_one()
-            )
-            + 1
-        )
+    return await database.snapshot(_next_seq)
 
 
 async def bind_to_stream(database: Database, *, created: str, first_seq: int) -> None:
-    """Record the stream that this database belongs to from now on.
+    """Record the stream that this database belongs to from now on; it starts at `first_seq`.
 
     Sequences below `first_seq` count as ingested.
+
+    Raises:
+        StartError: events are stored under sequences of this stream, whose own would be taken for
+            them.
     """
 
     def bind(connection: Connection) -> None:
+        # Workers of the stream before may still store.
+        ranges.lock(connection)
+        next_seq = _next_seq(connection)
+        if first_seq < next_seq:
+            raise StartError(
+                f"the stream of this bus starts at sequence {first_seq}, and the database holds "
+                f"events of another stream up to {next_seq - 1}; end the workers of the other bus, "
+                f"then use an empty database, or remove the stream {EVENTS_STREAM} from this bus "
+                "if it holds nothing of value, and run `turnfold migrate` again"
+            )
         made = insert_for(connection)(stream).values(name=EVENTS_STREAM, created=created)
         connection.execute(
             made.on_conflict_do_update(index_elements=["name"], set_={"created": created})
@@ -87,12 +124,7 @@ async def wait_until_adopted(
         # No stream yet: a migration is probably running. Another stream: more likely an error of
         # the operator, which should be reported soon.
         if clock() - began > (seconds if recorded is None else patience_seconds):
-            owner = f"the stream made at {recorded}" if recorded else "no stream yet"
-            raise trouble or StartError(
-                f"the database belongs to {owner}, and the bus has the one made at {created}; "
-                "point the worker at the right bus, or run `turnfold migrate` to go on with this "
-                "stream"
-            )
+            raise trouble or _foreign(recorded, created)
         await asyncio.sleep(POLL_SECONDS)
 
 

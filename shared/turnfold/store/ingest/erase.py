@@ -31,6 +31,7 @@ from turnfold.messages import AgentId, SessionKey
 from turnfold.ports.admin import EraseResult
 from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database
+from turnfold.store.database.instance_lock import confirm_stream
 from turnfold.store.database.predicates import ERASED_AGENT, is_kept, is_running, is_uncovered
 from turnfold.store.database.schema import (
     agents,
@@ -121,11 +122,22 @@ class Erasure(NamedTuple):
 
 
 class SqlErasureStore:
-    """Erasures in SQL; see `turnfold.ports.admin.ErasureStore`."""
+    """Erasures in SQL; see `turnfold.ports.admin.ErasureStore`.
 
-    def __init__(self, database: Database, *, rows_at_once: int = ROWS_AT_ONCE) -> None:
+    `stream_created` is the creation time of the stream that erased events are removed from; None
+    if the database belongs to none.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        stream_created: str | None = None,
+        rows_at_once: int = ROWS_AT_ONCE,
+    ) -> None:
         """Delete `rows_at_once` rows of erased sessions in one transaction."""
         self._database = database
+        self._stream_created = stream_created
         self._rows_at_once = rows_at_once
 
     async def erase_expired(
@@ -163,9 +175,14 @@ class SqlErasureStore:
 
     async def to_purge(self, limit: int) -> Sequence[int]:
         """Return the lowest sequences that must still be deleted from the stream."""
-        return await self._database.snapshot(
-            lambda connection: [seq for (seq,) in _PURGES.rows(connection, limit)]
-        )
+
+        def find(connection: Connection) -> Sequence[int]:
+            sequences = [seq for (seq,) in _PURGES.rows(connection, limit)]
+            # Afterwards, because another stream has other events under the same sequences.
+            confirm_stream(connection, self._stream_created)
+            return sequences
+
+        return await self._database.snapshot(find)
 
     async def purged(self, sequences: Sequence[int]) -> None:
         """Record that the stream no longer holds these sequences."""

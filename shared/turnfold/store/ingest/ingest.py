@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from hashlib import sha256
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import (
     DataError,
     IntegrityError,
@@ -22,6 +23,7 @@ from turnfold.ports.ingest import (
 )
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import Database
+from turnfold.store.database.instance_lock import confirm_stream
 from turnfold.store.ingest.batch.writer import BatchWriter
 from turnfold.store.ingest.retraction import Withdraw
 
@@ -32,12 +34,16 @@ _MISSING = int.from_bytes(sha256(b"turnfold.missing").digest()[:7])
 class SqlIngestStore:
     """Ingest in SQL; see `turnfold.ports.ingest.IngestStore`.
 
-    `withdraw` takes versions out of force that cover retracted messages.
+    `withdraw` takes versions out of force that cover retracted messages. `stream_created` is the
+    creation time of the stream that the events come from; None if the database belongs to none.
     """
 
-    def __init__(self, database: Database, withdraw: Withdraw) -> None:
+    def __init__(
+        self, database: Database, withdraw: Withdraw, *, stream_created: str | None = None
+    ) -> None:
         self._database = database
         self._withdraw = withdraw
+        self._stream_created = stream_created
 
     async def ingest(
         self,
@@ -51,9 +57,7 @@ class SqlIngestStore:
         ordered = sorted(arrivals, key=lambda arrival: arrival.stream_seq)
         try:
             return await self._database.write_first(
-                lambda connection: BatchWriter(
-                    connection, installation, payloads, self._withdraw
-                ).write(ordered, dead)
+                lambda connection: self._store(connection, ordered, dead, installation, payloads)
             )
         except IntegrityError as error:
             # Another worker stored one of these events between our look and our insert.
@@ -70,11 +74,21 @@ class SqlIngestStore:
 
     async def mark_ingested(self, ranges_: Sequence[ranges.Range]) -> None:
         """Record sequences that the stream no longer holds as ingested."""
-        await self._database.write(lambda connection: ranges.add(connection, ranges_))
+
+        def mark(connection: Connection) -> None:
+            ranges.add(connection, ranges_)
+            confirm_stream(connection, self._stream_created)
+
+        await self._database.write(mark)
 
     async def gaps(self, *, up_to: int = 0) -> Sequence[ranges.Range]:
         """Return the ranges of sequences that are not ingested."""
-        return await self._database.snapshot(lambda connection: ranges.gaps(connection, up_to))
+
+        def find(connection: Connection) -> Sequence[ranges.Range]:
+            confirm_stream(connection, self._stream_created)
+            return ranges.gaps(connection, up_to)
+
+        return await self._database.snapshot(find)
 
     def backfill_lock(self) -> AbstractAsyncContextManager[None]:
         """Hold a lock against other workers that store missing events."""
@@ -83,3 +97,16 @@ class SqlIngestStore:
     async def ingested_to(self) -> int:
         """Return the sequence up to which every event is ingested."""
         return await self._database.snapshot(ranges.whole_to)
+
+    def _store(
+        self,
+        connection: Connection,
+        arrivals: Sequence[DecodedEvent],
+        dead: Sequence[DeadLetter],
+        installation: Installation,
+        payloads: Mapping[int, bytes],
+    ) -> IngestResult:
+        writer = BatchWriter(connection, installation, payloads, self._withdraw)
+        result = writer.write(arrivals, dead)
+        confirm_stream(connection, self._stream_created)
+        return result

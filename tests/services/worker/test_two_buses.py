@@ -1,0 +1,90 @@
+"""A database belongs to the stream of one bus: the workers of another never store under its sequences."""
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.nats_server import nats_server
+from tests.postgres import Postgres
+from tests.running_system import Parts, command, running_parts, wait_until
+from turnfold.client import connect, session_key, turn_event
+
+KEY = session_key("support", "user-1")
+
+
+async def publish(parts: Parts, *texts: str) -> None:
+    """Publish an event of one request for each text."""
+    async with connect(parts.server.url, environ={}) as client:
+        for text in texts:
+            turn = [{"role": "user", "content": text}]
+            await client.publish(turn_event(KEY, turn, event_id=text))
+
+
+async def stored(parts: Parts) -> list[str]:
+    """The ids of the stored events, in the order of their sequences."""
+    rows = await parts.rows("SELECT message_id FROM messages_view ORDER BY position")
+    return [row["message_id"].partition("#")[0] for row in rows]
+
+
+@pytest.mark.proves("L1", "L2", "O2")
+async def test_workers_end_once_their_database_belongs_to_another_bus(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(running_parts(tmp_path / "one", postgres=sql))
+        server = stack.enter_context(nats_server(tmp_path / "other"))
+        other = Parts(tmp_path / "other", server, {"TURNFOLD_DATABASE_URL": one.database_url})
+        async with one.running("worker") as worker:
+            await publish(one, "first", "second")
+            await one.caught_up()
+
+            await other.migrate()
+            await publish(one, "late")
+            status = await worker.ended()
+
+        assert status == 1
+        assert "the database belongs to the stream made at" in one.words()
+        async with other.running("worker"):
+            await publish(other, "third")
+            await other.caught_up()
+        assert await stored(other) == ["first", "second", "third"]
+
+
+@pytest.mark.proves("L1", "O2")
+async def test_an_idle_worker_ends_as_well(tmp_path: Path, sql: Postgres | None) -> None:
+    (tmp_path / "other").mkdir()
+    async with running_parts(tmp_path / "one", postgres=sql) as one:
+        with nats_server(tmp_path / "other") as server:
+            other = Parts(tmp_path / "other", server, {"TURNFOLD_DATABASE_URL": one.database_url})
+            async with one.running("worker") as worker:
+                await other.migrate()
+
+                await wait_until(lambda: not worker.is_alive, seconds=20, told=one.words)
+
+
+@pytest.mark.proves("L1", "O2", "O6")
+async def test_a_bus_with_events_of_its_own_does_not_take_over_a_database(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
+    (tmp_path / "other").mkdir()
+    async with running_parts(tmp_path / "one", postgres=sql) as one:
+        with nats_server(tmp_path / "other") as server:
+            async with one.running("worker"):
+                await publish(one, "first", "second")
+                await one.caught_up()
+            other = Parts(tmp_path / "other", server, {})
+            await other.migrate()
+            await publish(other, "its own")
+
+            environ = other.environ | {"TURNFOLD_DATABASE_URL": one.database_url}
+            refused = await command("migrate", environ=environ)
+
+            assert refused.status == 1
+            assert "holds events of another stream up to 2" in " ".join(refused.err.split())
+        async with one.running("worker"):
+            await publish(one, "third")
+            await one.caught_up()
+        assert await stored(one) == ["first", "second", "third"]
