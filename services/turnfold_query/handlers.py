@@ -253,7 +253,8 @@ class QueryDispatcher:
         return answer
 
     async def _window(self, key: SessionKey, request: ContextRequest, place: Place) -> ContextReply:
-        request = await self._with_sequence(key, request)
+        if request.after == "latest":
+            request = await self._with_sequence(key, request)
         # The past is read from all versions and evictions, which costs as much as a search.
         if request.as_of is not None:
             place.search()

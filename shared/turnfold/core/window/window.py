@@ -19,7 +19,7 @@ from turnfold.core.window.growth import grow
 from turnfold.core.window.ladder import trim_for_emergency
 from turnfold.core.window.limits import WindowLimits, most_for_summary, most_kept
 from turnfold.core.window.prefix import PendingDigest, WindowPrefix
-from turnfold.core.window.views import BlockContent, BlockView, Entry, ShownMessage, recall_part
+from turnfold.core.window.views import BlockContent, Entry, ShownMessage, recall_part
 from turnfold.errors import CannotFit
 from turnfold.messages import Message, Shape
 
@@ -335,8 +335,7 @@ def folded_for_budget(window: WindowBuilder, account: WindowAccount) -> int:
 
 def to_plan(window: WindowBuilder, stored: WindowInput, asked: WindowRequest) -> WindowPlan:
     """Return the plan of a window that `build_window` made from these values."""
-    blocks = [block for block in window.blocks if block.is_shown]
-    parts = [block.part for block in blocks]
+    parts, account = _shown(window, stored)
     return WindowPlan(
         pinned=window.prefix.pinned,
         summary=window.summary,
@@ -344,7 +343,7 @@ def to_plan(window: WindowBuilder, stored: WindowInput, asked: WindowRequest) ->
         shape=asked.shape,
         digest=window.digest.content,
         parts=tuple(parts),
-        account=_account(window, stored, blocks, parts),
+        account=account,
         tokens=billed(window.total + asked.aside_tokens, stored.factor) if window.total else 0,
         budget_tokens=asked.budget_tokens,
     )
@@ -364,28 +363,37 @@ def with_block(
     )
 
 
-def _account(
-    window: WindowBuilder,
-    stored: WindowInput,
-    blocks: Sequence[BlockView],
-    parts: Sequence[BlockContent],
-) -> WindowAccount:
-    """Count every message of the session once, by where it is; `blocks` are those shown."""
-    live = [part for block, part in zip(blocks, parts, strict=True) if block.compaction_id is None]
+def _shown(window: WindowBuilder, stored: WindowInput) -> tuple[list[BlockContent], WindowAccount]:
+    """Return the shown blocks, and count every message of the session once, by where it is."""
     pinned = window.prefix.pinned
     is_pinned_live = pinned is not None and pinned.compaction_id is None
-    live_shown = sum([part.stored for part in live]) + is_pinned_live
-    pending_shown = sum([part.stored for part in parts]) + (pinned is not None) - live_shown
-    return WindowAccount(
+    parts: list[BlockContent] = []
+    live_shown = int(is_pinned_live)
+    pending_shown = int(pinned is not None) - live_shown
+    trimmed = synthesised = 0
+    # In one pass: a window has hundreds of blocks, and each request plans one.
+    for block in window.blocks:
+        if not block.is_shown:
+            continue
+        part = block.part
+        parts.append(part)
+        if block.compaction_id is None:
+            live_shown += part.stored
+            trimmed += part.trimmed
+        else:
+            pending_shown += part.stored
+        if block.results:
+            synthesised += block.results.count(None)
+    return parts, WindowAccount(
         total=stored.total,
         shown=live_shown,
-        trimmed=sum([part.trimmed for part in live]),
+        trimmed=trimmed,
         folded=window.live - live_shown,
         covered=stored.covered,
         pending_shown=pending_shown,
         pending_digested=len(stored.messages) - window.live - pending_shown,
         recalled=0,
-        synthesised=sum([block.results.count(None) for block in blocks]),
+        synthesised=synthesised,
         folded_told=window.digest.told,
         untold=window.digest.untold,
     )

@@ -43,7 +43,9 @@ def window_json(planned: PlannedWindow, rendered: Rendered, originals: Originals
                 "null" if entry.form == "whole" else text
                 for text, entry in zip(messages, shown, strict=True)
             ]
-    ids = ", ".join(map(_quoted_id, message_ids))
+    ids = ", ".join(
+        [_quoted(one) if isinstance(one, str) else json.dumps(one) for one in message_ids]
+    )
     budget = "null" if plan.budget_tokens is None else plan.budget_tokens
     counts = ", ".join([f'"{name}": {getattr(plan.account, name)}' for name in _COUNTS])
     head = (
@@ -65,12 +67,6 @@ def window_json(planned: PlannedWindow, rendered: Rendered, originals: Originals
     return b"".join(
         (head.encode(), b", ".join([message.encode() for message in messages]), tail.encode())
     )
-
-
-def _quoted_id(message_id: Ids) -> str:
-    if isinstance(message_id, str):
-        return _quoted(message_id)
-    return json.dumps(message_id)
 
 
 def _pending_json(pending: Sequence[PendingEviction]) -> str:

@@ -40,11 +40,11 @@ async def with_recall(
     moves the beginning of the window, so it may change the block: always while no message has
     followed, later if the turn has outgrown the room of its request.
     """
-    session, builder = planned.snapshot.session, planned.builder
-    message, wish = deciding_message(builder), planned.recall_wish
-    if session is None or builder.request is None or message is None:
+    session, builder, wish = planned.snapshot.session, planned.builder, planned.recall_wish
+    if wish is None or recall is None or session is None or builder.request is None:
         return planned
-    if wish is None or recall is None or planned.shows_everything:
+    message = deciding_message(builder)
+    if message is None or planned.shows_everything:
         return planned
     following = _following(builder.taken, message)
     moments: list[AsOf | None] = [_before(following, message) if following else None]
