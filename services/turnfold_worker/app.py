@@ -254,9 +254,8 @@ async def _work(context: WorkerContext, stop: asyncio.Event, *, stream_created: 
     wakeups = Wakeups()
     ingest = IngestLoop(context, store=events, on_stored=wakeups.after_batch)
     erasure = ErasureRunner(context, store=erasures)
-    follower = BudgetFollower(
-        context, store=SqlBudgetStore(database), wakeups=wakeups, is_busy=ingest.is_busy
-    )
+    budgets = SqlBudgetStore(database)
+    follower = BudgetFollower(context, store=budgets, wakeups=wakeups, is_busy=ingest.is_busy)
     probe = WriteProbe(probe=statistics.probe)
     publisher = Publisher(context.client, NOTICES_STREAM, on_foreign=telemetry.metrics.disturbed)
     loops = [
@@ -286,9 +285,9 @@ async def _work(context: WorkerContext, stop: asyncio.Event, *, stream_created: 
         ),
         probe,
     ]
-    watchdog = telemetry.watchdog
-    watchdog.watch("the consumer", lambda: context.receiver.activity, seconds=CONSUMER_SECONDS)
-    watchdog.watch("the intake", lambda: ingest.ended, seconds=BATCH_SECONDS)
+    watch = telemetry.watchdog.watch
+    watch("the consumer", lambda: context.receiver.activity, seconds=CONSUMER_SECONDS)
+    watch("the intake", lambda: ingest.ended, seconds=BATCH_SECONDS)
     async with (
         _running(context, ingest, loops) as tasks,
         command_broker(
