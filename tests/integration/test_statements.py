@@ -11,7 +11,12 @@ from tests.store_fixtures import new_sqlite, sql_stores, turn, user
 from turnfold.errors import StartError, Unavailable
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import Database
-from turnfold.store.database.instance_lock import bind_to_stream, bound_stream, next_seq
+from turnfold.store.database.instance_lock import (
+    bind_to_stream,
+    bound_stream,
+    lock_storing,
+    next_seq,
+)
 from turnfold_migrations import upgrade
 
 CREATED = "2026-11-20T10:00:00Z"
@@ -84,10 +89,9 @@ async def test_another_stream_waits_for_a_batch_that_is_being_stored_and_is_then
 ) -> None:
     await upgrade(postgres_url)
     database, engine = Database(postgres_url, writes=True), create_async_engine(postgres_url)
-    waiting = text(
-        "SELECT 1 FROM pg_locks WHERE relation = 'ingested_ranges'::regclass AND NOT granted"
-    )
+    waiting = text("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
     async with engine.connect() as batch, engine.connect() as watcher:
+        await batch.run_sync(lock_storing)
         await batch.run_sync(ranges.add, [(1, 5)])
         binding = asyncio.create_task(bind_to_stream(database, created=CREATED, first_seq=1))
         while not binding.done() and not (await watcher.execute(waiting)).all():

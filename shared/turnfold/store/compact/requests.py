@@ -17,12 +17,13 @@ from turnfold.messages import AgentId, CompactionId, SessionKey
 from turnfold.ports.admin import EraseResult
 from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database, insert_for
+from turnfold.store.database.instance_lock import lock_storing
 from turnfold.store.database.schema import agents, audit, sessions
 from turnfold.store.database.session_rows import SessionJournal, lock_by_key, write_back
 from turnfold.store.ingest.erase import Erasure, erase_some
 from turnfold.store.ingest.erased_letters import ErasureScope, erase_letters
 from turnfold.store.ingest.evict import REQUESTED, evict_now
-from turnfold.store.ingest.tombstones import ALL_SESSIONS, lock_against_erase
+from turnfold.store.ingest.tombstones import ALL_SESSIONS
 
 
 class SqlSessionCommands:
@@ -97,7 +98,7 @@ def _set_for_session(
     actor: str,
 ) -> Mapping[str, Any]:
     # Before the session is locked: erasures take these two locks in the same order.
-    lock_against_erase(connection)
+    lock_storing(connection)
     session = lock_by_key(connection, [key], create=installation.max_sessions).get(key)
     if session is None:
         raise Conflict(

@@ -4,9 +4,10 @@ import asyncio
 import fcntl
 import os
 from collections.abc import Callable
+from hashlib import sha256
 from typing import IO
 
-from sqlalchemy import Connection, func, literal_column, select
+from sqlalchemy import Connection, exists, func, literal_column, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
 
@@ -14,7 +15,13 @@ from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import StartError, Unavailable
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import Database, insert_for
-from turnfold.store.database.schema import FIRST_REVISION, REVISION, ingested_ranges, stream
+from turnfold.store.database.schema import (
+    FIRST_REVISION,
+    REVISION,
+    erasures,
+    ingested_ranges,
+    stream,
+)
 from turnfold.store.database.sqlite_files import FILE_MODE
 from turnfold.store.database.statements import Prepared
 
@@ -22,23 +29,38 @@ POLL_SECONDS = 0.1
 REPORT_SECONDS = 3.0
 
 
-_CREATED = Prepared(
-    select(stream.c.created).where(stream.c.name == literal_column(f"'{EVENTS_STREAM}'")), ()
+_STORING = int.from_bytes(sha256(b"turnfold.erasures").digest()[:7])
+"""The number of a lock, under the name that it had in the first release."""
+_BOUND = select(stream.c.created).where(stream.c.name == literal_column(f"'{EVENTS_STREAM}'"))
+_STATE = Prepared(
+    select(_BOUND.scalar_subquery(), exists(select(literal_column("1")).select_from(erasures))), ()
 )
 
 
-def confirm_stream(connection: Connection, created: str | None) -> None:
+def lock_storing(connection: Connection, *, is_exclusive: bool = False) -> None:
+    """Lock the database for storing, or, exclusively, for erasing and binding.
+
+    Call it before locking sessions: one that does not exist yet has no row to lock. SQLite runs one
+    writing transaction at a time.
+    """
+    if connection.dialect.name == "postgresql":
+        kind = "" if is_exclusive else "_shared"
+        connection.execute(text(f"SELECT pg_advisory_xact_lock{kind}({_STORING})"))
+
+
+def confirm_stream(connection: Connection, created: str | None) -> bool:
     """Confirm that the database still belongs to the stream that events are stored from.
 
-    In a transaction that stores events, call it after `sequence_ranges.add`, whose lock excludes
-    another binding until the commit.
+    Return whether anything was ever erased, which every batch asks as well. `lock_storing` excludes
+    other bindings from then on.
 
     Raises:
         StartError: it belongs to another stream now, whose sequences stand for other events.
     """
-    bound = next((row[0] for row in _CREATED.rows(connection)), None)
+    ((bound, has_erased),) = _STATE.rows(connection)
     if bound != created:
         raise _foreign(bound, created)
+    return bool(has_erased)
 
 
 def _foreign(bound: str | None, created: str | None) -> StartError:
@@ -71,7 +93,7 @@ async def bind_to_stream(database: Database, *, created: str, first_seq: int) ->
 
     def bind(connection: Connection) -> None:
         # Workers of the stream before may still store.
-        ranges.lock(connection)
+        lock_storing(connection, is_exclusive=True)
         next_seq = _next_seq(connection)
         if first_seq < next_seq:
             raise StartError(

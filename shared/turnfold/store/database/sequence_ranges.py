@@ -45,20 +45,14 @@ def stretches(positions: Iterable[tuple[int, bool]]) -> list[Range]:
     return ranges
 
 
-def lock(connection: Connection) -> None:
-    """Exclude other transactions that record sequences, until this one ends."""
-    # SQLite runs one writing transaction at a time.
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("LOCK TABLE ingested_ranges IN SHARE ROW EXCLUSIVE MODE"))
-
-
 def add(connection: Connection, ranges: Iterable[Range]) -> None:
     """Record sequences as ingested."""
     new = joined(ranges)
     if not new:
         return
-    # Two transactions that join ranges at once could leave ranges that touch.
-    lock(connection)
+    if connection.dialect.name == "postgresql":
+        # Two transactions that join ranges at once could leave ranges that touch.
+        connection.execute(text("LOCK TABLE ingested_ranges IN SHARE ROW EXCLUSIVE MODE"))
     stored = sorted(
         {
             (first, last)

@@ -31,7 +31,7 @@ from turnfold.messages import AgentId, SessionKey
 from turnfold.ports.admin import EraseResult
 from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database
-from turnfold.store.database.instance_lock import confirm_stream
+from turnfold.store.database.instance_lock import confirm_stream, lock_storing
 from turnfold.store.database.predicates import ERASED_AGENT, is_kept, is_running, is_uncovered
 from turnfold.store.database.schema import (
     agents,
@@ -63,7 +63,6 @@ from turnfold.store.ingest.tombstones import (
     Tombstone,
     add_tombstones,
     any_rows_left,
-    lock_against_erase,
 )
 from turnfold.store.ingest.word_index.removal import remove_indexed
 
@@ -205,7 +204,7 @@ def erase_some(
     The last transaction also erases dead letters above the id `letters_to`, and what an agent has
     besides sessions.
     """
-    lock_against_erase(connection, is_erasing=True)
+    lock_storing(connection, is_exclusive=True)
     lock_session_counts(connection, [scope.agent_id])
     is_last = True
     if scope.session_id is not None:
@@ -242,7 +241,7 @@ def _expire(
     connection: Connection, *, sid: int, letters_to: int, installation: Installation, now_ms: int
 ) -> None:
     """Erase a session whose retention is over. Events that are still on their way begin it anew."""
-    lock_against_erase(connection, is_erasing=True)
+    lock_storing(connection, is_exclusive=True)
     agent_id = select(sessions.c.agent_id).where(sessions.c.sid == sid, is_kept)
     lock_session_counts(connection, map(AgentId, connection.execute(agent_id).scalars()))
     for session in lock_by_sid(connection, [sid]).values():

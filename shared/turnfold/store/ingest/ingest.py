@@ -23,7 +23,7 @@ from turnfold.ports.ingest import (
 )
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import Database
-from turnfold.store.database.instance_lock import confirm_stream
+from turnfold.store.database.instance_lock import confirm_stream, lock_storing
 from turnfold.store.ingest.batch.writer import BatchWriter
 from turnfold.store.ingest.retraction import Withdraw
 
@@ -57,7 +57,9 @@ class SqlIngestStore:
         ordered = sorted(arrivals, key=lambda arrival: arrival.stream_seq)
         try:
             return await self._database.write_first(
-                lambda connection: self._store(connection, ordered, dead, installation, payloads)
+                lambda connection: BatchWriter(
+                    connection, self._stream_created, installation, payloads, self._withdraw
+                ).write(ordered, dead)
             )
         except IntegrityError as error:
             # Another worker stored one of these events between our look and our insert.
@@ -76,8 +78,9 @@ class SqlIngestStore:
         """Record sequences that the stream no longer holds as ingested."""
 
         def mark(connection: Connection) -> None:
-            ranges.add(connection, ranges_)
+            lock_storing(connection)
             confirm_stream(connection, self._stream_created)
+            ranges.add(connection, ranges_)
 
         await self._database.write(mark)
 
@@ -97,16 +100,3 @@ class SqlIngestStore:
     async def ingested_to(self) -> int:
         """Return the sequence up to which every event is ingested."""
         return await self._database.snapshot(ranges.whole_to)
-
-    def _store(
-        self,
-        connection: Connection,
-        arrivals: Sequence[DecodedEvent],
-        dead: Sequence[DeadLetter],
-        installation: Installation,
-        payloads: Mapping[int, bytes],
-    ) -> IngestResult:
-        writer = BatchWriter(connection, installation, payloads, self._withdraw)
-        result = writer.write(arrivals, dead)
-        confirm_stream(connection, self._stream_created)
-        return result

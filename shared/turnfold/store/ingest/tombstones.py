@@ -11,7 +11,6 @@ from sqlalchemy import (
     case,
     literal_column,
     select,
-    text,
 )
 
 from turnfold.contracts.events import claimed_key
@@ -36,7 +35,6 @@ SUBJECT_MISMATCH = str(EventFault.SUBJECT_MISMATCH)
 ALL_SESSIONS = ""
 """The session id of a tombstone for a whole agent; real ids are never empty."""
 
-_ANY = Prepared(select(literal_column("1")).select_from(erasures).limit(literal_column("1")), ())
 _pairs = PreparedPairs.pairs
 _LAST = PreparedPairs(
     select(erasures.c.agent_id, erasures.c.session_id, erasures.c.last_seq).where(
@@ -97,29 +95,10 @@ def any_rows_left(connection: Connection) -> bool:
     return bool(_ANY_LEFT.rows(connection))
 
 
-def lock_against_erase(connection: Connection, *, is_erasing: bool = False) -> None:
-    """Exclude erasures while events are stored, and the reverse; call before locking sessions.
-
-    A session that does not exist yet has no row to lock. SQLite runs one writing transaction at a
-    time.
-    """
-    if connection.dialect.name == "postgresql":
-        connection.execute(
-            # Shared for ingest, so that batches do not wait for each other.
-            text(f"SELECT pg_advisory_xact_lock{'' if is_erasing else '_shared'}({_LOCK})")
-        )
-
-
-_LOCK = int.from_bytes(sha256(b"turnfold.erasures").digest()[:7])
-
-
 def erased_before(
     connection: Connection, arrivals: Sequence[DecodedEvent], dead: Sequence[DeadLetter]
 ) -> set[int]:
     """Return the sequences of events that were erased before they arrived."""
-    # Installations that never erased anything pay for one look at an empty table.
-    if not _ANY.rows(connection):
-        return set()
     claims = [
         *((arrival.key, arrival.stream_seq) for arrival in arrivals),
         *((letter.key, letter.stream_seq) for letter in dead),

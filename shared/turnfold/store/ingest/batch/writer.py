@@ -22,6 +22,7 @@ from turnfold.ports.ingest import (
 )
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import insert_for
+from turnfold.store.database.instance_lock import confirm_stream, lock_storing
 from turnfold.store.database.schema import dead_letters, sessions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key, write_back
 from turnfold.store.database.transactions import savepoint
@@ -45,23 +46,28 @@ from turnfold.store.ingest.evict import evict
 from turnfold.store.ingest.model_windows import learn_limits
 from turnfold.store.ingest.pairing import PairChange, Touched, repair_pairs
 from turnfold.store.ingest.retraction import Retractor, Withdraw
-from turnfold.store.ingest.tombstones import erased_before, lock_against_erase, record_duplicates
+from turnfold.store.ingest.tombstones import erased_before, record_duplicates
 from turnfold.store.ingest.usage import Calibrator
 
 ANOTHER_EVENT = "this event id stands for other content or another session of the agent"
 
 
 class BatchWriter:
-    """Writes one batch within its transaction."""
+    """Writes one batch within its transaction.
+
+    `stream_created` is the creation time of the stream that the batch comes from.
+    """
 
     def __init__(
         self,
         connection: Connection,
+        stream_created: str | None,
         installation: Installation,
         payloads: Mapping[int, bytes],
         withdraw: Withdraw,
     ) -> None:
         self._connection = connection
+        self._stream_created = stream_created
         self._installation = installation
         self._payloads = payloads
         self._journal = SessionJournal()
@@ -81,11 +87,9 @@ class BatchWriter:
             letter.stream_seq for letter in dead
         ]
         # Before anything is read: an erasure must not happen between reading and writing.
-        lock_against_erase(self._connection)
-        if erased := erased_before(self._connection, arrivals, dead):
-            self._duplicates += len(erased)
-            arrivals = [arrival for arrival in arrivals if arrival.stream_seq not in erased]
-            dead = [letter for letter in dead if letter.stream_seq not in erased]
+        lock_storing(self._connection)
+        if confirm_stream(self._connection, self._stream_created):
+            arrivals, dead = self._without_erased(arrivals, dead)
         self._dead.extend(dead)
         evictions = 0
         if arrivals and (arrivals := self._admit(arrivals)):
@@ -104,6 +108,17 @@ class BatchWriter:
             dead_letters=len(self._dead),
             evictions=evictions,
             retractions=sum(arrival.retraction is not None for arrival in self._new),
+        )
+
+    def _without_erased(
+        self, arrivals: Sequence[DecodedEvent], dead: Sequence[DeadLetter]
+    ) -> tuple[Sequence[DecodedEvent], Sequence[DeadLetter]]:
+        """Leave out what was erased before it arrived; it counts as duplicates."""
+        erased = erased_before(self._connection, arrivals, dead)
+        self._duplicates += len(erased)
+        return (
+            [arrival for arrival in arrivals if arrival.stream_seq not in erased],
+            [letter for letter in dead if letter.stream_seq not in erased],
         )
 
     def _update_sessions(self) -> int:
