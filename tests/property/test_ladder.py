@@ -361,7 +361,8 @@ def folded_by(
 
 
 def importance(block: BlockView) -> tuple[bool, int, int]:
-    priority = block.queued_priority if block.needs_its_round else block.priority
+    together = block.in_round.blocks if block.needs_its_round else []
+    priority = max([one.queued_priority for one in together], default=block.priority)
     return not block.in_round.is_closed, priority, block.position
 
 

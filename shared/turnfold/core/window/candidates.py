@@ -40,14 +40,22 @@ class TrimCandidates:
         self.costly: list[Candidate] = []
         self.tool_blocks: list[Candidate] = []
         self._open_tool_blocks: list[BlockView] = []
-        self.closed_blocks: list[Candidate] = []
-        """Every block of the closed rounds."""
+        self._closed_rounds: list[RoundView] = []
+        self._closed_blocks: list[Candidate] = []
         self._open_blocks: list[Candidate] = []
         self._open_from = 0
         self._queued_blocks = 0
         self._passed = 0
         self.passed_over: list[BlockView] = []
         """Blocks that `oldest` has passed and that are still shown."""
+
+    @property
+    def closed_blocks(self) -> list[Candidate]:
+        """Every block of the closed rounds; queued on use, because most windows need none."""
+        for closed in self._closed_rounds:
+            self._queue_round(closed)
+        self._closed_rounds.clear()
+        return self._closed_blocks
 
     @property
     def open_blocks(self) -> list[Candidate]:
@@ -79,21 +87,24 @@ class TrimCandidates:
         self.passed_over = [*kept, *postponed]
 
     def close_round(self, closed: RoundView) -> None:
-        """Queue the blocks of a round that a new request has ended.
-
-        The request and the answers of a round have its highest priority, because they leave
-        together.
-        """
-        closed.priority = max([block.queued_priority for block in closed.blocks], default=UNRANKED)
-        for block in closed.shown:
-            if block.needs_its_round:
-                block.queued_priority = closed.priority
-            _push_block(self.closed_blocks, block)
+        """Make the blocks of a round that a new request has ended candidates."""
+        self._closed_rounds.append(closed)
         for block in self._open_tool_blocks:
             _push_block(self.tool_blocks, block)
         self._open_tool_blocks.clear()
         self._open_blocks.clear()
         self._open_from = len(self._blocks)
+
+    def _queue_round(self, closed: RoundView) -> None:
+        """Queue the blocks of a closed round.
+
+        Its request and its answers have its highest priority, because they leave together.
+        """
+        closed.priority = max([block.queued_priority for block in closed.blocks], default=UNRANKED)
+        for block in closed.shown:
+            if block.needs_its_round:
+                block.queued_priority = closed.priority
+            _push_block(self._closed_blocks, block)
 
     def add_block(self, block: BlockView, *, is_newest_request: bool) -> None:
         """Queue a new block for the steps that may shorten it."""
@@ -154,18 +165,20 @@ class TrimCandidates:
         if not block.in_round.is_closed:
             _push_block(self._open_blocks, block)
             return
-        _push_block(self.closed_blocks, block)
         if not block.is_recent:
             _push_block(self.tool_blocks, block)
-        if priority > block.in_round.priority:
-            self._raise_round(block.in_round, priority)
+        # Otherwise the round is queued later, with this priority.
+        if block.in_round.priority != UNRANKED:
+            _push_block(self._closed_blocks, block)
+            if priority > block.in_round.priority:
+                self._raise_round(block.in_round, priority)
 
     def _raise_round(self, closed: RoundView, priority: int) -> None:
         closed.priority = priority
         for block in closed.shown:
             if block.needs_its_round:
                 block.queued_priority = priority
-                _push_block(self.closed_blocks, block)
+                _push_block(self._closed_blocks, block)
 
 
 def _push(heap: list[Candidate], block: BlockView, view: MessageView) -> None:

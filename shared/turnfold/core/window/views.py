@@ -253,7 +253,7 @@ class RoundView:
         self.blocks: list[BlockView] = []
         self.is_closed = False
         self.priority = UNRANKED
-        """The highest priority of its blocks, once it is closed."""
+        """The highest priority of its blocks, once they are queued as those of a closed round."""
 
     @property
     def shown(self) -> "list[BlockView]":
