@@ -11,6 +11,9 @@ from typing import Any
 
 Json = dict[str, Any]
 
+DATE = "Thu, 26 Nov 2026 12:00:00 GMT"
+"""The date of every answer."""
+
 
 @dataclass
 class ProviderReply:
@@ -71,6 +74,7 @@ class Provider:
         self, reply: ProviderReply, reader: StreamReader, writer: StreamWriter
     ) -> None:
         head = f"HTTP/1.1 {reply.status} X\r\ncontent-type: {reply.kind}\r\nx-request-id: req-1\r\n"
+        head += f"date: {DATE}\r\nserver: provider\r\n"
         writer.write(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
         for place, chunk in enumerate(reply.chunks):
             writer.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))

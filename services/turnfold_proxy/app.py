@@ -79,6 +79,7 @@ async def _run(settings: Settings, upstream_url: str) -> None:
                 port=settings.proxy_port,
                 port_setting="--port or TURNFOLD_PROXY_PORT",
                 connections=settings.max_connections,
+                has_date=False,
             )
             try:
                 await listener.opened()

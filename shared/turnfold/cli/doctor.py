@@ -269,14 +269,14 @@ async def _database(settings: Settings) -> list[Finding]:
         finally:
             await database.close()
     except TurnfoldError as error:
-        findings.append(
-            Finding(
-                "database",
-                "failed",
-                f"{where}: {error}",
-                "correct TURNFOLD_DATABASE_URL, or run `turnfold migrate`",
-            )
+        is_named = "database_url" in settings.explicit_names
+        advice = (
+            "correct TURNFOLD_DATABASE_URL, or run `turnfold migrate`"
+            if is_named
+            else "set TURNFOLD_DATA_DIR to the data directory of `turnfold up`, or "
+            "TURNFOLD_DATABASE_URL; or run `turnfold migrate`"
         )
+        findings.append(Finding("database", "failed", f"{where}: {error}", advice))
     else:
         newest = head()
         is_current = revision == newest

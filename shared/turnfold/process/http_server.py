@@ -44,8 +44,8 @@ class HttpServer:
     """Serves an application until it is closed. `ended` is done if the server fails.
 
     For port 0, `port` is the free port that was chosen. `port_setting` tells a user how to choose
-    another. With a certificate and its key (PEM files),
-    the server uses TLS.
+    another. With a certificate and its key (PEM files), the server uses TLS. Without
+    `has_date`, answers have the date of their origin, as those of a proxy.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class HttpServer:
         connections: int,
         certificate: Path | None = None,
         certificate_key: Path | None = None,
+        has_date: bool = True,
     ) -> None:
         self._port_setting = port_setting
         self._where = f"{host}:{port}"
@@ -65,7 +66,7 @@ class HttpServer:
             uvicorn.Config(
                 app, host=host, port=port, log_config=None, access_log=False, lifespan="off",
                 ssl_certfile=certificate, ssl_keyfile=certificate_key,
-                http=_Connection,
+                http=_Connection, server_header=False, date_header=has_date,
                 ws="none",
                 timeout_keep_alive=int(IDLE_SECONDS),
             ),

@@ -66,6 +66,27 @@ async def test_a_machine_with_nothing_on_it_gets_an_advice_for_each_part(tmp_pat
     assert not database.exists()
 
 
+@pytest.mark.proves("O3", "O8")
+async def test_in_a_folder_without_a_system_the_advice_is_to_name_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    unnamed = await examine(Settings())
+    named = await examine(
+        Settings(
+            database_url="sqlite+aiosqlite:///nowhere/turnfold.db",
+            explicit_names=frozenset({"database_url"}),
+        )
+    )
+
+    advice = [
+        [one.advice for one in found if one.check == "database"] for found in (unnamed, named)
+    ]
+    assert "set TURNFOLD_DATA_DIR" in advice[0][0]
+    assert "correct TURNFOLD_DATABASE_URL" in advice[1][0]
+
+
 @pytest.mark.proves("O3")
 async def test_each_fault_goes_away_with_what_the_advice_says(tmp_path: Path) -> None:
     with nats_server(tmp_path) as server, ThreadingHTTPServer(("127.0.0.1", 0), Ready) as web:

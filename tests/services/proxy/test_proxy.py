@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.ports import free_port
-from tests.provider import ProviderReply, chunks, completion
+from tests.provider import DATE, ProviderReply, chunks, completion
 from tests.running_system import eventually
 from tests.services.proxy.conftest import KEY, ProxyScene
 from turnfold.errors import UnknownSession
@@ -60,6 +60,8 @@ async def test_a_call_reaches_the_provider_as_it_came_and_its_answer_the_caller(
     assert not [name for name in sent.headers if name.startswith("x-turnfold")]
     assert answer.content == reply.chunks[0]
     assert answer.headers["x-request-id"] == "req-1"
+    assert answer.headers.get_list("date") == [DATE]
+    assert answer.headers.get_list("server") == ["provider"]
     assert int(answer.headers["x-turnfold-tokens"]) > 0
     assert answer.headers["x-turnfold-version"] == "0"
     assert "x-turnfold-bypassed" not in answer.headers
