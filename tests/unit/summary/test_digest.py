@@ -1,10 +1,17 @@
 """The digest made at eviction."""
 
+import json
 import time
 
 import pytest
 
-from turnfold.core.summary.eviction_digest import digest
+from tests.histories import Said, assistant, counter, history, user
+from turnfold.core.summary.eviction_digest import (
+    DIGEST_MAX_TOKENS,
+    DIGEST_MESSAGES,
+    digest,
+    digest_eviction,
+)
 from turnfold.core.summary.sources import Source
 
 
@@ -166,3 +173,23 @@ def test_long_messages_cost_no_more_than_short_ones() -> None:
     assert (
         min(seconds(100_000) for _ in range(5)) < min(seconds(400) for _ in range(5)) * 10 + 0.001
     )
+
+
+@pytest.mark.proves("W9")
+def test_the_first_request_of_many_messages_is_quoted_with_the_newest() -> None:
+    long = " and much more of it" * 40
+    said = [Said(user(f"My name is Ana Quiroga.{long}")), Said(assistant("Hello."))]
+    for number in range(9):
+        said += [Said(user(f"Step {number}:{long}")), Said(assistant(f"Answer {number}."))]
+    evicted = history(said).stored.messages
+    bodies = {one.position: json.dumps(of.body) for one, of in zip(evicted, said, strict=True)}
+
+    text, tokens = digest_eviction(evicted, bodies, count=counter())
+
+    lines = text.splitlines()
+    assert lines[0] == "(12 earlier messages left out)"
+    assert lines[1].startswith("User: My name is Ana Quiroga. and much more of it")
+    assert [line[:9] for line in lines[2:4]] == ["Assistant", "User: Ste"]
+    assert lines[-1] == "Assistant: Answer 8."
+    assert len(lines) == 1 + DIGEST_MESSAGES
+    assert tokens <= DIGEST_MAX_TOKENS

@@ -42,8 +42,8 @@ _LEFT_OUT_LINE_TOKENS = 16
 
 
 def digest_messages(evicted: Sequence[Message]) -> Sequence[Message]:
-    """Select the messages that a digest quotes: the newest of users and assistants."""
-    return _spoken(evicted)[-DIGEST_MESSAGES:]
+    """Select the messages that a digest quotes: the first request, and the newest messages."""
+    return _quoted(_spoken(evicted))
 
 
 def digest_eviction(
@@ -60,7 +60,7 @@ def digest_eviction(
         return tokens[text]
 
     spoken = _spoken(evicted)
-    quoted = spoken[-DIGEST_MESSAGES:]
+    quoted = _quoted(spoken)
     text = digest(
         sources_of([(message, bodies[message.position], False) for message in quoted]),
         max_tokens=DIGEST_MAX_TOKENS,
@@ -69,6 +69,13 @@ def digest_eviction(
         silent=len(evicted) - len(spoken),
     )
     return text, tokens.get(text, 0)
+
+
+def _quoted(spoken: Sequence[Message]) -> Sequence[Message]:
+    older, newest = spoken[:-DIGEST_MESSAGES], spoken[-DIGEST_MESSAGES:]
+    # Who asks, and for what: the newest messages seldom repeat it.
+    request = next((message for message in older if message.is_request), None)
+    return newest if request is None else [request, *newest[1:]]
 
 
 def _spoken(messages: Sequence[Message]) -> Sequence[Message]:
@@ -103,7 +110,7 @@ def digest(
     width = min(160, max(40, max_tokens * 3 // max(len(quoted), 1)))
     lines = [defused(line) for line in (_line(source, width) for source in quoted) if line]
     silent += len(sources) - len(lines)
-    # A first estimate by characters, so that the tokenizer reads few lines that do not fit.
+    # A first estimate by bytes, so that the tokenizer reads few lines that do not fit.
     kept = _newest_within(lines, max_tokens * 4)
     while True:
         text = "\n".join([*_left_out_line(older + len(lines) - len(kept), silent), *kept])
@@ -164,12 +171,12 @@ def _value(quoted: str) -> str:
     return clip(printable(text), 60)
 
 
-def _newest_within(lines: list[str], characters: int) -> list[str]:
-    """Return the newest lines up to a number of characters; others than ASCII count three times."""
+def _newest_within(lines: list[str], size: int) -> list[str]:
+    """Return the newest lines up to a number of bytes."""
     first = len(lines)
-    while first and characters > 0:
+    while first and size > 0:
         first -= 1
-        characters -= len(lines[first]) if lines[first].isascii() else 3 * len(lines[first])
+        size -= len(lines[first].encode(errors="replace"))
     return lines[first:]
 
 
