@@ -16,7 +16,7 @@ from turnfold.messages import JOINED, TOOL, Message
 
 DIGEST_MAX_TOKENS = 300
 DIGEST_MESSAGES = 8
-"""With more lines each would be too short to be useful. The first line counts older messages."""
+"""With more lines each would be too short to be useful. One line counts all other messages."""
 
 _ROLES = {
     "system": "System",
@@ -67,6 +67,7 @@ def digest_eviction(
         count=counting,
         older=len(spoken) - len(quoted),
         silent=len(evicted) - len(spoken),
+        keeps_first=len(spoken) > len(quoted) and quoted[0].is_request,
     )
     return text, tokens.get(text, 0)
 
@@ -95,12 +96,14 @@ def digest(
     count: Callable[[str], int],
     older: int = 0,
     silent: int = 0,
+    keeps_first: bool = False,
 ) -> str:
     """Return one line per message: its shortened text, and the tools that it calls.
 
-    The digest has at most `max_tokens` tokens. Results without an error have no line. The first
-    line counts the messages that have none: older ones, and those without text. `older` and
-    `silent` are such messages that are not among `sources`.
+    The digest has at most `max_tokens` tokens. Results without an error have no line. A line before
+    the newest messages counts those that have none: older ones, and those without text. `older` and
+    `silent` are such messages that are not among `sources`. With `keeps_first`, the first message
+    stays before that line, unless it alone does not fit.
     """
     quoted = [
         source
@@ -110,15 +113,20 @@ def digest(
     width = min(160, max(40, max_tokens * 3 // max(len(quoted), 1)))
     lines = [defused(line) for line in (_line(source, width) for source in quoted) if line]
     silent += len(sources) - len(lines)
+    first = lines[:1] if keeps_first and _line(quoted[0], width) else []
     # A first estimate by bytes, so that the tokenizer reads few lines that do not fit.
-    kept = _newest_within(lines, max_tokens * 4)
+    kept = _newest_within(lines[len(first) :], max_tokens * 4)
     while True:
-        text = "\n".join([*_left_out_line(older + len(lines) - len(kept), silent), *kept])
+        left_out = older + len(lines) - len(first) - len(kept)
+        text = "\n".join([*first, *_left_out_line(left_out, silent), *kept])
         tokens = count(text)
         if tokens <= max_tokens:
             return text
         if not kept:
-            return ""
+            if not first:
+                return ""
+            first = []
+            continue
         kept = kept[
             max(1, len(kept) - len(kept) * max(max_tokens - _LEFT_OUT_LINE_TOKENS, 0) // tokens) :
         ]
