@@ -262,7 +262,7 @@ async def _work(context: WorkerContext, stop: asyncio.Event, *, stream_created: 
         CatchUp(context, store=events, ingest=ingest),
         Compactor(context, store=jobs, wakeups=wakeups, is_busy=ingest.is_busy),
         Relay(
-            store=SqlOutboxStore(database),
+            store=SqlOutboxStore(database, stream_created=stream_created),
             publisher=publisher,
             is_busy=ingest.is_busy,
             woken=wakeups.relay,

@@ -75,6 +75,7 @@ async def test_nothing_is_stored_or_removed_under_the_sequences_of_another_strea
             lambda: stores.intake.mark_ingested([(2, 7)]),
             stores.intake.gaps,
             lambda: stores.erasures.to_purge(100),
+            lambda: stores.outbox.unsent(100),
         ):
             with pytest.raises(StartError, match=f"belongs to the stream made at {CREATED}"):
                 await act()

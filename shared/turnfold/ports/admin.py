@@ -303,6 +303,12 @@ class Notice(NamedTuple):
 class OutboxStore(Protocol):
     """Notices that are not published yet, oldest first."""
 
-    async def unsent(self, limit: int) -> Sequence[Notice]: ...
+    async def unsent(self, limit: int) -> Sequence[Notice]:
+        """Return the oldest notices that the stream may not have yet.
+
+        Raises:
+            StartError: the database belongs to another stream now.
+        """
+        ...
 
     async def sent(self, notices: Sequence[Notice]) -> None: ...

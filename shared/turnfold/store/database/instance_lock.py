@@ -23,7 +23,7 @@ from turnfold.store.database.schema import (
     stream,
 )
 from turnfold.store.database.sqlite_files import FILE_MODE
-from turnfold.store.database.statements import Prepared
+from turnfold.store.database.statements import Prepared, SupportsStatements
 
 POLL_SECONDS = 0.1
 REPORT_SECONDS = 3.0
@@ -48,7 +48,7 @@ def lock_storing(connection: Connection, *, is_exclusive: bool = False) -> None:
         connection.execute(text(f"SELECT pg_advisory_xact_lock{kind}({_STORING})"))
 
 
-def confirm_stream(connection: Connection, created: str | None) -> bool:
+def confirm_stream(connection: SupportsStatements, created: str | None) -> bool:
     """Confirm that the database still belongs to the stream that events are stored from.
 
     Return whether anything was ever erased, which every batch asks as well. `lock_storing` excludes

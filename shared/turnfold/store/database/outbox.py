@@ -6,8 +6,9 @@ from sqlalchemy import Integer, bindparam, delete, select
 
 from turnfold.ports.admin import Notice
 from turnfold.store.database.engine import Database
+from turnfold.store.database.instance_lock import confirm_stream
 from turnfold.store.database.schema import outbox
-from turnfold.store.database.statements import Bulk, Prepared
+from turnfold.store.database.statements import Bulk, Prepared, SupportsStatements
 
 _OLDEST = Prepared(
     select(outbox).order_by(outbox.c.outbox_id).limit(bindparam("most", type_=Integer)), ("most",)
@@ -16,16 +17,26 @@ _FORGET = Bulk(delete(outbox).where(outbox.c.outbox_id == bindparam("sent")), ("
 
 
 class SqlOutboxStore:
-    """The outbox in SQL; see `turnfold.ports.admin.OutboxStore`."""
+    """The outbox in SQL; see `turnfold.ports.admin.OutboxStore`.
 
-    def __init__(self, database: Database) -> None:
+    `stream_created` is the creation time of the stream of the bus that gets the notices; None if
+    the database belongs to none.
+    """
+
+    def __init__(self, database: Database, *, stream_created: str | None = None) -> None:
         self._database = database
+        self._stream_created = stream_created
 
     async def unsent(self, limit: int) -> Sequence[Notice]:
         """Return the oldest notices that the stream may not have yet."""
-        return await self._database.read_small(
-            lambda connection: [Notice(*row) for row in _OLDEST.rows(connection, limit)]
-        )
+
+        def find(connection: SupportsStatements) -> Sequence[Notice]:
+            notices = [Notice(*row) for row in _OLDEST.rows(connection, limit)]
+            # Afterwards, because notices that came since belong on another bus.
+            confirm_stream(connection, self._stream_created)
+            return notices
+
+        return await self._database.read_small(find)
 
     async def sent(self, notices: Sequence[Notice]) -> None:
         """Delete notices that the stream has."""
