@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from tests.histories import History, Said, assistant, history, tool, user, words
 from turnfold.core.policy.presets import Policy
+from turnfold.core.window.budget_shares import WindowLimits
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.forms import (
     STAND_IN_TOKENS,
 )
 from turnfold.core.window.framing import Placement
-from turnfold.core.window.limits import WindowLimits
 from turnfold.core.window.prefix import WindowPrefix
 from turnfold.core.window.views import BlockView, MessageView
 from turnfold.messages import Priority

@@ -29,7 +29,6 @@ from turnfold.process.request_limits import ConcurrencyLimiter
 from turnfold_query.auth import AuthMiddleware
 from turnfold_query.console.app import ConsoleRouter, make_console
 from turnfold_query.handlers import QueryDispatcher
-from turnfold_query.http.admission import BODY_SHARE, BodyMemory, ConcurrencyMiddleware, refusal
 from turnfold_query.http.changes import add_changes
 from turnfold_query.http.commands import Forwarder, add_commands
 from turnfold_query.http.description import DescribedApp
@@ -39,6 +38,12 @@ from turnfold_query.http.middleware import EncodedPaths, TracingMiddleware
 from turnfold_query.http.pages import add_lists, add_probes, add_references
 from turnfold_query.http.publish import add_publish
 from turnfold_query.http.reads import add_agent_lists, add_policies, add_reads, add_tools
+from turnfold_query.http.request_reading import (
+    BODY_SHARE,
+    BodyMemory,
+    ConcurrencyMiddleware,
+    refusal,
+)
 from turnfold_query.http.responses import json_response
 from turnfold_query.http.windows import WindowRoute
 from turnfold_query.metrics import QueryMetrics

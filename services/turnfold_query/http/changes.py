@@ -19,8 +19,8 @@ from turnfold.messages import SessionKey
 from turnfold.operations.query.replies import rfc3339
 from turnfold.ports.inspection import InspectionStore, SessionMark
 from turnfold.process.request_limits import RETRY_AFTER_MS
-from turnfold_query.http.admission import askers_of
 from turnfold_query.http.description import EVERYWHERE, described_text
+from turnfold_query.http.request_reading import askers_of
 from turnfold_query.http.responses import SESSION, AgentPath, SessionPath, session_key
 
 LOOK_SECONDS = 0.5

@@ -31,8 +31,8 @@ from turnfold.contracts.subjects import session_subject, token_of
 from turnfold.errors import BadRequest, RequestError, Unavailable
 from turnfold.nats_client.connection import NatsClient
 from turnfold_query.auth import request_grant
-from turnfold_query.http.admission import retry_after
 from turnfold_query.http.description import described_request
+from turnfold_query.http.request_reading import retry_after
 from turnfold_query.http.responses import (
     AGENT,
     SESSION,

@@ -13,8 +13,8 @@ from turnfold.messages import MOST_EXACT, SessionKey
 from turnfold.operations.query.difference import WindowThen, changed_ids, difference, forms_of
 from turnfold.process.request_limits import Place
 from turnfold_query.handlers import QueryDispatcher
-from turnfold_query.http.admission import place_of
 from turnfold_query.http.description import EVERYWHERE, described
+from turnfold_query.http.request_reading import place_of
 from turnfold_query.http.responses import (
     SESSION,
     AgentPath,

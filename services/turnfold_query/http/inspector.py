@@ -14,8 +14,8 @@ from turnfold.ports.inspection import InspectionStore
 from turnfold.ports.query import HistoryStore
 from turnfold.process.request_limits import RETRY_AFTER_MS
 from turnfold_query.auth import request_grant
-from turnfold_query.http.admission import place_of
 from turnfold_query.http.changes import ChangeStreams
+from turnfold_query.http.request_reading import place_of
 from turnfold_query.http.responses import json_response
 
 Json = dict[str, Any]

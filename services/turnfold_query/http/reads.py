@@ -32,9 +32,9 @@ from turnfold.contracts.requests import (
 )
 from turnfold.messages import AgentId, SessionKey
 from turnfold_query.handlers import QueryDispatcher
-from turnfold_query.http.admission import place_of
 from turnfold_query.http.description import EVERYWHERE, described, described_request
 from turnfold_query.http.differences import add_differences
+from turnfold_query.http.request_reading import place_of
 from turnfold_query.http.responses import (
     AGENT,
     SESSION,

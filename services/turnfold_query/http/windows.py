@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from turnfold.contracts.requests import ContextQuery
 from turnfold.errors import RequestError
 from turnfold_query.handlers import QueryDispatcher
-from turnfold_query.http.admission import place_of, refusal
+from turnfold_query.http.request_reading import place_of, refusal
 from turnfold_query.http.responses import SESSION, bytes_response, session_key
 
 PATH: Final = SESSION + "/context"

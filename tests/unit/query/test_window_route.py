@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnfold.contracts.requests import ContextQuery
 from turnfold.process.request_limits import ConcurrencyLimiter, Shares
-from turnfold_query.http.admission import BodyMemory, ConcurrencyMiddleware
+from turnfold_query.http.request_reading import BodyMemory, ConcurrencyMiddleware
 from turnfold_query.http.windows import query_of
 
 URLS = (

@@ -6,8 +6,8 @@ import pytest
 
 from tests.histories import Said, assistant, history, tool, user, words
 from turnfold.core.policy.presets import Policy
+from turnfold.core.window.budget_shares import MOST_KEPT_OF_SMALL, ROOM_WITHIN_TURN
 from turnfold.core.window.growth import LEAST_GROWTH
-from turnfold.core.window.limits import MOST_KEPT_OF_SMALL, ROOM_WITHIN_TURN
 from turnfold.core.window.window import WindowRequest, build_window
 
 STEP_WORDS = 90

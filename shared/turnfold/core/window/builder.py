@@ -11,11 +11,11 @@ from typing import Final
 from turnfold.core.history.blocks import is_one_event
 from turnfold.core.history.priority import priority_of
 from turnfold.core.policy.presets import Policy
+from turnfold.core.window.budget_shares import WindowLimits
 from turnfold.core.window.candidates import Candidate, TrimCandidates
 from turnfold.core.window.digest.digest import DigestForm, WindowDigest
 from turnfold.core.window.forms import STAND_IN_TOKENS
 from turnfold.core.window.framing import summary_within
-from turnfold.core.window.limits import WindowLimits
 from turnfold.core.window.prefix import WindowPrefix, extra_items
 from turnfold.core.window.turns import TurnSizes
 from turnfold.core.window.views import BlockView, MessageView, RoundView

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from turnfold.core.history.blocks import is_turn_boundary
+from turnfold.core.window.budget_shares import WindowLimits
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.ladder import trim_to_budget
-from turnfold.core.window.limits import WindowLimits
 from turnfold.messages import Message
 
 FREE_LOOKS: Final = 256

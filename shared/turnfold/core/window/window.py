@@ -12,12 +12,12 @@ from typing import Final
 from turnfold.core.history.blocks import pinned_message
 from turnfold.core.policy.presets import LOW_WATER_RATIO, Mode, Policy
 from turnfold.core.recall.block import RecallBlock
+from turnfold.core.window.budget_shares import WindowLimits, most_for_summary, most_kept
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.digest.digest import DigestText
 from turnfold.core.window.framing import Placement, SummaryForm, SummarySize
 from turnfold.core.window.growth import grow
 from turnfold.core.window.ladder import trim_for_emergency
-from turnfold.core.window.limits import WindowLimits, most_for_summary, most_kept
 from turnfold.core.window.prefix import PendingDigest, WindowPrefix
 from turnfold.core.window.views import BlockContent, Entry, ShownMessage, recall_part
 from turnfold.errors import CannotFit

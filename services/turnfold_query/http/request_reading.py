@@ -1,4 +1,4 @@
-"""Admission of HTTP requests: read the body, take a place, then answer the request.
+"""Read HTTP requests: the body first, then a place, and then the request is answered.
 
 An unfinished body takes memory from a budget, but no place. A read stops if the caller hangs up or
 its time is over.

@@ -1,4 +1,4 @@
-"""The limits of a window: what it, its summary and what is trimmed of it may take of a budget."""
+"""Share a budget: what a window, its summary, what a trim leaves of it and recall may take."""
 
 from dataclasses import dataclass, replace
 from math import floor
