@@ -37,9 +37,9 @@ from turnfold.core.summary.sources import (
 )
 from turnfold.core.summary.tool_calls.actions import actions, commands_of, file_changes, touched
 from turnfold.core.summary.tool_calls.arguments import argument_texts
+from turnfold.core.text.defuse import defused
 from turnfold.core.text.estimates import estimate, token_upper_bound
 from turnfold.core.text.lines import clip, printable
-from turnfold.core.text.markers import defused
 from turnfold.core.text.names import names_in
 from turnfold.core.text.search import SearchQuery, ranked_by_any, searchable
 from turnfold.core.text.token_offsets import TokenOffsets

@@ -25,7 +25,7 @@ from tests.running_system import START_SECONDS, System, eventually, running_syst
 from turnfold.cli.application import application
 
 WALKS = (
-    ("tutorial.md", "what-was-seen.md", "auditors.md", "operators.md", "operations.md"),
+    ("tutorial.md", "what-was-seen.md", "auditors.md", "failures.md", "operations.md"),
     ("proxy.md",),
     ("security.md",),
 )

@@ -20,7 +20,7 @@ from turnfold.core.summary.model_answer import fitted, parse_answer
 from turnfold.core.summary.redaction import redact
 from turnfold.core.summary.sources import PreviousSummary, Source, SummaryJob
 from turnfold.core.text import search
-from turnfold.core.text.markers import defused
+from turnfold.core.text.defuse import defused
 from turnfold.core.text.values import values_in
 from turnfold.core.text.words import MARKS_ON_A_LETTER, is_cjk, normalize
 from turnfold.core.window.rendering.anthropic import to_anthropic

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from turnfold.cli.command_names import COMPLETE_VARIABLE
+from turnfold.cli.help_panels import COMPLETE_VARIABLE
 from turnfold.errors import TurnfoldError
 
 

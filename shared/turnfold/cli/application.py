@@ -13,7 +13,7 @@ import typer
 
 import turnfold.cli
 from turnfold.cli.command_groups import PlainCommand, SortedCommands
-from turnfold.cli.command_names import COMPLETE_VARIABLE, PANELS
+from turnfold.cli.help_panels import COMPLETE_VARIABLE, PANELS
 from turnfold.cli.services import SERVICES
 
 OTHER_COMMANDS = "Other commands"

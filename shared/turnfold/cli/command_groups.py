@@ -6,7 +6,7 @@ from typing import Any
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from turnfold.cli.command_names import close_names, sort_key
+from turnfold.cli.help_panels import close_names, sort_key
 
 WRONG_USAGE = 2
 

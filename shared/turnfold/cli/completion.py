@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from turnfold.cli.command_names import COMPLETE_VARIABLE
+from turnfold.cli.help_panels import COMPLETE_VARIABLE
 
 Shell = Literal["bash", "zsh", "fish"]
 

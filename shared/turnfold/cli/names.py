@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from turnfold.cli.command_names import close_names
 from turnfold.cli.connection import http_get
+from turnfold.cli.help_panels import close_names
 from turnfold.client import Client, Session
 from turnfold.errors import RequestError, TurnfoldError, UnknownSession
 

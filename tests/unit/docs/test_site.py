@@ -82,7 +82,7 @@ def test_the_page_on_events_and_the_generated_errors_name_all_reasons_of_dead_le
     reference: dict[str, str],
 ) -> None:
     events = (DOCS / "events.md").read_text(encoding="utf-8")
-    described = events.partition("becomes a [dead letter](operators.md#dead-letters):")[2]
+    described = events.partition("becomes a [dead letter](failures.md#dead-letters):")[2]
 
     told = re.findall(r"`([a-z_]+)`", described.partition("\n\n")[0])
     assert sorted(told) == sorted(errors.EventFault)

@@ -7,7 +7,7 @@ from turnfold.core.history.gist import SEAM_TOKENS
 from turnfold.core.text.tokens import MESSAGE_TOKENS
 from turnfold.core.text.values import KIND_WEIGHTS
 from turnfold.core.window import framing
-from turnfold.core.window.digest import earlier, items, open_round
+from turnfold.core.window.digest import earlier_messages, items, open_round
 from turnfold.core.window.framing import (
     SEAMS,
     Placement,
@@ -41,11 +41,11 @@ def test_a_fixed_text_costs_what_is_planned_for_it(text: str, tokens: int, spare
 
 @pytest.mark.proves("L6")
 def test_the_headings_of_a_digest_cost_what_is_planned_for_them() -> None:
-    headings = [earlier.REQUESTS, earlier.CALLS, earlier.VALUES]
+    headings = [earlier_messages.REQUESTS, earlier_messages.CALLS, earlier_messages.VALUES]
 
     counted = sum(counter()(f"\n{heading}") for heading in headings)
 
-    assert counted == earlier.HEADINGS_TOKENS - len(headings) * SEAM_TOKENS
+    assert counted == earlier_messages.HEADINGS_TOKENS - len(headings) * SEAM_TOKENS
 
 
 @pytest.mark.proves("L6")

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from turnfold.core.text.caches import cached_text
+from turnfold.core.text.defuse import defused
 from turnfold.core.text.estimates import token_upper_bound
 from turnfold.core.text.lines import clip, one_line, printable
-from turnfold.core.text.markers import defused
 from turnfold.core.text.tokens import text_of
 from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_USER, Value, values_in
 from turnfold.messages import Message, ToolCall

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 from turnfold.core.history.gist import gist_of
 from turnfold.core.recall.quotes import MarkedLine, quotable_text
 from turnfold.core.text.calls import arguments_of
+from turnfold.core.text.defuse import defused, markers_in
 from turnfold.core.text.lines import printable
-from turnfold.core.text.markers import defused, markers_in
 from turnfold.core.text.tokens import MESSAGE_TOKENS, text_of, token_upper_bound
 from turnfold.messages import Message, MessageId, place_of_slot
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import Source
+from turnfold.core.text.defuse import defused
 from turnfold.core.text.lines import clip, printable
-from turnfold.core.text.markers import defused
 from turnfold.core.text.tokens import Count
 from turnfold.messages import JOINED, TOOL, Message
 

@@ -21,8 +21,8 @@ from turnfold.core.history.gist import (
 from turnfold.core.summary.eviction_digest import main_arguments
 from turnfold.core.summary.ledger.collect import values_of_call
 from turnfold.core.text.calls import arguments_of
+from turnfold.core.text.defuse import defused
 from turnfold.core.text.lines import printable
-from turnfold.core.text.markers import defused
 from turnfold.core.text.tokens import Count, text_of
 from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_CALL
 from turnfold.messages import Json, ToolCall

@@ -2,7 +2,7 @@
 
 import re
 
-from turnfold.core.text.markers import defused
+from turnfold.core.text.defuse import defused
 
 _UNPRINTABLE = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufeff]"

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from turnfold.core.text.caches import cached_text
+from turnfold.core.text.defuse import defused
 from turnfold.core.text.lines import one_line
-from turnfold.core.text.markers import defused
 from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.tokens import CALL_TOKENS, MESSAGE_TOKENS, token_upper_bound
 from turnfold.messages import Message, ToolCall, UncountedText

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from turnfold.core.text.markers import defused, markers_in
+from turnfold.core.text.defuse import defused, markers_in
 from turnfold.core.text.tokens import MESSAGE_TOKENS, TokenOffsets
 
 

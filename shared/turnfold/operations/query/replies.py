@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from turnfold.core.text.caches import cached_text
-from turnfold.core.text.markers import defused
+from turnfold.core.text.defuse import defused
 from turnfold.core.window.framing import SummarySize, measure_summary
 from turnfold.core.window.rendering.render import Rendered
 from turnfold.errors import RequestError

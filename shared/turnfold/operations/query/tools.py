@@ -17,7 +17,7 @@ from turnfold.contracts.requests import (
 )
 from turnfold.core.recall.block import FRAME_TOKENS, write_block
 from turnfold.core.recall.question import question_of
-from turnfold.core.text.markers import defused
+from turnfold.core.text.defuse import defused
 from turnfold.core.text.tokens import text_of
 from turnfold.errors import BadRequest
 from turnfold.messages import MOST_EXACT, MOST_INT32, SessionKey, ToolFormat

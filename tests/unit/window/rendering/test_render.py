@@ -7,8 +7,8 @@ import pytest
 from tests.histories import assistant, counter, history, parsed, system, text, tool, user, words
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.presets import Policy
+from turnfold.core.text.defuse import defused
 from turnfold.core.text.fitting import longest
-from turnfold.core.text.markers import defused
 from turnfold.core.window.forms import TextCut
 from turnfold.core.window.framing import Placement, measure_summary, summary_within, wrapped_summary
 from turnfold.core.window.rendering.render import shortened_arguments, shortened_text

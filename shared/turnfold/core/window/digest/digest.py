@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from turnfold.core.history.gist import calls_told
-from turnfold.core.window.digest.earlier import EarlierMessages
+from turnfold.core.window.digest.earlier_messages import EarlierMessages
 from turnfold.core.window.digest.items import COUNT_TOKENS, count_line
 from turnfold.core.window.digest.open_round import OpenRoundCalls
 from turnfold.core.window.framing import (

@@ -8,9 +8,9 @@ from typing import Any
 
 from turnfold.core.text.caches import cached_text
 from turnfold.core.text.calls import shorten_arguments
+from turnfold.core.text.defuse import defused
 from turnfold.core.text.fitting import longest
 from turnfold.core.text.json_text import json_text
-from turnfold.core.text.markers import defused
 from turnfold.core.text.tokens import (
     REASONING_FIELDS,
     Count,

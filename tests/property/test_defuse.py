@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from turnfold.core.summary.eviction_digest import digest
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.sources import Source, SummaryJob
-from turnfold.core.text.markers import defused, markers_in
+from turnfold.core.text.defuse import defused, markers_in
 from turnfold.core.window.framing import (
     Placement,
     measure_summary,
