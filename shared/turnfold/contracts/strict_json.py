@@ -53,12 +53,26 @@ def read_members(payload: bytes, depth: int) -> tuple[dict[str, Any], dict[str, 
         fields, raw, elements = _object(text)
     except RecursionError:
         raise BadEvent(EventFault.TOO_DEEP, f"more than {depth} levels") from None
-    except (ValueError, StopIteration, IndexError) as error:
-        raise BadEvent(EventFault.NOT_JSON, type(error).__name__) from None
+    except (ValueError, StopIteration, IndexError):
+        raise BadEvent(EventFault.NOT_JSON, _fault_of(payload)) from None
     # Walking the values costs as much as parsing. Nearly no event has that many brackets.
     if text.count("[") + text.count("{") > depth and _depth(fields, depth) > depth:
         raise BadEvent(EventFault.TOO_DEEP, f"more than {depth} levels")
     return fields, raw, elements
+
+
+def _fault_of(payload: bytes) -> str:
+    """Say where a payload ceases to be JSON, without quoting it."""
+    try:
+        # Its errors say more than those of the scanner.
+        json.loads(payload.decode())
+    except UnicodeDecodeError as error:
+        return f"not UTF-8, at byte {error.start}"
+    except json.JSONDecodeError as error:
+        return f"{error.msg}, at character {error.pos}"
+    except (ValueError, RecursionError):
+        pass
+    return "not a JSON object"
 
 
 def _object(text: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.compact.versions import ids, regenerate, three_versions
 from tests.contract.query.test_context import Asker, total_of
 from tests.invariants import SessionSeen
 from tests.store_fixtures import (
@@ -395,6 +396,25 @@ async def test_a_job_that_read_a_retracted_message_commits_nothing(
             await stores.jobs.commit(
                 due, summary("Anew."), leaving=work.leaving, reason=None, now_ms=NOON + 9_000
             )
+
+
+@pytest.mark.proves("G1", "L10")
+async def test_a_running_regeneration_starts_again_without_what_was_retracted(
+    stores: Stores,
+) -> None:
+    await three_versions(stores)
+    told = await ids(stores, State.COVERED)
+    await regenerate(stores)
+    (job,) = await stores.claim(NOON + 9_500)
+
+    # Versions 1 and 2 do not cover it: the regeneration has something to write without it.
+    await stores.ingest(retracted(90, told[-1], at_ms=NOON + 9_600))
+
+    with pytest.raises(LostLease):
+        await stores.jobs.commit(job, summary("It tells."), reason=None, now_ms=NOON + 9_700)
+    in_force, versions = await stores.history.versions(KEY)
+    assert in_force == 2
+    assert all(version.text != "It tells." for version in versions)
 
 
 @pytest.mark.proves("G1")

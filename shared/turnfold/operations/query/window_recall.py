@@ -147,7 +147,8 @@ def _names_told(planned: PlannedWindow) -> frozenset[NameNumber]:
     """Return the names in what a window shows of the summary, and in its digest."""
     digest = planned.plan.digest
     told = {row.compaction_id: row.digest for row in planned.snapshot.pending}
-    lines = "\n".join([digest.text, *map(told.__getitem__, digest.compaction_ids)]).split("\n")
+    digests = [digest.text, *map(told.__getitem__, digest.compaction_ids)]
+    lines = [line for text in digests for line in text.split("\n")]
     summary = planned.snapshot.summary
     if summary is not None:
         text, ledger = visible_summary(planned.plan, summary.text, prepared_summary(summary).ledger)
