@@ -20,6 +20,7 @@ from turnfold.bus.streams import wait_for_streams
 from turnfold.cache import SessionCaches
 from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.errors import Unavailable
+from turnfold.model_info.context_windows import installed_windows
 from turnfold.nats_client.connection import NatsClient
 from turnfold.operations.policy import Explain, explanation
 from turnfold.process.child_process import ChildProcess
@@ -130,7 +131,11 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     stop: asyncio.Event,
 ) -> None:
     windows, recall = SqlWindowStore(database, AT_ONCE), SqlRecallStore(database)
-    answering, hints = answering_of(settings, recall), HintSender(client.publish)
+    model_windows = installed_windows()
+    # At the start, and not in the first request, while others wait.
+    model_windows.read()
+    answering = answering_of(settings, recall, model_windows)
+    hints = HintSender(client.publish)
     arrivals = NatsIngestSignal(windows.ingested_to)
     dispatcher = QueryDispatcher(
         windows=windows,

@@ -12,10 +12,13 @@ from turnfold.settings import Settings
 
 
 def answering_of(
-    settings: Settings, recall: RecallStore, *, replies_bytes: int = REPLIES_BYTES
+    settings: Settings,
+    recall: RecallStore,
+    windows: ModelWindows,
+    *,
+    replies_bytes: int = REPLIES_BYTES,
 ) -> QueryEnvironment:
     """Return how this installation builds windows; recall searches this store."""
-    windows = ModelWindows()
     return QueryEnvironment(
         policy=policy_resolver(settings.preset, settings.policy_of, settings.allowance),
         model_window=lambda model, policy: windows(model, override=policy.context_window),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from turnfold.core.text.tokens import Count
-from turnfold.model_info.context_windows import ModelWindows
+from turnfold.model_info.context_windows import ModelWindows, installed_windows
 from turnfold.models import ChildSummarizer
 from turnfold.nats_client.connection import NatsClient
 from turnfold.operations.compact.attempt import SummaryConfig
@@ -87,7 +87,9 @@ def make_context(
     count: Count,
 ) -> WorkerContext:
     """Derive the installation and the functions of a worker from its settings."""
-    windows = ModelWindows()
+    windows = installed_windows()
+    # At the start, and not in the transaction of the first event.
+    windows.read()
     return WorkerContext(
         settings=settings,
         database=database,

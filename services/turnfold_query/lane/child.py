@@ -14,6 +14,7 @@ from turnfold.contracts.requests import (
     ToolRequest,
 )
 from turnfold.errors import RequestError, Unavailable
+from turnfold.model_info.context_windows import installed_windows
 from turnfold.operations.query import context as query
 from turnfold.operations.query import expand, search, tools
 from turnfold.operations.query.environment import ContextReply
@@ -79,7 +80,9 @@ class LaneServer:
         self._searching = SqlSearchStore(self._database)
         self._recall = SqlRecallStore(self._database)
         self._tools = tools.ToolStores(self._histories, self._searching, self._recall)
-        self._answering = answering_of(settings, self._recall, replies_bytes=REPLIES_BYTES)
+        self._answering = answering_of(
+            settings, self._recall, installed_windows(), replies_bytes=REPLIES_BYTES
+        )
         self._writer = writer
         self._open: dict[int, asyncio.Task[Answer]] = {}
         caches = SessionCaches(*self._windows.caches, *self._recall.caches, *self._answering.caches)

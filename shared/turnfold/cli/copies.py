@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from turnfold.cli.services import unused_imports_skipped
+from turnfold.process.memory import trim_memory
 
 MIGRATION: Final = "turnfold_migrations"
 SERVICES: Final = (
@@ -33,6 +34,9 @@ def load() -> Iterator[str]:
             for module in SERVICES:
                 importlib.import_module(module)
             _load_tokenizer()
+            _load_model_windows()
+            # Otherwise this process and its copies keep the megabytes that loading has freed.
+            trim_memory()
             gc.freeze()
             yield from ("worker", "query", "proxy")
     finally:
@@ -44,3 +48,9 @@ def _load_tokenizer() -> None:
     from turnfold.model_info.tokenizer import load_counter
 
     load_counter()("first")
+
+
+def _load_model_windows() -> None:
+    from turnfold.model_info.context_windows import installed_windows
+
+    installed_windows().read()

@@ -9,7 +9,6 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Final
 
 from turnfold.client.call_budget import CallBudget
@@ -41,7 +40,7 @@ from turnfold.core.recovery.overflow import (
 )
 from turnfold.core.window.window import EMERGENCY_FIFTHS, emergency_budget
 from turnfold.errors import BadRequest, CannotFit, ContextOverflow, RequestError
-from turnfold.model_info.context_windows import ModelWindows
+from turnfold.model_info.context_windows import installed_windows
 
 MIN_CORRECTION: Final = 0.4
 """The lowest factor for a budget, however many more tokens the provider counts than we do."""
@@ -209,7 +208,7 @@ class ContextRecovery:
             window = (
                 self._context_window
                 if self._context_window is not None
-                else await asyncio.to_thread(_windows(), model)
+                else await asyncio.to_thread(installed_windows(), model)
             )
             call_budget = replace(call_budget, budget_tokens=call_budget.of_window(window))
         return replace(
@@ -223,7 +222,7 @@ class ContextRecovery:
         """Return the model's context window in tokens, or None if it is not known."""
         if self._context_window is not None:
             return self._context_window
-        return await asyncio.to_thread(_windows().known, model)
+        return await asyncio.to_thread(installed_windows().known, model)
 
     def _lower_budget(self, call_budget: CallBudget, overflow: Overflow, sent_tokens: int) -> int:
         """Return the budget for the emergency window, and remember the limit for later windows.
@@ -393,8 +392,3 @@ class _TooLong:
         )
         error.__cause__ = self.cause or after.cause
         return error
-
-
-@cache
-def _windows() -> ModelWindows:
-    return ModelWindows()

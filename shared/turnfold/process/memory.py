@@ -54,6 +54,13 @@ async def return_freed_memory() -> None:
             settled = resident_bytes()
 
 
+def trim_memory() -> None:
+    """Return all free pages of this process now, where the C library can."""
+    trim = _trim_function()
+    if trim is not None:
+        trim()
+
+
 def resident_bytes() -> int:
     """Return the resident memory of this process, on Linux."""
     pages = int(_STATM.read_text(encoding="ascii").split()[1])

@@ -20,6 +20,7 @@ from turnfold.contracts.requests import (
 )
 from turnfold.errors import CannotFit
 from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.model_info.context_windows import installed_windows
 from turnfold.operations.query import context as query
 from turnfold.operations.query import search
 from turnfold.settings import read_settings
@@ -105,7 +106,7 @@ async def same_as_here(url: str, browser: httpx.AsyncClient) -> None:
     try:
         windows, answering = (
             SqlWindowStore(database),
-            answering_of(read_settings({}), SqlRecallStore(database)),
+            answering_of(read_settings({}), SqlRecallStore(database), installed_windows()),
         )
         asked_for: tuple[dict[str, int | str], ...] = (
             {"max_tokens": 90_000},
