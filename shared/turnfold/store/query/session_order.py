@@ -82,8 +82,9 @@ class NewestWords:
         if not self.end or is_missing or first - self.end > (MOST_NEWEST if has_known else 0):
             self._begin(first)
         elif self.end - self.first > MOST_NEWEST or len(self._holders) > MOST_WORDS:
-            # Most lookups are known up to what was in the index the last time.
-            self._forget_before(max(self.first, min(self._indexed, self.end)))
+            # Half of them: most lookups are known up to one of the newer half.
+            last_indexed = min(self._indexed, self.end)
+            self._forget_before(max(self.first, min(last_indexed, (self.first + self.end) // 2)))
         self._indexed = indexed
 
     def add(self, bodies: Mapping[int, str], end: int) -> None:
