@@ -73,6 +73,7 @@ class WindowBuilder:
         self.request: BlockView | None = None
         self.unseen: BlockView | None = None
         self.open_round = RoundView()
+        self._rounds = [self.open_round]
         # By position, and whether it is live: a live result never joins an evicted call.
         self._calling: dict[tuple[int, bool], BlockView] = {}
         self._waiting: dict[tuple[int, bool], list[Message]] = {}
@@ -230,6 +231,7 @@ class WindowBuilder:
         self.candidates.close_round(self.open_round)
         self.request = request
         self.open_round = request.in_round = RoundView(request)
+        self._rounds.append(self.open_round)
 
     def _add_result(self, message: Message) -> None:
         if message.answers is None:

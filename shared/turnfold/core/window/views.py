@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+from weakref import ref
 
 from turnfold.core.history.priority import priority_of
 from turnfold.core.text.json_text import json_text
@@ -246,7 +247,7 @@ class RoundView:
     has asked for anything, machine-made user messages start rounds, too.
     """
 
-    __slots__ = ("blocks", "is_closed", "priority", "request")
+    __slots__ = ("__weakref__", "blocks", "is_closed", "priority", "request")
 
     def __init__(self, request: "BlockView | None" = None) -> None:
         self.request = request
@@ -267,11 +268,11 @@ class BlockView:
     __slots__ = (
         "_part",
         "_queued_priority",
+        "_round",
         "best_answer",
         "compaction_id",
         "extra_size",
         "head",
-        "in_round",
         "is_recent",
         "is_shown",
         "joined",
@@ -297,6 +298,17 @@ class BlockView:
         """The highest priority of its results; set only if the window may need trimming."""
         self.is_recent = False
         """Whether it is one of the newest tool blocks, which step (6) keeps."""
+
+    @property
+    def in_round(self) -> RoundView:
+        """Its round. The builder keeps it: a cycle with it would outlive every window."""
+        in_round = self._round()
+        assert in_round is not None
+        return in_round
+
+    @in_round.setter
+    def in_round(self, in_round: RoundView) -> None:
+        self._round = ref(in_round)
 
     def join(self, message: Message) -> None:
         """Add a further item of the response."""
