@@ -27,7 +27,7 @@ from turnfold.contracts.requests import (
 )
 from turnfold.core.history.validity import validation_errors
 from turnfold.core.policy.overrides import PolicyOverrides
-from turnfold.core.policy.presets import Mode, Policy
+from turnfold.core.policy.presets import Mode, Policy, preset_named
 from turnfold.core.window.rendering.character_limit import next_chars_per_token
 from turnfold.errors import BadRequest, CannotFit
 from turnfold.messages import SessionKey
@@ -450,3 +450,19 @@ async def test_what_is_shown_as_stored_may_be_left_out_and_nothing_else(stores: 
         for form, message in zip(forms, told["messages"], strict=True)
     ]
     assert brief["entries"] == told["entries"]
+
+
+@pytest.mark.proves("E6")
+@pytest.mark.parametrize("preset", ["static-buffer", "adaptive", "balanced"])
+async def test_a_session_that_is_switched_off_shows_all_that_is_in_no_summary(
+    stores: Stores, preset: str
+) -> None:
+    await stores.ingest(*turns(1, 30))
+    numbers = preset_named(preset)
+
+    window = await Asker(stores, tightened(numbers, mode="off")).told()
+
+    assert (await stores.facts()).pending
+    assert [body["content"] for body in window["messages"]] == [
+        text for seq in range(1, 31) for text in (f"question {seq}", f"answer {seq}")
+    ]

@@ -133,9 +133,15 @@ def is_fresh(request: ContextRequest, snapshot: WindowSnapshot) -> bool:
 
 def max_characters(request: ContextRequest, policy: Policy) -> int:
     """Return the character limit of the policy, unless the request names tokens; 0 means none."""
-    if request.max_tokens is not None or policy.mode is Mode.OFF:
-        return 0
-    return policy.max_chars
+    return 0 if request.max_tokens is not None else policy.max_chars
+
+
+@lru_cache(maxsize=256)
+def _for_windows(policy: Policy) -> Policy:
+    """Return a policy without the numbers that mode `off` suspends: its windows hold everything."""
+    if policy.mode is not Mode.OFF:
+        return policy
+    return replace(policy, shows_pending=True, max_messages=0, max_chars=0)
 
 
 class _Terms(NamedTuple):
@@ -235,7 +241,7 @@ class WindowReading:
         overrides = (
             (session.agent_wishes, session.wishes) if session else (_NO_OVERRIDES, _NO_OVERRIDES)
         )
-        policy = self.environment.policy(*overrides)
+        policy = _for_windows(self.environment.policy(*overrides))
         model = self.request.model or (session.model if session else None)
         window = self.environment.model_window(model, policy)
         limit = session.limits.get(model) if session and model else None
