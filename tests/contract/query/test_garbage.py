@@ -6,7 +6,7 @@ each collection then holds up all requests for seconds.
 
 import gc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import pytest
@@ -18,7 +18,7 @@ from turnfold.errors import CannotFit
 
 
 @contextmanager
-def garbage_found() -> Iterator[Counter[str]]:
+def garbage_found() -> Generator[Counter[str]]:
     """Count the product's objects that die meanwhile, but only for the collector."""
     found = Counter[str]()
     gc.collect()
