@@ -7,6 +7,7 @@ out. The builder carries it out, and keeps the sums.
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Final
+from weakref import ref
 
 from turnfold.core.history.blocks import is_one_event
 from turnfold.core.history.priority import priority_of
@@ -230,8 +231,9 @@ class WindowBuilder:
         self.open_round.is_closed = True
         self.candidates.close_round(self.open_round)
         self.request = request
-        self.open_round = request.in_round = RoundView(request)
+        self.open_round = RoundView(request)
         self._rounds.append(self.open_round)
+        request.round = ref(self.open_round)
 
     def _add_result(self, message: Message) -> None:
         if message.answers is None:

@@ -1,7 +1,7 @@
 """The parts of a window under construction: messages in their current form, and blocks."""
 
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 from weakref import ref
 
 from turnfold.core.history.priority import priority_of
@@ -231,8 +231,7 @@ class MessageView:
         return freed
 
     def _text_is(self, tokens: int) -> int:
-        freed = self.text - tokens
-        self.text = tokens
+        freed, self.text = self.text - tokens, tokens
         self.tokens -= freed
         return freed
 
@@ -268,7 +267,6 @@ class BlockView:
     __slots__ = (
         "_part",
         "_queued_priority",
-        "_round",
         "best_answer",
         "compaction_id",
         "extra_size",
@@ -277,12 +275,13 @@ class BlockView:
         "is_shown",
         "joined",
         "results",
+        "round",
         "tokens",
     )
 
     def __init__(self, head: Message, in_round: RoundView) -> None:
         self.head = MessageView(head)
-        self.in_round = in_round
+        self.round = ref(in_round)
         calls = len(head.calls)
         self.results: list[MessageView | None] = [None] * calls
         self.compaction_id = head.compaction_id
@@ -302,13 +301,7 @@ class BlockView:
     @property
     def in_round(self) -> RoundView:
         """Its round. The builder keeps it: a cycle with it would outlive every window."""
-        in_round = self._round()
-        assert in_round is not None
-        return in_round
-
-    @in_round.setter
-    def in_round(self, in_round: RoundView) -> None:
-        self._round = ref(in_round)
+        return cast("RoundView", self.round())
 
     def join(self, message: Message) -> None:
         """Add a further item of the response."""
