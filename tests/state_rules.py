@@ -360,6 +360,15 @@ class StateRules(Walk):
             lambda model, job: model.discard(job, self.now_ms),
         )
 
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def stop_the_worker(self, data: st.DataObject) -> None:
+        self.of_a_job(
+            data.draw(st.sampled_from(self.jobs)),
+            lambda stores, job: stores.jobs.give_back(job, now_ms=self.now_ms),
+            lambda model, job: model.discard(job, self.now_ms),
+        )
+
     @precondition(lambda self: any(evicts_nothing(job) for job, _ in self.jobs))
     @rule(data=st.data(), ending=st.sampled_from([JobStatus.REJECTED, JobStatus.FAILED]))
     def roll_back(self, data: st.DataObject, ending: FailureStatus) -> None:

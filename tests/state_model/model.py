@@ -182,6 +182,7 @@ class StateModel:
         row.evicted = frozenset(message.message_id for message in eviction.evicted)
         row.evicted_at_ms, row.is_plan = eviction.at_ms, False
         session.rounds -= eviction.load.rounds
+        session.delay_after_failure()
 
     # --- jobs
 
@@ -280,12 +281,13 @@ class StateModel:
         """Return a job whose attempt failed."""
         for row in self._held(job)[1]:
             row.requeue(retry_at_ms)
+        self.sessions[job.key].delay_after_failure()
 
     def discard(self, job: Job, now_ms: int) -> None:
         """Record a version that came too late; compactions that are still held become due."""
         for row in self.sessions[job.key].rows(job.compaction_ids):
             if row.status == "running" and row.fence == job.fence:
-                row.requeue(now_ms)
+                row.give_back(now_ms)
 
     # --- versions
 
@@ -344,6 +346,7 @@ class StateModel:
         """Open a compaction for evictions that lost their version, if there are any."""
         if session.uncovered:
             self._open(session, Trigger.REQUEST, now_ms)
+            session.delay_after_failure()
         return session.active
 
     def _open_stand_in(self, session: SessionState, now_ms: int) -> None:

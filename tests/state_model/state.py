@@ -73,6 +73,11 @@ class Compaction:
         """Return it from its worker, to be claimed again at `due_ms`."""
         self.status, self.lease_until_ms, self.next_attempt_at_ms = "pending", None, due_ms
 
+    def give_back(self, now_ms: int) -> None:
+        """Return it from its worker without an attempt."""
+        self.requeue(now_ms)
+        self.attempts -= 1
+
     def end(self, status: str, now_ms: int) -> None:
         """End its job."""
         self.status, self.lease_until_ms, self.finished_at_ms = status, None, now_ms
@@ -239,7 +244,15 @@ class SessionState:
         """Make running jobs start again, because the version that they build on is replaced."""
         for row in self.compactions:
             if row.status == "running" and row.kind is not JobKind.REGENERATED:
-                row.requeue(now_ms)
+                row.give_back(now_ms)
+
+    def delay_after_failure(self) -> None:
+        """Let evictions wait for the next attempt at those that failed."""
+        waiting = [row for row in self.compactions if row.status == "pending"]
+        waiting = [row for row in waiting if row.kind is JobKind.NEXT and not row.is_plan]
+        until_ms = max((row.next_attempt_at_ms for row in waiting if row.attempts), default=0)
+        for row in waiting:
+            row.next_attempt_at_ms = max(row.next_attempt_at_ms, until_ms)
 
     def cool_down(self, reason: str, now_ms: int) -> None:
         """Let the model rest after a failure."""

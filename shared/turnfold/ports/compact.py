@@ -46,8 +46,7 @@ class Job:
     `planned` is the trigger of an eviction that takes place when the version is committed; until
     then no message has left. `cooling` is the reason why the session's model is not asked now.
     `tokens_evicted` counts the evicted messages, `summary_tokens` the version in force. `traces`
-    are the traceparents of the events that caused the evictions, newest last. `has_more` is set if
-    further evictions of the session wait for the next job.
+    are the traceparents of the events that caused the evictions, newest last.
     """
 
     key: SessionKey
@@ -65,7 +64,6 @@ class Job:
     tokens_evicted: int = 0
     summary_tokens: int = 0
     traces: tuple[str, ...] = ()
-    has_more: bool = False
 
 
 class EvictedMessage(NamedTuple):
@@ -209,6 +207,8 @@ class JobStore(ModelCallStore, Protocol):
     ) -> None: ...
 
     async def discard(self, job: Job, *, now_ms: int) -> None: ...
+
+    async def give_back(self, job: Job, *, now_ms: int) -> None: ...
 
     async def next_due_ms(self) -> int | None: ...
 

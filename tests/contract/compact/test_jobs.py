@@ -130,7 +130,6 @@ async def test_a_backlog_is_summarized_in_jobs_of_bounded_size(
         await commit(stores, jobs[-1], f"Version {number}.")
 
     assert [job.compaction_ids for job in jobs] == [(row,) for row in pending]
-    assert [job.has_more for job in jobs] == [True] * (len(pending) - 1) + [False]
     assert len(pending) > 1
     assert not (await stores.facts()).pending
 
@@ -486,6 +485,72 @@ async def test_a_job_given_back_is_due_at_its_time_and_not_before(stores: Stores
     assert await stores.claim(NOON + 8_999) == []
     again = await claimed(stores, NOON + 9_000)
     assert again.attempt == 2
+
+
+@pytest.mark.proves("S7")
+@pytest.mark.parametrize("comes", ["while it runs", "while it waits", "by a request"])
+async def test_new_evictions_wait_with_a_failed_attempt(stores: Stores, comes: str) -> None:
+    await stores.ingest(*turns(1, 7))
+    job = await claimed(stores)
+    if comes == "while it runs":
+        await stores.ingest(*turns(8, 7))
+    await give_back(stores, job, NOON + 9_000)
+    if comes == "while it waits":
+        await stores.ingest(*turns(8, 7))
+    elif comes == "by a request":
+        await stores.ingest(*turns(8, 3))
+        assert await stores.changes.compact_now(
+            KEY, installation=stores.installation, now_ms=NOON + 6_000
+        )
+
+    assert await stores.jobs.next_due_ms() == NOON + 9_000
+    assert await stores.claim(NOON + 8_999) == []
+    again = await claimed(stores, NOON + 9_000)
+    assert (again.attempt, len(again.compaction_ids)) == (2, 2)
+
+
+@pytest.mark.proves("S7")
+async def test_evictions_that_lose_their_version_wait_with_a_failed_attempt(
+    stores: Stores,
+) -> None:
+    for first_seq in (1, 8):
+        await stores.ingest(*turns(first_seq, 7))
+        await commit(stores, await claimed(stores))
+    await stores.ingest(*turns(15, 7))
+    await give_back(stores, await claimed(stores), NOON + 9_000)
+
+    await stores.versions.promote(
+        KEY, 1, over=None, installation=stores.installation, now_ms=NOON + 6_000
+    )
+
+    assert await stores.claim(NOON + 8_999) == []
+    assert (await claimed(stores, NOON + 9_000)).attempt == 2
+
+
+@pytest.mark.proves("S1", "S7")
+@pytest.mark.parametrize("ended", ["by a stop", "too late", "by another version"])
+async def test_what_did_not_fail_is_no_attempt_and_nothing_waits_for_it(
+    stores: Stores, ended: str
+) -> None:
+    for first_seq in (1, 8):
+        await stores.ingest(*turns(first_seq, 7))
+        await commit(stores, await claimed(stores))
+    await stores.ingest(*turns(15, 7))
+    job = await claimed(stores)
+    match ended:
+        case "by a stop":
+            await stores.jobs.give_back(job, now_ms=NOON + 2_000)
+        case "too late":
+            await stores.jobs.discard(job, now_ms=NOON + 2_000)
+        case _:
+            await stores.versions.promote(
+                KEY, 1, over=None, installation=stores.installation, now_ms=NOON + 2_000
+            )
+
+    again = await claimed(stores, NOON + 2_000)
+
+    assert (again.attempt, again.fence) == (1, job.fence + 1)
+    assert set(again.compaction_ids) >= set(job.compaction_ids)
 
 
 @pytest.mark.proves("S7", "L1")

@@ -103,8 +103,8 @@ async def compact(
         return Discarded()
     except asyncio.CancelledError:
         # A worker that is told to stop: the next one need not wait for its lease.
-        with contextlib.suppress(LostLease, Unavailable):
-            await store.renew(job, lease_ms=0, now_ms=now_ms())
+        with contextlib.suppress(Unavailable):
+            await store.give_back(job, now_ms=now_ms())
         raise
 
 

@@ -17,6 +17,7 @@ from turnfold.store.database.predicates import is_chosen, is_open, of_compaction
 from turnfold.store.database.schema import compactions, messages
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import Prepared, PreparedIn
+from turnfold.store.ingest.open_compactions import delay_after_failure
 
 _evicts_nothing = compactions.c.messages_evicted == literal_column("0")
 # A fold names the span of what it folds, a stand-in what is wanted of it; a plan has neither.
@@ -136,6 +137,7 @@ def open_fold(
         installation.new_id(), Trigger.REQUEST, now_ms + SUMMARY_DELAY_MS, span=(first, last)
     )
     _open(connection, session, journal, work, now_ms=now_ms)
+    delay_after_failure(connection, [session.sid])
     return work.compaction_id
 
 
@@ -195,7 +197,13 @@ def fence_off(
     connection.execute(
         update(compactions)
         .where(is_running_job)
-        .values(status=JobStatus.PENDING, lease_until_ms=None, next_attempt_at_ms=now_ms)
+        .values(
+            status=JobStatus.PENDING,
+            lease_until_ms=None,
+            next_attempt_at_ms=now_ms,
+            # What was stopped is no attempt that failed.
+            attempts=compactions.c.attempts - 1,
+        )
     )
 
 

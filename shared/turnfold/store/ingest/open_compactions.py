@@ -1,9 +1,9 @@
 """Open compactions within a transaction: mark messages, write digests, audit rows and notices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, literal_column, select, update
+from sqlalchemy import Connection, bindparam, func, literal_column, select, update
 
 from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED, USAGE_REPORTED
 from turnfold.core.eviction.batch import Eviction, are_oldest
@@ -16,13 +16,14 @@ from turnfold.observability.tracing import span
 from turnfold.ports.compact import JobStatus
 from turnfold.ports.ingest import DecodedEvent, Installation
 from turnfold.store.database import sequence_ranges as ranges
-from turnfold.store.database.predicates import is_live, is_planned
+from turnfold.store.database.predicates import has_status, is_live, is_planned, is_uncovered
 from turnfold.store.database.schema import compactions, messages
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import (
     Bulk,
     BulkInsert,
     Prepared,
+    PreparedIn,
     PreparedPairs,
 )
 
@@ -55,6 +56,22 @@ _PLANNED = Prepared(
     ),
     ("of_sid",),
 )
+_waits = (
+    is_uncovered,
+    has_status(JobStatus.PENDING),
+    # Plans and rewritten versions have jobs of their own.
+    compactions.c.first_position.is_not(None),
+)
+_FAILED = PreparedIn(
+    select(compactions.c.sid, func.max(compactions.c.next_attempt_at_ms))
+    .where(
+        compactions.c.sid.in_(bindparam("sids", expanding=True)),
+        *_waits,
+        compactions.c.attempts > literal_column("0"),
+    )
+    .group_by(compactions.c.sid),
+    "sids",
+)
 _OPENED = (
     "compaction_id", "sid", "ordinal", "trigger", "is_by_budget", "status", "budget_tokens",
     "first_position",
@@ -68,6 +85,19 @@ def quoted_texts(connection: Connection, places: Sequence[tuple[int, int]]) -> M
     """Return message texts by position."""
     # A position is made from a sequence of the stream: no two sessions have one in common.
     return {row[0]: row[1] for row in _TEXTS.rows(connection, places)}
+
+
+def delay_after_failure(connection: Connection, sids: Collection[int]) -> None:
+    """Let the evictions of locked sessions wait for the next attempt at those that failed.
+
+    One job summarizes them in order: whichever is due first takes the others along.
+    """
+    for sid, until_ms in _FAILED.rows(connection, sorted(sids)):
+        connection.execute(
+            update(compactions)
+            .where(compactions.c.sid == sid, *_waits, compactions.c.next_attempt_at_ms < until_ms)
+            .values(next_attempt_at_ms=until_ms)
+        )
 
 
 CHECKPOINTS = {TOOL_RESULT: "precheck", TURN_COMPLETED: "check", USAGE_REPORTED: "report"}
@@ -268,6 +298,8 @@ class CompactionOpener:
         """Write the compactions with their digests; return how many."""
         digests = self._digests()
         _OPEN.run(self._connection, [(*row, *digests.get(row[0], ("", 0))) for row in self._rows])
+        if self._evicted:
+            delay_after_failure(self._connection, {sid for sid, _ in self._evicted.values()})
         MARK_EVICTED.run(self._connection, self._marks)
         _MARK_NEXT.run(self._connection, self._next_marks)
         return len(self._rows)

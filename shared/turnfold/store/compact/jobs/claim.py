@@ -164,7 +164,7 @@ def claim_session(
     if not due:
         return None
     claimed = _within_limits(due)
-    job = _job_of(session, claimed, policy, now_ms, has_more=len(claimed) < len(due))
+    job = _job_of(session, claimed, policy, now_ms)
     ids = [row.compaction_id for row in claimed]
     _release_others(connection, rows, ids)
     lease_until_ms = now_ms + lease_ms
@@ -195,14 +195,7 @@ def _within_limits(due: Sequence[_OpenRow]) -> Sequence[_OpenRow]:
     return due
 
 
-def _job_of(
-    session: SessionRow,
-    claimed: Sequence[_OpenRow],
-    policy: Policy,
-    now_ms: int,
-    *,
-    has_more: bool,
-) -> Job:
+def _job_of(session: SessionRow, claimed: Sequence[_OpenRow], policy: Policy, now_ms: int) -> Job:
     """Describe the job of claimed rows. Its newest row decides what it writes."""
     newest = claimed[-1]
     writes_messages = newest.kind is JobKind.NEXT and not newest.is_plan
@@ -224,7 +217,6 @@ def _job_of(
         tokens_evicted=sum([row.tokens_evicted for row in claimed]),
         summary_tokens=session.summary_tokens,
         traces=tuple([row.trace for row in claimed if row.trace]),
-        has_more=has_more,
     )
 
 

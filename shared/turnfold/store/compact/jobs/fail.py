@@ -10,9 +10,9 @@ from turnfold.ports.compact import FailureStatus, Job, JobKind, JobStatus
 from turnfold.store.compact.chunks import delete_chunk_summaries
 from turnfold.store.compact.jobs.rows import is_held, update_held
 from turnfold.store.compact.rewriting import open_stand_in
-from turnfold.store.database.predicates import is_open
 from turnfold.store.database.schema import compactions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid, write_back
+from turnfold.store.ingest.open_compactions import delay_after_failure
 
 REFUSED_STAND_INS = 3
 """The attempts to replace a stand-in while the gate rejects the model's answers.
@@ -83,18 +83,7 @@ def retry_job(
     session = _release(
         connection, job, status=JobStatus.PENDING, reason=reason, next_attempt_at_ms=retry_at_ms
     )
-    if job.has_more:
-        # Otherwise they would be due at once, and take the rows of this job along.
-        connection.execute(
-            update(compactions)
-            .where(
-                compactions.c.sid == job.sid,
-                is_open,
-                compactions.c.first_position.is_not(None),
-                compactions.c.next_attempt_at_ms < retry_at_ms,
-            )
-            .values(next_attempt_at_ms=retry_at_ms)
-        )
+    delay_after_failure(connection, [job.sid])
     journal = SessionJournal()
     _journal_failure(
         journal, session, job, "attempt_failed", reason=reason, detail=detail, model=model,
@@ -118,16 +107,26 @@ def _release(connection: Connection, job: Job, **values: Any) -> SessionRow:
     return session
 
 
+def return_job(connection: Connection, job: Job, *, now_ms: int) -> None:
+    """Make the rows that a worker still holds due again; this was no attempt."""
+    connection.execute(
+        update(compactions)
+        .where(is_held(job))
+        .values(
+            status=JobStatus.PENDING,
+            lease_until_ms=None,
+            next_attempt_at_ms=now_ms,
+            attempts=job.attempt - 1,
+        )
+    )
+
+
 def discard_result(connection: Connection, job: Job, *, now_ms: int) -> None:
     """Record that a version was written too late; rows that this worker still holds become due."""
     session = lock_by_sid(connection, [job.sid]).get(job.sid)
     if session is None:
         return
-    connection.execute(
-        update(compactions)
-        .where(is_held(job))
-        .values(status=JobStatus.PENDING, lease_until_ms=None, next_attempt_at_ms=now_ms)
-    )
+    return_job(connection, job, now_ms=now_ms)
     journal = SessionJournal()
     journal.add_audit_row(
         session,

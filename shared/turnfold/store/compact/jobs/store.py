@@ -13,7 +13,7 @@ from turnfold.ports.ingest import PolicyResolver
 from turnfold.store.compact.chunks import SqlModelCallStore
 from turnfold.store.compact.jobs.claim import DUE, NEXT_DUE, claim_session
 from turnfold.store.compact.jobs.commit import commit_version
-from turnfold.store.compact.jobs.fail import discard_result, fail_job, retry_job
+from turnfold.store.compact.jobs.fail import discard_result, fail_job, retry_job, return_job
 from turnfold.store.compact.jobs.load import load_input
 from turnfold.store.compact.jobs.rows import update_held
 from turnfold.store.database.engine import Database
@@ -162,6 +162,10 @@ class SqlJobStore(SqlModelCallStore):
         await self._database.write(
             lambda connection: discard_result(connection, job, now_ms=now_ms)
         )
+
+    async def give_back(self, job: Job, *, now_ms: int) -> None:
+        """Return a job that was not attempted to the end, because this worker stops."""
+        await self._database.write(lambda connection: return_job(connection, job, now_ms=now_ms))
 
     async def end_leases(self) -> None:
         """End all leases. Only the holder of the writer lock of a SQLite file may do this."""
