@@ -22,6 +22,7 @@ from turnfold.core.eviction.triggers import (
     FiredTrigger,
     Trigger,
     TriggerLimits,
+    is_allowed,
     load_of,
 )
 from turnfold.core.policy.overrides import PolicyOverrides
@@ -195,10 +196,15 @@ class StateModel:
         ]
         waiting.sort(key=itemgetter(0))
         chosen = slots.allocate([(session, session.key.agent_id) for _, session in waiting])
-        return [self._claim(session, lease_ms, now_ms) for session in chosen]
+        claims = [self._claim(session, lease_ms, now_ms) for session in chosen]
+        return [claim for claim in claims if claim is not None]
 
-    def _claim(self, session: SessionState, lease_ms: int, now_ms: int) -> Claim:
+    def _claim(self, session: SessionState, lease_ms: int, now_ms: int) -> Claim | None:
         rows = session.claimable(now_ms)
+        mode = self._policy(session).mode
+        if rows[0].is_plan and not is_allowed(rows[0].trigger, mode):
+            rows[0].end("stale", now_ms)
+            return None
         fence = 1 + max(row.fence for row in rows)
         attempt = 1 + max(row.attempts for row in rows)
         for row in session.compactions:
@@ -237,6 +243,8 @@ class StateModel:
         if is_restored or (is_activated and session.version != job.base_version):
             raise LostLease(newest.compaction_id)
         if leaving is not None:
+            if not is_allowed(leaving.due.trigger, self._policy(session).mode):
+                raise LostLease(newest.compaction_id)
             self._leave(session, newest, replace(leaving, load=session.load, at_ms=now_ms))
         number = len(session.versions) + 1
         for row in rows:
@@ -324,6 +332,9 @@ class StateModel:
         restored = [m for m in session.live if m.message_id in row.evicted]
         session.rounds += load_of(restored).rounds
         session.held_to_tokens = session.tokens_total + self._policy(session).min_gain_tokens
+        for plan in session.compactions:
+            if plan.is_plan and plan.is_open and plan.trigger is not Trigger.REQUEST:
+                plan.end("stale", now_ms)
         version = session.find_version(row.version)
         if was_covered and version is not None:
             session.activate(version.base, now_ms)

@@ -25,6 +25,18 @@ async def override(stores: Stores, **numbers: Any) -> None:
     )
 
 
+async def change_mode(stores: Stores, mode: Any, key: Any) -> None:
+    await stores.changes.set_policy(
+        key, PolicyRequest(mode=mode), installation=stores.installation, now_ms=NOON + 3_000
+    )
+
+
+async def restore(stores: Stores, job: Job) -> None:
+    await stores.versions.restore(
+        KEY, job.compaction_ids[-1], installation=stores.installation, now_ms=NOON + 7_000
+    )
+
+
 async def states(stores: Stores) -> list[State]:
     return [one.state for one in await stores.history.page(KEY, after_position=0, limit=1_000)]
 
@@ -200,6 +212,97 @@ async def test_what_has_left_already_is_summarised_before_what_is_only_planned(
     )
     assert (await phases(stores))[-1] == "stale"
     assert await stores.claim(NOON + 10 * MINUTE_MS) == []
+
+
+@pytest.mark.proves("E6", "E7")
+@pytest.mark.parametrize("mode", ["off", "manual"])
+@pytest.mark.parametrize("key", [KEY, KEY.agent_id])
+@pytest.mark.parametrize("is_running", [False, True])
+async def test_a_plan_of_a_session_that_evicts_no_more_by_itself_comes_to_nothing(
+    stores: Stores, mode: str, key: Any, is_running: bool
+) -> None:
+    await override(stores, commit="on_summary")
+    await stores.ingest(*turns(1, 7))
+    job = await planned(stores) if is_running else None
+    given = await stores.jobs.load(job, now_ms=NOON + 2_000) if job else None
+
+    await change_mode(stores, mode, key)
+
+    if job and given:
+        with pytest.raises(LostLease):
+            await stores.jobs.commit(
+                job, summary(), leaving=given.leaving, reason=None, now_ms=NOON + 5_000
+            )
+        await stores.jobs.discard(job, now_ms=NOON + 5_000)
+    assert await stores.claim(NOON + 6_000) == []
+    assert await stores.jobs.next_due_ms() is None
+    assert set(await states(stores)) == {State.LIVE}
+    assert (await phases(stores))[-1] == "stale"
+
+
+@pytest.mark.proves("E6", "E7")
+@pytest.mark.parametrize("mode", ["off", "manual"])
+async def test_a_requested_plan_is_carried_out_unless_the_mode_is_off(
+    stores: Stores, mode: str
+) -> None:
+    await override(stores, commit="on_summary", max_live_messages=0)
+    await stores.ingest(*turns(1, 7))
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 10)
+
+    await change_mode(stores, mode, KEY)
+
+    if mode == "off":
+        assert await stores.claim() == []
+    else:
+        await carry_out(stores, await planned(stores))
+    assert (State.COVERED in await states(stores)) == (mode == "manual")
+
+
+@pytest.mark.proves("E7", "A5")
+@pytest.mark.parametrize("is_running", [False, True])
+async def test_a_plan_does_not_evict_again_what_is_restored(
+    stores: Stores, is_running: bool
+) -> None:
+    await override(stores, commit="on_summary")
+    await stores.ingest(*turns(1, 7))
+    first = await planned(stores)
+    await carry_out(stores, first)
+    await stores.ingest(*turns(8, 7))
+    job = await planned(stores, NOON + 6_000) if is_running else None
+    given = await stores.jobs.load(job, now_ms=NOON + 6_000) if job else None
+
+    await restore(stores, first)
+
+    if job and given:
+        with pytest.raises(LostLease):
+            await stores.jobs.commit(
+                job, summary(), leaving=given.leaving, reason=None, now_ms=NOON + 7_500
+            )
+    assert await stores.claim(NOON + 10 * MINUTE_MS) == []
+    assert set(await states(stores)) == {State.LIVE}
+    assert "stale" in await phases(stores)
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 8_000)
+    await carry_out(stores, await planned(stores, NOON + 9_000))
+    assert State.COVERED in await states(stores)
+
+
+@pytest.mark.proves("E7", "A5")
+async def test_a_requested_plan_survives_a_restore(stores: Stores) -> None:
+    await override(stores, commit="on_summary", max_live_messages=0)
+    jobs = []
+    for first_seq in (1, 8):
+        await stores.ingest(*turns(first_seq, 7))
+        await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 10)
+        jobs.append(await planned(stores))
+        if first_seq == 1:
+            await carry_out(stores, jobs[0])
+
+    await restore(stores, jobs[0])
+
+    again = await planned(stores, NOON + 9_000)
+    assert again.compaction_ids == jobs[1].compaction_ids
+    await carry_out(stores, again)
+    assert State.COVERED in await states(stores)
 
 
 # --- rounds and silence

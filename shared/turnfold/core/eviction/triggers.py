@@ -170,6 +170,11 @@ def triggers_of_hints(
     return [fired for fired in limits.fired(load) if fired.trigger is Trigger.BUDGET]
 
 
+def is_allowed(trigger: Trigger, mode: Mode) -> bool:
+    """Return whether a session in this mode may evict because of a trigger."""
+    return mode is Mode.AUTO or (mode is Mode.MANUAL and trigger is Trigger.REQUEST)
+
+
 def budget_trigger(policy: Policy, asked_tokens: int, *, model_window: int) -> int:
     """Return the tokens above which live messages fire because of a budget; 0 if none does.
 

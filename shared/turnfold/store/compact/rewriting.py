@@ -13,7 +13,7 @@ from turnfold.ports.compact import JobStatus, RegenerateOptions
 from turnfold.ports.ingest import Installation
 from turnfold.store.compact.coverage import uncovered, valid_version
 from turnfold.store.database.message_rows import FACTS, message_of
-from turnfold.store.database.predicates import is_chosen, is_open, of_compactions
+from turnfold.store.database.predicates import is_chosen, is_open, is_planned, of_compactions
 from turnfold.store.database.schema import compactions, messages
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import Prepared, PreparedIn
@@ -36,6 +36,12 @@ _SUPERSEDED = Prepared(
 _REGENERATIONS = Prepared(
     select(compactions.c.compaction_id, compactions.c.wanted)
     .where(of_compactions, is_open, compactions.c.trigger == literal_column("'regenerate'"))
+    .order_by(compactions.c.ordinal),
+    ("of_sid",),
+)
+_PLANS = Prepared(
+    select(compactions.c.compaction_id)
+    .where(of_compactions, is_planned, compactions.c.trigger != literal_column("'request'"))
     .order_by(compactions.c.ordinal),
     ("of_sid",),
 )
@@ -149,6 +155,14 @@ def end_rewriting(
         end_stale(
             connection, session, journal, compaction_id, "another version took effect", now_ms
         )
+
+
+def end_plans(
+    connection: Connection, session: SessionRow, journal: SessionJournal, *, now_ms: int
+) -> None:
+    """End planned evictions that nobody asked for: they would evict restored messages again."""
+    for (compaction_id,) in _PLANS.rows(connection, session.sid):
+        end_stale(connection, session, journal, compaction_id, "messages were restored", now_ms)
 
 
 def end_stale(

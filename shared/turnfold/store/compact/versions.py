@@ -29,7 +29,13 @@ from turnfold.store.compact.coverage import (
     valid_version,
 )
 from turnfold.store.compact.jobs.rows import number_of
-from turnfold.store.compact.rewriting import end_rewriting, fence_off, open_fold, open_regeneration
+from turnfold.store.compact.rewriting import (
+    end_plans,
+    end_rewriting,
+    fence_off,
+    open_fold,
+    open_regeneration,
+)
 from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.predicates import has_status, is_pending, is_version
@@ -294,6 +300,7 @@ def _restore(
         tokens_after=session.window_tokens, messages=len(taken), version=session.version,
     )  # fmt: skip
     notify_activation(connection, session, journal, tokens_before=before)
+    end_plans(connection, session, journal, now_ms=now_ms)
     if is_covered:
         end_rewriting(connection, session, journal, now_ms=now_ms)
     open_fold(connection, session, journal, installation, now_ms=now_ms)

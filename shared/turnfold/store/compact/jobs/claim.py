@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, Integer, bindparam, func, or_, select, update
 
-from turnfold.core.eviction.triggers import FiredTrigger, Trigger
+from turnfold.core.eviction.triggers import FiredTrigger, Trigger, is_allowed
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import CompactionId
 from turnfold.ports.compact import Job, JobKind, JobStatus
-from turnfold.store.compact.rewriting import wanted_of
+from turnfold.store.compact.rewriting import end_stale, wanted_of
 from turnfold.store.database.predicates import (
     is_kept,
     is_of_kept,
@@ -162,6 +162,12 @@ def claim_session(
         return None
     due = _first_due(rows, now_ms)
     if not due:
+        return None
+    # The mode may have changed since the eviction was planned.
+    if due[0].is_plan and not is_allowed(due[0].fired.trigger, policy.mode):
+        for row in due:
+            detail = f"the mode is {policy.mode}"
+            end_stale(connection, session, journal, row.compaction_id, detail, now_ms)
         return None
     claimed = _within_limits(due)
     job = _job_of(session, claimed, policy, now_ms)

@@ -8,6 +8,8 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, func, literal_column, select
 
 from turnfold.core.eviction.batch import Eviction
+from turnfold.core.eviction.triggers import is_allowed
+from turnfold.core.policy.presets import Mode
 from turnfold.errors import LostLease
 from turnfold.messages import MESSAGES_PER_EVENT
 from turnfold.ports.compact import Job, JobKind, JobStatus, Version
@@ -111,8 +113,7 @@ def commit_version(
     number, journal = session.versions, SessionJournal()
     tokens_before_leaving = session.window_tokens
     if leaving is not None:
-        newest_id, model = int(job.compaction_ids[-1]), version.draft.model
-        mark_evicted(connection, session, newest_id, leaving, journal, model=model, now_ms=now_ms)
+        _carry_out(connection, session, job, version, leaving, journal, now_ms=now_ms)
     tokens_replaced = session.window_tokens
     added = added_evictions(connection, job)
     # Messages that were restored meanwhile are live: a version must not cover them as well.
@@ -143,6 +144,28 @@ def commit_version(
     journal.write(connection)
     write_back(connection, [session])
     return number
+
+
+def _carry_out(
+    connection: Connection,
+    session: SessionRow,
+    job: Job,
+    version: Version,
+    leaving: Eviction,
+    journal: SessionJournal,
+    *,
+    now_ms: int,
+) -> None:
+    """Carry out a planned eviction.
+
+    Raises:
+        LostLease: the mode no longer allows it, or one of its messages is not live any more.
+    """
+    mode = Mode(session.wishes.mode or session.agent_wishes.mode or job.policy.mode)
+    if not is_allowed(leaving.due.trigger, mode):
+        raise LostLease(job.compaction_ids[-1])
+    newest_id, model = int(job.compaction_ids[-1]), version.draft.model
+    mark_evicted(connection, session, newest_id, leaving, journal, model=model, now_ms=now_ms)
 
 
 def _finish_rows(connection: Connection, job: Job, finished: tuple[Any, ...]) -> None:
