@@ -37,7 +37,8 @@ async def command_broker(
     The callbacks are those of `Commands`.
     """
     database = context.database
-    actors = Actors(read_secret=partial(read_secret, database, SIGNED_ACTORS), now_ms=now_ms)
+    secret = partial(read_secret, database, SIGNED_ACTORS)
+    actors = Actors(read_secret=secret, now_ms=now_ms)
     server = CommandServer(ConcurrencyLimiter(shares_of(context.settings)), actors)
     broker = Broker(
         **watched(broker_options(context.settings, "worker"), actors.probe),
@@ -52,7 +53,11 @@ async def command_broker(
         campaigns=SqlCampaignStore(database),
         histories=SqlHistoryStore(database),
         letters=SqlDeadLetterStore(database),
-        stream=BusEvents(context.client, on_foreign=context.telemetry.metrics.disturbed),
+        stream=BusEvents(
+            context.client,
+            read_secret=secret,
+            on_foreign=context.telemetry.metrics.disturbed,
+        ),
         installation=context.installation,
         now_ms=now_ms,
         last_seq=lambda: last_sequence(context.client),

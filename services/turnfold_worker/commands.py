@@ -111,7 +111,7 @@ class Commands:
         ids = key._asdict() if isinstance(key, SessionKey) else {"agent_id": key}
         return {**ids, **erased._asdict()}
 
-    async def _pop(self, key: SessionKey, request: PopRequest, _: str) -> Reply:
+    async def _pop(self, key: SessionKey, request: PopRequest, actor: str) -> Reply:
         # Requests of one session take turns here, so that they need not try again.
         async with self._locks.setdefault(key, asyncio.Lock()):
             return await pop(
@@ -120,6 +120,7 @@ class Commands:
                 store=self.histories,
                 stream=self.stream,
                 ingested_to=self.ingested_to,
+                actor=actor,
             )
 
     async def _compact(self, key: SessionKey, _: CompactionRequest, actor: str) -> Reply:

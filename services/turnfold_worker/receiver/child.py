@@ -10,6 +10,7 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from turnfold.access.actors import ACTOR_HEADER
 from turnfold.bus.connection import connect
 from turnfold.bus.pull import PullConsumer
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
@@ -273,5 +274,6 @@ def delivery_of(message: Msg, *, has_trace: bool) -> Delivery:
         message.data,
         int(tokens[5 + shift]),
         int(tokens[7 + shift]) // 1_000_000,
+        message.headers.get(ACTOR_HEADER) if message.headers else None,
         trace,
     )

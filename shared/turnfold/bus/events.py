@@ -1,11 +1,13 @@
 """Single events of the event stream: publish one again, or read one by its sequence."""
 
 import base64
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from secrets import token_hex
 
 import nats.errors
 
+from turnfold.access.actors import ACTOR_HEADER, signed_actor
 from turnfold.bus.asking import asking, find_event
 from turnfold.bus.stream_state import newest_sequence
 from turnfold.contracts.publish_errors import OTHER_SEQUENCE, publish_error
@@ -15,6 +17,7 @@ from turnfold.contracts.subjects import (
     event_headers,
     session_subject,
 )
+from turnfold.core.history.audit_chain import LOCAL
 from turnfold.messages import SessionKey
 from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
 from turnfold.nats_client.connection import NatsClient
@@ -27,9 +30,14 @@ class BusEvents:
     """See `turnfold.ports.admin.EventStream` and `RetractionStream`."""
 
     def __init__(
-        self, client: NatsClient, *, on_foreign: Callable[[], object] = lambda: None
+        self,
+        client: NatsClient,
+        *,
+        read_secret: Callable[[], Awaitable[str]],
+        on_foreign: Callable[[], object] = lambda: None,
     ) -> None:
         self._client = client
+        self._read_secret = read_secret
         self._publisher = Publisher(client, EVENTS_STREAM, on_foreign=on_foreign)
         # The server deduplicates ids across the whole stream, so clients must not guess ours.
         self._secret = token_hex(8)
@@ -67,19 +75,27 @@ class BusEvents:
         return NewestEvents(seq, retraction_seq)
 
     async def retract(
-        self, key: SessionKey, event: bytes, *, event_id: str, newest_seq: int
+        self, key: SessionKey, event: bytes, *, event_id: str, newest_seq: int, actor: str
     ) -> int | None:
         """Publish a retraction, unless another one came first; return its sequence.
+
+        The actor is signed, because whoever stores the event believes no other header.
 
         Raises:
             Unavailable: no acknowledgement arrived. The retraction may be stored or not.
         """
+        subject = session_subject(TURN_RETRACTED, key)
         headers = {
             **event_headers(key.agent_id, event_id, self._secret),
             # Compared and stored by the server in one step: of several callers one succeeds.
             "Nats-Expected-Last-Subject-Sequence": str(newest_seq),
         }
-        result = await self._send(session_subject(TURN_RETRACTED, key), event, headers)
+        if actor != LOCAL:
+            secret, now_ms = await self._read_secret(), time.time_ns() // 1_000_000
+            headers[ACTOR_HEADER] = signed_actor(
+                secret, actor, subject=subject, body=event, now_ms=now_ms
+            )
+        result = await self._send(subject, event, headers)
         if isinstance(result, Rejection):
             if result.code in OTHER_SEQUENCE:
                 return None

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import nats.errors
 from nats.aio.client import Client
 
+from turnfold.access.actors import ACTOR_HEADER
 from turnfold.bus.asking import asking, find_event, time_ms
 from turnfold.contracts.subjects import (
     EVENTS_CONSUMER,
@@ -83,12 +84,13 @@ async def ack_floor(client: Client) -> int:
 
 
 class StreamMessage(NamedTuple):
-    """A stored event, and its time (ms since 1970)."""
+    """A stored event, its time (ms since 1970), and its header `Turnfold-Actor`."""
 
     subject: str
     payload: bytes
     stream_seq: int
     at_ms: int
+    signed_actor: str | None
 
 
 async def read_events(
@@ -123,7 +125,9 @@ async def read_events(
                 if "Nats-Sequence" in headers:
                     taken = datetime.fromisoformat(headers["Nats-Time-Stamp"]) - _EPOCH
                     place = int(headers["Nats-Sequence"]), taken // timedelta(milliseconds=1)
-                    events.append(StreamMessage(headers["Nats-Subject"], message.data, *place))
+                    signed = headers.get(ACTOR_HEADER)
+                    subject = headers["Nats-Subject"]
+                    events.append(StreamMessage(subject, message.data, *place, signed))
                 elif headers.get("Status") in ("204", "404"):
                     return [event for event in events if first_seq <= event.stream_seq <= last_seq]
                 elif "Status" in headers:

@@ -93,9 +93,9 @@ class RetractionStream(Protocol):
         ...
 
     async def retract(
-        self, key: SessionKey, event: bytes, *, event_id: str, newest_seq: int
+        self, key: SessionKey, event: bytes, *, event_id: str, newest_seq: int, actor: str
     ) -> int | None:
-        """Publish a retraction and return its sequence.
+        """Publish a retraction that `actor` asked for, and return its sequence.
 
         None if `newest_seq` is no longer the newest retraction of the session: nothing was
         published.

@@ -58,7 +58,7 @@ class DecodedEvent(NamedTuple):
 
     `at_ms` is the time of the stream, in milliseconds since 1970. `trace` is the traceparent of the
     publisher; spans of later work continue it. `reported` belongs to `usage.reported` alone, and
-    `retraction` to `turn.retracted`.
+    `retraction` to `turn.retracted`, like `signed_actor`: who asked for it, as a worker signed.
     """
 
     stream_seq: int
@@ -76,6 +76,7 @@ class DecodedEvent(NamedTuple):
     trace: str | None = None
     reported: ReportedWindow | None = None
     retraction: Retraction | None = None
+    signed_actor: str | None = None
 
     @property
     def is_overflow(self) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -235,6 +236,50 @@ async def test_with_roles_the_audit_names_the_key_that_the_server_vouches_for(
                 expected.append("token:ops")
 
         assert await actors(worker) == expected
+
+
+@pytest.mark.proves("A7", "G1", "X5")
+async def test_who_pops_messages_is_named_and_no_event_names_anybody(tmp_path: Path) -> None:
+    guarded = Guarded(tmp_path)
+    tokens = tmp_path / "tokens.json"
+    token = new_token(tokens, ["support"], name="ops")
+    with nats_server(tmp_path, more=guarded.configuration) as server:
+        provisioner, worker, query = (
+            guarded.parts(server, role) for role in ("provisioner", "worker", "query")
+        )
+        await provisioner.migrate()
+        query.environ["TURNFOLD_HTTP_TOKENS"] = str(tokens)
+        async with (
+            worker.running("worker"),
+            query.running("query"),
+            over_http(query, token) as http,
+            person(guarded, server, "support") as support,
+        ):
+            said = [{"role": "user", "content": f"Item {number}."} for number in range(5)]
+            event = {"type": "turn.completed", "event_id": "e", "messages": said}
+            event |= {"agent_id": "support", "session_id": "s"}
+            assert (await http.post(f"{PATH}/events", json=event)).status_code == 200
+
+            await asked(support.bus, "session.pop.support.s", b"{}", FORGED[1])
+            assert (await http.post(f"{PATH}/pop", json={})).status_code == 200
+            (pop, *_) = [row["named"] for row in await worker.rows("SELECT named FROM retractions")]
+            assert "e#4" in pop
+            retraction = {"event_id": "r", "agent_id": "support", "session_id": "s"}
+            body = json.dumps(retraction | {"message_ids": ["e#0"]}).encode()
+            subject = "turn.retracted.support.s"
+            now_ms = time.time_ns() // 1_000_000
+            signed = signed_actor("guessed", "token:x", subject=subject, body=body, now_ms=now_ms)
+            await support.publish(subject, body=body, headers={ACTOR_HEADER: signed})
+
+            async def found() -> bool:
+                return len(await actors(worker, "retracted")) == 3
+
+            await eventually(found)
+            assert await actors(worker, "retracted") == [
+                f"key:{guarded.keys['support'].key}",
+                "token:ops",
+                "local",
+            ]
 
 
 @pytest.mark.proves("A7")

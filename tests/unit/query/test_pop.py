@@ -30,8 +30,9 @@ class Stream:
         )
 
     async def retract(
-        self, key: SessionKey, event: bytes, *, event_id: str, newest_seq: int
+        self, key: SessionKey, event: bytes, *, event_id: str, newest_seq: int, actor: str
     ) -> int | None:
+        assert actor == "local"
         if self._rivals:
             self._rivals -= 1
             page = await self._stores.history.page(key, limit=1, newest_first=True)

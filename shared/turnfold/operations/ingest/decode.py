@@ -17,12 +17,16 @@ from turnfold.ports.ingest import DeadLetter, DecodedEvent
 
 
 class Delivery(NamedTuple):
-    """One message of the stream. `at_ms` is the stream's time in milliseconds since 1970."""
+    """One message of the stream. `at_ms` is the stream's time in milliseconds since 1970.
+
+    `signed_actor` is the header of this name; any publisher may have written it.
+    """
 
     subject: str
     payload: bytes
     stream_seq: int
     at_ms: int
+    signed_actor: str | None = None
     trace: str | None = None
 
 
@@ -100,6 +104,7 @@ def decode_event(
         delivery.trace,
         event.reported,
         event.retraction,
+        delivery.signed_actor if event.retraction is not None else None,
     )
 
 

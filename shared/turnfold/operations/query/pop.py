@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from secrets import token_hex
 
 from turnfold.contracts.history_requests import PopRequest
+from turnfold.core.history.audit_chain import LOCAL
 from turnfold.errors import Unavailable
 from turnfold.messages import SessionKey, State
 from turnfold.operations.query.history import original_json
@@ -32,6 +33,7 @@ async def pop(
     store: HistoryStore,
     stream: RetractionStream,
     ingested_to: Callable[[], Awaitable[int]],
+    actor: str = LOCAL,
 ) -> str:
     """Retract the newest messages, and return them as JSON text once they are retracted.
 
@@ -55,7 +57,11 @@ async def pop(
             "message_ids": [original.message_id for original in chosen],
         }
         seq = await stream.retract(
-            key, json.dumps(event).encode(), event_id=event_id, newest_seq=newest.retraction_seq
+            key,
+            json.dumps(event).encode(),
+            event_id=event_id,
+            newest_seq=newest.retraction_seq,
+            actor=actor,
         )
         if seq is not None:
             # The messages are this caller's now, whether or not they are stored as retracted.

@@ -20,6 +20,7 @@ from sqlalchemy import (
     union_all,
 )
 
+from turnfold.access.actors import verified_actor
 from turnfold.contracts.retractions import Retraction
 from turnfold.contracts.subjects import id_fault
 from turnfold.core.history.audit_chain import LOCAL, WORKER
@@ -31,6 +32,7 @@ from turnfold.store.database.schema import (
     retractions,
     usage_reports,
 )
+from turnfold.store.database.secrets import SIGNED_ACTORS, secret_in
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared
 from turnfold.store.ingest.batch.stored_events import KNOWN_EVENTS
@@ -70,11 +72,21 @@ Withdraw = Callable[[Connection, SessionRow, SessionJournal, Installation, Retra
 """Takes versions that cover retracted messages out of force, and writes the audit row."""
 
 
-def retraction_row(arrival: DecodedEvent, sid: int) -> tuple[object, ...]:
+def retraction_row(arrival: DecodedEvent, sid: int, actor: str) -> tuple[object, ...]:
     """Return the row of an event that retracts messages."""
     assert arrival.retraction is not None
     named = json.dumps(arrival.retraction)
-    return sid, arrival.stream_seq, arrival.at_ms, named, LOCAL
+    return sid, arrival.stream_seq, arrival.at_ms, named, actor
+
+
+def retracted_by(connection: Connection, event: DecodedEvent, payload: bytes) -> str:
+    """Return the actor of a retraction as a worker signed it; `local` for other publishers."""
+    if event.signed_actor is None or (secret := secret_in(connection, SIGNED_ACTORS)) is None:
+        return LOCAL
+    actor = verified_actor(
+        secret, event.signed_actor, subject=event.subject, body=payload, now_ms=event.at_ms
+    )
+    return actor or LOCAL
 
 
 class Retractor:

@@ -1,6 +1,6 @@
 """The rows of new events: events, messages, calls and reports of providers, inserted in bulk."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,8 +56,12 @@ class EventRows:
     limited: set[SessionKey] = field(default_factory=set)
 
     @classmethod
-    def of(cls, arrivals: Iterable[tuple[DecodedEvent, SessionRow]]) -> "EventRows":
-        """Collect the rows of events, each with its session."""
+    def of(
+        cls,
+        arrivals: Iterable[tuple[DecodedEvent, SessionRow]],
+        actor_of: Callable[[DecodedEvent], str],
+    ) -> "EventRows":
+        """Collect the rows of events, each with its session; ask for actors of retractions."""
         rows = cls()
         for arrival, session in arrivals:
             key, sid, seq = arrival.key, session.sid, arrival.stream_seq
@@ -72,7 +76,7 @@ class EventRows:
             if len(rows.messages) > others:
                 rows._add_calls(arrival, sid)
             if arrival.retraction is not None:
-                rows.retractions.append(retraction_row(arrival, sid))
+                rows.retractions.append(retraction_row(arrival, sid, actor_of(arrival)))
         return rows
 
     def insert_events(self, connection: Connection) -> None:

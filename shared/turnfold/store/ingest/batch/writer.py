@@ -45,7 +45,7 @@ from turnfold.store.ingest.batch.stored_events import (
 from turnfold.store.ingest.evict import evict
 from turnfold.store.ingest.model_windows import learn_limits
 from turnfold.store.ingest.pairing import PairChange, Touched, repair_pairs
-from turnfold.store.ingest.retraction import Retractor, Withdraw
+from turnfold.store.ingest.retraction import Retractor, Withdraw, retracted_by
 from turnfold.store.ingest.tombstones import erased_before, record_duplicates
 from turnfold.store.ingest.usage import Calibrator
 
@@ -322,7 +322,11 @@ class BatchWriter:
         self._dead.append(DeadLetter.of(seq, at_ms, subject, reason, detail, payload, arrival.key))
 
     def _rows(self, arrivals: Sequence[DecodedEvent]) -> EventRows:
-        return EventRows.of((arrival, self._sessions[arrival.key]) for arrival in arrivals)
+        of_sessions = ((arrival, self._sessions[arrival.key]) for arrival in arrivals)
+        return EventRows.of(of_sessions, self._retracted_by)
+
+    def _retracted_by(self, event: DecodedEvent) -> str:
+        return retracted_by(self._connection, event, self._payloads.get(event.stream_seq, b""))
 
     def _insert_rest(self, rows: EventRows) -> None:
         self._touched |= rows.touched
