@@ -1,8 +1,10 @@
 """The figures of the audit, in every store: before and after of each row are of one moment, and a row counts what was there then."""
 
+import asyncio
 import json
 from typing import Any
 
+import asyncpg
 import pytest
 
 from tests.store_fixtures import KEY, NOON, Stores, assistant, result, summary, turn, turns, user
@@ -179,3 +181,46 @@ async def test_of_a_page_that_a_provider_returns_as_its_error_the_audit_keeps_th
 
     rows = await by_phase(stores)
     assert details(rows["attempt_failed"])["detail"] == page[:300]
+
+
+async def waiting_for_locks(database: asyncpg.Connection, number: int) -> None:
+    """Return when so many transactions wait for a locked row."""
+    waiting = (
+        f"SELECT count(*) >= {number} FROM pg_locks"
+        " WHERE locktype IN ('transactionid', 'tuple') AND NOT granted"
+    )
+    async with asyncio.timeout(20):
+        while not await database.fetchval(waiting):  # noqa: ASYNC110 - a server tells nobody
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.proves("A1", "A7")
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("versions", [0, 1])
+async def test_an_eviction_that_waited_for_a_new_version_counts_its_summary(
+    stores: Stores, store_url: str, versions: int
+) -> None:
+    await stores.ingest(*turns(1, 7))
+    for _ in range(versions):
+        await stores.jobs.commit(await the_job(stores), summary(), reason=None, now_ms=NOON + 2_000)
+        await stores.ingest(*turns(8, 5))
+    job = await the_job(stores)
+    database = await asyncpg.connect(store_url.replace("+asyncpg", ""))
+    async with database.transaction():
+        await database.execute("SELECT 1 FROM sessions FOR UPDATE")
+        committing = asyncio.create_task(
+            stores.jobs.commit(job, summary("A longer text."), reason=None, now_ms=NOON + 5_000)
+        )
+        await waiting_for_locks(database, 1)
+        evicting = asyncio.create_task(stores.ingest(*turns(20, 5)))
+        await waiting_for_locks(database, 2)
+    await asyncio.gather(committing, evicting)
+    await database.close()
+
+    evicted = [
+        row for row in await stores.history.audit(KEY, after=0, limit=100) if row.phase == "evicted"
+    ][-1]
+    after = await window(stores)
+    job = await the_job(stores)
+    assert tokens(evicted) == (after + job.tokens_evicted, after)
+    assert job.summary_tokens == summary("A longer text.").tokens

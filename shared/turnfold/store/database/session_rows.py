@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, literal_column, select
+from sqlalchemy import Connection, bindparam, select
 
 from turnfold.contracts.subjects import session_subject
 from turnfold.core.eviction.budgets import Budgets, read_budgets
@@ -163,7 +163,7 @@ _LOCKED = (
         agents.c.mode,
         agents.c.overrides,
         *(sessions.c[name] for name in COUNTERS),
-        func.coalesce(summaries.c.tokens, literal_column("0")),
+        summaries.c.tokens,
         compactions.c.last_position,
     )
     .outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
@@ -180,6 +180,8 @@ _LOCKED = (
     .order_by(sessions.c.sid)
     .with_for_update(of=sessions)
 )
+_VERSION = 9 + COUNTERS.index("version")
+_SUMMARY_TOKENS = -2
 _pairs = PreparedPairs.pairs
 _is_of_key = (sessions.c.agent_id == _pairs.c.a) & (sessions.c.session_id == _pairs.c.b)
 _BY_KEY = PreparedPairs(
@@ -219,7 +221,7 @@ def lock_by_key(
     wanted = list(dict.fromkeys(keys))
     if create and (missing := _unknown(connection, wanted)):
         _make(connection, missing, create)
-    locked = [_session(*row) for row in _BY_KEY.rows(connection, sorted(wanted))]
+    locked = _built(connection, _BY_KEY.rows(connection, sorted(wanted)))
     return {session.key: session for session in locked}
 
 
@@ -257,19 +259,32 @@ def lock_session_counts(connection: Connection, agent_ids: Iterable[AgentId]) ->
 
 def lock_by_sid(connection: Connection, sids: Iterable[int]) -> dict[int, SessionRow]:
     """Lock the sessions with these numbers."""
-    locked = [_session(*row) for row in _BY_SID.rows(connection, sorted(set(sids)))]
+    locked = _built(connection, _BY_SID.rows(connection, sorted(set(sids))))
     return {session.sid: session for session in locked}
+
+
+def _built(connection: Connection, rows: Sequence[Sequence[Any]]) -> list[SessionRow]:
+    """Build sessions from rows of `_LOCKED`."""
+    # After a wait for the lock PostgreSQL reads only the locked row again. A version that was
+    # committed meanwhile has found no summary, and is read again under the lock.
+    stale = {row[0] for row in rows if row[_VERSION] is not None and row[_SUMMARY_TOKENS] is None}
+    if stale:
+        current = {row[0]: row for row in _BY_SID.rows(connection, sorted(stale))}
+        rows = [current.get(row[0], row) for row in rows]
+    return [_session(*row) for row in rows]
 
 
 def _session(sid: int, agent_id: str, session_id: str, *rest: Any) -> SessionRow:
     """Build a session from a row of `_LOCKED`."""
-    return SessionRow(
+    session = SessionRow(
         sid,
         SessionKey(AgentId(agent_id), SessionId(session_id)),
         PolicyOverrides(*rest[:3]),
         PolicyOverrides(*rest[3:6]),
         *rest[6:],
     )
+    session.summary_tokens = session.summary_tokens or 0
+    return session
 
 
 def write_back(connection: Connection, rows: Sequence[SessionRow]) -> None:
