@@ -105,7 +105,7 @@ class IngestLoop:
 
     async def _process(self, together: Sequence[ReceivedBatch]) -> None:
         """Store batches and acknowledge them; if that is impossible now, have them redelivered."""
-        batch = DecodedBatch([], [], {})
+        batch = DecodedBatch.empty()
         for received in together:
             batch.add(received.message.batch)
         try:

@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 from turnfold.access.actors import ACTOR_HEADER
 from turnfold.bus.connection import connect
 from turnfold.bus.pull import PullConsumer
-from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
+from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM, replayed_seq
 from turnfold.errors import StartError
 from turnfold.model_info.tokenizer import load_counter
 from turnfold.observability.tracing import extract_traceparent
@@ -176,7 +176,7 @@ class ReceiverChild:
         return deliveries
 
     async def _decoded(self, deliveries: Sequence[Delivery]) -> DecodedBatch:
-        batch = DecodedBatch([], [], {})
+        batch = DecodedBatch.empty()
         for some in portions(deliveries):
             batch.add(self._decode(some))
             # Heartbeats and acknowledgements run in between.
@@ -275,5 +275,6 @@ def delivery_of(message: Msg, *, has_trace: bool) -> Delivery:
         int(tokens[5 + shift]),
         int(tokens[7 + shift]) // 1_000_000,
         message.headers.get(ACTOR_HEADER) if message.headers else None,
+        replayed_seq(message.headers),
         trace,
     )

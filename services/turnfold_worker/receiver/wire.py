@@ -80,6 +80,7 @@ class _Columns(NamedTuple):
     messages: list[Sequence[Any]]
     dead: list[DeadLetter]
     payloads: dict[int, bytes]
+    replays: dict[int, int]
     held: int
 
 
@@ -101,18 +102,18 @@ def decode(body: bytes) -> ReceiverMessage:
 
 
 def _to_columns(ready: BatchReady) -> _Columns:
-    number, (arrivals, dead, payloads), held = ready
+    number, (arrivals, dead, payloads, replays), held = ready
     events: list[Sequence[Any]] = list(zip(*arrivals, strict=True))
     messages: list[Sequence[Any]] = list(zip(*chain.from_iterable(events[_MESSAGES]), strict=True))
     events[_KEY] = list(map(tuple, events[_KEY]))
     events[_MESSAGES] = list(map(len, events[_MESSAGES]))
-    return _Columns(number, events, messages, dead, payloads, held)
+    return _Columns(number, events, messages, dead, payloads, replays, held)
 
 
 def _from_columns(columns: _Columns) -> BatchReady:
-    number, events, by_column, dead, payloads, held = columns
+    number, events, by_column, dead, payloads, replays, held = columns
     messages = map(DecodedMessage._make, zip(*by_column, strict=True))
     events[_KEY] = list(map(SessionKey._make, events[_KEY]))
     events[_MESSAGES] = [tuple(islice(messages, size)) for size in events[_MESSAGES]]
     arrivals = list(map(DecodedEvent._make, zip(*events, strict=True)))
-    return BatchReady(number, DecodedBatch(arrivals, dead, payloads), held)
+    return BatchReady(number, DecodedBatch(arrivals, dead, payloads, replays), held)

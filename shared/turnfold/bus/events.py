@@ -13,6 +13,7 @@ from turnfold.bus.stream_state import newest_sequence
 from turnfold.contracts.publish_errors import OTHER_SEQUENCE, publish_error
 from turnfold.contracts.subjects import (
     EVENTS_STREAM,
+    REPLAY_HEADER,
     TURN_RETRACTED,
     event_headers,
     session_subject,
@@ -42,8 +43,8 @@ class BusEvents:
         # The server deduplicates ids across the whole stream, so clients must not guess ours.
         self._secret = token_hex(8)
 
-    async def publish(self, subject: str, payload: bytes, *, message_id: str) -> int:
-        """Publish an event, and return its sequence.
+    async def publish_again(self, subject: str, payload: bytes, *, seq: int) -> int:
+        """Publish the event of a sequence again, and return its new sequence.
 
         Raises:
             StreamFull: the stream has reached its limit.
@@ -52,7 +53,8 @@ class BusEvents:
         """
         headers = {
             "Nats-Expected-Stream": EVENTS_STREAM,
-            "Nats-Msg-Id": f"{message_id}.{self._secret}",
+            "Nats-Msg-Id": f"again.{seq}.{self._secret}",
+            REPLAY_HEADER: str(seq),
         }
         result = await self._send(subject, payload, headers)
         if isinstance(result, Rejection):

@@ -14,6 +14,7 @@ from turnfold.bus.asking import asking, find_event, time_ms
 from turnfold.contracts.subjects import (
     EVENTS_CONSUMER,
     EVENTS_STREAM,
+    replayed_seq,
     session_subject,
 )
 from turnfold.errors import Unavailable
@@ -84,13 +85,17 @@ async def ack_floor(client: Client) -> int:
 
 
 class StreamMessage(NamedTuple):
-    """A stored event, its time (ms since 1970), and its header `Turnfold-Actor`."""
+    """A stored event, its time (ms since 1970), its header `Turnfold-Actor`, and what it replays.
+
+    `replay_of` is the sequence of the event that it replays, or 0.
+    """
 
     subject: str
     payload: bytes
     stream_seq: int
     at_ms: int
     signed_actor: str | None
+    replay_of: int = 0
 
 
 async def read_events(
@@ -127,7 +132,8 @@ async def read_events(
                     place = int(headers["Nats-Sequence"]), taken // timedelta(milliseconds=1)
                     signed = headers.get(ACTOR_HEADER)
                     subject = headers["Nats-Subject"]
-                    events.append(StreamMessage(subject, message.data, *place, signed))
+                    replay_of = replayed_seq(headers)
+                    events.append(StreamMessage(subject, message.data, *place, signed, replay_of))
                 elif headers.get("Status") in ("204", "404"):
                     return [event for event in events if first_seq <= event.stream_seq <= last_seq]
                 elif "Status" in headers:

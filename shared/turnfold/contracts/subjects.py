@@ -1,6 +1,7 @@
 """Subjects: how they encode ids, and the names of streams, events, requests and notices."""
 
 import re
+from collections.abc import Mapping
 from urllib.parse import unquote_to_bytes
 
 from turnfold.errors import BadRequest
@@ -111,6 +112,17 @@ def event_headers(agent_id: str, event_id: str, secret: str) -> dict[str, str]:
     """
     message_id = f"{token_of(agent_id)}.{token_of(event_id)}.{secret}"
     return {"Nats-Expected-Stream": EVENTS_STREAM, "Nats-Msg-Id": message_id}
+
+
+REPLAY_HEADER = "Turnfold-Replay-Of"
+"""The header of a replayed dead letter: the sequence at which the event was published first."""
+
+
+def replayed_seq(headers: Mapping[str, str] | None) -> int:
+    """Return the sequence of the dead letter that a message replays; 0 if it replays none."""
+    seq = headers.get(REPLAY_HEADER, "") if headers else ""
+    # Anybody may send the header: digits that int() refuses or that are too many stand for none.
+    return int(seq) if seq.isascii() and seq.isdigit() and len(seq) < 20 else 0
 
 
 def key_of_event_subject(subject: str) -> SessionKey | None:

@@ -62,10 +62,11 @@ class EventStream(Protocol):
         Unavailable: the stream does not answer.
     """
 
-    async def publish(self, subject: str, payload: bytes, *, message_id: str) -> int:
-        """Publish an event and return its sequence.
+    async def publish_again(self, subject: str, payload: bytes, *, seq: int) -> int:
+        """Publish the event of a sequence again and return its new sequence.
 
-        The stream ignores a second publication with the same `message_id` within minutes.
+        The stream ignores a second publication within minutes. The event names `seq`, so that an
+        erasure up to there holds for it.
         """
         ...
 

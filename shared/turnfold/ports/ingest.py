@@ -103,6 +103,7 @@ PAYLOAD_KEPT_BYTES = 64 * 1024
 
 
 NO_PAYLOADS: Mapping[int, bytes] = MappingProxyType({})
+NO_REPLAYS: Mapping[int, int] = MappingProxyType({})
 
 
 class DeadLetter(NamedTuple):
@@ -181,11 +182,13 @@ class IngestStore(Protocol):
         *,
         installation: Installation,
         payloads: Mapping[int, bytes] = NO_PAYLOADS,
+        replays: Mapping[int, int] = NO_REPLAYS,
     ) -> IngestResult:
         """Store a batch: events, pairs of calls and results, evictions, dead letters and ranges.
 
         `payloads` maps sequences to the published bytes. An event that must be refused keeps a part
-        of them in its dead letter.
+        of them in its dead letter. `replays` maps the sequences of replayed dead letters to those
+        of the letters, which decide whether the event was erased.
 
         Raises:
             Unavailable: nothing was stored; the same batch may be tried again.

@@ -14,6 +14,7 @@ from turnfold.contracts.requests import (
 from turnfold.errors import LostLease, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_batch
+from turnfold.operations.ingest.ingest import ingest
 from turnfold.ports.admin import EraseResult
 from turnfold.ports.ingest import DeadLetter, IngestResult
 
@@ -348,3 +349,32 @@ async def test_a_dead_letter_that_only_its_payload_names_is_erased_and_does_not_
     if isinstance(erased, SessionKey):
         assert left == [60]
     assert 50 in await stores.erasures.to_purge(10)
+
+
+@pytest.mark.proves("A6", "I5")
+@pytest.mark.parametrize("erased", [KEY, KEY.agent_id])
+async def test_a_replay_that_read_a_letter_before_its_erasure_brings_nothing_back(
+    stores: Stores, erase: Erase, erased: SessionKey | AgentId
+) -> None:
+    """A6: each letter is published again after the erasure, as an event that is good by now and as one that is not."""
+    said = {"event_id": "e-1", **KEY._asdict(), "messages": [{"role": "user", "content": "secret"}]}
+    good, bad = json.dumps(said).encode(), json.dumps(said | {"messages": "secret"}).encode()
+    await stores.ingest(turn(1, user("q")))
+    await stores.intake.ingest((), letters("turn.completed", bad), installation=stores.installation)
+    await erase(stores, erased)
+
+    async def store(*deliveries: Delivery) -> None:
+        batch = decode_batch(deliveries, count=len)
+        await ingest(batch, store=stores.intake, installation=stores.installation)
+
+    await store(
+        Delivery("turn.completed", good, 101, NOON, replay_of=50),
+        Delivery("turn.completed", bad, 102, NOON, replay_of=50),
+    )
+    assert await is_unknown(stores)
+    assert await stores.history.dead_letters(after=0, limit=9) == []
+    assert {101, 102} <= set(await stores.erasures.to_purge(10))
+
+    # The replay of one that came after the erasure.
+    await store(Delivery("turn.completed", good, 104, NOON, replay_of=103))
+    assert await positions(stores) == [104 * 1024]

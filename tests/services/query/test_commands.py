@@ -9,10 +9,13 @@ import httpx
 import nats
 import pytest
 from nats.aio.client import Client as Bus
+from nats.js.errors import NotFoundError
 
 from tests.running_system import UNFORGOTTEN, Parts, eventually, running_parts
+from turnfold.bus.events import BusEvents
 from turnfold.client import connect, session_key, turn_event
-from turnfold.contracts.subjects import AGENT_WRITES, INSTALLATION_REQUESTS, WRITES
+from turnfold.contracts.subjects import AGENT_WRITES, EVENTS_STREAM, INSTALLATION_REQUESTS, WRITES
+from turnfold.nats_client.connection import NatsClient
 
 KEY = session_key("support", "user-42")
 IDS = KEY._asdict()
@@ -122,3 +125,34 @@ async def test_a_command_over_http_with_an_unknown_field_is_refused_and_does_not
                 ), (method, path, query, refused.text)
 
         assert await stored(parts) == before
+
+
+@pytest.mark.proves("A6", "I5")
+async def test_a_letter_that_is_published_again_after_its_erasure_is_not_stored_and_leaves_the_stream(
+    parts: Parts,
+) -> None:
+    said = {"event_id": "e-9", **IDS, "messages": [{"role": "user", "content": "secret"}]}
+    bus = await nats.connect(parts.server.url)
+    stream, client = bus.jetstream(), NatsClient()
+    await client.connect(parts.server.url)
+    bad = await stream.publish("turn.completed", json.dumps(said | {"messages": 1}).encode())
+    await parts.settled()
+    assert len(await parts.rows("SELECT 1 FROM dead_letters WHERE stream_seq = ?", bad.seq)) == 1
+    await answer(bus, f"session.erase.{KEY.agent_id}.{KEY.session_id}", {})
+
+    seq = await BusEvents(client).publish_again(
+        "turn.completed", json.dumps(said).encode(), seq=bad.seq
+    )
+    await parts.settled()
+
+    async def is_purged() -> bool:
+        try:
+            await stream.get_msg(EVENTS_STREAM, seq)
+        except NotFoundError:
+            return True
+        return False
+
+    await eventually(is_purged, told=parts.words)
+    assert await parts.rows("SELECT 1 FROM messages WHERE body LIKE '%secret%'") == []
+    await client.close()
+    await bus.close()

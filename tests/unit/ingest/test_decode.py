@@ -18,7 +18,7 @@ def test_batches_that_are_stored_together_keep_all_events_and_the_bytes_of_each(
     said = [{"role": "user", "content": "Hello."}]
     event = {"event_id": "e1", "agent_id": "support", "session_id": "user-42", "messages": said}
     valid, broken = json.dumps(event).encode(), b"{"
-    together = DecodedBatch([], [], {})
+    together = DecodedBatch.empty()
 
     for deliveries in ([delivery(1, valid)], [delivery(2, broken)]):
         together.add(decode_batch(deliveries, count=counter()))

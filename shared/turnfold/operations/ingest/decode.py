@@ -20,6 +20,7 @@ class Delivery(NamedTuple):
     """One message of the stream. `at_ms` is the stream's time in milliseconds since 1970.
 
     `signed_actor` is the header of this name; any publisher may have written it.
+    `replay_of` is the sequence of the dead letter that it replays; 0 if it replays none.
     """
 
     subject: str
@@ -27,21 +28,32 @@ class Delivery(NamedTuple):
     stream_seq: int
     at_ms: int
     signed_actor: str | None = None
+    replay_of: int = 0
     trace: str | None = None
 
 
 class DecodedBatch(NamedTuple):
-    """Decoded deliveries: valid events, dead letters, and the published bytes by sequence."""
+    """Decoded deliveries: valid events, dead letters, and the published bytes by sequence.
+
+    `replays` maps the sequences of replayed dead letters to those of the letters.
+    """
 
     arrivals: list[DecodedEvent]
     dead: list[DeadLetter]
     payloads: dict[int, bytes]
+    replays: dict[int, int]
+
+    @classmethod
+    def empty(cls) -> "DecodedBatch":
+        """Return a batch of nothing."""
+        return cls([], [], {}, {})
 
     def add(self, other: "DecodedBatch") -> None:
         """Add the events of another batch."""
         self.arrivals.extend(other.arrivals)
         self.dead.extend(other.dead)
         self.payloads.update(other.payloads)
+        self.replays.update(other.replays)
 
 
 def decode_batch(
@@ -52,10 +64,12 @@ def decode_batch(
     image_tokens: int = IMAGE_TOKENS,
 ) -> DecodedBatch:
     """Decode deliveries; a bad one becomes a dead letter."""
-    batch = DecodedBatch([], [], {})
+    batch = DecodedBatch.empty()
     for delivery in deliveries:
         # Of valid events as well: the database may refuse one, and its dead letter needs the bytes.
         batch.payloads[delivery.stream_seq] = delivery.payload
+        if delivery.replay_of:
+            batch.replays[delivery.stream_seq] = delivery.replay_of
         try:
             batch.arrivals.append(
                 decode_event(delivery, count=count, limits=limits, image_tokens=image_tokens)

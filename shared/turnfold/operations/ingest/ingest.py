@@ -16,9 +16,11 @@ async def ingest(
         Unavailable: nothing was stored; the same batch may be tried again.
         StartError: nothing was stored; the database belongs to another stream now.
     """
-    arrivals, dead, payloads = batch
+    arrivals, dead, payloads, replays = batch
     try:
-        return await store.ingest(arrivals, dead, installation=installation, payloads=payloads)
+        return await store.ingest(
+            arrivals, dead, installation=installation, payloads=payloads, replays=replays
+        )
     except UnstorableBatch as error:
         # The dead letters themselves cannot be stored.
         if not arrivals:
@@ -29,12 +31,14 @@ async def ingest(
             delivery = Delivery(refused.subject, payloads[seq], seq, refused.at_ms)
             reason = BadEvent(EventFault.REFUSED_BY_DATABASE, str(error))
             letter = to_dead_letter(delivery, reason)
-            return await store.ingest([], [letter], installation=installation, payloads=payloads)
+            return await store.ingest(
+                [], [letter], installation=installation, payloads=payloads, replays=replays
+            )
     # By halves: one bad event among n costs about log n transactions.
     half = len(arrivals) // 2
     parts = (
-        DecodedBatch(arrivals[:half], dead, payloads),
-        DecodedBatch(arrivals[half:], [], payloads),
+        batch._replace(arrivals=arrivals[:half]),
+        batch._replace(arrivals=arrivals[half:], dead=[]),
     )
     first, second = [await ingest(part, store=store, installation=installation) for part in parts]
     return IngestResult(*(a + b for a, b in zip(astuple(first), astuple(second), strict=True)))

@@ -16,6 +16,8 @@ from turnfold.ports.query import (
 )
 
 AT_ONCE = 50
+GONE = "gone"
+"""The outcome of a letter whose bytes are not kept any more."""
 SETTLE_SECONDS = 3.0
 """How long a reply waits for the outcome of a replay."""
 LOOK_SECONDS = 0.05
@@ -68,6 +70,14 @@ async def replay(
         [result.seq for result in results if result.seq is not None], store
     )
     known = {letter.row.dead_letter_id for letter in letters}
+    # An erasure meanwhile took the letter, and what was published of it.
+    kept = {letter.row.dead_letter_id for letter in await store.letters(sorted(known))}
+    results = [
+        result
+        if result.letter.row.dead_letter_id in kept
+        else ReplayResult(result.letter, None, GONE)
+        for result in results
+    ]
     unknown = [
         {"dead_letter_id": letter_id, "outcome": "unknown"}
         for letter_id in request.dead_letter_ids or ()
@@ -111,10 +121,8 @@ async def _replay(
     # Dead letters keep the beginning only. The stream has the rest, unless it was purged.
     payload = letter.payload if letter.is_whole else await stream.payload_of(letter.row.stream_seq)
     if payload is None:
-        return ReplayResult(letter, None, "gone")
-    seq = await stream.publish(
-        letter.row.subject, payload, message_id=f"again.{letter.row.stream_seq}"
-    )
+        return ReplayResult(letter, None, GONE)
+    seq = await stream.publish_again(letter.row.subject, payload, seq=letter.row.stream_seq)
     await store.replayed(letter.row.dead_letter_id, now_ms=now_ms())
     return ReplayResult(letter, seq, "published")
 

@@ -16,6 +16,7 @@ from sqlalchemy.exc import (
 from turnfold.errors import Unavailable, UnstorableBatch
 from turnfold.ports.ingest import (
     NO_PAYLOADS,
+    NO_REPLAYS,
     DeadLetter,
     DecodedEvent,
     IngestResult,
@@ -52,6 +53,7 @@ class SqlIngestStore:
         *,
         installation: Installation,
         payloads: Mapping[int, bytes] = NO_PAYLOADS,
+        replays: Mapping[int, int] = NO_REPLAYS,
     ) -> IngestResult:
         """Store a batch in one transaction."""
         ordered = sorted(arrivals, key=lambda arrival: arrival.stream_seq)
@@ -59,7 +61,7 @@ class SqlIngestStore:
             return await self._database.write_first(
                 lambda connection: BatchWriter(
                     connection, self._stream_created, installation, payloads, self._withdraw
-                ).write(ordered, dead)
+                ).write(ordered, dead, replays)
             )
         except IntegrityError as error:
             # Another worker stored one of these events between our look and our insert.

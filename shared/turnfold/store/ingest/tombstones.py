@@ -1,6 +1,6 @@
 """Remember what was erased, without its text, so that it is not stored again."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -96,9 +96,16 @@ def any_rows_left(connection: Connection) -> bool:
 
 
 def erased_before(
-    connection: Connection, arrivals: Sequence[DecodedEvent], dead: Sequence[DeadLetter]
+    connection: Connection,
+    arrivals: Sequence[DecodedEvent],
+    dead: Sequence[DeadLetter],
+    replays: Mapping[int, int],
 ) -> set[int]:
-    """Return the sequences of events that were erased before they arrived."""
+    """Return the sequences of events that were erased before they arrived.
+
+    A replayed dead letter counts as erased if its first publication was: the replay may have read
+    it before the erasure, and published it afterwards.
+    """
     claims = [
         *((arrival.key, arrival.stream_seq) for arrival in arrivals),
         *((letter.key, letter.stream_seq) for letter in dead),
@@ -110,14 +117,16 @@ def erased_before(
         ),
     ]
     placed = [(key, seq) for key, seq in claims if key is not None]
-    erased = _below_tombstone(connection, placed) | _stored_before_erasure(
+    erased = _below_tombstone(connection, placed, replays) | _stored_before_erasure(
         connection, arrivals, placed
     )
     purge_from_stream(connection, erased)
     return erased
 
 
-def _below_tombstone(connection: Connection, placed: Sequence[tuple[SessionKey, int]]) -> set[int]:
+def _below_tombstone(
+    connection: Connection, placed: Sequence[tuple[SessionKey, int]], replays: Mapping[int, int]
+) -> set[int]:
     """Return the sequences at or below the tombstone of their session or agent."""
     keys = {key for key, _ in placed} | {_whole_agent(key) for key, _ in placed}
     last = {
@@ -126,7 +135,9 @@ def _below_tombstone(connection: Connection, placed: Sequence[tuple[SessionKey, 
         for agent_id, session_id, seq in _LAST.rows(connection, portion)
     }
     return {
-        seq for key, seq in placed if seq <= max(last.get(key, 0), last.get(_whole_agent(key), 0))
+        seq
+        for key, seq in placed
+        if min(seq, replays.get(seq, seq)) <= max(last.get(key, 0), last.get(_whole_agent(key), 0))
     }
 
 

@@ -81,15 +81,23 @@ class BatchWriter:
         self._copies: set[tuple[int, int]] = set()
         self._duplicates = 0
 
-    def write(self, arrivals: Sequence[DecodedEvent], dead: Sequence[DeadLetter]) -> IngestResult:
-        """Store decoded events and dead letters, in stream order; return the counts."""
+    def write(
+        self,
+        arrivals: Sequence[DecodedEvent],
+        dead: Sequence[DeadLetter],
+        replays: Mapping[int, int],
+    ) -> IngestResult:
+        """Store decoded events and dead letters, in stream order; return the counts.
+
+        `replays` maps sequences to those of the dead letters that they replay.
+        """
         sequences = [arrival.stream_seq for arrival in arrivals] + [
             letter.stream_seq for letter in dead
         ]
         # Before anything is read: an erasure must not happen between reading and writing.
         lock_storing(self._connection)
         if confirm_stream(self._connection, self._stream_created):
-            arrivals, dead = self._without_erased(arrivals, dead)
+            arrivals, dead = self._without_erased(arrivals, dead, replays)
         self._dead.extend(dead)
         evictions = 0
         if arrivals and (arrivals := self._admit(arrivals)):
@@ -111,10 +119,13 @@ class BatchWriter:
         )
 
     def _without_erased(
-        self, arrivals: Sequence[DecodedEvent], dead: Sequence[DeadLetter]
+        self,
+        arrivals: Sequence[DecodedEvent],
+        dead: Sequence[DeadLetter],
+        replays: Mapping[int, int],
     ) -> tuple[Sequence[DecodedEvent], Sequence[DeadLetter]]:
         """Leave out what was erased before it arrived; it counts as duplicates."""
-        erased = erased_before(self._connection, arrivals, dead)
+        erased = erased_before(self._connection, arrivals, dead, replays)
         self._duplicates += len(erased)
         return (
             [arrival for arrival in arrivals if arrival.stream_seq not in erased],
