@@ -102,13 +102,15 @@ class ProxyApp:
             if own_headers.wants_tools(headers, default=self._has_tools):
                 call = await until_gone(self._tools.offered(call), receive)
             prepared, number = await until_gone(self._recorder.prepare(call), receive)
-        except (RequestError, _Untouched, RecursionError) as error:
-            added[own_headers.BYPASSED] = reason = getattr(error, "code", "unread")
-            self._metrics.bypassed(reason)
-        else:
-            added |= _told(prepared)
             if prepared.body is not None:
                 content = encoded(call.without_added_tools(prepared.body))
+            added |= _told(prepared)
+        except CallerGone:
+            raise
+        except Exception as error:  # noqa: BLE001 - no fault of the proxy may stop a call
+            prepared = None
+            added[own_headers.BYPASSED] = reason = _reason(error)
+            self._metrics.bypassed(reason)
         sent = "bypassed" if prepared is None else "whole" if content is body else "trimmed"
         self._metrics.prepared(sent, time.perf_counter() - started)
         ready = None if call is None or prepared is None else (call, prepared, number)
@@ -153,7 +155,11 @@ class ProxyApp:
         is_whole: bool,  # noqa: FBT001 - called as `Ended`
     ) -> None:
         """Begin to record the answer to a call."""
-        is_recorded = self._recorder.record(call, number, answer)
+        try:
+            is_recorded = self._recorder.record(call, number, answer)
+        except Exception as error:  # noqa: BLE001 - the caller gets the answer all the same
+            log.warning("proxy.unrecorded", error=type(error).__name__)
+            is_recorded = False
         told = ("recorded" if is_whole else "cut") if is_recorded else "unrecorded"
         self._metrics.answered(told)
 
@@ -195,6 +201,17 @@ class _Untouched(Exception):
     """A request that is forwarded without a session."""
 
     code = "unread"
+
+
+def _reason(error: Exception) -> str:
+    """Return why a call is sent unchanged; a fault of the proxy is logged."""
+    if isinstance(error, RequestError | _Untouched):
+        return error.code
+    if isinstance(error, RecursionError):
+        return _Untouched.code
+    # Without its text, which may quote a user.
+    log.warning("proxy.failed", error=type(error).__name__)
+    return "failed"
 
 
 def _told(prepared: PreparedCall) -> Mapping[str, str]:

@@ -17,7 +17,7 @@ from turnfold.client import Session, Window
 from turnfold.client.erasures import ErasureSignals
 from turnfold.client.token_counter import counter
 from turnfold.contracts.erasures import ErasedSessions
-from turnfold.errors import CannotFit, TurnfoldError, Unavailable, UnknownSession
+from turnfold.errors import CannotFit, Conflict, TurnfoldError, Unavailable, UnknownSession
 from turnfold_proxy.apis.api import Api, ModelAnswer, RequestConversation
 from turnfold_proxy.continuing import (
     KnownWindow,
@@ -33,6 +33,7 @@ from turnfold_proxy.recorded_list import (
     EventOf,
     RecordedList,
     calibrated_by,
+    logged,
     mirror_all,
     mirror_rest,
     shows_all,
@@ -178,7 +179,7 @@ class Recorder:
             await asyncio.wait(self._writing, timeout=RECORD_SECONDS)
 
     def _begin(self, writing: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(writing)
+        task = asyncio.create_task(logged(writing))
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
 
@@ -253,12 +254,12 @@ class Recorder:
                 # A newer call holds all of this one. Those of a fast caller would pile up.
                 if state.newest == number:
                     await self._prepared(call, own_bytes, number, state)
-        except (TimeoutError, Unavailable) as error:
+        except (TimeoutError, Unavailable):
             self._pause(call)
-            log.warning("proxy.unrecorded", error=type(error).__name__)
-        except (TurnfoldError, RecursionError) as error:
+            raise
+        except Exception:
             self._windows.forget(call.key)
-            log.warning("proxy.unrecorded", error=type(error).__name__)
+            raise
 
     async def _prepared(
         self, call: Call, own_bytes: ListBytes, number: int, state: _SessionState
@@ -287,8 +288,8 @@ class Recorder:
             # Another program has changed the session, or the newest message is not shown.
             mirrored = await mirror_all(event, own, compare_all=True)
             window = await self._window(session, call, beside)
-        if not window.fresh or window.refused:
-            raise Unavailable("the session does not hold all of the conversation")
+        if not window.fresh:
+            raise Unavailable("the session does not hold all of the conversation yet")
         if window.account.total < mirrored.messages:
             # Events that were erased are not stored again; under other ids, with the next message.
             raise UnknownSession(ERASED)
@@ -326,7 +327,11 @@ class Recorder:
         """Return what is sent for a window, and remember it for the next call."""
         api, conversation = call.api, call.conversation
         own = conversation.elements
-        elements = own_elements(api, window, own)
+        try:
+            elements = own_elements(api, window, own)
+        except Unavailable as error:
+            # Turnfold answers: other sessions need not pause.
+            raise Conflict(str(error)) from error
         is_same = len(elements) == len(own) and all(map(is_, elements, own))
         version = window.summary.version if window.summary is not None else 0
         known = KnownWindow(
@@ -373,23 +378,19 @@ class Recorder:
     async def _recorded(
         self, call: Call, number: int, answer: ModelAnswer, state: _SessionState
     ) -> None:
-        session = self._session(call.agent_id, call.session_id)
-        event = EventOf(session, call.api, call.model, answer.usage)
+        event = EventOf(self._session(*call.key), call.api, call.model, answer.usage)
         elements = [*call.conversation.elements, *answer.elements]
-        try:
-            async with asyncio.timeout(RECORD_SECONDS), state.lock:
-                # A newer call holds the answer itself, or the caller has dropped it.
-                if state.newest != number or not self._is_current(call, state):
+        async with asyncio.timeout(RECORD_SECONDS), state.lock:
+            # A newer call holds the answer itself, or the caller has dropped it.
+            if state.newest != number or not self._is_current(call, state):
+                return
+            recorded, state.recorded = state.recorded, None
+            if recorded is not None and recorded.number == number:
+                stored = await mirror_rest(event, recorded, elements)
+                if stored is not None:
+                    state.recorded = replace(recorded, stored=stored)
                     return
-                recorded, state.recorded = state.recorded, None
-                if recorded is not None and recorded.number == number:
-                    stored = await mirror_rest(event, recorded, elements)
-                    if stored is not None:
-                        state.recorded = replace(recorded, stored=stored)
-                        return
-                await mirror_all(event, elements)
-        except (TimeoutError, TurnfoldError, RecursionError) as error:
-            log.warning("proxy.unrecorded", error=type(error).__name__)
+            await mirror_all(event, elements)
 
     def _state(self, call: Call) -> _SessionState:
         state = self._states.setdefault(call.key, _SessionState())

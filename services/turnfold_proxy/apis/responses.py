@@ -36,9 +36,7 @@ class ResponsesApi:
         given = body.get("input")
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         leading, rest = split_leading(elements_of(items))
-        if any(body.get(name) for name in _ELSEWHERE) or any(
-            item.get("type") == "item_reference" for item in rest
-        ):
+        if any(body.get(name) for name in _ELSEWHERE) or any(_is_reference(item) for item in rest):
             return None
         texts = [dumped(body.get("instructions") or "")]
         texts += [content_text(item.get("content")) for item in leading]
@@ -154,6 +152,12 @@ class ResponsesReader:
         cut = {place: _message(text) for place, text in self._texts.items() if text}
         items = [item for _, item in sorted((self._items | cut).items())]
         return ModelAnswer(items, self._usage)
+
+
+def _is_reference(item: Element) -> bool:
+    # Its type may be left out, and that of a message, which has a role.
+    kind = item.get("type")
+    return kind == "item_reference" or not (kind or item.get("role"))
 
 
 def _message(text: str) -> Element:

@@ -12,6 +12,7 @@ from turnfold.contracts.events import (
     LIMIT_AT_MOST,
     LIMITS,
     MODEL_MAX_CHARACTERS,
+    read_payload,
 )
 from turnfold.contracts.retractions import RETRACTED_AT_MOST
 from turnfold.contracts.subjects import (
@@ -22,7 +23,7 @@ from turnfold.contracts.subjects import (
     id_fault,
     session_subject,
 )
-from turnfold.errors import BadRequest, TooLarge
+from turnfold.errors import BadEvent, BadRequest, TooLarge
 from turnfold.messages import AgentId, Json, SessionId, SessionKey, ShapeName
 
 BATCH_EVENTS = 1_000
@@ -249,6 +250,19 @@ def _event(
             " publish fewer messages at once"
         )
     return OutgoingEvent(kind, key, event_id, payload)
+
+
+def check_storable(events: Iterable[OutgoingEvent]) -> None:
+    """Read events as the services do.
+
+    Raises:
+        BadRequest: one of them would become a dead letter.
+    """
+    for event in events:
+        try:
+            read_payload(event.kind, event.payload)
+        except BadEvent as error:
+            raise BadRequest(f"a message cannot be stored: {error}") from error
 
 
 def encoded(value: Any) -> bytes:

@@ -18,12 +18,14 @@ from turnfold.client.events import (
     BATCH_EVENTS,
     OutgoingEvent,
     batches,
+    check_storable,
     retraction_event,
     turn_event,
 )
 from turnfold.client.merge import message_json
 from turnfold.client.replies import StoredMessage
 from turnfold.client.session import Session
+from turnfold.contracts.elements import FAULTS
 from turnfold.core.shapes.anthropic import chat_views
 from turnfold.core.shapes.responses import is_of_model
 from turnfold.errors import BadRequest, Unavailable, UnknownSession
@@ -122,7 +124,7 @@ async def mirror(
     at once, the session may hold parts of both, until the next call.
 
     Raises:
-        BadRequest: `carry` has another length, or a message is not JSON.
+        BadRequest: `carry` has another length, or a message can never be stored.
         TooLarge: one event would be too large.
         Unavailable: the stream or the services do not answer, or have not stored all events of the
             session yet. It is always safe to send the list again.
@@ -213,6 +215,7 @@ async def _published(
                 carry=None if carry is None else carry[run.start : run.end],
             )
         )
+    check_storable(events)
     seq = 0
     for batch in batches(events, most=BATCH_EVENTS):
         receipts = await session.publish_batch(batch)
@@ -250,6 +253,8 @@ class _List:
         self._first = beginning.length
         self._before = before
         self.length = beginning.length + len(elements)
+        if fault := next(filter(None, map(FAULTS[self._shape], elements)), None):
+            raise BadRequest(fault)
         compared = elements if identity is None else map(identity, elements)
         digests = accumulate(map(_canonical, compared), _hash, initial=beginning.digest)
         totals = accumulate(self._message_counts(), initial=beginning.messages)

@@ -1,0 +1,189 @@
+"""Calls with something that Turnfold cannot store or tell: they go out, and disturb no others."""
+
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from tests.provider import ProviderReply
+from tests.running_system import eventually
+from tests.services.proxy.conftest import ProxyScene
+from turnfold.client import Client, Session, Window
+from turnfold.errors import Conflict
+from turnfold_proxy.apis import APIS
+from turnfold_proxy.apis.api import ModelAnswer
+from turnfold_proxy.http import ProxyApp
+from turnfold_proxy.lookups import RecallTools
+from turnfold_proxy.metrics import ProxyMetrics
+from turnfold_proxy.recorder import Call, PreparedCall, Recorder
+from turnfold_proxy.upstream import Upstream
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+LISTS = {CHAT: "messages", RESPONSES: "input", "/v1/messages": "messages"}
+BYPASSED = "x-turnfold-bypassed"
+Json = dict[str, Any]
+USER: Json = {"role": "user", "content": "Where is 7341?"}
+NESTED: Json = {"role": "user", "content": "So?", "extra": []}
+for _ in range(70):
+    NESTED["extra"] = [NESTED["extra"]]
+
+
+@pytest.mark.proves("G10", "C79")
+@pytest.mark.parametrize(
+    ("path", "odd", "reason"),
+    [
+        pytest.param(
+            CHAT, {"role": "function", "name": "f", "content": "1"}, "bad_request", id="function"
+        ),
+        pytest.param(CHAT, {"role": "critic", "content": "No."}, "bad_request", id="role"),
+        pytest.param(CHAT, NESTED, "bad_request", id="nested"),
+        pytest.param(CHAT, USER | {"extra": 10**4_100}, "bad_request", id="digits"),
+        pytest.param(RESPONSES, {"id": "msg_1"}, "unread", id="reference"),
+        pytest.param(RESPONSES, {"role": "critic", "content": "No."}, "bad_request", id="item"),
+        pytest.param("/v1/messages", {"content": "No."}, "bad_request", id="no role"),
+    ],
+)
+async def test_an_element_that_cannot_be_stored_bypasses_its_own_call_alone(
+    scene: ProxyScene, path: str, odd: Json, reason: str, request: pytest.FixtureRequest
+) -> None:
+    """Without it, the session goes on; nothing of it became a dead letter."""
+    name = request.node.callspec.id
+    named = {"x-turnfold-session": f"odd {name}"}
+
+    async def ask(elements: list[Json], session: Json = named) -> Any:
+        return await scene.http.post(path, json={LISTS[path]: elements}, headers=session)
+
+    bypassed = [await ask([USER, odd]), await ask([USER, odd, USER])]
+    sent = scene.provider.requests[-1].body
+    other = await ask([USER], {"x-turnfold-session": f"beside {name}"})
+    after = await ask([USER])
+
+    assert [one.status_code for one in bypassed] == [200, 200]
+    assert [one.headers[BYPASSED] for one in bypassed] == [reason, reason]
+    assert sent == {LISTS[path]: [USER, odd, USER]}
+    assert BYPASSED not in other.headers
+    assert BYPASSED not in after.headers
+    texts = await scene.texts(f"odd {name}")
+    assert texts[0] == ("user", USER["content"])
+    assert await scene.parts.rows("SELECT 1 FROM dead_letters") == []
+
+
+@pytest.mark.proves("G10", "C79")
+async def test_a_dead_letter_of_the_past_does_not_bypass_a_session(scene: ProxyScene) -> None:
+    session = scene.client.session("proxy", "past")
+    await session.turn_completed([{"role": "critic", "content": "No."}])
+    await eventually(lambda: _is_refused(session))
+
+    answer = await scene.http.post(
+        CHAT, json={"messages": [USER]}, headers={"x-turnfold-session": "past"}
+    )
+
+    assert BYPASSED not in answer.headers
+    assert (await scene.texts("past"))[0] == ("user", USER["content"])
+
+
+class _DisturbedSession(Session):
+    """A session to which another program publishes just before each window."""
+
+    async def context(self, **asked: Any) -> Window:
+        await self.turn_completed([{"role": "user", "content": "Me too."}])
+        return await super().context(**asked)
+
+
+@pytest.mark.proves("G10", "C79")
+async def test_another_publisher_bypasses_the_calls_of_its_own_session_alone(
+    scene: ProxyScene,
+) -> None:
+    client: Client = scene.client
+
+    def session_of(agent_id: str, session_id: str) -> Session:
+        session = client.session(agent_id, session_id)
+        return _DisturbedSession(client, session.key) if session_id == "two" else session
+
+    def call_of(session_id: str) -> Call:
+        api, body = APIS[CHAT], {"messages": [USER]}
+        conversation = api.conversation(body)
+        assert conversation is not None
+        return Call(api, "twice", session_id, body, conversation, None)
+
+    recorder = Recorder(session_of, client.erasures, wait_seconds=60)
+    with pytest.raises(Conflict):
+        await recorder.prepare(call_of("two"))
+    prepared, _ = await recorder.prepare(call_of("one"))
+    await recorder.close()
+
+    assert prepared.tokens > 0
+
+
+async def _is_refused(session: Session) -> bool:
+    return (await session.context(max_tokens=1_000, after="latest")).refused > 0
+
+
+class _FaultyRecorder(Recorder):
+    """A recorder with a fault, which quotes the user."""
+
+    async def prepare(self, call: Call) -> tuple[PreparedCall, int]:
+        if call.session_id == "prepare":
+            raise KeyError(str(call.body))
+        return await super().prepare(call)
+
+    def record(self, call: Call, number: int, answer: ModelAnswer) -> bool:
+        if call.session_id == "record":
+            raise IndexError(str(answer))
+        return super().record(call, number, answer)
+
+
+class _FaultyTools(RecallTools):
+    """Tools with a fault in offering them."""
+
+    async def offered(self, call: Call) -> Call:
+        raise LookupError(str(call.body))
+
+
+@pytest.mark.proves("G10", "C79")
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [("offered", "LookupError"), ("prepare", "KeyError"), ("record", "IndexError")],
+)
+async def test_a_fault_of_the_proxy_stops_no_call(
+    scene: ProxyScene, place: str, error: str
+) -> None:
+    """The call goes out as it came, its answer comes, and the log has the type of the error."""
+    client, metrics, upstream = scene.client, ProxyMetrics(), Upstream(scene.provider.url)
+    recorder = _FaultyRecorder(client.session, client.erasures, wait_seconds=60)
+    tools = _FaultyTools(client.session, wait_seconds=60)
+    app = ProxyApp(upstream, recorder, metrics, tools, agent_id="faulty", has_tools=False)
+    headers = {
+        "x-turnfold-session": place,
+        "x-turnfold-tools": "on" if place == "offered" else "off",
+    }
+    content = b'{"messages":  [{"role": "user", "content": "Where is 7341?"}]}'
+
+    with capture_logs() as logs:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://proxy", timeout=60
+        ) as http:
+            answer = await http.post(CHAT, content=content, headers=headers)
+    await recorder.close()
+    await upstream.close()
+
+    assert answer.status_code == 200
+    assert answer.json()["choices"]
+    assert scene.provider.requests[-1].content == content
+    assert answer.headers.get(BYPASSED) == (None if place == "record" else "failed")
+    assert error in [one.get("error") for one in logs]
+    assert "7341" not in str(logs)
+    counted = 'answers_total{ended="unrecorded"}' if place == "record" else 'reason="failed"'
+    assert counted in metrics.text().decode()
+
+
+@pytest.mark.proves("G10", "C79")
+async def test_a_message_without_role_gets_the_error_of_its_provider(scene: ProxyScene) -> None:
+    scene.provider.script.append(ProviderReply([b'{"type": "error"}'], status=400))
+
+    answer = await scene.http.post("/v1/messages", json={"messages": [{"content": "Hello?"}]})
+
+    assert (answer.status_code, answer.content) == (400, b'{"type": "error"}')
