@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from turnfold.contracts.json_values import read_json
+from turnfold.contracts.subjects import id_fault
 from turnfold.errors import RequestError
 from turnfold_proxy import own_headers
 from turnfold_proxy.apis import APIS
@@ -98,7 +99,8 @@ class ProxyApp:
         prepared, number, content = None, 0, body
         try:
             call = self._call(api, headers, body)
-            added[own_headers.SESSION] = call.session_id
+            if id_fault(call.session_id) is None:
+                added[own_headers.SESSION] = call.session_id
             if own_headers.wants_tools(headers, default=self._has_tools):
                 call = await until_gone(self._tools.offered(call), receive)
             prepared, number = await until_gone(self._recorder.prepare(call), receive)

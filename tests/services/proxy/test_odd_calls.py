@@ -1,5 +1,6 @@
 """Calls with something that Turnfold cannot store or tell: they go out, and disturb no others."""
 
+import json
 from typing import Any
 
 import httpx
@@ -187,3 +188,17 @@ async def test_a_message_without_role_gets_the_error_of_its_provider(scene: Prox
     answer = await scene.http.post("/v1/messages", json={"messages": [{"content": "Hello?"}]})
 
     assert (answer.status_code, answer.content) == (400, b'{"type": "error"}')
+
+
+@pytest.mark.proves("G10", "C79")
+@pytest.mark.parametrize("session_id", ["a\nb", "a\x00b", "a\ud800", "x" * 300])
+async def test_an_id_that_cannot_be_one_is_not_told_in_a_header(
+    scene: ProxyScene, session_id: str
+) -> None:
+    body = {"messages": [USER], "prompt_cache_key": session_id}
+
+    answer = await scene.http.post(CHAT, content=json.dumps(body))
+
+    assert answer.status_code == 200
+    assert answer.headers[BYPASSED] == "bad_request"
+    assert "x-turnfold-session" not in answer.headers
