@@ -1,0 +1,29 @@
+"""What the proxy stores and compares of the elements of each API."""
+
+from typing import Any
+
+import pytest
+
+from turnfold.client.mirror import MirroredList, _List
+from turnfold_proxy.apis import APIS
+from turnfold_proxy.apis.api import arguments_identity
+
+pytestmark = pytest.mark.proves("G10", "C78")
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_arguments_with_what_is_no_number_are_compared_as_text(number: str) -> None:
+    arguments = f'{{"x": {number}}}'
+    function = {"name": "f", "arguments": arguments}
+    call: dict[str, Any] = {"role": "assistant", "tool_calls": [{"id": "c", "function": function}]}
+    item = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+
+    assert arguments_identity(arguments) == arguments
+    for path, element in (("/v1/chat/completions", call), ("/v1/responses", item)):
+        api = APIS[path]
+        shape = None if api.shape == "chat" else api.shape
+        _List([element], shape, api.identity, MirroredList(0, "", 0, "0"))
+
+
+def test_arguments_are_compared_without_their_spaces() -> None:
+    assert arguments_identity('{"x":  1.5}') == arguments_identity('{"x":1.5}') == {"x": 1.5}
