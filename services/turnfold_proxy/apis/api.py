@@ -10,6 +10,7 @@ Element = dict[str, Any]
 INSTRUCTIONS: Final = ("system", "developer")
 MARKER: Final = "cache_control"
 """The field by which clients of Anthropic mark what a provider caches. It moves with each call."""
+_HOLDS_BLOCKS: Final = ("content", "source", "tool_calls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +154,18 @@ def split_leading(elements: Sequence[Element]) -> tuple[list[Element], list[Elem
 
 
 def without_markers(value: Any) -> Any:
-    """Return JSON without the marks of a provider's cache."""
+    """Return messages, blocks or tools without the marks of a provider's cache.
+
+    What else they hold stays as it is: a tool may have an argument of that name.
+    """
     if isinstance(value, list):
         return [without_markers(one) for one in value]
     if isinstance(value, dict):
-        return {name: without_markers(one) for name, one in value.items() if name != MARKER}
+        return {
+            name: without_markers(one) if name in _HOLDS_BLOCKS else one
+            for name, one in value.items()
+            if name != MARKER
+        }
     return value
 
 

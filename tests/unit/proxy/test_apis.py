@@ -10,6 +10,8 @@ from turnfold_proxy.apis.api import arguments_identity
 
 pytestmark = pytest.mark.proves("G10", "C78")
 
+MARK = {"cache_control": {"type": "ephemeral"}}
+
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
 def test_arguments_with_what_is_no_number_are_compared_as_text(number: str) -> None:
@@ -27,3 +29,16 @@ def test_arguments_with_what_is_no_number_are_compared_as_text(number: str) -> N
 
 def test_arguments_are_compared_without_their_spaces() -> None:
     assert arguments_identity('{"x":  1.5}') == arguments_identity('{"x":1.5}') == {"x": 1.5}
+
+
+def test_marks_of_a_cache_are_not_stored_and_arguments_of_that_name_are() -> None:
+    api = APIS["/v1/messages"]
+    given = {"headers": MARK, **MARK}
+    text = {"type": "text", "text": "Ghent"}
+    use = {"type": "tool_use", "id": "t", "name": "put", "input": given}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [text]}
+    marked = {**result, "content": [text | MARK]} | MARK
+
+    stored = api.stored({"role": "user", "content": [text | MARK, use | MARK, marked], **MARK})
+
+    assert stored == {"role": "user", "content": [text, use, result]}
