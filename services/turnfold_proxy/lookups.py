@@ -6,6 +6,7 @@ held until it has ended, because it may call a tool at its end.
 """
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from turnfold.errors import BadRequest, RequestError, Unavailable
 from turnfold_proxy.apis.api import Element, LookupCall, ModelAnswer
 from turnfold_proxy.recorder import Call
 from turnfold_proxy.relay import AnswerTap, UpstreamBroken, until_gone
+from turnfold_proxy.sse import SseDecoder
 from turnfold_proxy.upstream import encoded, response_headers
 
 ROUNDS: Final = 5
@@ -168,7 +170,15 @@ class Lookups:
 
     def _has_unread_call(self, held: HeldAnswer) -> bool:
         """Return whether a call of these tools was cut off, so that the reader left it out."""
-        return self._called.search(b"".join(held.chunks)) is not None
+        body = b"".join(held.chunks)
+        if self._called.search(body) is None:
+            return False
+        is_stream = "event-stream" in held.response.headers.get("content-type", "")
+        events = SseDecoder().feed(body) if is_stream else [body]
+        return any(
+            self._called.search(event) and not self._names.isdisjoint(_called_names(event))
+            for event in events
+        )
 
     async def _run(self, calls: Sequence[LookupCall], *, is_last: bool) -> list[tuple[str, str]]:
         """Run calls; return their ids and what the model reads."""
@@ -219,3 +229,21 @@ class Lookups:
             # The usage counts the lookups, which are no part of the session.
             answer = ModelAnswer(answer.elements)
         return HeldAnswer(response, chunks, answer, is_whole, self._lookups)
+
+
+def _called_names(data: bytes) -> set[str]:
+    """Return the names that an event or an answer has where calls are.
+
+    An answer may repeat the tools of its request, whose names call nothing.
+    """
+    try:
+        event = json.loads(data)
+        response = event.get("response") or event
+        found = [event.get("item"), event.get("content_block")]
+        found += [*(response.get("output") or ()), *(response.get("content") or ())]
+        for choice in event.get("choices") or ():
+            message = choice.get("delta") or choice.get("message") or {}
+            found += [call.get("function") for call in message.get("tool_calls") or ()]
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return set()
+    return {str(one.get("name")) for one in found if isinstance(one, dict)}

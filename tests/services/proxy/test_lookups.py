@@ -17,6 +17,8 @@ TOOL = "search_history"
 QUERY = {"query": "quokka"}
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 OWN_TOOL = {"type": "function", "function": {"name": "track", "parameters": {"type": "object"}}}
+ECHOED: Json = {"tools": [{"type": "function", "name": TOOL, "strict": False}]}
+"""What a response repeats of its request."""
 
 
 def chat_call(name: str = TOOL, call_id: str = "call_1") -> Json:
@@ -80,10 +82,14 @@ def spoken(path: str, *, is_streamed: bool) -> ProviderReply:
 
 
 def _response(output: list[Json], *, is_streamed: bool) -> ProviderReply:
-    response = {"id": "r", "object": "response", "status": "completed", "output": output}
+    begun = {"id": "r", "object": "response", "status": "in_progress", "output": [], **ECHOED}
+    response = begun | {"status": "completed", "output": output}
     if not is_streamed:
         return ProviderReply([json.dumps(response).encode()])
-    return sse({"type": "response.completed", "response": response})
+    return sse(
+        {"type": "response.created", "response": begun},
+        {"type": "response.completed", "response": response},
+    )
 
 
 def request_of(path: str, session_id: str, *, is_streamed: bool) -> Json:
@@ -183,6 +189,28 @@ async def test_a_model_that_does_not_stop_and_a_provider_without_tools_get_the_p
     assert [len(one) for one in sent.values()] == [7, 2, 2, 2, 1]
     assert "last lookup" in sent["never"][5]
     assert "query: Field required" in json.loads(sent["wrong"][1])["messages"][-1]["content"]
+
+
+@pytest.mark.proves("G10", "F4")
+@pytest.mark.parametrize("name", [TOOL, "track"])
+async def test_a_response_that_ends_within_a_lookup_is_asked_for_again(
+    scene: ProxyScene, name: str
+) -> None:
+    """One that ends within a call of the caller's tool is passed on, whatever tools it repeats."""
+    item = {"type": "function_call", "call_id": "call_1", "name": name, "arguments": ""}
+    response = {"id": "r", "status": "in_progress", "output": [], **ECHOED}
+    cut = sse(
+        {"type": "response.created", "response": response},
+        {"type": "response.output_item.added", "output_index": 0, "item": item},
+    )
+    answer = spoken(RESPONSES, is_streamed=True)
+    scene.provider.script += [cut, answer] if name == TOOL else [cut]
+    request = request_of(RESPONSES, f"within-{name}", is_streamed=True)
+
+    reply = await scene.http.post(RESPONSES, json=request, headers=ON)
+
+    assert reply.content == b"".join((answer if name == TOOL else cut).chunks)
+    assert ("tools" in scene.provider.requests[-1].body) == (name != TOOL)
 
 
 async def _texts(scene: ProxyScene, session_id: str, length: int) -> Any:
