@@ -8,17 +8,18 @@ with what they answered.
 import asyncio
 import json
 import marshal
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import ceil
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from cachetools import TTLCache
 
 from turnfold.client import Window
 from turnfold.client.mirror import place_of
+from turnfold.core.text.tokens import REASONING_FIELDS
 from turnfold.errors import Unavailable
 from turnfold_proxy.apis.api import INSTRUCTIONS, MARKER, Api, Element, dumped, without_markers
 
@@ -209,21 +210,62 @@ def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Eleme
     elements: list[Element] = []
     # Unchanged messages come without their body.
     messages = cast("Sequence[Element | None]", window.messages)
-    for message, message_ids in zip(messages, window.message_ids, strict=True):
+    entries = window.entries or [{}] * len(messages)
+    for message, message_ids, entry in zip(messages, window.message_ids, entries, strict=True):
         ids = message_ids if isinstance(message_ids, list) else [message_ids]
         places = {place_of(one) for one in ids if one is not None}
         place = places.pop() if len(places) == 1 else None
         element = own[place] if place is not None and place < len(own) else None
+        if message is None and element is None:
+            raise Unavailable("another publisher writes to this session")
         # The results of one message are several messages of a session: their window is one again.
         if element is not None and (
             message is None or _in_blocks(message) == _in_blocks(api.stored(element))
         ):
             elements.append(element)
         elif message is not None:
-            elements.append(message)
-        else:
-            raise Unavailable("another publisher writes to this session")
+            without = entry.get("without") or ()
+            elements.append(_with_fields_of(api, element, message, without))
     return elements
+
+
+def _with_fields_of(
+    api: Api, own: Element | None, shown: Element, without: Collection[str]
+) -> Element:
+    """Return the caller's element with what a window changed in it.
+
+    The first form that was stored may have fields that the caller leaves out because the provider
+    would refuse them.
+    """
+    if own is None or api.shape == "anthropic" or _kind(own) != _kind(shown):
+        return shown
+    shown = dict(shown)
+    if isinstance(calls := shown.get("tool_calls"), list):
+        own_calls = {call.get("id"): call for call in own.get("tool_calls") or ()}
+        shown["tool_calls"] = [_with_own_fields(own_calls.get(one.get("id")), one) for one in calls]
+    said, element = api.identity(own), dict(own)
+    for name in {**own, **shown}:
+        changed = {key: value for key, value in own.items() if key != name}
+        if name in shown:
+            changed[name] = shown[name]
+        if api.identity(changed) != said:
+            element.pop(name, None)
+            element |= {name: shown[name]} if name in shown else {}
+    if "reasoning" in without:
+        element = {key: one for key, one in element.items() if key not in REASONING_FIELDS}
+    is_silent = element.get("content") is None and not element.get("tool_calls")
+    if is_silent and shown.get("content") is not None:
+        element["content"] = shown["content"]
+    return element
+
+
+def _with_own_fields(own: Any, shown: Any) -> Any:
+    """Return JSON without the fields of objects that the caller's has not."""
+    if not isinstance(own, dict) or not isinstance(shown, dict):
+        return shown
+    return {
+        name: _with_own_fields(own[name], value) for name, value in shown.items() if name in own
+    }
 
 
 def parts_of(elements: Sequence[Element], own: Sequence[Element]) -> list[Part]:
@@ -252,6 +294,10 @@ def _is_continuation(api: Api, new: Sequence[Element], *, has_recall: bool) -> b
             return False
         open_calls = (open_calls - results) | calls
     return not open_calls
+
+
+def _kind(element: Element) -> Any:
+    return element.get("type") or "message"
 
 
 def _in_blocks(element: Element) -> Element:

@@ -157,6 +157,8 @@ class ChatReader:
                     self._add_call(piece)
             elif name in _APPENDED and isinstance(value, str):
                 self._message[name] = (self._message.get(name) or "") + value
+            elif isinstance(value, list) and isinstance(before := self._message.get(name), list):
+                self._message[name] = [*before, *value]
             elif value is not None and name not in ("role", "function_call"):
                 self._message[name] = value
 

@@ -358,6 +358,30 @@ async def test_messages_of_anthropic_come_and_go_in_their_own_shape(scene: Proxy
     assert rows[-1]["text"] == "I look."
 
 
+@pytest.mark.proves("G10", "C78")
+async def test_a_shortened_answer_is_sent_with_the_fields_that_the_caller_sent_back(
+    scene: ProxyScene,
+) -> None:
+    """The session holds the reasoning as the provider wrote it, which may refuse to read it."""
+    arguments = json.dumps({"order": "7341 in Ghent, " * 400})
+    call = {"id": "c1", "type": "function", "function": {"name": "track", "arguments": arguments}}
+    delta = {"role": "assistant", "reasoning": "Hm.", "tool_calls": [{"index": 0, **call}]}
+    scene.provider.script.append(ProviderReply(chunks(delta), STREAM))
+    messages = [user("Where is 7341?")]
+    request = {"model": "gpt-4.1", "messages": messages, "stream": True}
+    headers = {"x-turnfold-session": "reasoned", "x-turnfold-budget": "900"}
+
+    await scene.http.post(PATH, json=request, headers=headers)
+    await eventually(lambda: _of_length(scene, "reasoned", 2))
+    messages.append({"role": "assistant", "tool_calls": [call]})
+    messages.append({"role": "tool", "tool_call_id": "c1", "content": "Ghent"})
+    await asked(scene, messages, session="reasoned", budget="900")
+
+    sent = scene.provider.requests[-1].body["messages"][-2]
+    assert "TRUNCATED" in sent["tool_calls"][0]["function"]["arguments"]
+    assert (sent.keys(), sent["tool_calls"][0].keys()) == (messages[-2].keys(), call.keys())
+
+
 @pytest.mark.proves("G10", "C76")
 async def test_items_of_responses_come_and_go_to_the_letter(scene: ProxyScene) -> None:
     """Reasoning stays with its item; what the provider keeps itself is not touched."""

@@ -5,8 +5,16 @@ from typing import Any
 
 import pytest
 
+from turnfold.client import Window
 from turnfold_proxy.apis import APIS
-from turnfold_proxy.continuing import GrownWindow, KnownWindow, ListBytes, grown, parts_of
+from turnfold_proxy.continuing import (
+    GrownWindow,
+    KnownWindow,
+    ListBytes,
+    grown,
+    own_elements,
+    parts_of,
+)
 
 Json = dict[str, Any]
 
@@ -157,3 +165,115 @@ def test_marks_of_a_cache_are_no_edit_and_results_of_anthropic_are_no_request() 
 
     assert window is not None
     assert window.elements == [SUMMARY, *own]
+
+
+def mirror_id(place: int, view: int = 0) -> str:
+    """The id of a message of the element at this place, which is an event of its own."""
+    return f"mirror-{place + 1}-1-{'0' * 32}-0#{view}"
+
+
+def window_of(
+    messages: list[Json | None], ids: list[Any], without: dict[int, list[str]] | None = None
+) -> Window:
+    """A window as the query service answers it; `without` names what places are shown without."""
+    entries = [
+        {"id": one, "form": "cut", "without": (without or {}).get(place, [])}
+        for place, one in enumerate(ids)
+    ]
+    answer = {"agent_id": "a", "session_id": "s", "messages": messages, "message_ids": ids}
+    return Window.of(answer | {"entries": entries})
+
+
+LONG = {"name": "track", "arguments": '{"order":"7341 7341"}'}
+SHORT = {"name": "track", "arguments": '{"order": "73[TRUNCATED]"}'}
+THOUGHT = {"reasoning_content": "Hm.", "reasoning": "Hm."}
+
+
+def called(function: Json, **fields: Any) -> Json:
+    call = {"id": "c1", "type": "function", "function": function}
+    return {"role": "assistant", "content": None, "tool_calls": [call | fields]}
+
+
+@pytest.mark.proves("C78")
+@pytest.mark.parametrize(
+    ("own", "shown", "sent"),
+    [
+        pytest.param(
+            {"role": "assistant", "content": "In Ghent, of course.", "name": "ada"},
+            {"role": "assistant", "content": "In [TRUNCATED]", **THOUGHT},
+            {"role": "assistant", "content": "In [TRUNCATED]", "name": "ada"},
+            id="text",
+        ),
+        pytest.param(
+            called(LONG),
+            called(SHORT, index=0) | THOUGHT | {"annotations": []},
+            called(SHORT),
+            id="arguments",
+        ),
+        pytest.param(
+            {name: value for name, value in called(LONG).items() if name != "content"},
+            called(SHORT) | THOUGHT,
+            {name: value for name, value in called(SHORT).items() if name != "content"},
+            id="no content",
+        ),
+        pytest.param(
+            called(LONG) | {"refusal": None},
+            {"role": "assistant", "content": "", **THOUGHT},
+            {"role": "assistant", "content": "", "refusal": None},
+            id="a call that cannot be sent",
+        ),
+        pytest.param(
+            {"role": "tool", "tool_call_id": "c1", "content": "Ghent", "name": "track"},
+            {"role": "tool", "tool_call_id": "c1", "content": "[TRUNCATED]"},
+            {"role": "tool", "tool_call_id": "c1", "content": "[TRUNCATED]", "name": "track"},
+            id="a result in one line",
+        ),
+    ],
+)
+def test_a_shortened_message_has_the_fields_that_the_caller_sent(
+    own: Json, shown: Json, sent: Json
+) -> None:
+    """The stored one has what the provider answered first, and refuses to read again."""
+    window = window_of([shown, None], [mirror_id(0), mirror_id(1)])
+
+    assert own_elements(CHAT, window, [own, USER]) == [sent, USER]
+
+
+@pytest.mark.proves("C78")
+def test_reasoning_that_a_window_leaves_out_stays_out() -> None:
+    own = called(LONG) | THOUGHT
+    ids = [mirror_id(0)]
+
+    assert own_elements(CHAT, window_of([called(SHORT) | THOUGHT], ids), [own]) == [
+        called(SHORT) | THOUGHT
+    ]
+    left = window_of([called(LONG)], ids, {0: ["reasoning"]})
+    assert own_elements(CHAT, left, [own]) == [called(LONG)]
+
+
+@pytest.mark.proves("C78")
+def test_a_shortened_item_has_no_id_that_the_caller_left_out() -> None:
+    own = {"type": "function_call", "call_id": "c1", **LONG}
+    window = window_of([own | SHORT | {"id": "fc_1", "status": "completed"}], [mirror_id(0)])
+
+    assert own_elements(APIS["/v1/responses"], window, [own]) == [own | SHORT]
+
+
+@pytest.mark.proves("C78")
+def test_an_item_that_a_window_shows_as_another_kind_keeps_no_id_of_its_own() -> None:
+    own: Json = {"type": "shell_call", "id": "sh_1", "call_id": "c1", "action": {"commands": []}}
+    shown = {"type": "function_call", "call_id": "c1", "name": "shell_call", "arguments": "{}"}
+
+    assert own_elements(APIS["/v1/responses"], window_of([shown], [mirror_id(0)]), [own]) == [shown]
+
+
+@pytest.mark.proves("C78")
+def test_lists_that_arrive_in_pieces_are_joined() -> None:
+    reader = CHAT.reader()
+    for piece in ("A", "B", "signature"):
+        delta = {"content": piece, "reasoning_details": [{"text": piece}]}
+        reader.add({"choices": [{"index": 0, "delta": delta}]})
+
+    (message,) = reader.answer().elements
+
+    assert [one["text"] for one in message["reasoning_details"]] == ["A", "B", "signature"]
