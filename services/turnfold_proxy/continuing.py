@@ -19,6 +19,7 @@ from cachetools import TTLCache
 
 from turnfold.client import Window
 from turnfold.client.mirror import place_of
+from turnfold.core.shapes.anthropic import chat_views
 from turnfold.core.text.tokens import REASONING_FIELDS
 from turnfold.errors import Unavailable
 from turnfold_proxy.apis.api import INSTRUCTIONS, MARKER, Api, Element, dumped, without_markers
@@ -216,17 +217,32 @@ def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Eleme
         places = {place_of(one) for one in ids if one is not None}
         place = places.pop() if len(places) == 1 else None
         element = own[place] if place is not None and place < len(own) else None
-        if message is None and element is None:
-            raise Unavailable("another publisher writes to this session")
+        if message is None:
+            if element is None:
+                raise Unavailable("another publisher writes to this session")
+            elements.append(_shown_part(api, element, str(ids[0])))
         # The results of one message are several messages of a session: their window is one again.
-        if element is not None and (
-            message is None or _in_blocks(message) == _in_blocks(api.stored(element))
-        ):
+        elif element is not None and _in_blocks(message) == _in_blocks(api.stored(element)):
             elements.append(element)
-        elif message is not None:
+        else:
             without = entry.get("without") or ()
             elements.append(_with_fields_of(api, element, message, without))
     return elements
+
+
+def _shown_part(api: Api, element: Element, message_id: str) -> Element:
+    """Return what a message of a session is of the caller's element: mostly all of it.
+
+    In the API of Anthropic, each result of a user message is a message of a session, and the rest
+    of it another one.
+    """
+    if api.shape != "anthropic":
+        return element
+    views = chat_views([element], [json.dumps(element)])
+    if len(views) == 1:
+        return element
+    part: Element = json.loads(views[int(message_id.rpartition("#")[2])].text)
+    return part
 
 
 def _with_fields_of(

@@ -277,3 +277,30 @@ def test_lists_that_arrive_in_pieces_are_joined() -> None:
     (message,) = reader.answer().elements
 
     assert [one["text"] for one in message["reasoning_details"]] == ["A", "B", "signature"]
+
+
+MESSAGES = APIS["/v1/messages"]
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+def text_block(text: str) -> Json:
+    return {"type": "text", "text": text}
+
+
+def result_block(call_id: str) -> Json:
+    return {"type": "tool_result", "tool_use_id": call_id, "content": "Ghent"}
+
+
+@pytest.mark.proves("C78", "L1")
+def test_a_result_whose_call_has_left_the_window_is_not_sent_with_the_text_beside_it() -> None:
+    """The results and the text of one message are several messages of a session."""
+    own: list[Json] = [
+        {"role": "user", "content": [result_block("t1"), text_block("And 7342?") | MARK]},
+        {"role": "user", "content": [result_block("t2")]},
+    ]
+
+    shown = own_elements(MESSAGES, window_of([None], [mirror_id(0, 1)]), own)
+    assert shown == [{"role": "user", "content": [text_block("And 7342?") | MARK]}]
+    shown = own_elements(MESSAGES, window_of([None, None], [mirror_id(0), mirror_id(1)]), own)
+    assert shown == [{"role": "user", "content": [result_block("t1")]}, own[1]]
+    assert shown[1] is own[1]
