@@ -214,17 +214,18 @@ def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Eleme
     entries = window.entries or [{}] * len(messages)
     for message, message_ids, entry in zip(messages, window.message_ids, entries, strict=True):
         ids = message_ids if isinstance(message_ids, list) else [message_ids]
-        places = {place_of(one) for one in ids if one is not None}
-        place = places.pop() if len(places) == 1 else None
-        element = own[place] if place is not None and place < len(own) else None
+        places = dict.fromkeys(place_of(one) for one in ids if one is not None)
+        mine = [own[place] for place in places if place is not None and place < len(own)]
         if message is None:
-            if element is None:
+            if not mine:
                 raise Unavailable("another publisher writes to this session")
-            elements.append(_shown_part(api, element, str(ids[0])))
-        # The results of one message are several messages of a session: their window is one again.
-        elif element is not None and _in_blocks(message) == _in_blocks(api.stored(element)):
-            elements.append(element)
+            elements.append(_shown_part(api, mine[0], str(ids[0])))
+        # Results of one message are several messages of a session, and neighbors of one role are
+        # merged: their window is one message.
+        elif mine and _in_blocks(message) == _merged([api.stored(one) for one in mine]):
+            elements += mine
         else:
+            element = mine[0] if len(mine) == len(places) == 1 else None
             without = entry.get("without") or ()
             elements.append(_with_fields_of(api, element, message, without))
     return elements
@@ -314,6 +315,17 @@ def _is_continuation(api: Api, new: Sequence[Element], *, has_recall: bool) -> b
 
 def _kind(element: Element) -> Any:
     return element.get("type") or "message"
+
+
+def _merged(elements: Sequence[Element]) -> Element | None:
+    """Return messages as one; None if they have no blocks to merge."""
+    first, *others = map(_in_blocks, elements)
+    if not others:
+        return first
+    contents = [one.get("content") for one in (first, *others)]
+    if not all(isinstance(content, list) and content for content in contents):
+        return None
+    return {**first, "content": [block for content in contents for block in content or ()]}
 
 
 def _in_blocks(element: Element) -> Element:

@@ -382,6 +382,29 @@ async def test_a_shortened_answer_is_sent_with_the_fields_that_the_caller_sent_b
     assert (sent.keys(), sent["tool_calls"][0].keys()) == (messages[-2].keys(), call.keys())
 
 
+@pytest.mark.proves("G10", "C78", "C79")
+async def test_neighbors_of_one_role_reach_anthropic_as_they_came(scene: ProxyScene) -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    use = {"type": "tool_use", "id": "toolu_1", "name": "track", "input": {"order": 7341}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "Ghent"}
+    texts = [{"type": "text", "text": f"Question {number}?"} for number in range(4)]
+    messages: list[Json] = [
+        {"role": "user", "content": [texts[0] | mark]},
+        {"role": "user", "content": [texts[1]]},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result, texts[2] | mark]},
+        {"role": "user", "content": "And 7342?"},
+    ]
+    request = {"model": "claude-sonnet-4-5", "max_tokens": 100, "messages": messages}
+    content = json.dumps(request, indent=3)
+    headers = {"x-turnfold-session": "neighbors"}
+
+    answer = await scene.http.post("/v1/messages", content=content, headers=headers)
+
+    assert BYPASSED not in answer.headers
+    assert scene.provider.requests[-1].content.decode() == content
+
+
 @pytest.mark.proves("G10", "C76")
 async def test_items_of_responses_come_and_go_to_the_letter(scene: ProxyScene) -> None:
     """Reasoning stays with its item; what the provider keeps itself is not touched."""

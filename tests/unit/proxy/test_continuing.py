@@ -304,3 +304,23 @@ def test_a_result_whose_call_has_left_the_window_is_not_sent_with_the_text_besid
     shown = own_elements(MESSAGES, window_of([None, None], [mirror_id(0), mirror_id(1)]), own)
     assert shown == [{"role": "user", "content": [result_block("t1")]}, own[1]]
     assert shown[1] is own[1]
+
+
+@pytest.mark.proves("C78", "C79")
+def test_neighbors_of_one_role_that_are_shown_whole_are_sent_as_they_came() -> None:
+    """The window has one message in their place. One that lacks a part of them is sent itself."""
+    own: list[Json] = [
+        {"role": "user", "content": [result_block("t1"), text_block("Both?") | MARK]},
+        {"role": "user", "content": "And 7342?"},
+        {"role": "assistant", "content": "In Ghent."},
+    ]
+    blocks = [result_block("t1"), text_block("Both?"), text_block("And 7342?")]
+    ids = [mirror_id(0), mirror_id(0, 1), mirror_id(1)]
+
+    whole = window_of([{"role": "user", "content": blocks}, None], [ids, mirror_id(2)])
+    shown = own_elements(MESSAGES, whole, own)
+    assert all(mine is one for mine, one in zip(own, shown, strict=True))
+    recalled = text_block("Recalled")
+    for content, these in ((blocks[1:], ids[1:]), ([recalled, *blocks], [None, *ids])):
+        part = {"role": "user", "content": content}
+        assert own_elements(MESSAGES, window_of([part], [these]), own) == [part]
