@@ -214,7 +214,7 @@ def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Eleme
     entries = window.entries or [{}] * len(messages)
     for message, message_ids, entry in zip(messages, window.message_ids, entries, strict=True):
         ids = message_ids if isinstance(message_ids, list) else [message_ids]
-        places = dict.fromkeys(place_of(one) for one in ids if one is not None)
+        places = dict.fromkeys(map(place_of, filter(None, ids)))
         mine = [own[place] for place in places if place is not None and place < len(own)]
         if message is None:
             if not mine:
@@ -256,10 +256,29 @@ def _with_fields_of(
     """
     if own is None or api.shape == "anthropic" or _kind(own) != _kind(shown):
         return shown
-    shown = dict(shown)
-    if isinstance(calls := shown.get("tool_calls"), list):
-        own_calls = {call.get("id"): call for call in own.get("tool_calls") or ()}
-        shown["tool_calls"] = [_with_own_fields(own_calls.get(one.get("id")), one) for one in calls]
+    shown = _with_own_calls(own, shown)
+    element = _changed(api, own, shown)
+    if "reasoning" in without:
+        element = {key: one for key, one in element.items() if key not in REASONING_FIELDS}
+    is_silent = element.get("content") is None and not element.get("tool_calls")
+    if is_silent and shown.get("content") is not None:
+        element["content"] = shown["content"]
+    return element
+
+
+def _with_own_calls(own: Element, shown: Element) -> Element:
+    """Return a shortened message whose calls have the fields of the caller's."""
+    if not isinstance(calls := shown.get("tool_calls"), list):
+        return shown
+    mine = {call.get("id"): call for call in own.get("tool_calls") or ()}
+    return {
+        **shown,
+        "tool_calls": [_with_own_fields(mine.get(one.get("id")), one) for one in calls],
+    }
+
+
+def _changed(api: Api, own: Element, shown: Element) -> Element:
+    """Return the caller's element with the fields of another one that say something else."""
     said, element = api.identity(own), dict(own)
     for name in {**own, **shown}:
         changed = {key: value for key, value in own.items() if key != name}
@@ -268,11 +287,6 @@ def _with_fields_of(
         if api.identity(changed) != said:
             element.pop(name, None)
             element |= {name: shown[name]} if name in shown else {}
-    if "reasoning" in without:
-        element = {key: one for key, one in element.items() if key not in REASONING_FIELDS}
-    is_silent = element.get("content") is None and not element.get("tool_calls")
-    if is_silent and shown.get("content") is not None:
-        element["content"] = shown["content"]
     return element
 
 
