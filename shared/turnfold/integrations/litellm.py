@@ -75,7 +75,8 @@ class TurnfoldCallback(CustomLogger):
             return None
         session_id = self._session_of(kwargs, "")
         messages = await self._window(kwargs, session_id)
-        return None if messages is None else {**kwargs, "messages": messages}
+        # Marked: with fallbacks, LiteLLM calls itself with these arguments.
+        return None if messages is None else _marked({**kwargs, "messages": messages})
 
     async def async_pre_call_hook(
         self,
@@ -90,9 +91,7 @@ class TurnfoldCallback(CustomLogger):
         session_id = self._session_of(data, str(user_api_key_dict.api_key or ""))
         messages = await self._window(data, session_id)
         # Marked also without a window: nobody looks for one again when the router sends it.
-        metadata = {**(data.get("metadata") or {}), _MARK: True}
-        changed = {} if messages is None else {"messages": messages}
-        return {**data, **changed, "metadata": metadata}
+        return _marked(data if messages is None else {**data, "messages": messages})
 
     def _session_of(self, call: Mapping[str, Any], key: str) -> str | None:
         if self._session_id is not None:
@@ -131,6 +130,10 @@ class TurnfoldCallback(CustomLogger):
     def _name(self, call: Mapping[str, Any]) -> str | None:
         model = self._model or call.get("model")
         return model if isinstance(model, str) else None
+
+
+def _marked(call: Call) -> Call:
+    return {**call, "metadata": {**(call.get("metadata") or {}), _MARK: True}}
 
 
 def _is_marked(call: Mapping[str, Any]) -> bool:

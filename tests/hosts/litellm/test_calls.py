@@ -140,6 +140,51 @@ async def _two_hundred_turns(session_id: str, budget: int) -> None:
     assert max(map(size, provider.asked)) <= budget * 1.1
 
 
+@pytest.mark.proves("G6")
+@pytest.mark.parametrize("method", ["sdk", "router"])
+async def test_a_call_that_falls_back_to_another_model_records_the_conversation_once(
+    system: RunningSystem, provider: Provider, session_id: str, method: str
+) -> None:
+    use(system.nats_url, tokens=1_500)
+    texts = [f"Where is {number}? " + "word " * 200 for number in range(12)]
+    metadata: dict[str, Any] = {"session_id": session_id}
+    messages: list[Any] = []
+
+    for count in (10, 12):
+        messages = [SYSTEM, *({"role": "user", "content": text} for text in texts[:count])]
+        await fall_back(method, provider, messages, metadata)
+
+    sent = provider.asked[-1]
+    assert len(provider.asked) == 2
+    assert sent[0] == SYSTEM
+    assert sent[-1] == messages[-1]
+    assert size(sent) <= 1_500 * 1.1 < size(messages)
+    async with turnfold.connect(system.nats_url) as client:
+        page = await client.session("litellm", session_id).history(
+            include_retracted=True, after="latest", wait_ms=5_000
+        )
+    assert [stored.message["content"] for stored in page.messages] == texts
+    assert "retracted" not in [stored.state for stored in page.messages]
+
+
+async def fall_back(
+    method: str, provider: Provider, messages: list[Any], metadata: dict[str, Any]
+) -> None:
+    """Send the messages to a model that is not there, and then to one that is."""
+    away = {"model": "openai/away", "api_base": "http://127.0.0.1:9", "api_key": "none"}
+    there = {"model": "openai/scripted", "api_base": provider.url, "api_key": "none"}
+    if method == "sdk":
+        await litellm.acompletion(
+            **away, messages=messages, metadata=metadata, fallbacks=[there], max_retries=0
+        )
+    else:
+        deployments = [
+            {"model_name": options["model"], "litellm_params": options} for options in (away, there)
+        ]
+        router = Router(deployments, fallbacks=[{away["model"]: [there["model"]]}], num_retries=1)
+        await router.acompletion(away["model"], messages, metadata=metadata)
+
+
 async def test_marks_of_caches_may_move_without_a_change_of_the_session(
     system: RunningSystem, provider: Provider, session_id: str
 ) -> None:
