@@ -27,6 +27,7 @@ with requires("langchain"):
         convert_to_messages,
         convert_to_openai_messages,
     )
+    from langchain_core.messages.tool import default_tool_parser
     from langgraph.config import get_config
 
 _CALL_BLOCKS = ("function_call", "tool_call", "tool_use")
@@ -156,19 +157,26 @@ class _Call:
         if shown.body is None:
             return own
         if own is None or isinstance(own, AIMessage):
-            # Made anew: reasoning and ids of the provider belong to the text as it was.
-            return convert_to_messages(
-                [{**shown.body, "content": shown.body.get("content") or ""}]
-            )[0]
+            return _made(shown.body)
         return own.model_copy(update={"content": shown.body["content"]})
 
 
+def _made(body: Chat) -> AnyMessage:
+    """Return a message anew: reasoning and ids of the provider belong to the text as it was."""
+    calls, invalid = default_tool_parser(body.get("tool_calls") or [])
+    rest = {name: value for name, value in body.items() if name != "tool_calls"}
+    [message] = convert_to_messages([{**rest, "content": body.get("content") or ""}])
+    if not isinstance(message, AIMessage):
+        return message
+    return message.model_copy(update={"tool_calls": calls, "invalid_tool_calls": invalid})
+
+
 def _chat(message: AnyMessage) -> Chat:
-    body = convert_to_openai_messages(message)
-    if not isinstance(body, dict):
-        raise TypeError("a message of LangChain is several chat messages")
+    body = _openai(message)
     if isinstance(message, ToolMessage) and message.status == "error":
         body["is_error"] = True
+    if isinstance(message, AIMessage) and (calls := _all_calls(message, body)):
+        body["tool_calls"] = calls
     if isinstance(body.get("content"), list) and body.get("tool_calls"):
         # The calls stand in `tool_calls` already.
         body["content"] = [
@@ -176,4 +184,23 @@ def _chat(message: AnyMessage) -> Chat:
             for block in body["content"]
             if not (isinstance(block, dict) and block.get("type") in _CALL_BLOCKS)
         ]
+    return body
+
+
+def _all_calls(message: AIMessage, body: Chat) -> list[Chat]:
+    """Return the calls of a message, and those with broken arguments, which are answered too."""
+    calls = list(body.get("tool_calls") or ())
+    known = {call["id"] for call in calls}
+    for call in message.invalid_tool_calls:
+        call_id = call.get("id")
+        if call_id and call_id not in known:
+            function = {"name": call.get("name") or "unknown", "arguments": call.get("args") or ""}
+            calls.append({"type": "function", "id": call_id, "function": function})
+    return calls
+
+
+def _openai(message: AnyMessage) -> Chat:
+    body = convert_to_openai_messages(message)
+    if not isinstance(body, dict):
+        raise TypeError("a message of LangChain is several chat messages")
     return dict(body)

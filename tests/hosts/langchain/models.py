@@ -52,7 +52,8 @@ def faults(messages: Sequence[AnyMessage]) -> list[str]:
         found += [f"call {call_id}" for call_id in open_calls]
         open_calls = []
         if isinstance(message, AIMessage):
-            open_calls = [str(call["id"]) for call in message.tool_calls]
+            made = [*message.tool_calls, *message.invalid_tool_calls]
+            open_calls = [str(call["id"]) for call in made]
     found += [f"call {call_id}" for call_id in open_calls]
     ids = Counter(
         call["id"] for one in messages if isinstance(one, AIMessage) for call in one.tool_calls

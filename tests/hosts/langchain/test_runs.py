@@ -182,6 +182,56 @@ def test_histories_of_all_kinds_become_valid_input(
     )
 
 
+def broken_call(text: str = "") -> AIMessage:
+    """Return an answer with a call whose arguments are cut off, and one that can be made."""
+    broken = {"id": "cut-yard", "name": "look", "args": '{"place": "ya', "error": None}
+    whole = {"id": "cut-hall", "name": "look", "args": {"place": "hall", "note": text}}
+    return AIMessage("", tool_calls=[whole], invalid_tool_calls=[broken])
+
+
+@pytest.mark.proves("G4")
+async def test_a_call_with_broken_arguments_keeps_its_answer(
+    system: RunningSystem, session_id: str
+) -> None:
+    model = ScriptedModel(script=[broken_call(), AIMessage("Once more?"), AIMessage("Fine.")])
+    agent = agent_of(model, system.nats_url)
+
+    await turn(agent, "Look.", session_id, is_async=True)
+    state = await turn(agent, "Yes.", session_id, is_async=True)
+
+    shown = model.calls[-1]
+    assert faults(shown) == []
+    assert shown[:3] == [SystemMessage("Be brief."), *state[:2]]
+    assert {one.id for one in shown[3:]} == {one.id for one in state[2:-1]}
+    stored = await recorded(system, session_id)
+    [asked] = [body for body in stored if body.get("tool_calls")]
+    assert {call["id"]: call["function"]["arguments"] for call in asked["tool_calls"]}[
+        "cut-yard"
+    ] == '{"place": "ya'
+
+
+@pytest.mark.proves("G4")
+def test_a_call_with_broken_arguments_stays_broken_beside_shortened_ones(
+    system: RunningSystem, session_id: str
+) -> None:
+    history = [
+        HumanMessage("Look."),
+        broken_call("word " * 20_000),
+        ToolMessage("Cut off.", tool_call_id="cut-yard", status="error"),
+        ToolMessage("Empty.", tool_call_id="cut-hall"),
+        HumanMessage("So?"),
+    ]
+    model = ScriptedModel(script=[AIMessage("Fine.")])
+
+    agent_of(model, system.nats_url).invoke({"messages": history}, thread(session_id))
+
+    [asked] = model.calls
+    assert faults(asked) == []
+    [made] = [one for one in asked if isinstance(one, AIMessage)]
+    assert [call["id"] for call in made.invalid_tool_calls] == ["cut-yard"]
+    assert count_tokens_approximately(asked) < 12_000
+
+
 def test_an_agent_that_is_a_tool_of_another_has_a_session_of_its_own(
     system: RunningSystem, session_id: str
 ) -> None:
