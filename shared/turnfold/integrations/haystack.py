@@ -12,6 +12,7 @@ window: system messages, the summary, and the newest messages.
 
 # pyright takes `haystack` for this file.
 
+import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -23,7 +24,7 @@ from turnfold.integrations.mirrored import Chat, MirroredWindows
 
 with requires("haystack"):
     from haystack.core.serialization import default_to_dict
-    from haystack.dataclasses.chat_message import ChatMessage
+    from haystack.dataclasses.chat_message import ChatMessage, TextContent, ToolCall
     from haystack.hooks.compaction.types import Compactor
     from haystack.token_counters.types import TokenCounter
 
@@ -31,6 +32,8 @@ _KEPT = "turnfold"
 """The mark of messages that were published."""
 _MADE = "context_compaction"
 """Haystack's mark of messages that a compactor wrote."""
+_OWN_ID = "turnfold-"
+"""How ids begin of calls that have none in Haystack."""
 
 
 class TurnfoldCompactor(Compactor):  # type: ignore[misc]  # without types here
@@ -123,7 +126,7 @@ class _Compacted(MirroredWindows):
             events = [
                 turn_event(
                     session.key,
-                    [one.to_openai_dict_format()],
+                    [_chat(one)],
                     event_id=blake2b(f"{part}-{place}".encode(), digest_size=16).hexdigest(),
                     carry=[one.to_dict()],
                 )
@@ -141,6 +144,37 @@ class _Compacted(MirroredWindows):
         return await self.attempt(lambda: messages, ask)
 
 
+def _chat(message: ChatMessage) -> Chat:
+    """Return a message as a chat message, in which all calls and results have ids."""
+    result = message.tool_call_result
+    if result is not None and not isinstance(result.result, str):
+        parts = [one if isinstance(one, TextContent) else _named(one) for one in result.result]
+        message = ChatMessage.from_tool(parts, origin=result.origin, error=result.error)
+    body: Chat = message.to_openai_dict_format(require_tool_call_ids=False)
+    for call, shown in zip(message.tool_calls, body.get("tool_calls") or (), strict=True):
+        shown.setdefault("id", _id(call))
+    if result is not None:
+        body.setdefault("tool_call_id", _id(result.origin))
+    return body
+
+
+def _named(content: Any) -> TextContent:
+    """Return what stands for an image or a file in a result."""
+    return TextContent(f"[media: {getattr(content, 'mime_type', None) or 'unknown'}]")
+
+
+def _id(call: ToolCall) -> str:
+    """Return an id for a call without one, which its result has as well: it names the call."""
+    told = json.dumps([call.tool_name, call.arguments], sort_keys=True, default=str)
+    return _OWN_ID + blake2b(told.encode(), digest_size=16).hexdigest()
+
+
+def _without_own_id(body: Chat, name: str) -> Chat:
+    """Return a call or a result without the id that only Turnfold needed."""
+    is_own = str(body.get(name)).startswith(_OWN_ID)
+    return {key: value for key, value in body.items() if not (is_own and key == name)}
+
+
 def _message(body: Chat | None, carried: Any) -> ChatMessage:
     if body is None:
         if not isinstance(carried, dict) or "role" not in carried:
@@ -151,6 +185,9 @@ def _message(body: Chat | None, carried: Any) -> ChatMessage:
     if body["role"] != "assistant" and not body.get("content"):
         body = {**body, "content": "(empty)"}
     body = {name: value for name, value in body.items() if name in _FIELDS}
+    body = _without_own_id(body, "tool_call_id")
+    if body.get("tool_calls"):
+        body["tool_calls"] = [_without_own_id(call, "id") for call in body["tool_calls"]]
     message = ChatMessage.from_openai_dict_format(body)
     message.meta[_KEPT if isinstance(carried, dict) else _MADE] = {"strategy": "turnfold"}
     return message

@@ -31,6 +31,8 @@ with requires("langchain"):
     from langgraph.config import get_config
 
 _CALL_BLOCKS = ("function_call", "tool_call", "tool_use")
+_REFUSED = (AttributeError, LookupError, TypeError, ValueError)
+"""What the conversion of a message raises for content that it does not know."""
 
 
 class TurnfoldMiddleware(AgentMiddleware):  # type: ignore[misc]  # without types here
@@ -172,7 +174,7 @@ def _made(body: Chat) -> AnyMessage:
 
 
 def _chat(message: AnyMessage) -> Chat:
-    body = _openai(message)
+    body = _converted(message)
     if isinstance(message, ToolMessage) and message.status == "error":
         body["is_error"] = True
     if isinstance(message, AIMessage) and (calls := _all_calls(message, body)):
@@ -197,6 +199,27 @@ def _all_calls(message: AIMessage, body: Chat) -> list[Chat]:
             function = {"name": call.get("name") or "unknown", "arguments": call.get("args") or ""}
             calls.append({"type": "function", "id": call_id, "function": function})
     return calls
+
+
+def _converted(message: AnyMessage) -> Chat:
+    try:
+        return _openai(message)
+    except _REFUSED:
+        blocks = [_readable(message, block) for block in message.content]
+        return _openai(message.model_copy(update={"content": blocks}))
+
+
+def _readable(message: AnyMessage, block: Any) -> Any:
+    """Return a block of content, or what stands for one that has no form as a chat message."""
+    try:
+        _openai(message.model_copy(update={"content": [block]}))
+    except _REFUSED:
+        source = block.get("source")
+        if block.get("type") == "image" and isinstance(source, dict) and source.get("url"):
+            return {"type": "image_url", "image_url": {"url": source["url"]}}
+        kind = block.get("mime_type") or block.get("type") or "unknown"
+        return {"type": "text", "text": f"[media: {kind}]"}
+    return block
 
 
 def _openai(message: AnyMessage) -> Chat:

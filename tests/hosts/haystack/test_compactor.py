@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from haystack.components.agents import Agent
 from haystack.core.component import component
-from haystack.dataclasses import ChatMessage, ToolCall
+from haystack.dataclasses import ChatMessage, ImageContent, TextContent, ToolCall
 from haystack.hooks.compaction import CompactionHook
+from haystack.token_counters import ApproximateTokenCounter
 from haystack.tools import Tool
 
 from tests.hosts.chat import BUDGETS, TURNS
@@ -109,6 +110,37 @@ async def test_two_hundred_steps_with_parallel_calls_break_no_pair(
     ids = [one["tool_call_id"] for one in stored if one["role"] == "tool"]
     assert len(ids) == len(set(ids)) > TURNS
     assert [one["content"] for one in stored if one["role"] == "user"] == ["What is missing?"]
+
+
+async def test_calls_without_ids_and_results_with_images_are_compacted_as_well(
+    system: RunningSystem, session_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = [ChatMessage.from_user("What is missing?")]
+    for number in range(20):
+        call = ToolCall("look", {"place": f"hall {number}"})
+        image = ImageContent("iVBORw0KGgo=", "image/png", validation=False)
+        results = [TextContent(look(f"hall {number}")), image]
+        messages += [
+            ChatMessage.from_assistant(tool_calls=[call]),
+            ChatMessage.from_tool(results, origin=call),
+        ]
+    compactor = TurnfoldCompactor("haystack", session_id, client=system.nats_url)
+
+    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+        compacted = await compactor.compact_async(messages, 4_000, ApproximateTokenCounter())
+
+    assert compacted is not None
+    assert caplog.records == []
+    assert faults(compacted) == []
+    assert compacted[-1].tool_call_result == messages[-1].tool_call_result
+    assert {call.id for one in compacted for call in one.tool_calls} == {None}
+    assert {one.origin.id for told in compacted for one in told.tool_call_results} == {None}
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session("haystack", session_id)
+        stored = [one.message async for one in session.originals()]
+    assert len(stored) == len(messages)
+    assert stored[1]["tool_calls"][0]["id"] == stored[2]["tool_call_id"]
+    assert "[media: image/png]" in str(stored[2]["content"])
 
 
 def test_without_turnfold_the_messages_stay_and_a_warning_tells_no_text(

@@ -232,6 +232,48 @@ def test_a_call_with_broken_arguments_stays_broken_beside_shortened_ones(
     assert count_tokens_approximately(asked) < 12_000
 
 
+@pytest.mark.proves("G4")
+@pytest.mark.parametrize(
+    ("block", "told"),
+    [
+        ({"type": "file", "url": "https://example.org/a.pdf"}, "[media: file]"),
+        (
+            {
+                "type": "file",
+                "url": "https://example.org/a.pdf",
+                "mime_type": "application/pdf",
+            },
+            "[media: application/pdf]",
+        ),
+        (
+            {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}},
+            "https://example.org/a.png",
+        ),
+        ({"type": "image", "source": {"type": "file", "file_id": "f1"}}, "[media: image]"),
+        ({"type": "media", "mime_type": "audio/mp3", "data": "AAAA"}, "[media: audio/mp3]"),
+        ({"type": "media", "mime_type": "image/png", "file_uri": "gs://a"}, "[media: image/png]"),
+        ({"type": "video", "url": "https://example.org/a.mp4"}, "[media: video]"),
+        ({"type": "audio", "url": "https://example.org/a.mp3"}, "[media: audio]"),
+    ],
+)
+async def test_content_without_a_form_as_a_chat_message_is_recorded_by_its_kind(
+    system: RunningSystem, session_id: str, block: dict[str, Any], told: str
+) -> None:
+    model = ScriptedModel(script=[AIMessage("A crate.")])
+    agent = agent_of(model, system.nats_url, tokens=1_500)
+    asked = HumanMessage([{"type": "text", "text": "What is this?"}, block])
+    history = [HumanMessage("word " * 4_000), AIMessage("Fine."), asked]
+
+    await agent.ainvoke({"messages": history}, thread(session_id))
+
+    assert model.calls[-1][-1].content == asked.content
+    assert count_tokens_approximately(model.calls[-1]) <= 1_650
+    stored = await recorded(system, session_id)
+    assert len(stored) == 4
+    assert "What is this?" in str(stored[2]["content"])
+    assert told in str(stored[2]["content"])
+
+
 def test_an_agent_that_is_a_tool_of_another_has_a_session_of_its_own(
     system: RunningSystem, session_id: str
 ) -> None:
