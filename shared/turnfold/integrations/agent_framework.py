@@ -24,13 +24,22 @@ from turnfold.integrations import requires
 from turnfold.integrations.clients import shared_client
 
 with requires("agent-framework"):
-    from agent_framework import Content, HistoryProvider, Message
+    from agent_framework import (
+        AgentSession,
+        Content,
+        HistoryProvider,
+        Message,
+        SessionContext,
+        SupportsAgentRun,
+    )
 
 WAIT_MS = 5_000
 """How long a read waits at most for what was saved before, by this program or another."""
 EVENT_MESSAGES = 1_000
 TAIL_MESSAGES = 1_000
+NO_RESULT = "[No result of this call is known.]"
 
+_APPROVALS = ("function_approval_request", "function_approval_response")
 _IMAGE = "image/"
 
 Chat = dict[str, Any]
@@ -93,8 +102,22 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
         except UnknownSession:
             return []
         _require_fresh(is_fresh=window.fresh)
-        shown = zip(window.raw["messages"], window.entries or (), strict=True)
-        return _joined((body, entry.get("carry")) for body, entry in shown)
+        shown = list(zip(window.raw["messages"], window.entries or (), strict=True))
+        return _joined((body, entry.get("carry")) for body, entry in _with_open_calls(shown))
+
+    async def before_run(
+        self,
+        *,
+        agent: SupportsAgentRun,
+        session: AgentSession,
+        context: SessionContext,
+        state: dict[str, Any],
+    ) -> None:
+        """Load the window; if the input is a new request, with results for calls left open."""
+        await super().before_run(agent=agent, session=session, context=context, state=state)
+        inputs = [content.type for one in context.input_messages for content in one.contents]
+        if inputs and not {*_APPROVALS, "function_result"} & set(inputs):
+            context.extend_messages(self, _unknown(context.get_messages(sources={self.source_id})))
 
     async def save_messages(
         self,
@@ -177,7 +200,7 @@ def _chat(role: str, contents: Sequence[Content]) -> Chat:
     calls: list[Chat] = []
     others: list[Chat] = []
     for content in contents:
-        if content.type == "function_call" and not (content.informational_only or content.hosted):
+        if _is_call(content):
             calls.append(_call(content))
         elif (part := _chat_part(content)) is not None:
             parts.append(part)
@@ -188,6 +211,10 @@ def _chat(role: str, contents: Sequence[Content]) -> Chat:
         body |= {"role": "assistant", "tool_calls": calls}
     # Reasoning, approvals and files count as text; the window gives them back as they were.
     return body | ({"contents": others} if others else {})
+
+
+def _is_call(content: Content) -> bool:
+    return content.type == "function_call" and not (content.informational_only or content.hosted)
 
 
 def _call(content: Content) -> Chat:
@@ -232,6 +259,43 @@ def _joined(shown: Iterator[tuple[Chat | None, Any]]) -> list[Message]:
             messages.append(message)
         joined = carried["of"]
     return messages
+
+
+def _with_open_calls(
+    shown: Sequence[tuple[Chat | None, Mapping[str, Any]]],
+) -> list[tuple[Chat | None, Mapping[str, Any]]]:
+    """Leave out the placeholders for results of the newest calls: the framework may answer them."""
+    newest = len(shown)
+    while newest and _is_about_calls(*shown[newest - 1]):
+        newest -= 1
+    return [*shown[:newest], *(one for one in shown[newest:] if one[1]["form"] != "stand_in")]
+
+
+def _is_about_calls(body: Chat | None, entry: Mapping[str, Any]) -> bool:
+    """Return whether a message of a window only has results or approvals of earlier calls."""
+    if body is not None:
+        return bool(body["role"] == "tool")
+    message = (entry.get("carry") or {}).get("message") or {}
+    contents = message.get("contents") or ()
+    return message.get("role") == "tool" or (
+        bool(contents) and all(content["type"] in _APPROVALS for content in contents)
+    )
+
+
+def _unknown(messages: Sequence[Message]) -> list[Message]:
+    """Return the placeholders for results of the newest calls, unless an approval is pending."""
+    answered: set[str] = set()
+    for message in reversed(messages):
+        if any(content.type in _APPROVALS for content in message.contents):
+            return []
+        if message.role != "tool":
+            return [
+                Message("tool", [Content.from_function_result(content.call_id, result=NO_RESULT)])
+                for content in message.contents
+                if _is_call(content) and content.call_id not in answered
+            ]
+        answered |= {content.call_id for content in message.contents}
+    return []
 
 
 def _shortened(body: Chat, carried: Any) -> Message:

@@ -8,6 +8,7 @@ from typing import Any
 
 from agent_framework import (
     BaseChatClient,
+    ChatMiddlewareLayer,
     ChatResponse,
     ChatResponseUpdate,
     Content,
@@ -17,7 +18,7 @@ from agent_framework import (
 )
 
 
-class ScriptedClient(FunctionInvocationLayer, BaseChatClient):  # type: ignore[misc]  # without types here
+class ScriptedClient(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClient):  # type: ignore[misc]  # without types here
     """Gives the answers of its script in order, and keeps what it was asked."""
 
     def __init__(self, *script: list[Any]) -> None:

@@ -123,6 +123,81 @@ async def test_messages_come_back_to_the_letter(history: TurnfoldHistoryProvider
     assert as_dicts(await history.get_messages("s")) == as_dicts(messages)
 
 
+@tool(approval_mode="always_require")  # type: ignore[untyped-decorator]
+def visit(place: str) -> str:
+    """Go to a place."""
+    return f"{place} is open"
+
+
+@pytest.mark.proves("G8")
+@pytest.mark.parametrize("answers", [1, 2])
+async def test_calls_that_wait_for_approval_are_made_once_it_is_given(
+    history: TurnfoldHistoryProvider, answers: int
+) -> None:
+    asked_for = [
+        Content.from_function_call(f"c-{one}", "visit", arguments={"place": one})
+        for one in ("hall", "yard")
+    ]
+    client = ScriptedClient(asked_for, *[["Both are open."]] * 2)
+    agent = Agent(client=client, tools=[visit], context_providers=[history])
+    session = AgentSession(session_id="s")
+
+    response = await agent.run("Go to both.", session=session)
+    while requests := response.user_input_requests:
+        given = [one.to_function_approval_response(True) for one in requests[:answers]]
+        response = await agent.run(Message("user", given), session=session)
+    await agent.run("Thanks.", session=session)
+
+    sent = client.calls[-1]
+    assert [fault for call in (client.calls[1], sent) for fault in faults(call)] == []
+    results = [one for told in sent for one in told.contents if one.type == "function_result"]
+    assert [one.result for one in results] == ["hall is open", "yard is open"]
+
+
+@pytest.mark.proves("G8")
+async def test_the_history_of_each_service_call_has_one_result_for_each_call(
+    history: TurnfoldHistoryProvider,
+) -> None:
+    client = ScriptedClient(calls("one", "hall", "yard"), calls("two", "roof"), ["Nothing."])
+    agent = Agent(
+        client=client,
+        tools=[look],
+        context_providers=[history],
+        require_per_service_call_history_persistence=True,
+    )
+
+    await agent.run("What is missing?", session=AgentSession(session_id="s"))
+
+    assert [faults(call) for call in client.calls] == [[], [], []]
+    results = [
+        one.result for told in client.calls[-1] for one in told.contents if one.result is not None
+    ]
+    assert len(results) == 3
+    assert all("crate 99" in str(one) for one in results)
+
+
+@pytest.mark.proves("G8")
+async def test_calls_that_nobody_answers_do_not_stand_open_beside_a_new_request(
+    history: TurnfoldHistoryProvider,
+) -> None:
+    saved = [
+        Message("user", ["Look."]),
+        Message("assistant", [call_of("c1"), call_of("c2")]),
+        Message("tool", [result_of("c1")]),
+    ]
+    await history.save_messages("s", saved)
+    client = ScriptedClient(["Fine."], ["Sure."])
+    agent = agent_of(client, history)
+    session = AgentSession(session_id="s")
+
+    assert as_dicts(await history.get_messages("s")) == as_dicts(saved)
+    for text in ("Never mind.", "Sure?"):
+        await agent.run(text, session=session)
+
+    assert [faults(call) for call in client.calls] == [[], []]
+    assert [call[-1].text for call in client.calls] == ["Never mind.", "Sure?"]
+
+
 def call_of(name: str) -> Content:
     return Content.from_function_call(name, "look", arguments={"place": name})
 
