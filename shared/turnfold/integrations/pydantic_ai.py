@@ -94,7 +94,10 @@ class TurnfoldCapability(AbstractCapability[Any]):  # type: ignore[misc]  # with
 
 
 class _Piece(NamedTuple):
-    """A response, or one part of a request: `source` is the place of its message."""
+    """A response, or one part of a request: `source` is the place of its message.
+
+    A request without parts is one piece, without a value.
+    """
 
     source: int
     value: Any
@@ -122,8 +125,8 @@ class _History:
         chat: list[Chat] = []
         for source, message in enumerate(self._messages):
             values = [message] if isinstance(message, ModelResponse) else message.parts
-            for value in values:
-                body = chat_of(value)
+            for value in values or [None]:
+                body = None if value is None else chat_of(value)
                 if body is not None and (chat or body["role"] != "system"):
                     chat.append(body)
                     self._spoken.append(len(self._pieces))
@@ -135,23 +138,27 @@ class _History:
         spoken = set(self._spoken)
         silent = deque(place for place in range(len(self._pieces)) if place not in spoken)
         pieces: list[_Piece] = []
-        while silent and silent[0] < self._spoken[0]:
-            pieces.append(self._pieces[silent.popleft()])
+
+        def add_silent(end: int) -> None:
+            while silent and silent[0] < end:
+                pieces.append(self._pieces[silent.popleft()])
+
+        add_silent(self._spoken[0])
         for one in shown:
-            place = None if one.place is None else self._spoken[one.place]
-            source, own = (-1, None) if place is None else self._pieces[place]
-            if place is not None and not isinstance(own, ModelResponse):
-                while silent and silent[0] < place:
-                    pieces.append(_Piece(source, self._pieces[silent.popleft()].value))
+            source, own = (-1, None)
+            if one.place is not None:
+                place = self._spoken[one.place]
+                add_silent(place)
+                source, own = self._pieces[place]
             pieces.append(_Piece(source, own if one.body is None else rebuilt(own, one.body)))
-        pieces += [_Piece(pieces[-1].source, self._pieces[place].value) for place in silent]
+        add_silent(len(self._pieces))
         return list(self._joined(pieces))
 
     def _joined(self, pieces: Iterable[_Piece]) -> Iterator[ModelMessage]:
         """Yield the messages that these pieces are."""
         for source, group in groupby(pieces, key=lambda piece: piece.source):
-            values = [piece.value for piece in group]
-            if isinstance(values[0], ModelResponse):
+            values = [piece.value for piece in group if piece.value is not None]
+            if values and isinstance(values[0], ModelResponse):
                 yield from values
             elif source < 0:
                 yield ModelRequest(parts=values)
