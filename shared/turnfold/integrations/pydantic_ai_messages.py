@@ -11,8 +11,11 @@ from turnfold.integrations.mirrored import Chat
 with requires("pydantic-ai"):
     from pydantic_ai.messages import (
         BinaryContent,
+        FilePart,
         ImageUrl,
         ModelResponse,
+        NativeToolCallPart,
+        NativeToolReturnPart,
         RetryPromptPart,
         SystemPromptPart,
         TextPart,
@@ -62,12 +65,25 @@ def _answer(response: ModelResponse) -> Chat:
                 function = {"name": part.tool_name, "arguments": part.args_as_json_str()}
                 calls.append({"id": part.tool_call_id, "type": "function", "function": function})
             case _:
-                # What the provider ran itself, or made: only its size matters.
-                texts.append(repr(part))
+                texts.append(_named(part))
     body: Chat = {"role": "assistant", "content": "\n\n".join(texts)}
     if any(reasoning):
         body["reasoning_content"] = "\n\n".join(reasoning)
     return body | ({"tool_calls": calls} if calls else {})
+
+
+def _named(part: Any) -> str:
+    """Return as text what the provider ran itself, or made; files are named."""
+    match part:
+        case FilePart():
+            return f"[{part.content.media_type} file]"
+        case NativeToolCallPart():
+            return f"{part.tool_name}: {part.args_as_json_str()}"
+        case NativeToolReturnPart():
+            files = [f"[{file.media_type} file]" for file in part.files]
+            return "\n".join([f"{part.tool_name}: {part.model_response_str()}", *files])
+        case _:
+            return getattr(part, "content", None) or f"[{part.part_kind}]"
 
 
 def _content(content: Any) -> Any:

@@ -1,0 +1,48 @@
+"""Files that a model makes, and tools that its provider runs, are recorded as short texts."""
+
+import pytest
+from pydantic_ai import BinaryContent
+from pydantic_ai.messages import (
+    FilePart,
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    NativeToolCallPart,
+    NativeToolReturnPart,
+    UserPromptPart,
+)
+
+from tests.hosts.conftest import RunningSystem
+from tests.hosts.pydantic_ai.models import Script, says
+from tests.hosts.pydantic_ai.test_runs import agent_of, recorded
+
+MEBIBYTE = 1 << 20
+
+
+@pytest.mark.proves("G5")
+async def test_files_and_native_tools_are_recorded_by_name(
+    system: RunningSystem, session_id: str
+) -> None:
+    script = Script([says("Fine.")])
+    image = BinaryContent(b"\x89PNG" + b"\x00" * 2 * MEBIBYTE, media_type="image/png")
+    parts = [
+        NativeToolCallPart("web_search", {"query": "crates"}, "n1"),
+        NativeToolReturnPart("web_search", {"found": 3}, "n1"),
+        FilePart(image),
+    ]
+    history: list[ModelMessage] = [
+        ModelRequest(parts=[UserPromptPart("Draw crates.")]),
+        ModelResponse(parts=parts),
+    ]
+
+    await agent_of(script, system.nats_url).run(
+        "And so?", message_history=history, conversation_id=session_id
+    )
+
+    assert script.calls[0][1].parts == parts
+    stored = await recorded(system, session_id)
+    assert stored[1]["content"].split("\n\n") == [
+        'web_search: {"query":"crates"}',
+        'web_search: {"found":3}',
+        "[image/png file]",
+    ]
