@@ -140,7 +140,10 @@ async def test_a_letter_that_is_published_again_after_its_erasure_is_not_stored_
     assert len(await parts.rows("SELECT 1 FROM dead_letters WHERE stream_seq = ?", bad.seq)) == 1
     await answer(bus, f"session.erase.{KEY.agent_id}.{KEY.session_id}", {})
 
-    seq = await BusEvents(client).publish_again(
+    async def no_secret() -> str:
+        raise AssertionError("nothing is signed")
+
+    seq = await BusEvents(client, read_secret=no_secret).publish_again(
         "turn.completed", json.dumps(said).encode(), seq=bad.seq
     )
     await parts.settled()
