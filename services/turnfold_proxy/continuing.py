@@ -21,7 +21,7 @@ from turnfold.client import Window
 from turnfold.client.mirror import place_of
 from turnfold.core.shapes.anthropic import chat_views
 from turnfold.core.text.tokens import REASONING_FIELDS
-from turnfold.errors import Unavailable
+from turnfold.errors import Conflict
 from turnfold_proxy.apis.api import INSTRUCTIONS, MARKER, Api, Element, dumped, without_markers
 
 KEEP_SECONDS: Final = 60.0
@@ -207,7 +207,11 @@ def grown(
 
 
 def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Element]:
-    """Return a window whose unchanged messages are the caller's own, to the letter."""
+    """Return a window whose unchanged messages are the caller's own, to the letter.
+
+    Raises:
+        Conflict: the window shows a message that is not in the caller's list.
+    """
     elements: list[Element] = []
     # Unchanged messages come without their body.
     messages = cast("Sequence[Element | None]", window.messages)
@@ -218,7 +222,7 @@ def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Eleme
         mine = [own[place] for place in places if place is not None and place < len(own)]
         if message is None:
             if not mine:
-                raise Unavailable("another publisher writes to this session")
+                raise Conflict("another publisher writes to this session")
             elements.append(_shown_part(api, mine[0], str(ids[0])))
         # Results of one message are several messages of a session, and neighbors of one role are
         # merged: their window is one message.

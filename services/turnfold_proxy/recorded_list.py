@@ -4,18 +4,14 @@ The proxy is the only publisher of a session, so a list that continues the recor
 without asking what the session holds. The window shows afterwards whether that was right.
 """
 
-from collections.abc import Coroutine, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
-
-import structlog
 
 from turnfold.client import Session, Window
 from turnfold.client.mirror import MirroredList, mirror, mirror_longer, place_of
 from turnfold_proxy.apis.api import Api, Element
 from turnfold_proxy.continuing import ListDigest
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +102,3 @@ def calibrated_by(window: Window) -> Hashable:
     account = window.account
     version = window.summary.version if window.summary is not None else 0
     return version, account.covered + account.pending_shown + account.pending_digested
-
-
-async def logged(writing: Coroutine[Any, Any, None]) -> None:
-    """Record something; what goes wrong is logged without its text, which may quote a user."""
-    try:
-        await writing
-    except Exception as error:  # noqa: BLE001 - the call itself has gone out
-        log.warning("proxy.unrecorded", error=type(error).__name__)

@@ -17,7 +17,7 @@ from turnfold.client import Session, Window
 from turnfold.client.erasures import ErasureSignals
 from turnfold.client.token_counter import counter
 from turnfold.contracts.erasures import ErasedSessions
-from turnfold.errors import CannotFit, Conflict, TurnfoldError, Unavailable, UnknownSession
+from turnfold.errors import CannotFit, TurnfoldError, Unavailable, UnknownSession
 from turnfold_proxy.apis.api import Api, ModelAnswer, RequestConversation
 from turnfold_proxy.continuing import (
     KnownWindow,
@@ -33,7 +33,6 @@ from turnfold_proxy.recorded_list import (
     EventOf,
     RecordedList,
     calibrated_by,
-    logged,
     mirror_all,
     mirror_rest,
     shows_all,
@@ -179,9 +178,14 @@ class Recorder:
             await asyncio.wait(self._writing, timeout=RECORD_SECONDS)
 
     def _begin(self, writing: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(logged(writing))
+        task = asyncio.create_task(writing)
         self._writing.add(task)
-        task.add_done_callback(self._writing.discard)
+        task.add_done_callback(self._written)
+
+    def _written(self, task: asyncio.Task[None]) -> None:
+        self._writing.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("proxy.unrecorded", error=type(error).__name__)  # its text may quote a user
 
     def _forget(self, erased: ErasedSessions) -> None:
         for key in {*self._states, *self._windows.sessions()}:
@@ -327,11 +331,7 @@ class Recorder:
         """Return what is sent for a window, and remember it for the next call."""
         api, conversation = call.api, call.conversation
         own = conversation.elements
-        try:
-            elements = own_elements(api, window, own)
-        except Unavailable as error:
-            # Turnfold answers: other sessions need not pause.
-            raise Conflict(str(error)) from error
+        elements = own_elements(api, window, own)
         is_same = len(elements) == len(own) and all(map(is_, elements, own))
         version = window.summary.version if window.summary is not None else 0
         known = KnownWindow(

@@ -3,7 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NoReturn, Protocol
+from typing import Any, Final, Literal, Protocol
+
+from turnfold.contracts.strict_json import STRICT
+from turnfold.errors import BadEvent
 
 Element = dict[str, Any]
 
@@ -199,18 +202,9 @@ def arguments_identity(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments, parse_constant=_refuse, parse_float=_finite)
-    except (ValueError, RecursionError):
+        return STRICT.decode(arguments)
+    except (ValueError, BadEvent, RecursionError):
         return arguments
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    return value if value - value == 0 else _refuse(text)
-
-
-def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"{text[:12]} is no JSON number")
 
 
 def with_more_tools(body: Mapping[str, Any], tools: Sequence[Element]) -> dict[str, Any]:

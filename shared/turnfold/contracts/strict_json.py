@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn, cast
 
 from turnfold.errors import BadEvent, EventFault
 
@@ -30,9 +30,11 @@ def _bounded(text: str) -> int:
     return int(text) if len(text.lstrip("-")) <= INTEGER_MAX_DIGITS else _refuse(text)
 
 
+STRICT: Final = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
+"""Decodes JSON without `NaN`, infinity and endless integers, for which it raises `BadEvent`."""
+
 # Calling the C scanner directly also yields where a value ends. The type stubs lack it.
-_decoder: Any = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
-_scan = _decoder.scan_once
+_scan = cast("Any", STRICT).scan_once
 _opening = re.compile(r"[ \t\n\r]*([{\[])[ \t\n\r]*").match
 _name = re.compile(r'"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*').match
 _plain = re.compile(

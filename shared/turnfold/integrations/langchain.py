@@ -32,7 +32,7 @@ with requires("langchain"):
 
 _CALL_BLOCKS = ("function_call", "tool_call", "tool_use")
 _REFUSED = (AttributeError, LookupError, TypeError, ValueError)
-"""What the conversion of a message raises for content that it does not know."""
+"""Errors of the conversion of a message with content that it does not know."""
 
 
 class TurnfoldMiddleware(AgentMiddleware):  # type: ignore[misc]  # without types here

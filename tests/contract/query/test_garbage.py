@@ -1,7 +1,7 @@
-"""Windows leave nothing behind that only the garbage collector finds.
+"""Windows, batches and jobs leave nothing behind that only the garbage collector finds.
 
-A query server collects seldom. What waits for that takes a gigabyte within half an hour of load, and
-each collection then holds up all requests for seconds.
+A query server collects seldom. Garbage that waits for it takes a gigabyte within half an hour of
+load, and each collection then holds up all requests for seconds.
 """
 
 import gc
@@ -12,7 +12,19 @@ from contextlib import contextmanager
 import pytest
 
 from tests.contract.query.test_recall import Asker
-from tests.store_fixtures import NOON, Stores, assistant, summary, tool, turn, turns, user
+from tests.contract.query.test_search import indexed
+from tests.store_fixtures import (
+    KEY,
+    NOON,
+    Stores,
+    assistant,
+    retracted,
+    summary,
+    tool,
+    turn,
+    turns,
+    user,
+)
 from turnfold.cache import SessionCaches
 from turnfold.errors import CannotFit
 
@@ -59,5 +71,22 @@ async def test_windows_leave_no_garbage_for_the_collector(stores: Stores) -> Non
             await stores.ingest(turn(seq, user(f"and {seq}?")))
             await asker.told(max_tokens=max(budget, 500), entries=True)
         SessionCaches(*asker.answering.caches).clear()
+
+    assert not garbage
+
+
+@pytest.mark.proves("O9")
+async def test_batches_and_jobs_leave_no_garbage_for_the_collector(stores: Stores) -> None:
+    with garbage_found() as garbage:
+        for number in range(3):
+            await stores.ingest(*turns(1 + 10 * number, 7))
+            await stores.ingest(retracted(9 + 10 * number, f"e{7 + 10 * number}#0"))
+            await indexed(stores)
+            for job in await stores.claim():
+                work = await stores.jobs.load(job, now_ms=NOON)
+                await stores.jobs.commit(
+                    job, summary("They spoke."), leaving=work.leaving, reason=None, now_ms=NOON
+                )
+        await stores.history.page(KEY, after_position=0, limit=100)
 
     assert not garbage

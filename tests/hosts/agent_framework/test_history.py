@@ -12,8 +12,9 @@ from agent_framework import Agent, AgentSession, Content, Message, tool
 from tests.hosts.agent_framework.models import ScriptedClient, calls, faults, size
 from tests.hosts.chat import BUDGETS, TURNS
 from tests.hosts.conftest import RunningSystem
+from turnfold.core.window.forms import STAND_IN
 from turnfold.errors import BadRequest, CannotFit
-from turnfold.integrations.agent_framework import TurnfoldHistoryProvider
+from turnfold.integrations.agent_framework import NO_RESULT, TurnfoldHistoryProvider
 
 
 @tool(approval_mode="never_require")  # type: ignore[untyped-decorator]
@@ -258,3 +259,7 @@ async def test_sessions_that_run_at_once_stay_apart(history: TurnfoldHistoryProv
     assert [[message.text for message in messages] for messages in read] == [
         [f"I am {one}."] for one in names
     ]
+
+
+def test_a_call_without_a_result_reads_as_in_every_window() -> None:
+    assert NO_RESULT == STAND_IN

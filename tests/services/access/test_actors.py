@@ -15,7 +15,7 @@ import pytest
 from nats.aio.client import Client as Bus
 from nats.aio.msg import Msg
 
-from tests.nats_server import nats_server, subscriptions_known
+from tests.nats_server import NatsServer, nats_server, subscriptions_known
 from tests.running_system import Parts, command, eventually, running_parts
 from tests.services.access.guarded import Guarded, person
 from turnfold.access.actors import ACTOR_HEADER, VALID_MS, key_actor, signed_actor, verified_actor
@@ -189,12 +189,12 @@ def _returning(values: list[Msg]) -> Any:
     return look
 
 
-@pytest.mark.proves("A7", "X5")
-async def test_with_roles_the_audit_names_the_key_that_the_server_vouches_for(
+@asynccontextmanager
+async def system_with_roles(
     tmp_path: Path,
-) -> None:
-    guarded = Guarded(tmp_path)
-    tokens = tmp_path / "tokens.json"
+) -> AsyncGenerator[tuple[Guarded, NatsServer, Parts, httpx.AsyncClient]]:
+    """A bus with roles, a worker and a query server, and HTTP with the token of "ops"."""
+    guarded, tokens = Guarded(tmp_path), tmp_path / "tokens.json"
     token = new_token(tokens, ["support"], name="ops")
     with nats_server(tmp_path, more=guarded.configuration) as server:
         provisioner, worker, query = (
@@ -207,79 +207,74 @@ async def test_with_roles_the_audit_names_the_key_that_the_server_vouches_for(
             query.running("query"),
             over_http(query, token) as http,
         ):
-            expected = []
-            for time in ("at once", "after a restart of the bus"):
-                if time != "at once":
-                    server.stop()
-                    server.start()
-                for name in ("support", "operator"):
-                    async with person(guarded, server, name) as somebody:
-                        for headers in FORGED:
+            yield guarded, server, worker, http
 
-                            async def has_answered(
-                                bus: Bus = somebody.bus, headers: Mapping[str, str] = headers
-                            ) -> Any:
-                                try:
-                                    return await asked(bus, POLICY, a_change(), headers)
-                                except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
-                                    return None
 
-                            await eventually(has_answered)
-                            expected.append(f"key:{guarded.keys[name].key}")
+@pytest.mark.proves("A7", "X5")
+async def test_with_roles_the_audit_names_the_key_that_the_server_vouches_for(
+    tmp_path: Path,
+) -> None:
+    async with system_with_roles(tmp_path) as (guarded, server, worker, http):
+        expected = []
+        for time in ("at once", "after a restart of the bus"):
+            if time != "at once":
+                server.stop()
+                server.start()
+            for name in ("support", "operator"):
+                async with person(guarded, server, name) as somebody:
+                    for headers in FORGED:
 
-                async def is_patched() -> bool:
-                    return (
-                        await http.patch(f"{PATH}/policy", content=a_change())
-                    ).status_code == 200
+                        async def has_answered(
+                            bus: Bus = somebody.bus, headers: Mapping[str, str] = headers
+                        ) -> Any:
+                            try:
+                                return await asked(bus, POLICY, a_change(), headers)
+                            except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
+                                return None
 
-                await eventually(is_patched)
-                expected.append("token:ops")
+                        await eventually(has_answered)
+                        expected.append(f"key:{guarded.keys[name].key}")
+
+            async def is_patched() -> bool:
+                return (await http.patch(f"{PATH}/policy", content=a_change())).status_code == 200
+
+            await eventually(is_patched)
+            expected.append("token:ops")
 
         assert await actors(worker) == expected
 
 
 @pytest.mark.proves("A7", "G1", "X5")
 async def test_who_pops_messages_is_named_and_no_event_names_anybody(tmp_path: Path) -> None:
-    guarded = Guarded(tmp_path)
-    tokens = tmp_path / "tokens.json"
-    token = new_token(tokens, ["support"], name="ops")
-    with nats_server(tmp_path, more=guarded.configuration) as server:
-        provisioner, worker, query = (
-            guarded.parts(server, role) for role in ("provisioner", "worker", "query")
-        )
-        await provisioner.migrate()
-        query.environ["TURNFOLD_HTTP_TOKENS"] = str(tokens)
-        async with (
-            worker.running("worker"),
-            query.running("query"),
-            over_http(query, token) as http,
-            person(guarded, server, "support") as support,
-        ):
-            said = [{"role": "user", "content": f"Item {number}."} for number in range(5)]
-            event = {"type": "turn.completed", "event_id": "e", "messages": said}
-            event |= {"agent_id": "support", "session_id": "s"}
-            assert (await http.post(f"{PATH}/events", json=event)).status_code == 200
+    async with (
+        system_with_roles(tmp_path) as (guarded, server, worker, http),
+        person(guarded, server, "support") as support,
+    ):
+        said = [{"role": "user", "content": f"Item {number}."} for number in range(5)]
+        event = {"type": "turn.completed", "event_id": "e", "messages": said}
+        event |= {"agent_id": "support", "session_id": "s"}
+        assert (await http.post(f"{PATH}/events", json=event)).status_code == 200
 
-            await asked(support.bus, "session.pop.support.s", b"{}", FORGED[1])
-            assert (await http.post(f"{PATH}/pop", json={})).status_code == 200
-            (pop, *_) = [row["named"] for row in await worker.rows("SELECT named FROM retractions")]
-            assert "e#4" in pop
-            retraction = {"event_id": "r", "agent_id": "support", "session_id": "s"}
-            body = json.dumps(retraction | {"message_ids": ["e#0"]}).encode()
-            subject = "turn.retracted.support.s"
-            now_ms = time.time_ns() // 1_000_000
-            signed = signed_actor("guessed", "token:x", subject=subject, body=body, now_ms=now_ms)
-            await support.publish(subject, body=body, headers={ACTOR_HEADER: signed})
+        await asked(support.bus, "session.pop.support.s", b"{}", FORGED[1])
+        assert (await http.post(f"{PATH}/pop", json={})).status_code == 200
+        (pop, *_) = [row["named"] for row in await worker.rows("SELECT named FROM retractions")]
+        assert "e#4" in pop
+        retraction = {"event_id": "r", "agent_id": "support", "session_id": "s"}
+        body = json.dumps(retraction | {"message_ids": ["e#0"]}).encode()
+        subject = "turn.retracted.support.s"
+        now_ms = time.time_ns() // 1_000_000
+        signed = signed_actor("guessed", "token:x", subject=subject, body=body, now_ms=now_ms)
+        await support.publish(subject, body=body, headers={ACTOR_HEADER: signed})
 
-            async def found() -> bool:
-                return len(await actors(worker, "retracted")) == 3
+        async def found() -> bool:
+            return len(await actors(worker, "retracted")) == 3
 
-            await eventually(found)
-            assert await actors(worker, "retracted") == [
-                f"key:{guarded.keys['support'].key}",
-                "token:ops",
-                "local",
-            ]
+        await eventually(found)
+        assert await actors(worker, "retracted") == [
+            f"key:{guarded.keys['support'].key}",
+            "token:ops",
+            "local",
+        ]
 
 
 @pytest.mark.proves("A7")

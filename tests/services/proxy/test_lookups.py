@@ -18,7 +18,7 @@ QUERY = {"query": "quokka"}
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 OWN_TOOL = {"type": "function", "function": {"name": "track", "parameters": {"type": "object"}}}
 ECHOED: Json = {"tools": [{"type": "function", "name": TOOL, "strict": False}]}
-"""What a response repeats of its request."""
+"""The tools of a request, which its response repeats."""
 
 
 def chat_call(name: str = TOOL, call_id: str = "call_1") -> Json:

@@ -1,4 +1,4 @@
-"""What the proxy stores and compares of the elements of each API."""
+"""The parts of each API's elements that the proxy stores and compares."""
 
 from typing import Any
 
