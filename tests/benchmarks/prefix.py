@@ -1,9 +1,10 @@
 """Measure how much of a window stands as in the window before, and what a prompt cache then saves.
 
 An agent takes 200 turns with two model calls each: for its request, and after a tool result. Each
-call is for a window that is asked before. A provider that caches prefixes bills a tenth for what
-begins as the call before, so a run costs its uncached and a tenth of its cached tokens. Beside it
-stands the cost of the newest messages that fit, as `trim_messages` of LangChain keeps them.
+call is for a window that is asked before, ready to send: the summary stands in it. A provider that
+caches prefixes bills a tenth for what begins as the call before, so a run costs its uncached and a
+tenth of its cached tokens. Beside it stands the cost of the newest messages that fit, as
+`trim_messages` of LangChain keeps them.
 """
 
 import json
@@ -123,7 +124,7 @@ async def run_agent(
             seq = await publish(f"{number}-{part}", messages)
             # A model call takes longer than a compaction. What is not indexed is searched, too.
             await one.summarized()
-            fields = {"max_tokens": budget, "after": seq, "wait_ms": 5_000}
+            fields = {"placement": "user", "max_tokens": budget, "after": seq, "wait_ms": 5_000}
             reply = await client.request(
                 question(session_id), json.dumps(fields).encode(), timeout=10
             )
