@@ -13,7 +13,7 @@ from tests.running_system import Streamed
 from turnfold.client import OutgoingEvent
 from turnfold.contracts.subjects import TURN_COMPLETED
 from turnfold.core.history.audit_chain import SEALED_FIELDS, row_hash
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.messages import MESSAGES_PER_EVENT, SessionKey
 
 Row = sqlite3.Row

@@ -31,7 +31,7 @@ from tests.store_fixtures import (
 from turnfold.contracts.requests import (
     ContextRequest,
 )
-from turnfold.core.history import validity as sendable
+from turnfold.core.history import validation as sendable
 from turnfold.errors import BadRequest, CannotFit, Conflict, LostLease, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.query.context import context

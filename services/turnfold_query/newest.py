@@ -11,8 +11,8 @@ from turnfold.contracts.history_requests import HistoryRequest
 from turnfold.contracts.requests import ContextRequest
 from turnfold.errors import Unavailable
 from turnfold.messages import SessionKey
+from turnfold.process.caller_order import Turns
 from turnfold.process.request_limits import RETRY_AFTER_MS
-from turnfold.process.turns import Turns
 
 AT_ONCE: Final = 8
 EACH: Final = 2

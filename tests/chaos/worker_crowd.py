@@ -16,7 +16,7 @@ from tests.postgres import Postgres
 from tests.published import Published, messages_of
 from tests.running_system import Parts, eventually, running_parts, streamed, wait_until
 from turnfold.client import Client, OutgoingEvent, connect, session_key, turn_event
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.errors import RequestError, Unavailable
 from turnfold.messages import SessionKey
 

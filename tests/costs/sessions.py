@@ -15,7 +15,7 @@ from turnfold.core.eviction.batch import EVERY_EVENT_BELOW, plan_evictions
 from turnfold.core.eviction.choose import decide_eviction
 from turnfold.core.eviction.triggers import Trigger
 from turnfold.core.history.blocks import group, newest_request
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.presets import PRESETS, Policy
 from turnfold.core.recovery.compressor import LadderCompressor, estimated
 from turnfold.core.summary.eviction_digest import digest

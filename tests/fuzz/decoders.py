@@ -37,7 +37,7 @@ from turnfold.contracts.subjects import (
     token_of,
 )
 from turnfold.core.eviction.usage import read_report
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.overrides import PolicyOverrides, effective_policy
 from turnfold.core.policy.presets import Policy, preset_named
 from turnfold.core.recovery.compressor import LadderCompressor

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text
 
-from turnfold.process.turns import ASKER
+from turnfold.process.caller_order import ASKER
 from turnfold.store.database.engine import READERS_EACH, Database
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"

@@ -21,7 +21,7 @@ from tests.running_system import (
     running_system,
     wait_until,
 )
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 
 Json = dict[str, Any]
 SMALL = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}

@@ -10,7 +10,7 @@ import turnfold
 from tests.model_server import ModelServer, running_model_server
 from tests.running_system import System, eventually, rows, running_system
 from turnfold import Session, Window
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.histories import Said, counter
 from tests.property.test_window import budgets, spoken
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.presets import PRESETS
 from turnfold.core.recovery.compressor import LadderCompressor
 from turnfold.errors import CannotFit

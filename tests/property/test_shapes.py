@@ -25,7 +25,7 @@ from tests.shaped import (
 from turnfold import shapes
 from turnfold.core.eviction.choose import Evict, decide_eviction
 from turnfold.core.eviction.triggers import Trigger
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.presets import PRESETS
 from turnfold.core.shapes.packing import pack, unpack
 from turnfold.core.window.window import WindowPlan, WindowRequest, plan

@@ -29,7 +29,7 @@ from tests.histories import (
     words,
 )
 from turnfold.core.history.blocks import group, newest_request
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.presets import PRESETS, Mode, Policy
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.forms import LEAST_CHARACTERS, STAND_IN, STAND_IN_TOKENS

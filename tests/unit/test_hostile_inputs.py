@@ -17,7 +17,7 @@ from turnfold.contracts.requests import (
     PolicyRequest,
 )
 from turnfold.contracts.subjects import id_of, key_of_event_subject, key_of_subject
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.presets import Policy, adjusted
 from turnfold.core.recovery.compressor import LadderCompressor
 from turnfold.core.summary.model_answer import parse_answer

@@ -18,6 +18,7 @@ from turnfold.model_info.context_windows import installed_windows
 from turnfold.operations.query import context as query
 from turnfold.operations.query import expand, search, tools
 from turnfold.operations.query.environment import ContextReply
+from turnfold.process.caller_order import ASKER
 from turnfold.process.child_process import (
     decode_message,
     encode_frame,
@@ -28,7 +29,6 @@ from turnfold.process.child_process import (
     serve_parent,
 )
 from turnfold.process.memory import return_freed_memory
-from turnfold.process.turns import ASKER
 from turnfold.settings import Settings
 from turnfold.store.database.engine import Database
 from turnfold.store.query.history import SqlHistoryStore

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from turnfold.errors import RequestError, Unavailable
+from turnfold.process.caller_order import Turns
 from turnfold.process.child_process import (
     ChildProcess,
     command_of,
@@ -18,7 +19,6 @@ from turnfold.process.child_process import (
 )
 from turnfold.process.scheduling import backoff_seconds
 from turnfold.process.tasks import cancel_and_wait
-from turnfold.process.turns import Turns
 
 if TYPE_CHECKING:  # loaded later, so that the process starts first
     from turnfold.messages import SessionKey

@@ -24,7 +24,7 @@ from turnfold.client.provider import (
 from turnfold.client.reporting import WindowReports
 from turnfold.client.session import Session
 from turnfold.client.token_counter import load
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.meta import without_mark
 from turnfold.core.recovery.assembler import Assembler, assemble, leading_count, leading_systems
 from turnfold.core.recovery.compressor import (

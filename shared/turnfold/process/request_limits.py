@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from turnfold.errors import Unavailable
-from turnfold.process.turns import ASKER, Rounds
+from turnfold.process.caller_order import ASKER, Rounds
 from turnfold.settings import Settings
 
 INSTALLATION = ""

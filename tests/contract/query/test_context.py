@@ -25,7 +25,7 @@ from turnfold.cache import SessionCaches
 from turnfold.contracts.requests import (
     ContextRequest,
 )
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, Policy, preset_named
 from turnfold.core.window.rendering.character_limit import next_chars_per_token

@@ -10,7 +10,7 @@ from tests.contract.query.test_context import Asker, total_of
 from tests.shaped import Json, decoded, responses_faults
 from tests.store_fixtures import KEY, NOON, Stores, retracted, summary, words
 from turnfold.contracts.history_requests import ElementsRequest, SearchRequest
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.messages import EventId
 from turnfold.operations.query.history import history, original_json
 from turnfold.operations.query.search import search

@@ -25,7 +25,7 @@ from turnfold.cache import SessionCaches
 from turnfold.contracts.requests import (
     ContextRequest,
 )
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Policy
 from turnfold.core.recall.question import question_of

@@ -7,7 +7,7 @@ import pytest
 from tests.running_system import Command, running_system
 from tests.running_system import command as run
 from turnfold.client import connect
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 
 LOGS = Path(__file__).parents[3] / "examples" / "logs"
 QUESTION = '{"role": "user", "content": "And on Sundays?"}\n'

@@ -32,7 +32,7 @@ from turnfold import (
     new_event_id,
     run_subagent,
 )
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.core.recovery.assembler import MessageInput
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

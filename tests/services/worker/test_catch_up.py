@@ -19,7 +19,7 @@ from tests.postgres import Postgres
 from tests.running_system import Parts, running_parts, wait_until
 from turnfold.client import Client, OutgoingEvent, connect, result_event, session_key, turn_event
 from turnfold.contracts.subjects import NOTICES_STREAM
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 
 ENVIRON = {
     "TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20",

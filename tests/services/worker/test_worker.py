@@ -21,7 +21,7 @@ from tests.nats_server import NatsServer
 from tests.running_system import rows, running_parts, wait_until
 from tests.worker_scenario import KEY, SMALL, Day, day, turn
 from turnfold.client import connect, result_event, turn_event
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.messages import Json
 
 OUTAGE_SECONDS = float(os.environ.get("OUTAGE_SECONDS", "1.5"))

@@ -8,7 +8,7 @@ import pytest
 from tests.histories import counter, words
 from turnfold import ContextBudget, ContextOverflow, ContextRecovery, History, LadderCompressor
 from turnfold.client.provider import WindowReport
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.errors import Unavailable
 
 Json = dict[str, Any]

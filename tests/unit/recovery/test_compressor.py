@@ -9,7 +9,7 @@ import pytest
 
 from tests.histories import counter, tool, user, words
 from turnfold import CannotFit, Compressed, LadderCompressor, assemble, preset_named
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.core.recovery.compressor import estimated
 from turnfold.core.window.forms import STAND_IN
 from turnfold.errors import BadRequest

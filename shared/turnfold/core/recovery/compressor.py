@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.meta import is_written_by_program, without_mark
 from turnfold.core.policy.presets import Policy
 from turnfold.core.recovery.assembler import leading_count

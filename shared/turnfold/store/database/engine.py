@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from turnfold.errors import StartError
-from turnfold.process.turns import Turns
+from turnfold.process.caller_order import Turns
 from turnfold.store.database.inline_reader import InlineReader, RawConnection, WouldBlock
 from turnfold.store.database.sqlite_files import connect_sqlite, make_private
 from turnfold.store.database.transactions import (

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.histories import assistant, counter, history, parsed, system, text, tool, user, words
-from turnfold.core.history.validity import validation_errors
+from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.defuse import defused
 from turnfold.core.text.fitting import longest

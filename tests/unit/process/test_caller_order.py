@@ -6,8 +6,8 @@ from contextvars import copy_context
 import pytest
 
 from turnfold.errors import Unavailable
+from turnfold.process.caller_order import ASKER, Rounds, Turns
 from turnfold.process.request_limits import ConcurrencyLimiter, Shares
-from turnfold.process.turns import ASKER, Rounds, Turns
 
 
 async def started(turns: Turns, asker: str, order: list[str]) -> asyncio.Task[object]:
