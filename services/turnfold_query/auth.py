@@ -4,7 +4,8 @@ A request is rejected before any lookup if its token does not reach the agent in
 """
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from urllib.parse import unquote_to_bytes
 
@@ -12,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from turnfold.access.actors import ACTOR_HEADER, signed_actor
 from turnfold.access.bearers import EVERYTHING, OUT_OF_REACH, Grant, TokenRegistry
 from turnfold.errors import NotAllowed
 
@@ -25,6 +27,8 @@ LISTED = frozenset(
 )  # fmt: skip
 """Lists and totals that show each bearer only its own agents."""
 AGENTS = "/v1/agents/"
+ReadSecret = Callable[[], Awaitable[str]]
+"""Reads the secret that signs actors."""
 _GRANT = "turnfold.grant"
 
 
@@ -67,6 +71,21 @@ def request_grant(scope: Scope) -> Grant:
     """What whoever asks may reach; everything, where nobody has to show a token."""
     grant: Grant = scope.get(_GRANT, EVERYTHING)
     return grant
+
+
+async def actor_headers(
+    scope: Scope, subject: str, body: bytes, read_secret: ReadSecret
+) -> Mapping[str, str]:
+    """Return the header that signs the name of the caller's token; none if callers need no token.
+
+    Signed, because a worker believes no header that any client of the bus could write.
+    """
+    name = request_grant(scope).name
+    if name is None:
+        return {}
+    now_ms, secret = time.time_ns() // 1_000_000, await read_secret()
+    signed = signed_actor(secret, f"token:{name}", subject=subject, body=body, now_ms=now_ms)
+    return {ACTOR_HEADER: signed}
 
 
 def _is_within(grant: Grant, path: str) -> bool:

@@ -318,7 +318,10 @@ async def test_audit_rows_are_counted_per_session_and_asked_for_from_any_of_them
     assert committed["at"] == "2027-01-15T08:00:01.000Z"
     with pytest.raises(UnknownSession):
         await history.audit(NOBODY, AuditRequest(), store=stores.history)
-    assert await history.audit(NOBODY, AuditRequest(after=1), store=stores.history) == {"audit": []}
+    assert await history.audit(NOBODY, AuditRequest(after=1), store=stores.history) == {
+        "audit": [],
+        "end": {"rows": 0, "hash": ""},
+    }
 
 
 # --- dead letters

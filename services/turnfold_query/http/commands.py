@@ -1,7 +1,6 @@
 """Routes for requests that write. A worker executes them, because only workers write."""
 
 import json
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -10,7 +9,6 @@ import nats.errors
 from fastapi import FastAPI, Request, Response
 from nats.aio.msg import Msg
 
-from turnfold.access.actors import ACTOR_HEADER, signed_actor
 from turnfold.contracts.answers.reading import read_answer, request_name
 from turnfold.contracts.history_requests import PopRequest
 from turnfold.contracts.reading import (
@@ -30,7 +28,7 @@ from turnfold.contracts.requests import (
 from turnfold.contracts.subjects import session_subject, token_of
 from turnfold.errors import BadRequest, RequestError, Unavailable
 from turnfold.nats_client.connection import NatsClient
-from turnfold_query.auth import request_grant
+from turnfold_query.auth import ReadSecret, actor_headers
 from turnfold_query.http.description import described_request
 from turnfold_query.http.request_reading import retry_after
 from turnfold_query.http.responses import (
@@ -56,7 +54,7 @@ Forward = Callable[..., Awaitable[Response]]
 class Forwarder:
     """Forward requests that write to a worker over NATS."""
 
-    def __init__(self, client: NatsClient, read_secret: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, client: NatsClient, read_secret: ReadSecret) -> None:
         self._client = client
         self._read_secret = read_secret
 
@@ -73,8 +71,7 @@ class Forwarder:
                 "a request that writes takes its fields in the body, not in the query of its URL"
             )
         body = add_fields(await http.body(), path_fields)
-        # Signed, because a worker believes no header that any client of the bus could write.
-        headers = await self._actor_header(subject, body, request_grant(http.scope).name)
+        headers = await actor_headers(http.scope, subject, body, self._read_secret)
         try:
             read = partial(_read_reply, request_name(subject))
             data, reply = await self._client.reply(
@@ -89,19 +86,6 @@ class Forwarder:
             _STATUS.get(code, 400) if code else 200,
             **retry_after(error_json.get("retry_after_ms")),
         )
-
-    async def _actor_header(
-        self, subject: str, body: bytes, token_name: str | None
-    ) -> dict[str, str] | None:
-        """Return the signed name of the caller's token; None if callers need no token."""
-        if token_name is None:
-            return None
-        now_ms = time.time_ns() // 1_000_000
-        secret = await self._read_secret()
-        actor = signed_actor(
-            secret, f"token:{token_name}", subject=subject, body=body, now_ms=now_ms
-        )
-        return {ACTOR_HEADER: actor}
 
 
 def _read_reply(name: str, message: Msg) -> tuple[bytes, Mapping[str, Any]] | None:

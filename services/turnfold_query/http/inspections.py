@@ -99,12 +99,17 @@ def _add_lists(app: FastAPI, inspector: Inspector) -> None:
         **described("sessions", "Erasures, newest first", ErasureListAnswer, errors=EVERYWHERE),
     )
     async def get_erasures(
-        http: Request, agent_id: AgentQuery = None, limit: Limit = 100
+        http: Request,
+        agent_id: AgentQuery = None,
+        after: Annotated[str | None, Query(description="`next_after` of the page before.")] = None,
+        limit: Limit = 100,
     ) -> Response:
         agent_ids = agents_among(http, agent_id)
         return await inspector.reply(
             http,
-            inspection.erasures(agent_ids=agent_ids, limit=limit, store=inspector.inspections),
+            inspection.erasures(
+                agent_ids=agent_ids, after=after, limit=limit, store=inspector.inspections
+            ),
         )
 
 

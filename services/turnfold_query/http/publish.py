@@ -10,10 +10,16 @@ from turnfold.contracts.answers.installation import PublishAnswer
 from turnfold.contracts.event_models import EVENT_BODIES
 from turnfold.contracts.events import EventLimits, check_copy, read_payload
 from turnfold.contracts.publish_errors import publish_error
-from turnfold.contracts.subjects import EVENT_TYPES, event_headers, session_subject
+from turnfold.contracts.subjects import (
+    EVENT_TYPES,
+    TURN_RETRACTED,
+    event_headers,
+    session_subject,
+)
 from turnfold.errors import BadEvent, BadRequest, Conflict, EventFault, TooLarge
 from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
 from turnfold.observability.tracing import span
+from turnfold_query.auth import ReadSecret, actor_headers
 from turnfold_query.http.description import EVERYWHERE, described
 from turnfold_query.http.responses import (
     SESSION,
@@ -28,8 +34,13 @@ NOT_ON_WIRE = "type"
 """The field of the body that names the event's type; on NATS the subject does."""
 
 
-def add_publish(app: FastAPI, publisher: Publisher, limits: EventLimits) -> None:
-    """Add the route that publishes an event and returns its stream sequence."""
+def add_publish(
+    app: FastAPI, publisher: Publisher, limits: EventLimits, read_secret: ReadSecret
+) -> None:
+    """Add the route that publishes an event and returns its stream sequence.
+
+    The audit names who retracted messages; `read_secret` reads what signs the name.
+    """
     # The stream recognizes duplicates by this id alone: a client that could guess it could suppress
     # the events of others.
     secret = secrets.token_urlsafe(12)
@@ -54,11 +65,14 @@ def add_publish(app: FastAPI, publisher: Publisher, limits: EventLimits) -> None
             raise (TooLarge if is_large else BadRequest)(str(error)) from None
         if event.key != key:
             raise BadRequest("the event names another agent or session than the path")
+        subject = session_subject(event_type, key)
         headers = event_headers(key.agent_id, event.event_id, secret)
+        if event_type == TURN_RETRACTED:
+            headers |= await actor_headers(http.scope, subject, body, read_secret)
         try:
             with span("publish", kind="producer", event=event_type) as publish_span:
                 outcome = await publisher.publish(
-                    session_subject(event_type, key),
+                    subject,
                     body,
                     headers=headers | dict(publish_span.headers),
                     seconds=PUBLISH_SECONDS,

@@ -13,10 +13,9 @@ from turnfold.cli.connection import connected_client
 from turnfold.cli.names import existing_session
 from turnfold.cli.output import console, print_rows, show_json
 from turnfold.cli.parameters import AsJson
-from turnfold.cli.sessions import newest_sessions
+from turnfold.cli.sessions import PAGE, listed
 from turnfold.client import Client
 from turnfold.core.history.audit_chain import ChainEnd, chain_fault, end_fault
-from turnfold.errors import UnknownSession
 
 COLUMNS = (
     "at",
@@ -117,13 +116,17 @@ def _verify(session: Sequence[str], *, as_json: bool) -> None:
 
 
 async def _rows(session: Sequence[str]) -> list[Row]:
-    keys = await _keys(session)
+    keys = await _keys(session, limit=PAGE)
     async with connected_client() as client:
         return [row for key in keys for row in await _trail(client, key)]
 
 
 async def _verdicts(session: Sequence[str]) -> list[AuditCheck]:
     keys = await _keys(session)
+    if not session:
+        erased = [row for row in await listed("erasures") if row["session_id"] is not None]
+        # A session that came back after its erasure continues the chain.
+        keys = [*dict.fromkeys([*keys, *map(_key, erased)])]
     async with connected_client() as client:
         return [await _verdict(client, key) for key in keys]
 
@@ -139,21 +142,16 @@ async def _verdict(client: Client, key: tuple[str, str]) -> AuditCheck:
     rows = await _trail(client, key)
     hashes = [""]
     fault = chain_fault(map(as_sealed, rows), hashes)
-    if fault is None and end is not None:
+    if fault is None:
         later = await _end(client, key) if len(rows) > end.rows else end
         fault = end_fault(hashes, end, later)
     return AuditCheck(*key, rows=len(rows), verdict=fault or INTACT)
 
 
-async def _end(client: Client, key: tuple[str, str]) -> ChainEnd | None:
-    """Return the end of the chain from the session row; None for an erased session.
-
-    The audit rows of an erased session stay.
-    """
-    try:
-        return ChainEnd(**(await client.session(*key).status())["audit"])
-    except UnknownSession:
-        return None
+async def _end(client: Client, key: tuple[str, str]) -> ChainEnd:
+    """Return the end of the chain, as the session or its erasure names it."""
+    async with existing_session(client, *key) as session:
+        return ChainEnd(**(await session.ask("audit.list", {"limit": 1}))["end"])
 
 
 def as_sealed(row: Row) -> Row:
@@ -163,10 +161,14 @@ def as_sealed(row: Row) -> Row:
     return row | {"compaction_id": int(compaction_id)} if is_digits else row
 
 
-async def _keys(session: Sequence[str]) -> list[tuple[str, str]]:
+async def _keys(session: Sequence[str], *, limit: int | None = None) -> list[tuple[str, str]]:
     if session:
         return [(session[0], session[1])]
-    return [(row["agent_id"], row["session_id"]) for row in await newest_sessions()]
+    return [_key(row) for row in await listed("sessions", limit=limit)]
+
+
+def _key(row: Row) -> tuple[str, str]:
+    return row["agent_id"], row["session_id"]
 
 
 async def _trail(client: Client, key: tuple[str, str]) -> list[Row]:

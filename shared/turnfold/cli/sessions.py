@@ -72,23 +72,22 @@ def sessions(
 
 
 async def _listed(agent: str | None, limit: int) -> list[dict[str, Any]]:
-    rows = await newest_sessions(agent_id=agent, limit=limit)
+    rows = await listed("sessions", agent_id=agent, limit=limit)
     if agent is not None and not rows:
         raise await unknown_agent(agent)
     return rows
 
 
-async def newest_sessions(
-    *, agent_id: str | None = None, limit: int = PAGE
+async def listed(
+    name: str, *, agent_id: str | None = None, limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """Return the rows of the sessions with the newest events, fetched in pages."""
+    """Return the newest rows of `/v1/sessions` or `/v1/erasures`, fetched in pages; or all rows."""
     rows: list[dict[str, Any]] = []
     query: dict[str, Any] = {} if agent_id is None else {"agent_id": agent_id}
-    while len(rows) < limit:
-        page = await http_get(
-            f"/v1/sessions?{urlencode(query | {'limit': min(PAGE, limit - len(rows))})}"
-        )
-        rows += page["sessions"]
+    while limit is None or len(rows) < limit:
+        query["limit"] = PAGE if limit is None else min(PAGE, limit - len(rows))
+        page = await http_get(f"/v1/{name}?{urlencode(query)}")
+        rows += page[name]
         if page["next_after"] is None:
             break
         query["after"] = page["next_after"]

@@ -138,6 +138,15 @@ def key_of_event_subject(subject: str) -> SessionKey | None:
     return None
 
 
+def agent_of_event_subject(subject: str) -> AgentId | None:
+    """Return the agent of an event's subject, whatever follows it; None if it names none."""
+    for kind in EVENT_TYPES:
+        if subject.startswith(f"{kind}."):
+            agent_id = id_of(subject.removeprefix(f"{kind}.").partition(".")[0])
+            return None if agent_id is None else AgentId(agent_id)
+    return None
+
+
 def key_of_subject(name: str, subject: str) -> SessionKey | AgentId:
     """Return the session of a request's subject, or the agent if it has only one token.
 

@@ -70,6 +70,10 @@ class VersionMark(NamedTuple):
     created_at_ms: int
 
 
+ErasurePlace = tuple[int, str, str]
+"""The place of an erasure in the list: its time, the agent, and the session or an empty text."""
+
+
 class ErasureRow(NamedTuple):
     """An erasure; without a session, all of the agent was erased."""
 
@@ -77,6 +81,11 @@ class ErasureRow(NamedTuple):
     session_id: str | None
     at_ms: int
     audit_rows: int
+
+    @property
+    def place(self) -> ErasurePlace:
+        """The place in the list."""
+        return self.at_ms, self.agent_id, self.session_id or ""
 
 
 class AgentTotals(NamedTuple):
@@ -185,7 +194,11 @@ class InspectionStore(Protocol):
     ) -> Sequence[CompactionRow]: ...
 
     async def erasures(
-        self, *, agent_ids: Collection[str] | None, limit: int
+        self,
+        *,
+        agent_ids: Collection[str] | None,
+        limit: int,
+        after: ErasurePlace | None = None,
     ) -> Sequence[ErasureRow]: ...
 
     async def agents(

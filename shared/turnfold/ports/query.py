@@ -7,6 +7,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 from turnfold.core.eviction.budgets import Budgets, read_budgets
 from turnfold.core.eviction.limits import read_limits
 from turnfold.core.history.as_of import AsOf
+from turnfold.core.history.audit_chain import ChainEnd
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.text.search import Lookup
 from turnfold.messages import (
@@ -220,12 +221,9 @@ class StatesThen(NamedTuple):
         then = self.in_window.get(message.position)
         if then is not None:
             return then
-        is_gone = message.state is State.RETRACTED
-        return (
-            State.RETRACTED
-            if is_gone and message.position not in self.retracted_since
-            else State.COVERED
-        )
+        was_gone = message.position not in self.retracted_since
+        is_retracted = message.state is State.RETRACTED and was_gone
+        return State.RETRACTED if is_retracted else State.COVERED
 
 
 class SessionCounts(NamedTuple):
@@ -346,6 +344,8 @@ class HistoryStore(Protocol):
     ) -> tuple[int | None, Sequence[StoredSummary]]: ...
 
     async def audit(self, key: SessionKey, *, after: int, limit: int) -> Sequence[AuditRow]: ...
+
+    async def chain_end(self, key: SessionKey) -> ChainEnd | None: ...
 
     async def dead_letters(self, *, after: int, limit: int) -> Sequence[DeadLetterRow]: ...
 

@@ -351,6 +351,33 @@ async def test_a_dead_letter_that_only_its_payload_names_is_erased_and_does_not_
     assert 50 in await stores.erasures.to_purge(10)
 
 
+@pytest.mark.proves("A6", "I5", "L12")
+async def test_letters_whose_subjects_name_an_agent_without_a_session_go_with_it(
+    stores: Stores, erase: Erase
+) -> None:
+    """A6: by the erasure, and published again after it; those of other agents stay and come."""
+    mine = ("turn.completed.ada", "turn.completed.ada.%zz", "tool.result.ada.s-1.more")
+    others = ("turn.completed.Ada.%zz", "turn.completed.adamant", "turn.completed.%zz.ada")
+    found = [
+        letter
+        for seq, subject in enumerate((*mine, *others), start=50)
+        for letter in letters(subject, b"secret", first_seq=seq)
+    ]
+    assert [letter.key for letter in found] == [None] * 6
+    await stores.ingest(turn(1, user("q")))
+    await stores.intake.ingest((), found, installation=stores.installation)
+
+    await erase(stores, KEY.agent_id)
+    left = [one.stream_seq for one in await stores.history.dead_letters(after=0, limit=9)]
+    assert left == [53, 54, 55]
+
+    again = [letter._replace(stream_seq=letter.stream_seq + 100) for letter in found]
+    replays = {letter.stream_seq: letter.stream_seq - 100 for letter in again}
+    await stores.intake.ingest((), again, replays=replays, installation=stores.installation)
+    left = [one.stream_seq for one in await stores.history.dead_letters(after=0, limit=9)]
+    assert left == [53, 54, 55, 153, 154, 155]
+
+
 @pytest.mark.proves("A6", "I5")
 @pytest.mark.parametrize("erased", [KEY, KEY.agent_id])
 async def test_a_replay_that_read_a_letter_before_its_erasure_brings_nothing_back(

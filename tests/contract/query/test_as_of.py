@@ -1,6 +1,7 @@
 """A session as it was: what was live, pending and covered at a message, a time or a version."""
 
 import json
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,10 +26,11 @@ from turnfold.contracts.requests import (
     PolicyRequest,
 )
 from turnfold.core.history.as_of import AsOf, AtMessage, AtTime, AtVersion
-from turnfold.errors import BadRequest
-from turnfold.messages import AgentId, EventId, SessionId, SessionKey
+from turnfold.errors import BadRequest, Conflict
+from turnfold.messages import AgentId, CompactionId, EventId, SessionId, SessionKey
 from turnfold.operations.query.history import history
 from turnfold.operations.query.replies import rfc3339
+from turnfold.ports.compact import JobStatus
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.ports.query import (
     WindowSnapshot,
@@ -64,6 +66,34 @@ async def then(stores: Stores, moment: AsOf, key: SessionKey = KEY) -> WindowSna
         key, moment, on_session=lambda _: None, on_messages=lambda facts: (facts, ())
     )
     return found
+
+
+def counted(facts: WindowSnapshot) -> Seen:
+    """What a window shows of a session, but digests, which are written anew after a retraction."""
+    assert facts.session is not None
+    return (
+        facts.session.messages_total,
+        facts.session.version,
+        [(waiting.compaction_id, waiting.messages, waiting.tokens) for waiting in facts.pending],
+        [(message.message_id, message.compaction_id) for message in facts.messages],
+    )
+
+
+async def commit_all(stores: Stores, now_ms: int) -> None:
+    """Write a version for every job that is due."""
+    for job in await stores.claim(now_ms + 10_000):
+        if not (await stores.jobs.load(job, now_ms=now_ms)).evicted:
+            await stores.jobs.fail(
+                job, ending=JobStatus.STALE, reason=None, detail="", now_ms=now_ms
+            )
+            continue
+        await stores.jobs.commit(job, summary(), reason=None, now_ms=now_ms)
+
+
+async def restore(stores: Stores, compaction_id: CompactionId, now_ms: int) -> None:
+    await stores.versions.restore(
+        KEY, compaction_id, installation=stores.installation, now_ms=now_ms
+    )
 
 
 async def told(stores: Stores, moment: AsOf) -> list[str]:
@@ -162,6 +192,61 @@ async def test_a_history_of_then_has_what_was_retracted_since(stores: Stores) ->
     first = HistoryRequest(limit=2, as_of="e5#0")
     page = json.loads(await history(KEY, first, store=stores.history))
     assert [stored["message_id"] for stored in page["messages"]] == ["e2#0", "e2#1"]
+
+
+@pytest.mark.proves("W6", "G1", "V6")
+@pytest.mark.parametrize("is_covered", [False, True])
+async def test_between_an_eviction_and_its_restoration_the_retracted_ones_are_evicted(
+    stores: Stores, is_covered: bool
+) -> None:
+    await stores.ingest(*[turn_at(seq) for seq in range(1, 8)])
+    if is_covered:
+        await commit_all(stores, at(8))
+    was = await stores.facts()
+    page = json.loads(await history(KEY, HistoryRequest(limit=100), store=stores.history))
+    evicted = [one["message_id"] for one in page["messages"] if one["state"] != "live"]
+
+    await stores.ingest(retracted(9, evicted[0], evicted[3], evicted[-1], at_ms=at(9)))
+    await restore(stores, CompactionId("1"), at(10))
+
+    assert counted(await then(stores, AtTime(at(8)))) == counted(was)
+    # Before the eviction all of them were live.
+    before = [f"e{seq}#{index}" for seq in range(1, 7) for index in (0, 1)]
+    assert await told(stores, AtMessage(EventId("e6"), 1)) == before
+
+
+@pytest.mark.proves("W6", "G1", "V6", "L7")
+@pytest.mark.parametrize("seed", [1, 15, 50])
+async def test_every_moment_is_seen_as_it_was_whatever_was_retracted_and_restored_since(
+    stores: Stores, seed: int
+) -> None:
+    rng = random.Random(seed)
+    seen: list[tuple[AsOf, Seen]] = []
+    acts = ["turn"] * 6 + ["retract", "retract", "restore", "restore", "write", "compact"]
+    for seq in range(1, 60):
+        act = rng.choice(acts) if seq > 7 else "turn"
+        session = (await stores.seen()).sessions.get(KEY)
+        if session is None or act == "turn":
+            await stores.ingest(turn_at(seq))
+        elif act == "retract":
+            ids = [stored.message.message_id for stored in session.messages]
+            await stores.ingest(retracted(seq, *rng.sample(ids, min(2, len(ids))), at_ms=at(seq)))
+        elif act == "restore":
+            for row in reversed(session.rows):
+                if row.messages_evicted and row.status != "restored":
+                    try:
+                        await restore(stores, CompactionId(str(row.ordinal)), at(seq))
+                    except Conflict:
+                        continue
+                    break
+        elif act == "write":
+            await commit_all(stores, at(seq))
+        else:
+            await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=at(seq))
+        seen.append((AtTime(at(seq) + 5), counted(await stores.facts())))
+
+    for moment, was in seen:
+        assert counted(await then(stores, moment)) == was, moment
 
 
 @pytest.mark.proves("W6")

@@ -7,9 +7,19 @@ import pytest
 
 from tests.store_fixtures import NOON, Stores, retracted, summary, turns, user
 from tests.store_fixtures import turn as one_turn
+from turnfold.contracts.history_requests import AuditRequest
+from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_batch
-from turnfold.operations.query.inspection import compactions, compactions_of, stats, timeline
+from turnfold.operations.query.history import audit
+from turnfold.operations.query.inspection import (
+    audit_check,
+    compactions,
+    compactions_of,
+    erasures,
+    stats,
+    timeline,
+)
 from turnfold.ports.compact import JobStatus
 
 ADA = SessionKey(AgentId("ada"), SessionId("s-1"))
@@ -142,3 +152,56 @@ async def test_a_timeline_shows_states_evictions_and_versions_in_order(stores: S
     assert told["in_force"] == 1
     assert [*rest["compactions"], *newest["compactions"]] == told["compactions"]
     assert (len(newest["compactions"]), rest["next_before"]) == (1, None)
+
+
+# --- erasures
+
+
+@pytest.mark.proves("A1", "A6")
+async def test_an_erasure_names_the_end_of_the_chain_until_the_session_comes_back(
+    stores: Stores,
+) -> None:
+    await stores.ingest(*turns(1, 7, key=ADA))
+    assert await stores.history.chain_end(BOB) is None
+
+    for last_seq, number in ((50, 2), (150, 5)):
+        await stores.changes.erase(ADA, last_seq=last_seq, now_ms=NOON)
+        rows = await stores.history.audit(ADA, after=0, limit=100)
+        assert await stores.history.chain_end(ADA) == (number, rows[-1].hash)
+        # Evictions of the new session and its erasure continue the chain.
+        told = await audit(ADA, AuditRequest(limit=1), store=stores.history)
+        assert told["end"] == {"rows": number, "hash": rows[-1].hash}
+        await stores.ingest(*turns(last_seq + 1, 13, key=ADA))
+        (*_, newest) = await stores.history.audit(ADA, after=0, limit=100)
+        assert await stores.history.chain_end(ADA) == (newest.ordinal, newest.hash)
+    assert (await audit_check(ADA, store=stores.history))["is_intact"]
+
+
+@pytest.mark.proves("V3", "A6")
+async def test_erasures_are_listed_in_pages_newest_first(stores: Stores) -> None:
+    names = ["a.b", "é / 語", "z", "%2E", "A"]
+    for number, name in enumerate(names):
+        key = SessionKey(AgentId("ada" if number % 2 else "b.o"), SessionId(name))
+        # Several of one time.
+        await stores.changes.erase(key, last_seq=9, now_ms=NOON + number // 3)
+    await stores.changes.erase(AgentId("ada"), last_seq=9, now_ms=NOON)
+    whole = await erasures(agent_ids=None, after=None, limit=100, store=stores.inspections)
+    assert whole["next_after"] is None
+    assert len(whole["erasures"]) == 6
+
+    for limit in (1, 2, 4):
+        paged, after = [], None
+        while True:
+            page = await erasures(
+                agent_ids=None, after=after, limit=limit, store=stores.inspections
+            )
+            paged += page["erasures"]
+            if (after := page["next_after"]) is None:
+                break
+        assert paged == whole["erasures"]
+
+
+@pytest.mark.parametrize("after", ["", "1", "1.a", "x.a.b", "1..b", "1.a.b.c", "1.a.%zz"])
+async def test_a_page_of_erasures_begins_where_another_ended(stores: Stores, after: str) -> None:
+    with pytest.raises(BadRequest, match="next_after"):
+        await erasures(agent_ids=None, after=after, limit=9, store=stores.inspections)

@@ -245,7 +245,9 @@ async def test_with_roles_the_audit_names_the_key_that_the_server_vouches_for(
 
 
 @pytest.mark.proves("A7", "G1", "X5")
-async def test_who_pops_messages_is_named_and_no_event_names_anybody(tmp_path: Path) -> None:
+async def test_who_takes_messages_back_is_named_and_no_event_on_the_bus_names_anybody(
+    tmp_path: Path,
+) -> None:
     async with (
         system_with_roles(tmp_path) as (guarded, server, worker, http),
         person(guarded, server, "support") as support,
@@ -259,6 +261,10 @@ async def test_who_pops_messages_is_named_and_no_event_names_anybody(tmp_path: P
         assert (await http.post(f"{PATH}/pop", json={})).status_code == 200
         (pop, *_) = [row["named"] for row in await worker.rows("SELECT named FROM retractions")]
         assert "e#4" in pop
+        over_http = {"type": "turn.retracted", "event_id": "h", "message_ids": ["e#1"]}
+        over_http |= {"agent_id": "support", "session_id": "s"}
+        answer = await http.post(f"{PATH}/events", json=over_http, headers=FORGED[1])
+        assert answer.status_code == 200
         retraction = {"event_id": "r", "agent_id": "support", "session_id": "s"}
         body = json.dumps(retraction | {"message_ids": ["e#0"]}).encode()
         subject = "turn.retracted.support.s"
@@ -267,11 +273,12 @@ async def test_who_pops_messages_is_named_and_no_event_names_anybody(tmp_path: P
         await support.publish(subject, body=body, headers={ACTOR_HEADER: signed})
 
         async def found() -> bool:
-            return len(await actors(worker, "retracted")) == 3
+            return len(await actors(worker, "retracted")) == 4
 
         await eventually(found)
         assert await actors(worker, "retracted") == [
             f"key:{guarded.keys['support'].key}",
+            "token:ops",
             "token:ops",
             "local",
         ]

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 import nats
 import pytest
+from sqlalchemy import NullPool
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.model_server import running_model_server
 from tests.postgres import Postgres
@@ -220,6 +222,40 @@ async def test_http_passes_an_erasure_on_to_a_worker(tmp_path: Path, sql: Postgr
             assert await deleted(path) == (200, 6)
             assert await deleted(url) == (200, 0)
             assert not await parts.rows("SELECT 1 FROM sessions_view")
+
+
+@pytest.mark.proves("A1", "A6", "O3")
+async def test_audit_rows_cut_off_from_an_erased_session_are_found_out(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
+    async with (
+        running_parts(tmp_path, environ=ENVIRON, postgres=sql) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        connect(parts.server.url, environ={}) as client,
+    ):
+        await publish(client, TWIN, 0, 2)
+        await is_stored(parts, await publish(client, KEY, 0, 20))
+        await client.session(*KEY).erase()
+        intact = await command("audit", "verify", "--json", environ=parts.environ)
+        assert (intact.status, {row["session_id"] for row in intact.rows}) == (0, {KEY.session_id})
+
+        for condition in ("ordinal = (SELECT max(ordinal) FROM audit)", "1 = 1"):
+            await cut_off(parts, sql, condition)
+            for names in ((), KEY):
+                verified = await command("audit", "verify", *names, "--json", environ=parts.environ)
+                assert verified.status == 1, names
+                (row,) = [row for row in verified.rows if row["agent_id"] == KEY.agent_id]
+                assert row["verdict"].startswith("the end is cut off: ")
+
+
+async def cut_off(parts: Parts, sql: Postgres | None, condition: str) -> None:
+    """Delete audit rows, as somebody may who can also drop what protects them."""
+    trigger = "audit_no_delete" if sql is None else "audit_no_change ON audit"
+    engine = create_async_engine(parts.database_url, poolclass=NullPool)
+    async with engine.begin() as connection:
+        await connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {trigger}")
+        await connection.exec_driver_sql(f"DELETE FROM audit WHERE {condition}")
 
 
 async def deleted(url: str) -> tuple[int, object]:

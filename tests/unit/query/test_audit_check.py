@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.store_fixtures import KEY, Stores, new_sqlite, sql_stores, turns
-from turnfold.core.history.audit_chain import row_hash
+from tests.store_fixtures import KEY, NOON, Stores, new_sqlite, sql_stores, turns
+from turnfold.core.history.audit_chain import ChainEnd, row_hash
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.query.inspection import audit_check
-from turnfold.ports.query import AuditRow, HistoryStore, SessionCounts
+from turnfold.ports.query import AuditRow, HistoryStore
 
 Change = Callable[[list[AuditRow]], list[AuditRow]]
 
@@ -22,8 +22,8 @@ class Changed:
         self._history = history
         self._change = change
 
-    async def counts(self, key: SessionKey) -> SessionCounts:
-        return await self._history.counts(key)
+    async def chain_end(self, key: SessionKey) -> ChainEnd | None:
+        return await self._history.chain_end(key)
 
     async def audit(self, key: SessionKey, *, after: int, limit: int) -> list[AuditRow]:
         rows = [*await self._history.audit(key, after=0, limit=100)]
@@ -80,12 +80,45 @@ async def test_the_check_names_the_first_fault(
     assert (checked["is_intact"], checked["fault"]) == (fault is None, fault)
 
 
+@pytest.mark.proves("A1", "A6")
+@pytest.mark.parametrize(
+    ("left", "fault"),
+    [
+        (4, None),
+        (3, "the end is cut off: 4 rows were written, 3 are there"),
+        (0, "the end is cut off: 4 rows were written, 0 are there"),
+    ],
+)
+async def test_the_chain_of_an_erased_session_is_checked_to_its_end(
+    stores: Stores, left: int, fault: str | None
+) -> None:
+    await stores.changes.erase(KEY, last_seq=999, now_ms=NOON)
+    store: Any = Changed(stores.history, lambda rows: rows[:left])
+
+    checked = await audit_check(KEY, store=store)
+
+    assert checked == {"rows": left, "is_intact": fault is None, "fault": fault}
+
+
+@pytest.mark.proves("A1")
+async def test_rows_of_no_session_and_no_erasure_are_a_fault(stores: Stores) -> None:
+    class Nameless(Changed):
+        async def chain_end(self, key: SessionKey) -> ChainEnd | None:  # noqa: ARG002  # none has
+            return None
+
+    store: Any = Nameless(stores.history, lambda rows: rows)
+
+    checked = await audit_check(KEY, store=store)
+
+    assert checked["fault"] == "row 1 was added: 0 rows were written, 3 are there"
+
+
 @pytest.mark.proves("A1")
 async def test_what_was_written_during_the_check_is_no_fault(stores: Stores) -> None:
     class Late(Changed):
-        async def counts(self, key: SessionKey) -> SessionCounts:
+        async def chain_end(self, key: SessionKey) -> ChainEnd | None:
             """Return the end of the chain; turns that evict come directly after each look at it."""
-            end = await self._history.counts(key)
+            end = await self._history.chain_end(key)
             await stores.ingest(*turns(301, 7))
             return end
 

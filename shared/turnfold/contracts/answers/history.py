@@ -327,7 +327,11 @@ class AuditAnswer(Answer):
                 "hash": "5e7b" * 16,
                 "actor": "worker",
             }
-        ]
+        ],
+        end={"rows": 1, "hash": "5e7b" * 16},
     )
 
     audit: list[AuditEntry]
+    end: AuditHead = Field(
+        description="The end of the whole chain, as the session or its erasure names it."
+    )

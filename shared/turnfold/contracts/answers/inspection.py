@@ -213,7 +213,7 @@ class ErasureEntry(Answer):
 
 
 class ErasureListAnswer(Answer):
-    """The newest erasures."""
+    """A page of erasures, newest first."""
 
     model_config = example(
         erasures=[
@@ -223,10 +223,14 @@ class ErasureListAnswer(Answer):
                 "at": "2026-11-20T10:00:00.000Z",
                 "audit_rows": 9,
             }
-        ]
+        ],
+        next_after=None,
     )
 
     erasures: list[ErasureEntry]
+    next_after: str | None = Field(
+        description="The `after` of the next page; null on the last page."
+    )
 
 
 class MomentWindow(Answer):

@@ -1,7 +1,7 @@
 """Points in a session's past."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from turnfold.messages import EventId, Message
 
@@ -68,8 +68,8 @@ class StateAsOf:
 
     Messages of `pending` evictions had left the window, those of `later` evictions had not.
     `covered` counts the messages in the version in force. Evictions in `undone` were restored
-    since: their messages are no longer marked, and are found by position. `retracted` are messages
-    that were retracted since.
+    since: their messages are no longer marked, and `taken` holds them by compaction. `retracted`
+    are messages that were retracted since.
     """
 
     version: int | None
@@ -80,6 +80,7 @@ class StateAsOf:
     undone: tuple[EvictionSpan, ...] = ()
     at_ms: int = 0
     retracted: tuple[Message, ...] = ()
+    taken: Mapping[int, Sequence[Message]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

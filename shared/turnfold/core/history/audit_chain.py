@@ -33,10 +33,14 @@ def seal(prev_hash: str, values: Sequence[Any], actor: str) -> str:
 
 
 class ChainEnd(NamedTuple):
-    """The end of a session's chain, as the session's own row names it."""
+    """The end of a session's chain, as the session's own row or its erasure names it."""
 
     rows: int
     hash: str
+
+
+NO_ROWS = ChainEnd(0, "")
+"""The end of a chain that nothing names."""
 
 
 def chain_fault(rows: Iterable[Mapping[str, Any]], hashes: list[str]) -> str | None:
@@ -58,7 +62,7 @@ def end_fault(hashes: Sequence[str], end: ChainEnd, later: ChainEnd | None) -> s
     """Check a whole chain against its end, as it was before and after its rows were read.
 
     A row that was written meanwhile is no fault, one that the session does not know is. `later` is
-    None if the session was erased meanwhile.
+    None if it was not read again.
     """
     rows = len(hashes) - 1
     if end.rows > rows:

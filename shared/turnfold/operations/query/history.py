@@ -13,7 +13,8 @@ from turnfold.contracts.requests import (
     SummaryRequest,
 )
 from turnfold.core.eviction.usage import usage_state
-from turnfold.errors import BadRequest
+from turnfold.core.history.audit_chain import NO_ROWS
+from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import META_MARK, SessionKey, State
 from turnfold.operations.query.as_of import parse_as_of
 from turnfold.operations.query.replies import rfc3339, summary_json
@@ -235,11 +236,14 @@ def _version_json(version: StoredSummary, in_force: int | None) -> dict[str, Any
 
 
 async def audit(key: SessionKey, request: AuditRequest, *, store: HistoryStore) -> dict[str, Any]:
-    """Return audit rows; `audit_id` counts the rows of the session, and `after` takes it."""
+    """Return audit rows; `audit_id` counts the rows of the session, and `after` takes it.
+
+    The end of the chain is read before the rows, so that no row is missing that it counts.
+    """
+    end = await store.chain_end(key)
     rows = await store.audit(key, after=request.after, limit=request.limit)
-    # Raises for a session that never was. The audit of an erased session is still there.
-    if not rows and request.after == 0:
-        await store.counts(key)
+    if end is None and not rows and request.after == 0:
+        raise UnknownSession
     rows_json = []
     for row in rows:
         fields = row._asdict()
@@ -247,7 +251,7 @@ async def audit(key: SessionKey, request: AuditRequest, *, store: HistoryStore) 
         fields["compaction_id"] = None if row.compaction_id is None else str(row.compaction_id)
         fields["at"] = rfc3339(row.at_ms)
         rows_json.append(fields)
-    return {"audit": rows_json}
+    return {"audit": rows_json, "end": (end or NO_ROWS)._asdict()}
 
 
 async def dead_letters(*, after: int, limit: int, store: HistoryStore) -> dict[str, Any]:

@@ -1,18 +1,21 @@
 """Answer requests about an installation or a whole session: totals, jobs, erasures, timelines."""
 
+import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from turnfold.core.history.audit_chain import ChainEnd, chain_fault, end_fault
-from turnfold.errors import UnknownSession
+from turnfold.contracts.subjects import id_of, token_of
+from turnfold.core.history.audit_chain import NO_ROWS, chain_fault, end_fault
+from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import SessionKey, State
 from turnfold.operations.query.replies import rfc3339
 from turnfold.ports.inspection import (
     CompactionFilter,
     CompactionRow,
+    ErasurePlace,
     InspectionStore,
     SessionStrip,
 )
@@ -22,6 +25,7 @@ Json = dict[str, Any]
 MARKS_MOST = 500
 """The most marks of each kind on a timeline, the newest ones."""
 AUDIT_PAGE = 1_000
+_ERASURE = re.compile(r"(\d{1,18})\.([^.]+)\.([^.]*)", re.ASCII)
 
 
 class StripPart(NamedTuple):
@@ -65,11 +69,13 @@ async def compactions_of(
 
 
 async def erasures(
-    *, agent_ids: Collection[str] | None, limit: int, store: InspectionStore
+    *, agent_ids: Collection[str] | None, after: str | None, limit: int, store: InspectionStore
 ) -> Json:
-    """Return the newest erasures."""
-    rows = await store.erasures(agent_ids=agent_ids, limit=limit)
+    """Return a page of erasures, newest first; `next_after` is null on the last page."""
+    place = None if after is None else _erasure_place(after)
+    rows = await store.erasures(agent_ids=agent_ids, after=place, limit=limit)
     return {
+        "next_after": _place_text(rows[-1].place) if len(rows) == limit else None,
         "erasures": [
             {
                 "agent_id": row.agent_id,
@@ -78,8 +84,21 @@ async def erasures(
                 "audit_rows": row.audit_rows,
             }
             for row in rows
-        ]
+        ],
     }
+
+
+def _place_text(place: ErasurePlace) -> str:
+    at_ms, agent_id, session_id = place
+    return f"{at_ms}.{token_of(agent_id)}.{token_of(session_id)}"
+
+
+def _erasure_place(after: str) -> ErasurePlace:
+    if match := _ERASURE.fullmatch(after):
+        agent_id, session_id = id_of(match[2]), id_of(match[3]) if match[3] else ""
+        if agent_id is not None and session_id is not None:
+            return int(match[1]), agent_id, session_id
+    raise BadRequest("after: take next_after of the page before")
 
 
 def compaction_json(row: CompactionRow) -> Json:
@@ -181,7 +200,7 @@ async def audit_check(key: SessionKey, *, store: HistoryStore) -> Json:
     The end of the chain is read before the rows, so that a row that is written meanwhile is no
     fault, and again if there are more rows, so that forged ones at the end are one.
     """
-    end = await _chain_end(key, store)
+    end = await store.chain_end(key)
     rows, fault, hashes = 0, None, [""]
     while fault is None:
         page = await store.audit(key, after=rows, limit=AUDIT_PAGE)
@@ -191,16 +210,8 @@ async def audit_check(key: SessionKey, *, store: HistoryStore) -> Json:
             break
     if not rows and end is None:
         raise UnknownSession
-    if fault is None and end is not None:
-        later = await _chain_end(key, store) if rows > end.rows else end
-        fault = end_fault(hashes, end, later)
+    end = end or NO_ROWS
+    if fault is None:
+        later = await store.chain_end(key) if rows > end.rows else end
+        fault = end_fault(hashes, end, later or NO_ROWS)
     return {"rows": rows, "is_intact": fault is None, "fault": fault}
-
-
-async def _chain_end(key: SessionKey, store: HistoryStore) -> ChainEnd | None:
-    """Return the end that the session names; None if it was erased."""
-    try:
-        counts = await store.counts(key)
-    except UnknownSession:
-        return None
-    return ChainEnd(counts.audit_rows, counts.audit_hash)

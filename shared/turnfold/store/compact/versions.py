@@ -96,12 +96,16 @@ _TAKEN = Prepared(
     .order_by(messages.c.position),
     ("of_sid", "first", "last", "by"),
 )
-_AMONG = Prepared(
-    select(messages.c.position, messages.c.compaction_id)
-    .where(_between)
-    .order_by(messages.c.position),
-    ("of_sid", "first", "last"),
-)
+_AMONG = [
+    Prepared(
+        select(table.c.position, table.c.compaction_id).where(
+            table.c.sid == _of_sid,
+            table.c.position.between(bindparam("first"), bindparam("last")),
+        ),
+        ("of_sid", "first", "last"),
+    )
+    for table in (messages, retracted_messages)
+]
 _FREE = Bulk(
     update(messages)
     .where(_between, messages.c.compaction_id == bindparam("by"))
@@ -311,8 +315,9 @@ def _make_live(
 ) -> list[Message]:
     """Undo the eviction of a compaction, record which messages it had, and return them."""
     taken = [message_of(row) for row in _TAKEN.rows(connection, sid, first, last, by)]
-    among = _AMONG.rows(connection, sid, first, last)
-    spans = stretches((position, evicted_by == by) for position, evicted_by in among)
+    # Retracted ones as well: `as_of` shows them among those that were evicted.
+    among = [row for found in _AMONG for row in found.rows(connection, sid, first, last)]
+    spans = stretches(sorted((position, evicted_by == by) for position, evicted_by in among))
     _RESTORE.run(connection, [(sid, by, *span) for span in spans])
     _FREE.run(connection, [(sid, first, last, by)])
     _FREE_RETRACTED.run(connection, [(sid, by)])

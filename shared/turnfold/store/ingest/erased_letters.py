@@ -131,12 +131,11 @@ def _is_named(scope: ErasureScope) -> ColumnElement[bool]:
         subjects = [session_subject(kind, key) for kind in EVENT_TYPES]
         is_of_session = is_of_agent & (dead_letters.c.session_id == scope.session_id)
         return or_(is_of_session, dead_letters.c.subject.in_(subjects))
-    # By subject too: an event that could not be read has no session that could be compared.
-    begins = [
-        dead_letters.c.subject.startswith(f"{kind}.{token_of(scope.agent_id)}.", autoescape=True)
-        for kind in EVENT_TYPES
-    ]
-    return or_(is_of_agent, *begins)
+    # By subject too: an event that could not be read has no session that could be compared. Not by
+    # LIKE, which ignores case on SQLite. The added dot is for a subject that ends with the agent.
+    subject = dead_letters.c.subject + "."
+    begins = [f"{kind}.{token_of(scope.agent_id)}." for kind in EVENT_TYPES]
+    return or_(is_of_agent, *(func.substr(subject, 1, len(begin)) == begin for begin in begins))
 
 
 def _claiming(connection: Connection, scope: ErasureScope, after: int) -> Iterable[_Letter]:

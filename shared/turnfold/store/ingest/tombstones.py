@@ -14,6 +14,7 @@ from sqlalchemy import (
 )
 
 from turnfold.contracts.events import claimed_key
+from turnfold.contracts.subjects import agent_of_event_subject
 from turnfold.errors import EventFault
 from turnfold.messages import SessionId, SessionKey
 from turnfold.ports.ingest import DeadLetter, DecodedEvent
@@ -109,6 +110,8 @@ def erased_before(
     claims = [
         *((arrival.key, arrival.stream_seq) for arrival in arrivals),
         *((letter.key, letter.stream_seq) for letter in dead),
+        # The subject of one that cannot be read may name an agent and no session.
+        *((_agent_of(letter.subject), letter.stream_seq) for letter in dead),
         *(
             (claimed_key(letter.payload), letter.stream_seq)
             for letter in dead
@@ -139,6 +142,11 @@ def _below_tombstone(
         for key, seq in placed
         if min(seq, replays.get(seq, seq)) <= max(last.get(key, 0), last.get(_whole_agent(key), 0))
     }
+
+
+def _agent_of(subject: str) -> SessionKey | None:
+    agent_id = agent_of_event_subject(subject)
+    return None if agent_id is None else SessionKey(agent_id, SessionId(ALL_SESSIONS))
 
 
 def _whole_agent(key: SessionKey) -> SessionKey:

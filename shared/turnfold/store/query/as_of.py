@@ -236,16 +236,27 @@ def _state(
     rows = _RETRACTED_LATER.rows(connection, sid, at_ms, place.seq, place.until)
     retracted = tuple([message_of(row) for row in rows])
     left_with = Counter([message.compaction_id for message in retracted])
+    taken = {
+        span.compaction_id: _taken_by(connection, sid, span, retracted)
+        for span in past.evictions
+        if span.restored_at_ms is not None and span.restored_at_ms > place.at_ms
+    }
+    # What a restored eviction had is not counted any more if it was retracted before or since.
     evictions = tuple(
         [
-            replace(span, messages=span.messages + left_with[CompactionId(str(span.compaction_id))])
+            replace(
+                span,
+                messages=len(taken[span.compaction_id])
+                if span.compaction_id in taken
+                else span.messages + left_with[CompactionId(str(span.compaction_id))],
+            )
             for span in past.evictions
         ]
     )
     state = state_as_of(
         place.at_ms, place.until, replace(past, evictions=evictions), in_force=in_force
     )
-    return replace(state, retracted=retracted)
+    return replace(state, retracted=retracted, taken=taken)
 
 
 def retracted_from(state: StateAsOf, compaction_id: int | None) -> list[Message]:
@@ -272,11 +283,8 @@ def _past(connection: SupportsStatements, sid: int) -> SessionTimeline:
 
 def messages_as_of(connection: SupportsStatements, sid: int, state: StateAsOf) -> list[Message]:
     """Return the messages that were live or pending at a moment, in order, as they were."""
-    undone = {
-        eviction.compaction_id: _taken_by(connection, sid, eviction, state)
-        for eviction in state.undone
-    }
-    # These are live now and were evicted then.
+    undone = {span.compaction_id: state.taken[span.compaction_id] for span in state.undone}
+    # These were evicted then, by other evictions than today.
     away = {message.position for taken in undone.values() for message in taken}
     messages_then = [message_of(row) for row in _LIVE.rows(connection, sid, state.until)]
     messages_then += retracted_from(state, None)
@@ -316,28 +324,27 @@ def states_as_of(connection: SupportsStatements, sid: int, state: StateAsOf) -> 
 def pending_as_of(connection: SupportsStatements, state: StateAsOf) -> tuple[PendingEviction, ...]:
     """Return the evictions that were pending, with the counts that they had then."""
     pending = []
-    for span in state.pending:
-        retracted = retracted_from(state, span.compaction_id)
-        tokens = sum([message.tokens for message in retracted])
+    # Those that lost all their messages to earlier retractions are left out, as they were then.
+    for span in filter(attrgetter("messages"), state.pending):
+        taken = state.taken.get(span.compaction_id)
+        more = retracted_from(state, span.compaction_id) if taken is None else taken
+        tokens = sum([message.tokens for message in more])
         for row in _EVICTION.rows(connection, span.compaction_id):
             eviction = pending_of(row)
-            pending.append(
-                eviction._replace(
-                    messages=eviction.messages + len(retracted), tokens=eviction.tokens + tokens
-                )
-            )
+            if taken is None:
+                tokens += eviction.tokens
+            pending.append(eviction._replace(messages=span.messages, tokens=tokens))
     return tuple(pending)
 
 
 def _taken_by(
-    connection: SupportsStatements, sid: int, eviction: EvictionSpan, state: StateAsOf
-) -> list[Message]:
-    """Return the messages of an eviction that was undone later."""
+    connection: SupportsStatements, sid: int, eviction: EvictionSpan, retracted: Sequence[Message]
+) -> Sequence[Message]:
+    """Return the messages of an eviction that was undone later, whatever evicted them since."""
     mark = CompactionId(str(eviction.compaction_id))
     taken: list[Message] = []
     for first, last in _RESTORED.rows(connection, sid, eviction.compaction_id):
         taken += [message_of(row) for row in _AMONG.rows(connection, sid, first, last)]
-        retracted = retracted_from(state, None)
         taken += [message for message in retracted if first <= message.position <= last]
     return [replace(message, compaction_id=mark) for message in taken]
 

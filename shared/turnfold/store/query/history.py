@@ -18,6 +18,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turnfold.core.history.as_of import AsOf
+from turnfold.core.history.audit_chain import ChainEnd
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.errors import UnknownSession
 from turnfold.messages import MESSAGES_PER_EVENT, AgentId, SessionKey, position_of, split_message_id
@@ -37,6 +38,7 @@ from turnfold.store.database.schema import (
     audit,
     compactions,
     dead_letters,
+    erasures,
     events,
     messages,
     sessions,
@@ -215,6 +217,19 @@ class SqlHistoryStore:
                 select(*_AUDIT).where(is_chain).order_by(audit.c.ordinal).limit(limit)
             )
             return [AuditRow(*row) for row in rows]
+
+    async def chain_end(self, key: SessionKey) -> ChainEnd | None:
+        """Return the end of a session's audit chain, also of an erased session; None if unknown."""
+        async with self._database.read() as connection:
+            # A session that came back after its erasure continues the chain.
+            for table in (sessions, erasures):
+                is_owner = (table.c.agent_id == key.agent_id) & (
+                    table.c.session_id == key.session_id
+                )
+                end = select(table.c.audit_rows, table.c.audit_hash).where(is_owner)
+                for row in await connection.execute(end):
+                    return ChainEnd(*row)
+        return None
 
     async def dead_letters(self, *, after: int, limit: int) -> Sequence[DeadLetterRow]:
         """Return dead letters after an id, oldest first."""

@@ -14,6 +14,7 @@ from sqlalchemy import (
     func,
     or_,
     select,
+    tuple_,
 )
 
 from turnfold.errors import UnknownSession
@@ -26,6 +27,7 @@ from turnfold.ports.inspection import (
     CompactionFilter,
     CompactionRow,
     DayUsage,
+    ErasurePlace,
     ErasureRow,
     InstallationTotals,
     ModelCosts,
@@ -158,9 +160,13 @@ class SqlInspectionStore:
         return await self._database.snapshot(lambda connection: _compactions(connection, wanted))
 
     async def erasures(
-        self, *, agent_ids: Collection[str] | None, limit: int
+        self,
+        *,
+        agent_ids: Collection[str] | None,
+        limit: int,
+        after: ErasurePlace | None = None,
     ) -> Sequence[ErasureRow]:
-        """Return the newest erasures of these agents, or of all."""
+        """Return erasures of these agents, or of all, newest first, after a place in the list."""
         chosen = (
             select(
                 erasures.c.agent_id,
@@ -173,6 +179,11 @@ class SqlInspectionStore:
         )
         if agent_ids is not None:
             chosen = chosen.where(erasures.c.agent_id.in_(agent_ids))
+        if after is not None:
+            at_ms, *names = after
+            is_after = tuple_(erasures.c.agent_id, erasures.c.session_id) > tuple_(*names)
+            is_same_time = erasures.c.at_ms == at_ms
+            chosen = chosen.where((erasures.c.at_ms < at_ms) | (is_same_time & is_after))
         return await self._database.snapshot(
             lambda connection: [ErasureRow(*row) for row in connection.execute(chosen)]
         )
