@@ -12,12 +12,20 @@ contents, and is given the window instead: the summary, and the newest contents.
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 from urllib.parse import quote
 
 from turnfold.client import PortalClient, Session
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import Chat, MirroredWindows, Shown, call_arguments
+from turnfold.integrations.mirrored import (
+    Chat,
+    MirroredWindows,
+    Shown,
+    call_arguments,
+    content_text,
+    file_part,
+)
 
 with requires("google-adk"):
     from google.adk.agents.callback_context import CallbackContext
@@ -161,7 +169,9 @@ class _RequestContents:
         call_id = names[0] if names else f"unknown-{len(self._chat)}"
         self._open = [one for one in self._open if one[0] != call_id]
         text = json.dumps(response.model_dump(mode="json")["response"] or {}, ensure_ascii=False)
-        return {"role": "tool", "tool_call_id": call_id, "name": response.name, "content": text}
+        files = [chat for part in response.parts or () if (chat := _file(part)) is not None]
+        content = [{"type": "text", "text": text}, *files] if files else text
+        return {"role": "tool", "tool_call_id": call_id, "name": response.name, "content": content}
 
     def _message(self, content: types.Content, parts: Sequence[types.Part], place: int) -> Chat:
         """Return what is no response: texts, calls, and the rest as fields that are counted."""
@@ -189,7 +199,7 @@ class _RequestContents:
         """Return the parts of a message that Turnfold wrote or shortened."""
         if body["role"] == "tool":
             return [self._made_response(body, own)]
-        text = _text(body.get("content"))
+        text = content_text(body.get("content"))
         parts = [types.Part(text=text)] if text else []
         # The signatures of thoughts stay with the calls: models refuse calls without.
         signed = {id(part.function_call): part for part in own or () if part.function_call}
@@ -209,7 +219,7 @@ class _RequestContents:
         response = types.FunctionResponse(
             id=was.id if was else None,
             name=was.name if was else "unknown",
-            response={"result": _text(body.get("content"))},
+            response={"result": content_text(body.get("content"))},
         )
         return types.Part(function_response=response)
 
@@ -234,10 +244,13 @@ def _chat_part(part: types.Part) -> Chat | None:
     if blob is not None and blob.data and str(blob.mime_type).startswith("image/"):
         data = base64.b64encode(blob.data).decode()
         return {"type": "image_url", "image_url": {"url": f"data:{blob.mime_type};base64,{data}"}}
-    return None
+    return _file(part)
 
 
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.get("text") or "[image]" for part in content or ())
+def _file(part: types.Part | types.FunctionResponsePart) -> Chat | None:
+    """Return a file under its hash or URI, so that another one in its place is a change."""
+    blob, file = part.inline_data, part.file_data
+    if blob is not None:
+        digest = blake2b(blob.data or b"", digest_size=16).hexdigest()
+        return file_part(blob.mime_type, file_id=digest)
+    return None if file is None else file_part(file.mime_type, file_id=file.file_uri)

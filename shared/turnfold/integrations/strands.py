@@ -20,7 +20,7 @@ from uuid import uuid4
 from turnfold.client import OutgoingEvent, PortalClient, Session, turn_event
 from turnfold.client.events import BATCH_EVENTS, batches
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import Chat, MirroredWindows, call_arguments
+from turnfold.integrations.mirrored import Chat, MirroredWindows, call_arguments, content_text
 
 with requires("strands"):
     from strands.agent.agent import Agent
@@ -167,18 +167,44 @@ def _event(session: Session, message: Message) -> OutgoingEvent:
 def _chat(role: str, blocks: Sequence[Mapping[str, Any]]) -> Chat:
     if blocks and "toolResult" in blocks[0]:
         return _result(blocks[0]["toolResult"])
-    texts = [{"type": "text", "text": block["text"]} for block in blocks if "text" in block]
+    parts = [part for block in blocks if (part := _part(block)) is not None]
     calls = [_call(block["toolUse"]) for block in blocks if "toolUse" in block]
-    others = [block for block in blocks if not {"text", "toolUse", "cachePoint"} & set(block)]
-    body = {"role": role, "content": texts[0]["text"] if len(texts) == 1 else texts or ""}
-    # Reasoning, images and documents count as text.
+    # Reasoning counts as text.
+    others = [block for block in blocks if not _CHAT_BLOCKS & set(block)]
+    body = {"role": role, "content": _content(parts)}
     return body | ({"tool_calls": calls} if calls else {}) | ({"blocks": others} if others else {})
 
 
 def _result(result: Mapping[str, Any]) -> Chat:
-    parts = [part["text"] if "text" in part else json.dumps(part) for part in result["content"]]
-    body = {"role": "tool", "tool_call_id": result["toolUseId"], "content": "\n".join(parts)}
+    parts = [
+        _part(part) or {"type": "text", "text": json.dumps(part)} for part in result["content"]
+    ]
+    if all(part["type"] == "text" for part in parts):
+        parts = [{"type": "text", "text": "\n".join(part["text"] for part in parts)}]
+    body = {"role": "tool", "tool_call_id": result["toolUseId"], "content": _content(parts)}
     return body | ({"is_error": True} if result.get("status") == "error" else {})
+
+
+def _part(block: Mapping[str, Any]) -> Chat | None:
+    """Return a text or a file as a part of a content; None for other blocks."""
+    if "text" in block:
+        return {"type": "text", "text": block["text"]}
+    for name, kind in _FILES.items():
+        if name in block:
+            # Without its bytes, which the event carries: a file counts as one, not as text.
+            file = block[name]
+            named = {"filename": file["name"]} if "name" in file else {}
+            return {"type": kind, "format": file.get("format"), **named}
+    return None
+
+
+def _content(parts: Sequence[Chat]) -> Any:
+    return parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else list(parts) or ""
+
+
+_FILES = {"image": "image", "document": "file", "video": "video", "audio": "audio"}
+"""Blocks of Strands, and parts of a chat message."""
+_CHAT_BLOCKS = {"text", "toolUse", "cachePoint", *_FILES}
 
 
 def _call(use: Mapping[str, Any]) -> Chat:
@@ -208,8 +234,7 @@ def _messages(shown: Iterable[_Entry]) -> list[Message]:
 
 
 def _made(body: Chat) -> Message:
-    content = body.get("content")
-    text = content if isinstance(content, str) else "\n".join(map(_text, content or ()))
+    text = content_text(body.get("content"))
     blocks: list[Chat] = []
     if body["role"] == "tool":
         status = "error" if body.get("is_error") else "success"
@@ -240,7 +265,3 @@ def _is_made(message: Message) -> bool:
 
 def _originals(messages: Iterable[Message]) -> int:
     return sum(not _is_made(message) for message in messages)
-
-
-def _text(part: Mapping[str, Any]) -> str:
-    return str(part.get("text") or json.dumps(part))
