@@ -37,16 +37,19 @@ with requires("google-adk"):
 
 _TEMPORARY_ID = "adk-"
 """The beginning of ids that the ADK makes, and takes away again before it calls the model."""
+_BRANCH_BYTES = 128
+"""Longer branches are named by their hash, because ids have at most 256 bytes."""
 
 
 class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
     """A plugin that keeps the conversations of a runner's agents in Turnfold.
 
     Each agent of a session has a conversation of its own, because the ADK shows each of them
-    another one: `<user>/<session>/<agent>`. `client` is a `PortalClient`, or a URL of NATS
-    (default: `TURNFOLD_NATS_URL`). `max_tokens` is the budget of the window, without instructions
-    and tools. Without it, the `model` decides: by default that of the request. `window` has further
-    options of `turnfold.Session.context`.
+    another one: `<user>/<session>/<agent>`, followed by `/<branch>` for a copy of an agent that
+    runs in a branch such as `worker@1`. `client` is a `PortalClient`, or a URL of NATS (default:
+    `TURNFOLD_NATS_URL`). `max_tokens` is the budget of the window, without instructions and tools.
+    Without it, the `model` decides: by default that of the request. `window` has further options
+    of `turnfold.Session.context`.
 
     If Turnfold does not answer, the model gets the contents of the ADK, and the logger
     `turnfold.integrations` a warning.
@@ -73,16 +76,15 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse | None:
         """Record the contents of a request, and put the window in their place."""
-        place = callback_context.session
-        session_id = f"{quote(place.user_id, safe='@')}/{quote(place.id, safe='@')}"
-        session = self._windows.session(session_id, callback_context.agent_name)
+        session = self._session(callback_context)
         call = _RequestContents(llm_request.contents)
         model = self._model or llm_request.model
         shown = await self._windows.shown(session, call.asked, model=model)
         if shown is not None:
             llm_request.contents = call.window(shown)
             # A call that failed is replaced by the next one of the run.
-            self._asked[callback_context.invocation_id, callback_context.agent_name] = session, call
+            key = callback_context.invocation_id, session.key.session_id
+            self._asked[key] = session, call
         # None: the ADK goes on to call the model.
         return None
 
@@ -93,7 +95,7 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
         content = llm_response.content
         if llm_response.partial or content is None:
             return None
-        key = callback_context.invocation_id, callback_context.agent_name
+        key = callback_context.invocation_id, self._session(callback_context).key.session_id
         session, call = self._asked.pop(key, (None, None))
         if session is not None and call is not None:
             await self._windows.record(session, lambda: call.answered(content))
@@ -103,6 +105,17 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
         """Forget calls that were not answered."""
         for key in [one for one in self._asked if one[0] == invocation_context.invocation_id]:
             self._asked.pop(key, None)
+
+    def _session(self, context: CallbackContext) -> Session:
+        place, part = context.session, context.agent_name
+        # Only copies run in branches with ids of runs: `worker@1`, or `worker@<call>` for a tool.
+        if "@" in (branch := context.branch or ""):
+            named = quote(branch, safe="@")
+            digest = blake2b(branch.encode(), digest_size=16).hexdigest()
+            part = f"{part}/{named if len(named) <= _BRANCH_BYTES else digest}"
+        return self._windows.session(
+            f"{quote(place.user_id, safe='@')}/{quote(place.id, safe='@')}", part
+        )
 
 
 class _RequestContents:
