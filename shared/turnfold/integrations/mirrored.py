@@ -199,6 +199,19 @@ def file_part(mime_type: str | None, **fields: Any) -> Chat:
     return {"type": kind if kind in _KINDS else "file", "mime_type": mime_type, **fields}
 
 
+def without_bytes(block: Any) -> Any:
+    """Return a content block; in place of bytes that would count as text, a file or its name."""
+    if not isinstance(block, Mapping):
+        return block
+    kind, source = block.get("type"), block.get("source")
+    if kind == "image_generation_call":
+        return {"type": "text", "text": "[image]"}
+    if kind == "document" and isinstance(source, Mapping) and source.get("type") == "base64":
+        url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+        return {"type": "file", "file": {"file_data": url}}
+    return block
+
+
 def content_text(content: Any) -> str:
     """Return a content as one text, in which files are named."""
     if isinstance(content, str):
