@@ -22,6 +22,7 @@ from turnfold.client import PortalClient, Session, StoredMessage, new_event_id
 from turnfold.errors import BadRequest, Unavailable, UnknownSession
 from turnfold.integrations import requires
 from turnfold.integrations.clients import shared_client
+from turnfold.integrations.mirrored import Chat, content_text, file_part
 
 with requires("agent-framework"):
     from agent_framework import (
@@ -41,8 +42,7 @@ NO_RESULT = "[No result of this call is known.]"
 
 _APPROVALS = ("function_approval_request", "function_approval_response")
 _IMAGE = "image/"
-
-Chat = dict[str, Any]
+_FILES = ("data", "uri", "hosted_file")
 
 
 class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without types here
@@ -194,7 +194,11 @@ def _is_result(group: Sequence[Content]) -> bool:
 def _chat(role: str, contents: Sequence[Content]) -> Chat:
     if _is_result(contents):
         [result] = contents
-        body = {"role": "tool", "tool_call_id": result.call_id, "content": result.result or ""}
+        # The event carries the data.
+        files = [file_part(item.media_type) for item in result.items or () if item.type in _FILES]
+        text = result.result or ""
+        content = [{"type": "text", "text": text}, *files] if files else text
+        body = {"role": "tool", "tool_call_id": result.call_id, "content": content}
         return body | ({"is_error": True} if result.exception else {})
     parts: list[Chat] = []
     calls: list[Chat] = []
@@ -205,11 +209,11 @@ def _chat(role: str, contents: Sequence[Content]) -> Chat:
         elif (part := _chat_part(content)) is not None:
             parts.append(part)
         elif content.type != "usage":
-            others.append(json.loads(json.dumps(content.to_dict())))
+            others.append(_without_data(json.loads(json.dumps(content.to_dict()))))
     body = {"role": role if role in _ROLES else "user", "content": _content(parts)}
     if calls:
         body |= {"role": "assistant", "tool_calls": calls}
-    # Reasoning, approvals and files count as text; the window gives them back as they were.
+    # Reasoning and approvals count as text; the window gives them back as they were.
     return body | ({"contents": others} if others else {})
 
 
@@ -227,9 +231,20 @@ def _call(content: Content) -> Chat:
 def _chat_part(content: Content) -> Chat | None:
     if content.type == "text":
         return {"type": "text", "text": content.text or ""}
-    if content.type in ("data", "uri") and str(content.media_type).startswith(_IMAGE):
+    if content.type not in _FILES:
+        return None
+    if content.uri and str(content.media_type).startswith(_IMAGE):
         return {"type": "image_url", "image_url": {"url": content.uri}}
-    return None
+    return file_part(content.media_type)
+
+
+def _without_data(value: Any) -> Any:
+    """Return a value without the data of files in it, which would count as text."""
+    if isinstance(value, dict):
+        return {name: _without_data(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_without_data(one) for one in value]
+    return "[data]" if isinstance(value, str) and value.startswith("data:") else value
 
 
 _ROLES = ("system", "user", "assistant")
@@ -303,7 +318,9 @@ def _shortened(body: Chat, carried: Any) -> Message:
     contents: list[Content] = []
     content = body.get("content")
     if body["role"] == "tool":
-        contents.append(Content.from_function_result(body["tool_call_id"], result=_text(content)))
+        contents.append(
+            Content.from_function_result(body["tool_call_id"], result=content_text(content))
+        )
     elif isinstance(content, str) and content:
         contents.append(Content.from_text(content))
     elif isinstance(content, list):
@@ -319,13 +336,7 @@ def _shortened(body: Chat, carried: Any) -> Message:
 def _part(part: Chat) -> Content:
     if part["type"] == "image_url":
         return Content.from_uri(part["image_url"]["url"], media_type="image/*")
-    return Content.from_text(part.get("text") or json.dumps(part))
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.get("text") or json.dumps(part) for part in content or ())
+    return Content.from_text(content_text([part]))
 
 
 _Identity = tuple[str | None, str]

@@ -12,12 +12,20 @@ contents, and is given the window instead: the summary, and the newest contents.
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 from urllib.parse import quote
 
 from turnfold.client import PortalClient, Session
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import Chat, MirroredWindows, Shown, call_arguments
+from turnfold.integrations.mirrored import (
+    Chat,
+    MirroredWindows,
+    Shown,
+    call_arguments,
+    content_text,
+    file_part,
+)
 
 with requires("google-adk"):
     from google.adk.agents.callback_context import CallbackContext
@@ -29,16 +37,19 @@ with requires("google-adk"):
 
 _TEMPORARY_ID = "adk-"
 """The beginning of ids that the ADK makes, and takes away again before it calls the model."""
+_BRANCH_BYTES = 128
+"""Longer branches are named by their hash, because ids have at most 256 bytes."""
 
 
 class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
     """A plugin that keeps the conversations of a runner's agents in Turnfold.
 
     Each agent of a session has a conversation of its own, because the ADK shows each of them
-    another one: `<user>/<session>/<agent>`. `client` is a `PortalClient`, or a URL of NATS
-    (default: `TURNFOLD_NATS_URL`). `max_tokens` is the budget of the window, without instructions
-    and tools. Without it, the `model` decides: by default that of the request. `window` has further
-    options of `turnfold.Session.context`.
+    another one: `<user>/<session>/<agent>`, followed by `/<branch>` for a copy of an agent that
+    runs in a branch such as `worker@1`. `client` is a `PortalClient`, or a URL of NATS (default:
+    `TURNFOLD_NATS_URL`). `max_tokens` is the budget of the window, without instructions and tools.
+    Without it, the `model` decides: by default that of the request. `window` has further options
+    of `turnfold.Session.context`.
 
     If Turnfold does not answer, the model gets the contents of the ADK, and the logger
     `turnfold.integrations` a warning.
@@ -65,16 +76,15 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse | None:
         """Record the contents of a request, and put the window in their place."""
-        place = callback_context.session
-        session_id = f"{quote(place.user_id, safe='@')}/{quote(place.id, safe='@')}"
-        session = self._windows.session(session_id, callback_context.agent_name)
+        session = self._session(callback_context)
         call = _RequestContents(llm_request.contents)
         model = self._model or llm_request.model
         shown = await self._windows.shown(session, call.asked, model=model)
         if shown is not None:
             llm_request.contents = call.window(shown)
             # A call that failed is replaced by the next one of the run.
-            self._asked[callback_context.invocation_id, callback_context.agent_name] = session, call
+            key = callback_context.invocation_id, session.key.session_id
+            self._asked[key] = session, call
         # None: the ADK goes on to call the model.
         return None
 
@@ -85,7 +95,7 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
         content = llm_response.content
         if llm_response.partial or content is None:
             return None
-        key = callback_context.invocation_id, callback_context.agent_name
+        key = callback_context.invocation_id, self._session(callback_context).key.session_id
         session, call = self._asked.pop(key, (None, None))
         if session is not None and call is not None:
             await self._windows.record(session, lambda: call.answered(content))
@@ -95,6 +105,17 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
         """Forget calls that were not answered."""
         for key in [one for one in self._asked if one[0] == invocation_context.invocation_id]:
             self._asked.pop(key, None)
+
+    def _session(self, context: CallbackContext) -> Session:
+        place, part = context.session, context.agent_name
+        # Only copies run in branches with ids of runs: `worker@1`, or `worker@<call>` for a tool.
+        if "@" in (branch := context.branch or ""):
+            named = quote(branch, safe="@")
+            digest = blake2b(branch.encode(), digest_size=16).hexdigest()
+            part = f"{part}/{named if len(named) <= _BRANCH_BYTES else digest}"
+        return self._windows.session(
+            f"{quote(place.user_id, safe='@')}/{quote(place.id, safe='@')}", part
+        )
 
 
 class _RequestContents:
@@ -161,7 +182,9 @@ class _RequestContents:
         call_id = names[0] if names else f"unknown-{len(self._chat)}"
         self._open = [one for one in self._open if one[0] != call_id]
         text = json.dumps(response.model_dump(mode="json")["response"] or {}, ensure_ascii=False)
-        return {"role": "tool", "tool_call_id": call_id, "name": response.name, "content": text}
+        files = [chat for part in response.parts or () if (chat := _file(part)) is not None]
+        content = [{"type": "text", "text": text}, *files] if files else text
+        return {"role": "tool", "tool_call_id": call_id, "name": response.name, "content": content}
 
     def _message(self, content: types.Content, parts: Sequence[types.Part], place: int) -> Chat:
         """Return what is no response: texts, calls, and the rest as fields that are counted."""
@@ -189,7 +212,7 @@ class _RequestContents:
         """Return the parts of a message that Turnfold wrote or shortened."""
         if body["role"] == "tool":
             return [self._made_response(body, own)]
-        text = _text(body.get("content"))
+        text = content_text(body.get("content"))
         parts = [types.Part(text=text)] if text else []
         # The signatures of thoughts stay with the calls: models refuse calls without.
         signed = {id(part.function_call): part for part in own or () if part.function_call}
@@ -209,7 +232,7 @@ class _RequestContents:
         response = types.FunctionResponse(
             id=was.id if was else None,
             name=was.name if was else "unknown",
-            response={"result": _text(body.get("content"))},
+            response={"result": content_text(body.get("content"))},
         )
         return types.Part(function_response=response)
 
@@ -234,10 +257,13 @@ def _chat_part(part: types.Part) -> Chat | None:
     if blob is not None and blob.data and str(blob.mime_type).startswith("image/"):
         data = base64.b64encode(blob.data).decode()
         return {"type": "image_url", "image_url": {"url": f"data:{blob.mime_type};base64,{data}"}}
-    return None
+    return _file(part)
 
 
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.get("text") or "[image]" for part in content or ())
+def _file(part: types.Part | types.FunctionResponsePart) -> Chat | None:
+    """Return a file under its hash or URI, so that another one in its place is a change."""
+    blob, file = part.inline_data, part.file_data
+    if blob is not None:
+        digest = blake2b(blob.data or b"", digest_size=16).hexdigest()
+        return file_part(blob.mime_type, file_id=digest)
+    return None if file is None else file_part(file.mime_type, file_id=file.file_uri)

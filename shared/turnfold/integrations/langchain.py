@@ -15,7 +15,13 @@ from typing import Any
 from turnfold.client import PortalClient, Session
 from turnfold.errors import BadRequest
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import PATIENCE_SECONDS, Chat, MirroredWindows, Shown
+from turnfold.integrations.mirrored import (
+    PATIENCE_SECONDS,
+    Chat,
+    MirroredWindows,
+    Shown,
+    without_bytes,
+)
 
 with requires("langchain"):
     from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
@@ -179,12 +185,13 @@ def _chat(message: AnyMessage) -> Chat:
         body["is_error"] = True
     if isinstance(message, AIMessage) and (calls := _all_calls(message, body)):
         body["tool_calls"] = calls
-    if isinstance(body.get("content"), list) and body.get("tool_calls"):
+    if isinstance(body.get("content"), list):
         # The calls stand in `tool_calls` already.
+        left_out = _CALL_BLOCKS if body.get("tool_calls") else ()
         body["content"] = [
-            block
+            without_bytes(block)
             for block in body["content"]
-            if not (isinstance(block, dict) and block.get("type") in _CALL_BLOCKS)
+            if not (isinstance(block, dict) and block.get("type") in left_out)
         ]
     return body
 

@@ -16,7 +16,7 @@ from turnfold.client import PortalClient
 from turnfold.client.merge import message_json
 from turnfold.errors import BadRequest
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import PATIENCE_SECONDS, Chat, MirroredWindows
+from turnfold.integrations.mirrored import PATIENCE_SECONDS, Chat, MirroredWindows, without_bytes
 from turnfold.messages import SYSTEM_ROLES
 
 with requires("litellm"):
@@ -156,6 +156,6 @@ def _chat(message: Any) -> Chat:
             {name: value for name, value in block.items() if name != "cache_control"}
             if isinstance(block, Mapping)
             else block
-            for block in body["content"]
+            for block in map(without_bytes, body["content"])
         ]
     return body

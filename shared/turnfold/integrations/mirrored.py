@@ -193,6 +193,38 @@ def call_arguments(text: str) -> dict[str, Any]:
     return arguments if isinstance(arguments, dict) else {"arguments": text}
 
 
+def file_part(mime_type: str | None, **fields: Any) -> Chat:
+    """Return the content part of a file without its data: it counts as a file and not as text."""
+    kind = str(mime_type).partition("/")[0]
+    return {"type": kind if kind in _KINDS else "file", "mime_type": mime_type, **fields}
+
+
+def without_bytes(block: Any) -> Any:
+    """Return a content block; in place of bytes that would count as text, a file or its name."""
+    if not isinstance(block, Mapping):
+        return block
+    kind, source = block.get("type"), block.get("source")
+    if kind == "image_generation_call":
+        return {"type": "text", "text": "[image]"}
+    if kind == "document" and isinstance(source, Mapping) and source.get("type") == "base64":
+        url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+        return {"type": "file", "file": {"file_data": url}}
+    return block
+
+
+def content_text(content: Any) -> str:
+    """Return a content as one text, in which files are named."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(
+        str(part["text"]) if "text" in part else f"[{part['type'].removesuffix('_url')}]"
+        for part in content or ()
+    )
+
+
+_KINDS = ("image", "audio", "video")
+
+
 async def _record(session: Session, messages: Sequence[Chat]) -> None:
     await mirror(session, messages, shape=None, carry=range(len(messages)))
 

@@ -14,13 +14,25 @@ replaced by the window: the summary, and the newest messages.
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from turnfold.client import OutgoingEvent, PortalClient, Session, turn_event
-from turnfold.client.events import BATCH_EVENTS, batches
+from turnfold.client.events import BATCH_EVENTS, batches, retraction_event
+from turnfold.errors import TooLarge, Unavailable, UnknownSession
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import Chat, MirroredWindows, call_arguments
+from turnfold.integrations.mirrored import WAIT_MS, Chat, MirroredWindows
+from turnfold.integrations.strands_messages import (
+    Message,
+    block_texts,
+    chat_of,
+    is_made,
+    marked,
+    parts_of,
+    rebuilt,
+    unmarked,
+    without_cache_points,
+)
 
 with requires("strands"):
     from strands.agent.agent import Agent
@@ -29,10 +41,7 @@ with requires("strands"):
     from strands.hooks.registry import HookRegistry
     from strands.types.session import decode_bytes_values, encode_bytes_values
 
-_MADE = "turnfold"
-"""The mark of messages that Turnfold wrote or shortened: they are not published."""
-
-Message = dict[str, Any]
+TAIL_MESSAGES = 1_000
 
 
 class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  # without types here
@@ -67,7 +76,7 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
         self._small = _Windows(agent_id, window={**named, "mode": "emergency"}, **options)
         self._is_reduced = False
         self._session = self._windows.session(session_id)
-        self._published: set[str] = set()
+        self._held: dict[str, _Held] | None = None
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
         """Manage the messages before each call of the model."""
@@ -102,20 +111,18 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
     async def _managed(self, agent: Agent, windows: "_Windows") -> None:
         shown = await windows.after(agent.messages, self._publish, self._session)
         if shown is not None:
-            messages = _messages(shown)
+            messages, self._held = _messages(shown)
             self.removed_message_count += max(0, _originals(agent.messages) - _originals(messages))
             agent.messages[:] = messages
 
     async def _publish(self, messages: Sequence[Message]) -> None:
-        """Publish the messages that were not published yet."""
-        events: dict[str, OutgoingEvent] = {}
-        for message in messages:
-            tracking_id = message.setdefault("tracking_id", str(uuid4()))
-            if tracking_id not in self._published and not _is_made(message):
-                events[tracking_id] = _event(self._session, message)
-        for batch in batches(events.values(), most=BATCH_EVENTS):
+        """Publish what is new or was changed since it was published."""
+        if self._held is None:
+            self._held = await _restored(self._session, messages)
+        events, held = _changes(self._session, messages, self._held)
+        for batch in batches(events, most=BATCH_EVENTS):
             await self._session.publish_batch(batch)
-        self._published.update(events)
+        self._held |= held
 
 
 class _Windows(MirroredWindows):
@@ -134,8 +141,8 @@ class _Windows(MirroredWindows):
             await publish(messages)
             window = await self.fresh_window(session)
             carried = [entry.get("carry") for entry in window.entries or ()]
-            shown = list(zip(window.raw["messages"], carried, strict=True))
-            if not all(body or _is_message(message) for body, message in shown):
+            shown = list(zip(window.raw["messages"], carried, window.message_ids, strict=True))
+            if not all(body or _is_message(message) for body, message, _ in shown):
                 self.warn("another program publishes to this session; give each one of its own")
                 return None
             return shown
@@ -144,103 +151,187 @@ class _Windows(MirroredWindows):
 
 
 _Publish = Callable[[Sequence[Message]], Awaitable[None]]
-_Entry = tuple[Chat | None, Any]
-"""A message of a window, None for one as it was published, and what it carries."""
+_Entry = tuple[Chat | None, Any, Any]
+"""A message of a window, None for one as it was published, what it carries, and its id."""
 
 
-def _event(session: Session, message: Message) -> OutgoingEvent:
-    """Return the event of a message: each result of a tool is a chat message."""
-    encoded = encode_bytes_values(message)
-    others = [block for block in encoded["content"] if "toolResult" not in block]
-    groups = [[block] for block in encoded["content"] if "toolResult" in block]
-    groups += [others] if others or not groups else []
-    # An event that is published again, also by another program, is the same one.
-    text = json.dumps(encoded, sort_keys=True)
+class _Held(NamedTuple):
+    """A message of the agent: its blocks when it was published or shown, and what is stored of it.
+
+    `stored` has the ids and the originals of stored messages.
+    """
+
+    texts: list[str]
+    stored: list[tuple[str, Message]]
+
+
+async def _restored(session: Session, messages: Sequence[Message]) -> dict[str, _Held]:
+    """Return what is stored of messages that another program may have published.
+
+    An application may have saved them without their ids: then their texts tell which they are.
+    """
+    held: dict[str, _Held] = {}
+    if len(messages) < 2:
+        return held
+    parts = [parts_of(message) for message in messages]
+    stored = await _stored(session, sum(map(len, parts)))
+    ids = list(stored)
+    theirs = [_texts([one for _, one in stored[name]]) for name in ids]
+    ours = list(map(_texts, parts))
+    same, end = _same(ours, theirs)
+    for place, message in enumerate(messages):
+        name, texts = _named(message), block_texts(message)
+        if name in stored:
+            known = theirs[ids.index(name)]
+            # A window may begin with the end of a message.
+            is_same = is_made(message) or known[len(known) - len(texts) :] == ours[place]
+            held[name] = _Held(texts if is_same else known, stored[name])
+        elif place < end:
+            held[name] = _Held(texts, stored[ids[place - end]] if place >= end - same else [])
+    return held
+
+
+async def _stored(session: Session, count: int) -> dict[str, list[tuple[str, Message]]]:
+    """Return the newest stored messages of Strands by their ids."""
+    stored: dict[str, list[tuple[str, Message]]] = {}
+    try:
+        page = await session.history(
+            newest=min(count, TAIL_MESSAGES), after="latest", wait_ms=WAIT_MS
+        )
+    except (TooLarge, UnknownSession):
+        return stored
+    if not page.fresh:
+        raise Unavailable("the newest messages are not stored yet")
+    for one in page.messages:
+        if _is_message(one.carry) and one.carry.get("tracking_id"):
+            stored.setdefault(one.carry["tracking_id"], []).append((one.message_id, one.carry))
+    return stored
+
+
+def _texts(parts: Sequence[Message]) -> list[str]:
+    return [text for part in parts for text in block_texts(part)]
+
+
+def _same(listed: Sequence[list[str]], stored: Sequence[list[str]]) -> tuple[int, int]:
+    """Return how many of the newest stored messages a list has in a row, and where they end."""
+    size = end = 0
+    for place in range(1, len(listed) + 1):
+        run = 0
+        while run < min(place, len(stored)) and listed[place - 1 - run] == stored[-1 - run]:
+            run += 1
+        if run > size:
+            size, end = run, place
+    return size, end
+
+
+def _named(message: Message) -> str:
+    """Return the id of a message, which has one from now on."""
+    if not message.get("tracking_id"):
+        message["tracking_id"] = str(uuid4())
+    return str(message["tracking_id"])
+
+
+def _changes(
+    session: Session, messages: Sequence[Message], known: Mapping[str, _Held]
+) -> tuple[list[OutgoingEvent], dict[str, _Held]]:
+    """Return the events that bring a session up to messages, and what is held of them then.
+
+    From the first message on that the host changed, all are published anew, in their order.
+    """
+    texts = [block_texts(message) for message in messages]
+    before = [known.get(_named(message)) for message in messages]
+    pairs = enumerate(zip(before, texts, strict=True))
+    start = next((place for place, pair in pairs if _is_changed(*pair)), len(messages))
+    stale = [message_id for old in before[start:] if old for message_id, _ in old.stored]
+    events = [retraction_event(session.key, stale)] if stale else []
+    held: dict[str, _Held] = {}
+    for place, message in enumerate(messages):
+        old = before[place]
+        if old is not None and place < start:
+            continue
+        parts = _parts(message, old)
+        ids: list[str] = []
+        if parts:
+            event = _event(session, parts, stale)
+            events.append(event)
+            ids = [f"{event.event_id}#{index}" for index in range(len(parts))]
+        held[_named(message)] = _Held(texts[place], list(zip(ids, parts, strict=True)))
+    return events, held
+
+
+def _is_changed(old: _Held | None, texts: list[str]) -> bool:
+    return old is not None and bool(old.stored) and old.texts != texts
+
+
+def _parts(message: Message, old: _Held | None) -> list[Message]:
+    """Return what is published of a message; nothing for one that Turnfold wrote."""
+    if old is None:
+        return [] if is_made(message) else parts_of(message)
+    if _is_changed(old, block_texts(message)):
+        return _changed_parts(message, old)
+    return [original for _, original in old.stored]
+
+
+def _changed_parts(message: Message, old: _Held) -> list[Message]:
+    """Return the parts of a changed message, without the texts that Turnfold had put into it."""
+    if not is_made(message):
+        return parts_of(message)
+    message = unmarked(without_cache_points(message))
+    content, texts = message["content"], block_texts(message)
+    originals = [original for _, original in old.stored]
+    if texts[: len(old.texts)] == old.texts:
+        return [*originals, *parts_of({**message, "content": content[len(old.texts) :]})]
+    made = set(old.texts).difference(*map(block_texts, originals))
+    own = [
+        block
+        for block, text in zip(content, texts, strict=True)
+        if "text" not in block or text not in made
+    ]
+    return parts_of({**message, "content": own}) if own else []
+
+
+def _event(session: Session, parts: Sequence[Message], retracted: Sequence[str]) -> OutgoingEvent:
+    # An event that is published again after an error is the same one, unless it was retracted.
+    text = json.dumps([parts, *retracted[:1]], sort_keys=True)
     return turn_event(
         session.key,
-        [_chat(str(message["role"]), blocks) for blocks in groups],
+        [chat_of(part) for part in parts],
         event_id=blake2b(text.encode(), digest_size=16).hexdigest(),
-        carry=[{**encoded, "content": blocks} for blocks in groups],
+        carry=parts,
     )
 
 
-def _chat(role: str, blocks: Sequence[Mapping[str, Any]]) -> Chat:
-    if blocks and "toolResult" in blocks[0]:
-        return _result(blocks[0]["toolResult"])
-    texts = [{"type": "text", "text": block["text"]} for block in blocks if "text" in block]
-    calls = [_call(block["toolUse"]) for block in blocks if "toolUse" in block]
-    others = [block for block in blocks if not {"text", "toolUse", "cachePoint"} & set(block)]
-    body = {"role": role, "content": texts[0]["text"] if len(texts) == 1 else texts or ""}
-    # Reasoning, images and documents count as text.
-    return body | ({"tool_calls": calls} if calls else {}) | ({"blocks": others} if others else {})
+def _messages(shown: Iterable[_Entry]) -> tuple[list[Message], dict[str, _Held]]:
+    """Return the messages of a window, and what is stored of them.
 
-
-def _result(result: Mapping[str, Any]) -> Chat:
-    parts = [part["text"] if "text" in part else json.dumps(part) for part in result["content"]]
-    body = {"role": "tool", "tool_call_id": result["toolUseId"], "content": "\n".join(parts)}
-    return body | ({"is_error": True} if result.get("status") == "error" else {})
-
-
-def _call(use: Mapping[str, Any]) -> Chat:
-    function = {"name": use["name"], "arguments": json.dumps(use["input"])}
-    return {"id": use["toolUseId"], "type": "function", "function": function}
-
-
-def _messages(shown: Iterable[_Entry]) -> list[Message]:
-    """Return the messages of a window; neighbors of one role are one message."""
+    Neighbors of one role are one message.
+    """
     messages: list[Message] = []
-    for body, carried in shown:
-        message: Message
-        if body is None:
-            message = decode_bytes_values(carried)
-        else:
-            message = _made(body)
-            if isinstance(carried, dict) and "tracking_id" in carried:
-                message["tracking_id"] = carried["tracking_id"]
+    stored: list[list[tuple[str, Message]]] = []
+    for body, carried, message_id in shown:
+        message: Message = decode_bytes_values(carried) if body is None else rebuilt(body)
+        own = [(str(message_id), carried)] if _is_message(carried) else []
+        if own and carried.get("tracking_id"):
+            message["tracking_id"] = carried["tracking_id"]
+        _named(message)
         if not messages or messages[-1]["role"] != message["role"]:
             messages.append(message)
+            stored.append(own)
             continue
         last = messages[-1]
+        stored[-1] += own
         last["content"] = [*last["content"], *message["content"]]
-        if last.get("tracking_id") != message.get("tracking_id") or _is_made(message):
-            last["metadata"] = _marked(last)
-    return messages
-
-
-def _made(body: Chat) -> Message:
-    content = body.get("content")
-    text = content if isinstance(content, str) else "\n".join(map(_text, content or ()))
-    blocks: list[Chat] = []
-    if body["role"] == "tool":
-        status = "error" if body.get("is_error") else "success"
-        result = {"toolUseId": body["tool_call_id"], "status": status, "content": [{"text": text}]}
-        blocks.append({"toolResult": result})
-    elif text:
-        blocks.append({"text": text})
-    for call in body.get("tool_calls") or ():
-        function = call["function"]
-        use = {"toolUseId": call["id"], "name": function["name"]}
-        blocks.append({"toolUse": {**use, "input": call_arguments(function["arguments"])}})
-    role = "assistant" if body["role"] == "assistant" else "user"
-    return {"role": role, "content": blocks or [{"text": "(empty)"}], "metadata": _marked({})}
+        if last["tracking_id"] != message["tracking_id"] or is_made(message):
+            last["metadata"] = marked(last)
+    return messages, {
+        message["tracking_id"]: _Held(block_texts(message), ids)
+        for message, ids in zip(messages, stored, strict=True)
+    }
 
 
 def _is_message(carried: object) -> bool:
     return isinstance(carried, dict) and {"role", "content"} <= set(carried)
 
 
-def _marked(message: Message) -> dict[str, Any]:
-    metadata = message.get("metadata") or {}
-    return {**metadata, "custom": {**(metadata.get("custom") or {}), _MADE: True}}
-
-
-def _is_made(message: Message) -> bool:
-    return bool(((message.get("metadata") or {}).get("custom") or {}).get(_MADE))
-
-
 def _originals(messages: Iterable[Message]) -> int:
-    return sum(not _is_made(message) for message in messages)
-
-
-def _text(part: Mapping[str, Any]) -> str:
-    return str(part.get("text") or json.dumps(part))
+    return sum(not is_made(message) for message in messages)

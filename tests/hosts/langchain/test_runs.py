@@ -274,6 +274,26 @@ async def test_content_without_a_form_as_a_chat_message_is_recorded_by_its_kind(
     assert told in str(stored[2]["content"])
 
 
+@pytest.mark.proves("G4")
+async def test_documents_and_made_images_do_not_count_as_text(
+    system: RunningSystem, session_id: str
+) -> None:
+    data = "iVBORw0K" * 50_000
+    source = {"type": "base64", "media_type": "application/pdf", "data": data}
+    history = [
+        HumanMessage(
+            [{"type": "text", "text": "Draw it."}, {"type": "document", "source": source}]
+        ),
+        AIMessage([{"type": "image_generation_call", "id": "i1", "result": data}]),
+        HumanMessage("Thanks."),
+    ]
+    model = ScriptedModel(script=[AIMessage("Fine.")])
+
+    await agent_of(model, system.nats_url).ainvoke({"messages": history}, thread(session_id))
+
+    assert [one.content for one in model.calls[-1][1:]] == [one.content for one in history]
+
+
 def test_an_agent_that_is_a_tool_of_another_has_a_session_of_its_own(
     system: RunningSystem, session_id: str
 ) -> None:

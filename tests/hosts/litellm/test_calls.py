@@ -226,6 +226,23 @@ async def test_two_keys_of_a_proxy_have_two_sessions_of_one_id(
     assert all("sk-" not in one and one.endswith(f"/{session_id}") for one in sessions)
 
 
+@pytest.mark.proves("G6")
+async def test_a_document_does_not_count_as_text(
+    system: RunningSystem, provider: Provider, session_id: str
+) -> None:
+    use(system.nats_url)
+    source = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0x" * 50_000}
+    content = [{"type": "text", "text": "What is it?"}, {"type": "document", "source": source}]
+    messages: list[Any] = [{"role": "user", "content": content}]
+
+    await asked("sdk", provider, messages, session_id)
+
+    async with turnfold.connect(system.nats_url, environ={}) as client:
+        session = client.session("litellm", session_id)
+        window = await session.context(max_tokens=8_000, after="latest", wait_ms=5_000)
+    assert 1_000 < window.tokens < 2_000
+
+
 async def test_a_call_without_a_session_is_sent_as_it_came(
     system: RunningSystem, provider: Provider
 ) -> None:

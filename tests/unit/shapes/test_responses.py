@@ -59,3 +59,13 @@ def test_what_a_model_said_is_its_words_and_of_an_unknown_part_its_json(
     (view,) = chat_views([item], [json.dumps(item)])
 
     assert text_of(view.message) == said
+
+
+@pytest.mark.proves("G1")
+def test_an_image_that_a_model_made_is_told_without_its_bytes() -> None:
+    item = {"type": "image_generation_call", "id": "i1", "result": "iVBORw0K" * 10_000}
+
+    (view,) = chat_views([item], [json.dumps(item)])
+
+    assert len(text_of(view.message) + view.extra) < 100
+    assert view.text == json.dumps(item)

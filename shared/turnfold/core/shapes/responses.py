@@ -22,6 +22,7 @@ REASONING: Final = "reasoning"
 MESSAGE: Final = "message"
 FUNCTION: Final = "function_call"
 CUSTOM: Final = "custom_tool_call"
+IMAGE: Final = "image_generation_call"
 OUTPUT: Final = "_output"
 _CALL: Final = "_call"
 _FROM_CLIENT: Final = (OUTPUT, "_response", "_reference")
@@ -123,6 +124,9 @@ def told_texts(item: Item) -> list[str]:
     kind = kind_of(item)
     if kind == REASONING or is_call(item):
         return []
+    if kind == IMAGE:
+        # Its bytes are no text.
+        return [compact({**item, "result": "[image]"})]
     if kind != MESSAGE:
         return [compact(item)]
     content = item.get("content")

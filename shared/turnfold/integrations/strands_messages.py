@@ -1,0 +1,125 @@
+"""Messages of Strands as chat messages, and back."""
+
+# pyright takes `strands` for this file.
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turnfold.integrations import requires
+from turnfold.integrations.mirrored import Chat, call_arguments, content_text
+
+with requires("strands"):
+    from strands.types.session import encode_bytes_values
+
+_MADE = "turnfold"
+"""The mark of messages that Turnfold wrote or shortened: they are not published."""
+
+Message = dict[str, Any]
+
+
+def is_made(message: Message) -> bool:
+    """Return whether Turnfold wrote or shortened a message."""
+    return bool(((message.get("metadata") or {}).get("custom") or {}).get(_MADE))
+
+
+def marked(message: Message) -> dict[str, Any]:
+    """Return the metadata of a message that Turnfold wrote or shortened."""
+    metadata = message.get("metadata") or {}
+    return {**metadata, "custom": {**(metadata.get("custom") or {}), _MADE: True}}
+
+
+def unmarked(message: Message) -> Message:
+    """Return a message of which the host has written what it is now."""
+    metadata = message.get("metadata") or {}
+    custom = {name: one for name, one in (metadata.get("custom") or {}).items() if name != _MADE}
+    return {**message, "metadata": {**metadata, "custom": custom}}
+
+
+def block_texts(message: Message) -> list[str]:
+    """Return the blocks of a message as texts to compare, without the points of caches."""
+    content = encode_bytes_values(without_cache_points(message)["content"])
+    return [json.dumps(block, sort_keys=True) for block in content]
+
+
+def without_cache_points(message: Message) -> Message:
+    """Return a message without the points of caches, which hosts move from call to call."""
+    content = [block for block in message["content"] if "cachePoint" not in block]
+    return {**message, "content": content}
+
+
+def parts_of(message: Message) -> list[Message]:
+    """Return a message in parts that are chat messages: each result of a tool is one."""
+    encoded = encode_bytes_values(message)
+    others = [block for block in encoded["content"] if "toolResult" not in block]
+    parts = [[block] for block in encoded["content"] if "toolResult" in block]
+    parts += [others] if others or not parts else []
+    return [{**encoded, "content": blocks} for blocks in parts]
+
+
+def chat_of(part: Message) -> Chat:
+    """Return a part of a message as a chat message."""
+    role, blocks = str(part["role"]), part["content"]
+    if blocks and "toolResult" in blocks[0]:
+        return _result(blocks[0]["toolResult"])
+    content = [one for block in blocks if (one := _part(block)) is not None]
+    calls = [_call(block["toolUse"]) for block in blocks if "toolUse" in block]
+    # Reasoning counts as text.
+    others = [block for block in blocks if not _CHAT_BLOCKS & set(block)]
+    body = {"role": role, "content": _content(content)}
+    return body | ({"tool_calls": calls} if calls else {}) | ({"blocks": others} if others else {})
+
+
+def _result(result: Mapping[str, Any]) -> Chat:
+    parts = [
+        _part(part) or {"type": "text", "text": json.dumps(part)} for part in result["content"]
+    ]
+    if all(part["type"] == "text" for part in parts):
+        parts = [{"type": "text", "text": "\n".join(part["text"] for part in parts)}]
+    body = {"role": "tool", "tool_call_id": result["toolUseId"], "content": _content(parts)}
+    return body | ({"is_error": True} if result.get("status") == "error" else {})
+
+
+def _part(block: Mapping[str, Any]) -> Chat | None:
+    """Return a text or a file as a part of a content; None for other blocks."""
+    if "text" in block:
+        return {"type": "text", "text": block["text"]}
+    for name, kind in _FILES.items():
+        if name in block:
+            # Without its bytes, which the event carries: a file counts as one, not as text.
+            file = block[name]
+            named = {"filename": file["name"]} if "name" in file else {}
+            return {"type": kind, "format": file.get("format"), **named}
+    return None
+
+
+def _content(parts: Sequence[Chat]) -> Any:
+    return parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else list(parts) or ""
+
+
+_FILES = {"image": "image", "document": "file", "video": "video", "audio": "audio"}
+"""Blocks of Strands, and parts of a chat message."""
+_CHAT_BLOCKS = {"text", "toolUse", "cachePoint", *_FILES}
+
+
+def _call(use: Mapping[str, Any]) -> Chat:
+    function = {"name": use["name"], "arguments": json.dumps(use["input"])}
+    return {"id": use["toolUseId"], "type": "function", "function": function}
+
+
+def rebuilt(body: Chat) -> Message:
+    """Return a message that Turnfold wrote or shortened."""
+    text = content_text(body.get("content"))
+    blocks: list[Chat] = []
+    if body["role"] == "tool":
+        status = "error" if body.get("is_error") else "success"
+        result = {"toolUseId": body["tool_call_id"], "status": status, "content": [{"text": text}]}
+        blocks.append({"toolResult": result})
+    elif text:
+        blocks.append({"text": text})
+    for call in body.get("tool_calls") or ():
+        function = call["function"]
+        use = {"toolUseId": call["id"], "name": function["name"]}
+        blocks.append({"toolUse": {**use, "input": call_arguments(function["arguments"])}})
+    role = "assistant" if body["role"] == "assistant" else "user"
+    return {"role": role, "content": blocks or [{"text": "(empty)"}], "metadata": marked({})}

@@ -1,0 +1,65 @@
+"""Files of the Agent Framework count as files, and come back as they were (G8)."""
+
+import json
+from typing import Any
+
+import pytest
+from agent_framework import Content, Message
+
+from tests.hosts.conftest import RunningSystem
+from turnfold.client import connect
+from turnfold.integrations.agent_framework import TurnfoldHistoryProvider
+
+DATA = bytes(range(256)) * 1_000
+
+
+def as_dicts(messages: list[Message]) -> list[dict[str, Any]]:
+    told: list[dict[str, Any]] = json.loads(json.dumps([one.to_dict() for one in messages]))
+    return told
+
+
+@pytest.mark.proves("G8")
+async def test_files_count_as_files_and_come_back_as_they_were(
+    system: RunningSystem, session_id: str
+) -> None:
+    """Proves G8."""
+    history = TurnfoldHistoryProvider(session_id, client=system.nats_url, max_tokens=16_000)
+    pdf = Content.from_data(DATA, "application/pdf", name="report.pdf")
+    shot = Content.from_data(DATA, "image/png")
+    sound = Content.from_uri("https://example.com/a.mp3", media_type="audio/mpeg")
+    made = Content.from_image_generation_tool_result(image_id="i1", outputs=shot)
+    messages = [
+        Message("user", ["Compare.", pdf, sound, Content.from_hosted_file("file-1")]),
+        Message("assistant", [Content.from_function_call("c1", "shoot", arguments="{}")]),
+        Message("tool", [Content.from_function_result("c1", result=[shot])]),
+        Message("assistant", ["Done.", made]),
+        Message("user", ["Thanks."]),
+    ]
+
+    await history.save_messages("s", messages)
+
+    assert as_dicts(await history.get_messages("s")) == as_dicts(messages)
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session(session_id, "s")
+        window = await session.context(max_tokens=16_000, after="latest", wait_ms=5_000)
+    assert 4 * 1_000 < window.tokens < 6_500
+    assert len(json.dumps(window.messages)) < 2_500
+
+
+@pytest.mark.proves("G8")
+async def test_what_is_rebuilt_names_its_files(system: RunningSystem, session_id: str) -> None:
+    """Two calls with one id cannot be sent, so the window writes their message anew."""
+    history = TurnfoldHistoryProvider(session_id, client=system.nats_url, max_tokens=16_000)
+    call = Content.from_function_call("c1", "shoot", arguments="{}")
+    pdf = Content.from_data(DATA, "application/pdf")
+    messages = [
+        Message("user", ["Go."]),
+        Message("assistant", ["Here.", pdf, call, call]),
+        Message("tool", [Content.from_function_result("c1", result="ok")]),
+    ]
+
+    await history.save_messages("s", messages)
+
+    [_, rebuilt, _] = await history.get_messages("s")
+    assert [content.type for content in rebuilt.contents] == ["text", "text", "function_call"]
+    assert rebuilt.contents[1].text == "[file]"

@@ -1,0 +1,195 @@
+"""Messages that Strands changes in place, and those that a program restores without their ids."""
+
+import copy
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from strands import Agent, tool
+
+from tests.hosts.conftest import RunningSystem
+from tests.hosts.strands.models import Message, ScriptedModel, calls, faults, says
+from turnfold.client import connect
+from turnfold.integrations.strands import TurnfoldConversationManager
+
+SECRET = "My card is 4929."
+REDACTED = "[User input redacted.]"
+
+
+class GuardedModel(ScriptedModel):
+    """A model whose provider redacts the input of the call that has the secret."""
+
+    async def stream(self, messages: Any, *_: Any, **__: Any) -> AsyncGenerator[Any, None]:
+        if "4929" in str(messages[-1]):
+            yield {"redactContent": {"redactUserContentMessage": REDACTED}}
+        async for chunk in super().stream(messages):
+            yield chunk
+
+
+@tool  # type: ignore[untyped-decorator]
+def look(place: str) -> str:
+    """Look at a place."""
+    return SECRET if place == "safe" else f"{place} is empty"
+
+
+def agent_of(
+    model: ScriptedModel, session_id: str, url: str, *, tokens: int = 8_000, **options: Any
+) -> Any:
+    manager = TurnfoldConversationManager("strands", session_id, client=url, max_tokens=tokens)
+    options |= {"conversation_manager": manager, "callback_handler": None}
+    return Agent(model=model, tools=[look], **options)
+
+
+async def recorded(
+    system: RunningSystem, session_id: str, *, include_retracted: bool = False
+) -> list[str]:
+    """Return the text of each message; of a call, its arguments."""
+    async with connect(system.nats_url, environ={}) as client:
+        page = await client.session("strands", session_id).history(
+            newest=99, include_retracted=include_retracted, after="latest", wait_ms=5_000
+        )
+    messages = [one.message for one in page.messages]
+    return [one["content"] or one["tool_calls"][0]["function"]["arguments"] for one in messages]
+
+
+def saved(messages: list[Message]) -> list[Message]:
+    """Return messages as an application may keep them: with no more than the API needs."""
+    return [{name: copy.deepcopy(one[name]) for name in ("role", "content")} for one in messages]
+
+
+async def test_a_history_that_is_restored_without_ids_is_not_published_again(
+    system: RunningSystem, session_id: str
+) -> None:
+    model = ScriptedModel(calls("one", "hall", "yard"), says("Both are."), says("Yes."))
+    agent = agent_of(model, session_id, system.nats_url)
+    await agent.invoke_async("Is one empty?")
+    await agent.invoke_async("Yes?")
+    later = ScriptedModel(says("Yes."), says("Sure."))
+    restored = agent_of(later, session_id, system.nats_url, messages=saved(agent.messages))
+
+    await restored.invoke_async("Yes?")
+    await restored.invoke_async("Sure?")
+
+    assert [faults(call) for call in later.calls] == [[], []]
+    assert await recorded(system, session_id) == [
+        *("Is one empty?", '{"place": "hall"}', "hall is empty", "yard is empty", "Both are."),
+        *("Yes?", "Yes.", "Yes?", "Yes.", "Sure?", "Sure."),
+    ]
+
+
+async def test_a_restored_window_without_ids_is_not_published_as_messages(
+    system: RunningSystem, session_id: str
+) -> None:
+    model = ScriptedModel(*[says(f"{number} " + "word " * 300) for number in range(12)])
+    agent = agent_of(model, session_id, system.nats_url, tokens=1_500)
+    for number in range(12):
+        await agent.invoke_async(f"Tell {number}.")
+    messages = saved(agent.messages)
+    assert len(messages) < 20
+    later = ScriptedModel(says("Fine."))
+
+    restored = agent_of(later, session_id, system.nats_url, tokens=1_500, messages=messages)
+    await restored.invoke_async("Well?")
+
+    texts = await recorded(system, session_id)
+    assert [text[:8] for text in texts[::2]] == [f"Tell {n}."[:8] for n in range(12)] + ["Well?"]
+
+
+async def test_what_a_guardrail_redacts_leaves_the_session(
+    system: RunningSystem, session_id: str
+) -> None:
+    model = GuardedModel(says("Hello."), says("I cannot."), says("Fine."))
+    agent = agent_of(model, session_id, system.nats_url)
+
+    for text in ("Hi.", SECRET, "Never mind."):
+        await agent.invoke_async(text)
+
+    assert [one["content"][0]["text"] for one in model.calls[-1]] == [
+        *("Hi.", "Hello.", REDACTED, "I cannot.", "Never mind.")
+    ]
+    assert await recorded(system, session_id) == [
+        *("Hi.", "Hello.", REDACTED, "I cannot.", "Never mind.", "Fine.")
+    ]
+
+
+async def test_a_redacted_result_stays_the_result_of_its_call(
+    system: RunningSystem, session_id: str
+) -> None:
+    model = GuardedModel(calls("one", "hall", "safe"), says("I cannot."), says("Fine."))
+    agent = agent_of(model, session_id, system.nats_url)
+
+    await agent.invoke_async("Look.")
+    await agent.invoke_async("Never mind.")
+
+    assert [faults(call) for call in model.calls] == [[], [], []]
+    assert await recorded(system, session_id) == [
+        *("Look.", '{"place": "hall"}', REDACTED, REDACTED, "I cannot.", "Never mind.", "Fine.")
+    ]
+
+
+async def test_a_request_that_is_redacted_beside_texts_of_turnfold_leaves_the_session(
+    system: RunningSystem, session_id: str
+) -> None:
+    answers = [says(f"{number} " + "word " * 900) for number in range(3)]
+    model = GuardedModel(*answers, says("I cannot."), says("Fine."))
+    agent = agent_of(model, session_id, system.nats_url, tokens=700)
+    for number in range(3):
+        await agent.invoke_async(f"Tell {number}.")
+
+    await agent.invoke_async(SECRET)
+    assert len(model.calls[-1][-1]["content"]) > 1
+    await agent.invoke_async("Never mind.")
+
+    assert "4929" not in json.dumps(model.calls[-1])
+    texts = await recorded(system, session_id)
+    assert texts[6:] == [REDACTED, "I cannot.", "Never mind.", "Fine."]
+    assert len(texts) == 10
+
+
+async def test_a_message_that_was_changed_later_keeps_its_place(
+    system: RunningSystem, session_id: str
+) -> None:
+    model = ScriptedModel(calls("one", "hall"), says("Empty."), says("Yes."), says("Bye."))
+    agent = agent_of(model, session_id, system.nats_url)
+    await agent.invoke_async(SECRET)
+    agent.messages[0]["content"][0]["text"] = REDACTED
+
+    await agent.invoke_async("Sure?")
+    texts = [REDACTED, '{"place": "hall"}', "hall is empty", "Empty.", "Sure?", "Yes."]
+    assert await recorded(system, session_id) == texts
+    agent.messages[0]["content"][0]["text"] = SECRET
+    await agent.invoke_async("Bye.")
+
+    assert [faults(call) for call in model.calls] == [[]] * 4
+    assert await recorded(system, session_id) == [SECRET, *texts[1:], "Bye.", "Bye."]
+
+
+async def test_a_message_that_grows_is_published_as_it_is_then(
+    system: RunningSystem, session_id: str
+) -> None:
+    model = ScriptedModel(says("Yes."), says("Well."))
+    agent = agent_of(model, session_id, system.nats_url)
+    await agent.invoke_async("Sure?")
+    last = agent.messages[-1]
+    agent.messages[-1] = {**last, "content": [*last["content"], {"text": "And more."}]}
+
+    await agent.invoke_async("What?")
+
+    assert [one["content"] for one in model.calls[-1]] == [
+        [{"text": "Sure?"}], [{"text": "Yes."}, {"text": "And more."}], [{"text": "What?"}]
+    ]  # fmt: skip
+
+
+async def test_points_of_caches_that_move_change_no_message(
+    system: RunningSystem, session_id: str
+) -> None:
+    model = ScriptedModel(says("Yes."), says("Well."), says("Bye."))
+    agent = agent_of(model, session_id, system.nats_url)
+
+    for text in ("Sure?", "What?", "Go."):
+        for message in agent.messages:
+            message["content"] = [one for one in message["content"] if "cachePoint" not in one]
+        await agent.invoke_async([{"text": text}, {"cachePoint": {"type": "default"}}])
+
+    texts = await recorded(system, session_id, include_retracted=True)
+    assert texts == ["Sure?", "Yes.", "What?", "Well.", "Go.", "Bye."]
