@@ -229,8 +229,7 @@ def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Eleme
             elements += [one for *reasoning, _ in found for one in reasoning]
             mine = [element for *_, element in found]
             if message is not None:
-                is_one = len(mine) == len(places) == 1
-                elements += _changed_message(api, mine, message, entry, is_one=is_one)
+                elements += _changed_message(api, mine, list(places), message, entry)
             elif mine:
                 elements.append(_shown_part(api, mine[0], known[0]))
             else:
@@ -239,18 +238,21 @@ def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Eleme
 
 
 def _changed_message(
-    api: Api, mine: Sequence[Element], message: Element, entry: Mapping[str, Any], *, is_one: bool
+    api: Api,
+    mine: Sequence[Element],
+    places: Sequence[int | None],
+    message: Element,
+    entry: Mapping[str, Any],
 ) -> Sequence[Element]:
-    """Return what is sent for a message that a window does not show as it was published.
-
-    With `is_one`, it is one element of the caller.
-    """
+    """Return what is sent for a changed message; `mine` are the elements at its places."""
     shown = _without_thoughts(api, mine, message)
+    first = places[0] if len(mine) == len(places) > 0 else None
+    are_neighbors = first is not None and places == [*range(first, first + len(places))]
     # Results of one message are several messages of a session, and neighbors of one role are
-    # merged: their window is one message.
-    if mine and _in_blocks(shown) == _merged([api.stored(one) for one in mine]):
+    # merged: their window is one message. Others became neighbors only there, and stay merged.
+    if are_neighbors and _in_blocks(shown) == _merged([api.stored(one) for one in mine]):
         return mine
-    own = mine[0] if is_one else None
+    own = mine[0] if len(mine) == len(places) == 1 else None
     return [_with_fields_of(api, own, shown, entry.get("without") or ())]
 
 

@@ -369,3 +369,17 @@ def test_thoughts_that_the_caller_leaves_out_are_not_sent() -> None:
     both = window_of([{"role": "assistant", "content": [*kept["content"], *said["content"]]}],
                      [[mirror_id(0), mirror_id(1)]])  # fmt: skip
     assert own_elements(MESSAGES, both, [said, said]) == [said, said]
+
+
+@pytest.mark.proves("C78", "L1")
+def test_messages_that_are_neighbors_in_the_window_alone_are_one_message() -> None:
+    """What stood between them has left the window; a provider may want the roles in turns."""
+    own: list[Json] = [
+        {"role": "user", "content": [result_block("t1")]},
+        {"role": "assistant", "content": "In Ghent."},
+        {"role": "user", "content": "And 7342?"},
+    ]
+    merged = {"role": "user", "content": [result_block("t1"), text_block("And 7342?")]}
+    window = window_of([merged], [[mirror_id(0), mirror_id(2)]])
+
+    assert own_elements(MESSAGES, window, own) == [merged]
