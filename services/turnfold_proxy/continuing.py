@@ -8,7 +8,7 @@ with what they answered.
 import asyncio
 import json
 import marshal
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -18,11 +18,12 @@ from typing import Any, Final, cast
 from cachetools import TTLCache
 
 from turnfold.client import Window
-from turnfold.client.mirror import place_of
-from turnfold.core.shapes.anthropic import chat_views
+from turnfold.client.mirrored_list import is_beside, place_of
+from turnfold.core.shapes.anthropic import chat_views, is_thinking
 from turnfold.core.text.tokens import REASONING_FIELDS
 from turnfold.errors import Conflict
 from turnfold_proxy.apis.api import INSTRUCTIONS, MARKER, Api, Element, dumped, without_markers
+from turnfold_proxy.apis.responses import REASONING
 
 KEEP_SECONDS: Final = 60.0
 """The time that texts of a window stay in the proxy, because the signal of an erasure may be lost.
@@ -209,30 +210,73 @@ def grown(
 def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Element]:
     """Return a window whose unchanged messages are the caller's own, to the letter.
 
+    Reasoning is the caller's as well: a provider that reads it wants it before its own item.
+
     Raises:
         Conflict: the window shows a message that is not in the caller's list.
     """
     elements: list[Element] = []
+    steps, last = _steps(api, own)
     # Unchanged messages come without their body.
     messages = cast("Sequence[Element | None]", window.messages)
     entries = window.entries or [{}] * len(messages)
     for message, message_ids, entry in zip(messages, window.message_ids, entries, strict=True):
         ids = message_ids if isinstance(message_ids, list) else [message_ids]
-        places = dict.fromkeys(map(place_of, filter(None, ids)))
-        mine = [own[place] for place in places if place is not None and place < len(own)]
-        if message is None:
-            if not mine:
+        known = [one for one in ids if one is not None]
+        if not any(map(is_beside, known)):
+            places = dict.fromkeys(map(place_of, known))
+            found = [steps[place] for place in places if place is not None and place < len(steps)]
+            elements += [one for *reasoning, _ in found for one in reasoning]
+            mine = [element for *_, element in found]
+            if message is not None:
+                elements += _changed_message(api, mine, list(places), message, entry)
+            elif mine:
+                elements.append(_shown_part(api, mine[0], known[0]))
+            else:
                 raise Conflict("another publisher writes to this session")
-            elements.append(_shown_part(api, mine[0], str(ids[0])))
-        # Results of one message are several messages of a session, and neighbors of one role are
-        # merged: their window is one message.
-        elif mine and _in_blocks(message) == _merged([api.stored(one) for one in mine]):
-            elements += mine
-        else:
-            element = mine[0] if len(mine) == len(places) == 1 else None
-            without = entry.get("without") or ()
-            elements.append(_with_fields_of(api, element, message, without))
-    return elements
+    return elements + last
+
+
+def _changed_message(
+    api: Api,
+    mine: Sequence[Element],
+    places: Sequence[int | None],
+    message: Element,
+    entry: Mapping[str, Any],
+) -> Sequence[Element]:
+    """Return what is sent for a changed message; `mine` are the elements at its places."""
+    shown = _without_thoughts(api, mine, message)
+    first = places[0] if len(mine) == len(places) > 0 else None
+    are_neighbors = first is not None and places == [*range(first, first + len(places))]
+    # Results of one message are several messages of a session, and neighbors of one role are
+    # merged: their window is one message. Others became neighbors only there, and stay merged.
+    if are_neighbors and _in_blocks(shown) == _merged([api.stored(one) for one in mine]):
+        return mine
+    own = mine[0] if len(mine) == len(places) == 1 else None
+    return [_with_fields_of(api, own, shown, entry.get("without") or ())]
+
+
+def _steps(api: Api, own: Sequence[Element]) -> tuple[list[list[Element]], list[Element]]:
+    """Return each element that counts with the reasoning before it, and what follows the last."""
+    if api.shape != "responses":
+        return [[element] for element in own], []
+    steps: list[list[Element]] = [[]]
+    for element in own:
+        steps[-1].append(element)
+        if _kind(element) != REASONING:
+            steps.append([])
+    return steps[:-1], steps[-1]
+
+
+def _without_thoughts(api: Api, mine: Sequence[Element], shown: Element) -> Element:
+    """Return a message of Anthropic without its thoughts, if the caller has left them out."""
+    content = shown.get("content")
+    if api.shape != "anthropic" or not isinstance(content, list):
+        return shown
+    own = [one["content"] for one in mine if isinstance(one.get("content"), list)]
+    if any(is_thinking(block) for blocks in own for block in blocks):
+        return shown
+    return {**shown, "content": [one for one in content if not is_thinking(one)] or content}
 
 
 def _shown_part(api: Api, element: Element, message_id: str) -> Element:

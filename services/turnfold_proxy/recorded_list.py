@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from turnfold.client import Session, Window
-from turnfold.client.mirror import MirroredList, mirror, mirror_longer, place_of
+from turnfold.client.mirror import mirror, mirror_longer
+from turnfold.client.mirrored_list import MirroredList, place_of
 from turnfold_proxy.apis.api import Api, Element
 from turnfold_proxy.continuing import ListDigest
 

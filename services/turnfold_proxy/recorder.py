@@ -29,6 +29,7 @@ from turnfold_proxy.continuing import (
     parts_of,
 )
 from turnfold_proxy.erasures import AgentErasures, OnErased
+from turnfold_proxy.pauses import Pauses
 from turnfold_proxy.recorded_list import (
     EventOf,
     RecordedList,
@@ -40,8 +41,6 @@ from turnfold_proxy.recorded_list import (
 
 REMEMBERED_SESSIONS: Final = 10_000
 MOST_COUNTS: Final = 64
-PAUSE_SECONDS: Final = 5.0
-"""How long calls go out as they came after Turnfold did not answer one in time."""
 RECORD_SECONDS: Final = 15.0
 SEND_SECONDS: Final = 0.01
 """The delay before a call is recorded, so that the call itself goes first."""
@@ -138,7 +137,7 @@ class Recorder:
         self._states: OrderedDict[tuple[str, str], _SessionState] = OrderedDict()
         self._windows = KnownWindows()
         self._counts: dict[bytes, int] = {}
-        self._paused_until = 0.0
+        self._pauses = Pauses()
         self._writing: set[asyncio.Task[None]] = set()
 
     async def prepare(self, call: Call) -> tuple[PreparedCall, int]:
@@ -149,7 +148,7 @@ class Recorder:
         Raises:
             RequestError, RecursionError: Turnfold cannot take part in this call.
         """
-        if time.monotonic() < self._paused_until:
+        if self._pauses.includes(call.key):
             raise Unavailable("Turnfold did not answer a moment ago")
         state = self._state(call)
         number = state.newest = next(self._numbers)
@@ -157,11 +156,13 @@ class Recorder:
         if (continued := self._continued(call, own_bytes)) is not None:
             self._begin(self._refreshed(call, own_bytes, number, state))
             return continued, number
+        started = time.monotonic()
         try:
             async with asyncio.timeout(self._wait_seconds), state.lock:
                 return await self._prepared(call, own_bytes, number, state), number
         except (TimeoutError, Unavailable) as error:
-            self._pause(call)
+            self._windows.forget(call.key)
+            self._pauses.begin(call.key, error, started)
             raise Unavailable("Turnfold does not answer in time") from error
 
     def record(self, call: Call, number: int, answer: ModelAnswer) -> bool:
@@ -196,10 +197,6 @@ class Recorder:
     def _is_current(self, call: Call, state: _SessionState) -> bool:
         """Return whether the session was not erased since the call began."""
         return self._states.get(call.key) is state
-
-    def _pause(self, call: Call) -> None:
-        self._windows.forget(call.key)
-        self._paused_until = time.monotonic() + PAUSE_SECONDS
 
     def _tokens(self, text: str) -> int:
         """Count the tokens of a text that stays the same from call to call."""
@@ -252,17 +249,17 @@ class Recorder:
         self, call: Call, own_bytes: ListBytes, number: int, state: _SessionState
     ) -> None:
         """Record a call that was sent already, and take its window for the next one."""
+        started = time.monotonic()
         try:
             async with asyncio.timeout(RECORD_SECONDS), state.lock:
                 await asyncio.sleep(SEND_SECONDS)
                 # A newer call holds all of this one. Those of a fast caller would pile up.
                 if state.newest == number:
                     await self._prepared(call, own_bytes, number, state)
-        except (TimeoutError, Unavailable):
-            self._pause(call)
-            raise
-        except Exception:
+        except Exception as error:
             self._windows.forget(call.key)
+            if isinstance(error, TimeoutError | Unavailable):
+                self._pauses.begin(call.key, error, started)
             raise
 
     async def _prepared(
@@ -294,6 +291,7 @@ class Recorder:
             window = await self._window(session, call, beside)
         if not window.fresh:
             raise Unavailable("the session does not hold all of the conversation yet")
+        self._pauses.answered()
         if window.account.total < mirrored.messages:
             # Events that were erased are not stored again; under other ids, with the next message.
             raise UnknownSession(ERASED)

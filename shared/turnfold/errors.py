@@ -98,14 +98,20 @@ class Conflict(RequestError):
 
 
 class Unavailable(RequestError):
-    """No service can answer now; retry, after `retry_after_ms` if that is set."""
+    """No service can answer now; retry, after `retry_after_ms` if that is set.
+
+    `is_answer` tells that a service answered this, so that others of its answers may arrive.
+    """
 
     code = "unavailable"
     status = 503
 
-    def __init__(self, message: str = "", *, retry_after_ms: int | None = None) -> None:
+    def __init__(
+        self, message: str = "", *, retry_after_ms: int | None = None, is_answer: bool = False
+    ) -> None:
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
+        self.is_answer = is_answer
 
     def more(self) -> dict[str, Any]:
         """When to try again, where that is known."""

@@ -98,7 +98,10 @@ class Api(Protocol):
         ...
 
     def identity(self, element: Element) -> Any:
-        """Return JSON that is equal for two ways in which a client writes one element."""
+        """Return JSON that is equal for two ways in which a client writes one element.
+
+        It is None for an element that clients may leave out, and that belongs to the next one.
+        """
         ...
 
     def calls(self, element: Element) -> "Calls":

@@ -21,6 +21,7 @@ from turnfold_proxy.apis.api import (
     without_markers,
 )
 
+REASONING: Final = "reasoning"
 _ELSEWHERE: Final = ("previous_response_id", "conversation")
 _OF_PROVIDER: Final = frozenset({"id", "status"})
 
@@ -59,7 +60,10 @@ class ResponsesApi:
         return {name: value for name, value in element.items() if value is not None}
 
     def identity(self, element: Element) -> Any:
-        """Return what an item says or calls, without the ids that the provider gave it."""
+        """Return what an item says or calls, without the ids that the provider gave it.
+
+        Reasoning has none: clients may leave it out.
+        """
         kind = element.get("type") or "message"
         if kind == "message":
             return [element.get("role"), content_identity(element.get("content"))]
@@ -68,8 +72,8 @@ class ResponsesApi:
             return [kind, element.get("call_id"), element.get("name"), arguments_identity(given)]
         if kind in ("function_call_output", "custom_tool_call_output"):
             return [kind, element.get("call_id"), content_identity(element.get("output"))]
-        if kind == "reasoning":
-            return [kind, element.get("encrypted_content") or element.get("summary")]
+        if kind == REASONING:
+            return None
         fields = {
             name: value
             for name, value in element.items()

@@ -218,6 +218,8 @@ def error_from_json(error_json: Mapping[str, Any]) -> RequestError:
     if error_json.get("code") == Unavailable.code:
         retry_after_ms = error_json.get("retry_after_ms")
         return Unavailable(
-            message, retry_after_ms=retry_after_ms if isinstance(retry_after_ms, int) else None
+            message,
+            retry_after_ms=retry_after_ms if isinstance(retry_after_ms, int) else None,
+            is_answer=True,
         )
     return _ERRORS.get(str(error_json.get("code")), RequestError)(message)

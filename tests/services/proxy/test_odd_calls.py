@@ -41,6 +41,9 @@ for _ in range(70):
         ),
         pytest.param(CHAT, {"role": "critic", "content": "No."}, "bad_request", id="role"),
         pytest.param(CHAT, NESTED, "bad_request", id="nested"),
+        pytest.param(
+            CHAT, {"role": "user", "content": "x" * 5 * 2**20}, "too_large", id="above 4 MiB"
+        ),
         pytest.param(CHAT, USER | {"extra": 10**4_100}, "bad_request", id="digits"),
         pytest.param(RESPONSES, {"id": "msg_1"}, "unread", id="reference"),
         pytest.param(RESPONSES, {"role": "critic", "content": "No."}, "bad_request", id="item"),

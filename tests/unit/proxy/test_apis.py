@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from turnfold.client.mirror import MirroredList, _List
+from turnfold.client.mirrored_list import ElementList, MirroredList
 from turnfold_proxy.apis import APIS
 from turnfold_proxy.apis.api import arguments_identity
 
@@ -24,7 +24,7 @@ def test_arguments_with_what_is_no_number_are_compared_as_text(number: str) -> N
     for path, element in (("/v1/chat/completions", call), ("/v1/responses", item)):
         api = APIS[path]
         shape = None if api.shape == "chat" else api.shape
-        _List([element], shape, api.identity, MirroredList(0, "", 0, "0"))
+        ElementList([element], shape, api.identity, MirroredList(0, "", 0, "0"))
 
 
 def test_arguments_are_compared_without_their_spaces() -> None:

@@ -324,3 +324,62 @@ def test_neighbors_of_one_role_that_are_shown_whole_are_sent_as_they_came() -> N
     for content, these in ((blocks[1:], ids[1:]), ([recalled, *blocks], [None, *ids])):
         part = {"role": "user", "content": content}
         assert own_elements(MESSAGES, window_of([part], [these]), own) == [part]
+
+
+RESPONSES = APIS["/v1/responses"]
+
+
+@pytest.mark.proves("C78")
+def test_reasoning_stands_before_its_own_item_if_the_caller_sends_it() -> None:
+    """Its places in the session and in the list differ: the session may have more of it."""
+    items: list[Json] = [
+        {"role": "user", "content": "Where is 7341?"},
+        {"type": "function_call", "call_id": "c1", **LONG},
+        {"type": "function_call_output", "call_id": "c1", "output": "Ghent"},
+    ]
+    thoughts = [{"type": "reasoning", "id": f"rs_{number}", "summary": []} for number in range(3)]
+    event = f"mirror-2-1-{'0' * 32}-0-3"
+    ids = [f"{event}#0", f"{event}#1", f"{event}#2", mirror_id(2)]
+    short = items[1] | SHORT | {"id": "fc_1"}
+
+    for own, beside in ((items, []), ([items[0], *thoughts[:1], *items[1:]], thoughts[:1])):
+        window = window_of([None] * 5, [mirror_id(0), *ids])
+        shown = own_elements(RESPONSES, window, own)
+        assert all(mine is one for mine, one in zip(own, shown, strict=True))
+        shown = own_elements(RESPONSES, window_of([None, None, short, None], ids), own)
+        assert shown == [*beside, items[1] | SHORT, items[2]]
+        assert own_elements(RESPONSES, window_of([None], ids[3:]), own) == items[2:]
+    ends = [*items, thoughts[2]]
+    whole = window_of([None] * 5, [mirror_id(0), *ids])
+    assert own_elements(RESPONSES, whole, ends) == ends
+
+
+@pytest.mark.proves("C78")
+def test_thoughts_that_the_caller_leaves_out_are_not_sent() -> None:
+    thinking = {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}
+    said: Json = {"role": "assistant", "content": [text_block("In Ghent.")]}
+    cut = {"role": "assistant", "content": [thinking, text_block("In [TRUNCATED]")]}
+    ids = [mirror_id(0)]
+
+    assert own_elements(MESSAGES, window_of([cut], ids), [said]) == [
+        cut | {"content": cut["content"][1:]}
+    ]
+    kept: Json = {"role": "assistant", "content": [thinking, *said["content"]]}
+    assert own_elements(MESSAGES, window_of([cut], ids), [kept]) == [cut]
+    both = window_of([{"role": "assistant", "content": [*kept["content"], *said["content"]]}],
+                     [[mirror_id(0), mirror_id(1)]])  # fmt: skip
+    assert own_elements(MESSAGES, both, [said, said]) == [said, said]
+
+
+@pytest.mark.proves("C78", "L1")
+def test_messages_that_are_neighbors_in_the_window_alone_are_one_message() -> None:
+    """What stood between them has left the window; a provider may want the roles in turns."""
+    own: list[Json] = [
+        {"role": "user", "content": [result_block("t1")]},
+        {"role": "assistant", "content": "In Ghent."},
+        {"role": "user", "content": "And 7342?"},
+    ]
+    merged = {"role": "user", "content": [result_block("t1"), text_block("And 7342?")]}
+    window = window_of([merged], [[mirror_id(0), mirror_id(2)]])
+
+    assert own_elements(MESSAGES, window, own) == [merged]

@@ -1,0 +1,41 @@
+"""Pauses, in which calls go out as they came because Turnfold did not answer one."""
+
+import time
+from typing import Final
+
+from cachetools import TTLCache
+
+from turnfold.errors import Unavailable
+from turnfold_proxy.continuing import SessionIds
+
+PAUSE_SECONDS: Final = 5.0
+MOST_SESSIONS: Final = 10_000
+
+
+class Pauses:
+    """The pause of all sessions, and those of single ones whose requests fail."""
+
+    def __init__(self) -> None:
+        self._sessions: TTLCache[SessionIds, bool] = TTLCache[SessionIds, bool](
+            MOST_SESSIONS, PAUSE_SECONDS
+        )
+        self._until = self._answered_at = 0.0
+
+    def includes(self, session: SessionIds) -> bool:
+        """Return whether a session has a pause now."""
+        return time.monotonic() < self._until or session in self._sessions
+
+    def answered(self) -> None:
+        """Note that Turnfold has answered a call."""
+        self._answered_at = time.monotonic()
+
+    def begin(self, session: SessionIds, error: TimeoutError | Unavailable, since: float) -> None:
+        """Begin a pause after a call that began at a time, and was not answered.
+
+        Where Turnfold answers, if only with an error or to other calls, it is the session's alone.
+        """
+        is_answer = isinstance(error, Unavailable) and error.is_answer
+        if is_answer or self._answered_at > since:
+            self._sessions[session] = True
+        else:
+            self._until = time.monotonic() + PAUSE_SECONDS

@@ -1,0 +1,168 @@
+"""Clients that repeat an answer without its reasoning: it is the same conversation."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.provider import ProviderReply, completion
+from tests.running_system import eventually
+from tests.services.proxy.conftest import ProxyScene
+from turnfold_proxy.http import ProxyApp
+from turnfold_proxy.lookups import RecallTools
+from turnfold_proxy.metrics import ProxyMetrics
+from turnfold_proxy.recorder import Recorder
+from turnfold_proxy.upstream import Upstream
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+BYPASSED = "x-turnfold-bypassed"
+ENCRYPTED = "gAAAA" * 20
+Json = dict[str, Any]
+Dialect = Callable[[int], tuple[bytes, list[Json], list[Json], Json]]
+"""The answer of a step, its elements as the model wrote them and without reasoning, its result."""
+
+
+def chat(number: int) -> tuple[bytes, list[Json], list[Json], Json]:
+    function = {"name": "track", "arguments": "{}"}
+    call = {"id": f"c{number}", "type": "function", "function": function}
+    answer = completion(None, calls=[call])
+    body = json.loads(answer.chunks[0])
+    message = body["choices"][0]["message"]
+    thought: Json = message | {"reasoning_content": f"Hm {number}."}
+    body["choices"][0]["message"] = thought
+    result: Json = {"role": "tool", "tool_call_id": f"c{number}", "content": "Ghent"}
+    return json.dumps(body).encode(), [thought], [message], result
+
+
+def responses(number: int) -> tuple[bytes, list[Json], list[Json], Json]:
+    reasoning: Json = {
+        "id": f"rs_{number}",
+        "type": "reasoning",
+        "summary": [{"type": "summary_text", "text": f"Hm {number}."}],
+        "encrypted_content": ENCRYPTED,
+    }
+    text = {"type": "output_text", "text": "I look.", "annotations": []}
+    said: Json = {"id": f"m{number}", "type": "message", "role": "assistant", "content": [text]}
+    call: Json = {"id": f"fc_{number}", "type": "function_call", "call_id": f"c{number}", "name": "track",
+            "arguments": "{}", "status": "completed"}  # fmt: skip
+    written: list[Json] = [
+        reasoning,
+        said,
+        reasoning | {"id": f"rs_{number}b", "summary": []},
+        call,
+    ]
+    body = {"id": "r", "object": "response", "status": "completed", "output": written}
+    result = {"type": "function_call_output", "call_id": f"c{number}", "output": "Ghent"}
+    return json.dumps(body).encode(), written, [said, call], result
+
+
+def messages(number: int) -> tuple[bytes, list[Json], list[Json], Json]:
+    thinking = {"type": "thinking", "thinking": f"Hm {number}.", "signature": "c2ln"}
+    use = {"type": "tool_use", "id": f"c{number}", "name": "track", "input": {}}
+    message = {"role": "assistant", "content": [thinking, use]}
+    result = {"type": "tool_result", "tool_use_id": f"c{number}", "content": "Ghent"}
+    return (
+        json.dumps(message | {"type": "message"}).encode(),
+        [message],
+        [{"role": "assistant", "content": [use]}],
+        {"role": "user", "content": [result]},
+    )
+
+
+DIALECTS = [
+    pytest.param("/v1/chat/completions", "messages", chat, id="chat"),
+    pytest.param("/v1/responses", "input", responses, id="responses"),
+    pytest.param("/v1/messages", "messages", messages, id="messages"),
+]
+
+
+async def step(
+    scene: ProxyScene, http: httpx.AsyncClient, path: str, listed: Json, dialect: Dialect, at: int
+) -> tuple[list[Json], list[Json], Json]:
+    """Send a list, which arrives as it was, until the answer is stored; return what that adds."""
+    session = scene.client.session("proxy", f"left {path}")
+    content, written, left, result = dialect(at)
+    scene.provider.script.append(ProviderReply([content]))
+    answer = await http.post(path, json=listed, headers={"x-turnfold-session": f"left {path}"})
+    assert answer.status_code == 200
+    assert BYPASSED not in answer.headers
+    assert scene.provider.requests[-1].body == listed
+
+    async def is_stored() -> bool:
+        await session.history(newest=1, after="latest", wait_ms=5_000)
+        return f"Hm {at}." in str([one async for one in session.originals()])
+
+    await eventually(is_stored)
+    return written, left, result
+
+
+@pytest.mark.proves("G10", "C78", "L1", "L11")
+@pytest.mark.parametrize(("path", "field", "dialect"), DIALECTS)
+async def test_an_answer_without_its_reasoning_is_the_recorded_answer(
+    scene: ProxyScene, path: str, field: str, dialect: Dialect
+) -> None:
+    """Nothing is retracted, also by a proxy that was restarted, and what was left out stays out."""
+    client, upstream = scene.client, Upstream(scene.provider.url)
+    recorder = Recorder(client.session, client.erasures, wait_seconds=60)
+    tools = RecallTools(client.session, wait_seconds=60)
+    app = ProxyApp(upstream, recorder, ProxyMetrics(), tools, agent_id="proxy", has_tools=False)
+    transport = httpx.ASGITransport(app)
+    question: Json = {"role": "user", "content": "Where is it?"}
+    whole, short = [question], [question]
+    async with httpx.AsyncClient(transport=transport, base_url="http://proxy", timeout=60) as http:
+        for number in range(7):
+            # Another proxy goes on, and then the client has begun to send reasoning back.
+            caller = scene.http if number < 4 else http
+            listed = whole if number == 5 else short
+            written, left, result = await step(
+                scene, caller, path, {field: listed}, dialect, number
+            )
+            more = [question] if number == 1 else []
+            whole += [*written, result, *more]
+            short += [*left, result, *more]
+    await recorder.close()
+    await upstream.close()
+
+    rows = await scene.parts.rows(
+        "SELECT 1 FROM messages_view WHERE session_id = ? AND state = 'retracted'",
+        f"left {path}",
+    )
+    assert rows == []
+
+
+@pytest.mark.proves("G10", "C78", "W3")
+@pytest.mark.parametrize(("path", "field", "dialect"), DIALECTS)
+@pytest.mark.parametrize("is_kept", [False, True])
+async def test_a_trimmed_window_has_the_reasoning_that_the_caller_sends_and_no_other(
+    scene: ProxyScene, path: str, field: str, dialect: Dialect, *, is_kept: bool
+) -> None:
+    headers = {"x-turnfold-session": f"trimmed {is_kept} {path}", "x-turnfold-budget": "1500"}
+    own: list[Json] = []
+    sent: list[Json] = []
+    for number in range(10):
+        content, written, left, result = dialect(number)
+        if number % 2 == 0:
+            own.append({"role": "user", "content": f"Question {number}? " + "item " * 400})
+        scene.provider.script.append(ProviderReply([content]))
+        body = {"model": "m", field: own}
+        answer = await scene.http.post(path, json=body, headers=headers)
+        assert BYPASSED not in answer.headers
+        sent = scene.provider.requests[-1].body[field]
+        assert is_kept or "Hm" not in str(sent)
+        kinds = [one.get("type") for one in sent]
+        assert not any(
+            kind == "reasoning" and kinds[place + 1] not in ("message", "function_call")
+            for place, kind in enumerate(kinds)
+        )
+        own += [*(written if is_kept else left), result]
+
+    assert len(sent) < len(own) - 2
+    assert not is_kept or "Hm 8." in str(sent)
+    rows = await scene.parts.rows(
+        "SELECT 1 FROM messages_view WHERE session_id = ? AND state = 'retracted'",
+        headers["x-turnfold-session"],
+    )
+    assert rows == []

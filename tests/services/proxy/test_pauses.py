@@ -1,0 +1,89 @@
+"""Calls that Turnfold does not answer: whose next calls go out as they came."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.services.proxy.conftest import ProxyScene
+from turnfold.client import Session, Window
+from turnfold.client.replies import error_from_json
+from turnfold.errors import Unavailable
+from turnfold_proxy.apis import APIS
+from turnfold_proxy.recorder import Call, Recorder
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PATH = "/v1/chat/completions"
+MOMENT_AGO = "a moment ago"
+FAILED = {"code": "unavailable", "message": "the request failed; the log says why"}
+
+
+class _BrokenSession(Session):
+    """A session for whose windows the query service answers that they failed."""
+
+    async def context(self, **_: Any) -> Window:
+        raise error_from_json(FAILED)
+
+
+class _SlowSession(Session):
+    """A session whose windows do not come in time."""
+
+    async def context(self, **asked: Any) -> Window:
+        await asyncio.sleep(60)
+        return await super().context(**asked)
+
+
+def sessions_of(scene: ProxyScene) -> Callable[[str, str], Session]:
+    """Sessions, some of which are broken or slow by their names."""
+
+    def session_of(agent_id: str, session_id: str) -> Session:
+        session = scene.client.session(agent_id, session_id)
+        kinds = {"broken": _BrokenSession, "slow": _SlowSession}
+        kind = kinds.get(session_id.partition(" ")[0])
+        return session if kind is None else kind(scene.client, session.key)
+
+    return session_of
+
+
+async def prepared(recorder: Recorder, session_id: str) -> None:
+    """Send the first call of a session."""
+    api, body = APIS[PATH], {"messages": [{"role": "user", "content": "Where is 7341?"}]}
+    conversation = api.conversation(body)
+    assert conversation is not None
+    await recorder.prepare(Call(api, "paused", session_id, body, conversation, None))
+
+
+@pytest.mark.proves("G10", "C79")
+async def test_a_session_whose_window_fails_pauses_no_other(scene: ProxyScene) -> None:
+    """The query service answers with an error: it is there, and answers for other sessions."""
+    recorder = Recorder(sessions_of(scene), scene.client.erasures, wait_seconds=60)
+
+    with pytest.raises(Unavailable, match="in time"):
+        await prepared(recorder, "broken")
+    await prepared(recorder, "sound")
+    with pytest.raises(Unavailable, match=MOMENT_AGO):
+        await prepared(recorder, "broken")
+    await recorder.close()
+
+
+@pytest.mark.proves("G10", "C79")
+async def test_a_session_that_takes_too_long_pauses_others_only_if_none_is_answered(
+    scene: ProxyScene,
+) -> None:
+    recorder = Recorder(sessions_of(scene), scene.client.erasures, wait_seconds=10)
+
+    slow = asyncio.create_task(prepared(recorder, "slow"))
+    await asyncio.sleep(0.5)
+    await prepared(recorder, "quick")
+    with pytest.raises(Unavailable, match="in time"):
+        await slow
+    with pytest.raises(Unavailable, match=MOMENT_AGO):
+        await prepared(recorder, "slow")
+    await prepared(recorder, "another")
+    with pytest.raises(Unavailable, match="in time"):
+        await prepared(recorder, "slow alone")
+    with pytest.raises(Unavailable, match=MOMENT_AGO):
+        await prepared(recorder, "another")
+    await recorder.close()
