@@ -36,15 +36,17 @@ class AnswerTap:
         self._reader = reader
         self._events = SseDecoder() if "event-stream" in content_type else None
         self._body = bytearray()
+        self._left = READ_BYTES
         self._can_read = True
 
     def feed(self, chunk: bytes) -> None:
         """Read a chunk."""
+        self._left -= len(chunk)
+        self._can_read = self._can_read and self._left >= 0
         if not self._can_read:
             return
         if self._events is None:
             self._body += chunk
-            self._can_read = len(self._body) <= READ_BYTES
             return
         for data in self._events.feed(chunk):
             if data != b"[DONE]":

@@ -7,15 +7,16 @@ class SseDecoder:
     """Collects the lines of a stream, however its chunks divide them."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
         self._data: list[bytes] = []
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the data of the events that this chunk completes."""
-        if b"\n" not in chunk and b"\r" not in chunk:
-            self._rest += chunk
+        self._rest += chunk
+        if b"\n" not in chunk:
             return
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        *lines, rest = bytes(self._rest).split(b"\n")
+        self._rest = bytearray(rest)
         for raw in lines:
             line = raw.removesuffix(b"\r")
             if line.startswith(b"data:"):

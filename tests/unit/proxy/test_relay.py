@@ -1,0 +1,63 @@
+"""Answers that pass by are read for the session, whatever their chunks, up to a limit."""
+
+import json
+
+import pytest
+
+from tests.costs.measuring import Case, Work, growth_of
+from turnfold_proxy.apis.chat import ChatApi
+from turnfold_proxy.relay import READ_BYTES, AnswerTap
+from turnfold_proxy.sse import SseDecoder
+
+STREAM = "text/event-stream"
+
+
+def event(**delta: str) -> bytes:
+    choices = [{"index": 0, "delta": {"role": "assistant", **delta}}]
+    return b"data: " + json.dumps({"choices": choices}).encode()
+
+
+@pytest.mark.proves("G10")
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("size", [1, 7, 1_000])
+def test_chunks_may_divide_events_anywhere(end: bytes, size: int) -> None:
+    lines = [event(content="Hal"), b"", event(content="lo"), b"", b"data: [DONE]", b"", b""]
+    stream = end.join(lines)
+    tap = AnswerTap(ChatApi().reader(), STREAM)
+
+    for start in range(0, len(stream), size):
+        tap.feed(stream[start : start + size])
+
+    [element] = tap.answer(is_whole=True).elements
+    assert element["content"] == "Hallo"
+
+
+@pytest.mark.proves("G10", "X6")
+@pytest.mark.parametrize("unit", [b"x", event(content="x") + b"\n\n"], ids=["one line", "events"])
+def test_of_a_stream_without_end_no_more_is_kept_than_of_a_long_answer(unit: bytes) -> None:
+    tap = AnswerTap(ChatApi().reader(), STREAM)
+    chunk = unit * (1_000_000 // len(unit))
+
+    for _ in range(READ_BYTES // len(chunk) + 2):
+        tap.feed(chunk)
+
+    assert tap.answer(is_whole=True).elements == []
+
+
+@pytest.mark.proves("X6")
+def test_a_line_in_many_chunks_costs_no_more_than_its_length() -> None:
+    """Each chunk used to copy all of the line that came before it."""
+
+    def build(size: int) -> Work:
+        chunks = [b"x" * 16] * (size // 16)
+
+        def read() -> list[bytes]:
+            decoder = SseDecoder()
+            return [data for chunk in chunks for data in decoder.feed(chunk)]
+
+        return read
+
+    growth = growth_of(Case("a line in chunks", build, 1 << 22), least_seconds=0.004)
+
+    assert growth is not None
+    assert not growth.is_too_fast, growth
