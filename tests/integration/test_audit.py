@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.store_fixtures import (
     Stores,
     assistant,
     result,
+    retracted,
     sql_stores,
     summary,
     turn,
@@ -25,7 +27,8 @@ from tests.store_fixtures import (
 from turnfold.core.history.as_of import AtTime
 from turnfold.messages import CompactionId
 from turnfold.ports.compact import JobStatus
-from turnfold_migrations import upgrade
+from turnfold.ports.ingest import DecodedEvent
+from turnfold_migrations import downgrade, upgrade
 
 PAGE = Path(__file__).parents[2] / "docs" / "auditors.md"
 BLOCK = re.compile(r"^## (?P<title>[^\n]+)$|^```sql\n(?P<sql>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -146,6 +149,102 @@ async def test_the_statements_for_auditors_tell_what_happened(database_url: str)
             assert newest == {one.message_id: str(one.state) for one in page}
     finally:
         await engine.dispose()
+
+
+def later(step: int) -> int:
+    """The time of a step: apart from the steps beside it."""
+    return NOON + 10_000 * step
+
+
+def turn_at(step: int) -> DecodedEvent:
+    said = (user(f"question {step}"), assistant(f"answer {step}"))
+    return turn(step, *said, at_ms=later(step))
+
+
+async def restore_newest(stores: Stores, now_ms: int) -> None:
+    """Undo the newest eviction that is not undone."""
+    rows = (await stores.seen()).sessions[KEY].rows
+    newest = max(r.ordinal for r in rows if r.messages_evicted and r.status != "restored")
+    await stores.versions.restore(
+        KEY, CompactionId(str(newest)), installation=stores.installation, now_ms=now_ms
+    )
+
+
+async def taken_back(stores: Stores) -> dict[int, dict[str, str]]:
+    """A session that loses messages in each state; the states that they had after each step."""
+    seen: dict[int, dict[str, str]] = {}
+    steps: list[DecodedEvent | str] = [
+        *map(turn_at, range(1, 4)),
+        retracted(4, "e2#0", at_ms=later(4)),
+        *map(turn_at, range(5, 9)),
+        retracted(9, "e1#0", "e7#1", at_ms=later(9)),
+        "write",
+        retracted(11, "e3#0", at_ms=later(11)),
+        "write",
+        *map(turn_at, range(13, 18)),
+        retracted(18, "e7#0", at_ms=later(18)),
+        "restore",
+        retracted(20, "e8#0", at_ms=later(20)),
+        "compact",
+        retracted(22, "e8#1", at_ms=later(22)),
+        "write",
+        retracted(24, "e13#0", at_ms=later(24)),
+        "restore",
+        "restore",
+        turn(27, user("go"), assistant(None, "c"), at_ms=later(27)),
+        retracted(28, "e27#1", at_ms=later(28)),
+        result(29, "c", "late", at_ms=later(29)),
+        retracted(30, all=True, at_ms=later(30)),
+        turn_at(31),
+    ]
+    for number, step in enumerate(steps, start=1):
+        at = later(number)
+        if step == "write":
+            (job,) = await stores.claim(at)
+            await stores.jobs.commit(job, summary(), reason=None, now_ms=at)
+        elif step == "restore":
+            await restore_newest(stores, at)
+        elif step == "compact":
+            await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=at)
+        elif not isinstance(step, str):
+            await stores.ingest(step)
+        page = await stores.history.page(KEY, limit=1_000, with_retracted=True)
+        seen[at] = {one.message_id: str(one.state) for one in page}
+    return seen
+
+
+@pytest.mark.proves("A2", "G1")
+async def test_retracted_messages_have_the_states_that_they_had_at_each_time(
+    database_url: str,
+) -> None:
+    sql = text(statements()["Message states at a time"][0])
+    engine = create_async_engine(database_url)
+    try:
+        async with sql_stores(database_url) as stores, engine.connect() as connection:
+            seen = await taken_back(stores)
+            # What was retracted before an upgrade is shown as well.
+            await downgrade(database_url, "1014")
+            await upgrade(database_url)
+            page = await stores.history.page(KEY, limit=1_000, with_retracted=True)
+            for at, was in seen.items():
+                values = {"agent": KEY.agent_id, "session": KEY.session_id}
+                for moment in (at, at + 9_999):
+                    rows = (await connection.execute(sql, {**values, "at": moment})).all()
+                    assert {row.message_id: row.state for row in rows} == was, moment
+                    assert len(rows) == len(was)
+                then = await stores.history.states_as_of(KEY, AtTime(at))
+                states = {one.message_id: then.state_of(one) for one in page}
+                assert {name: str(state) for name, state in states.items() if state} == was
+    finally:
+        await engine.dispose()
+    changes = {
+        (before.get(name), state)
+        for before, after in pairwise(seen.values())
+        for name, state in after.items()
+        if before.get(name) != state
+    }
+    losses = {(state, "retracted") for state in (None, "live", "pending", "covered")}
+    assert losses | {("pending", "live"), ("covered", "live")} <= changes
 
 
 @pytest.mark.proves("A2")

@@ -26,6 +26,7 @@ from tests.store_fixtures import (
     new_postgres,
     new_sqlite,
     result,
+    retracted,
     sql_stores,
     summary,
     turn,
@@ -343,6 +344,7 @@ async def test_the_views_tell_what_happened(migrated_url: str) -> None:
 async def test_no_view_shows_an_erased_session_while_its_rows_are_there(migrated_url: str) -> None:
     async with sql_stores(migrated_url) as stores:
         await lived(stores)
+        await stores.ingest(retracted(16, "e2#0"))
         shown = {name: await rows(migrated_url, f"SELECT * FROM {name}") for name in VIEW_COLUMNS}
         assert [name for name, found in shown.items() if not found] == []
 

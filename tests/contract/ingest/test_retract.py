@@ -477,6 +477,21 @@ async def test_a_window_of_before_shows_it(stores: Stores) -> None:
 # --- record and erasure
 
 
+@pytest.mark.proves("A1", "A2")
+async def test_an_eviction_that_a_retraction_makes_possible_has_its_time(stores: Stores) -> None:
+    waiting = [turn(seq, user("go"), assistant(None, f"c{seq}")) for seq in range(1, 9)]
+    await stores.ingest(*waiting)
+
+    await stores.ingest(retracted(30, "e1#1"))
+
+    (row,) = (await stores.seen()).sessions[KEY].rows
+    assert (row.messages_evicted, row.evicted_at_ms) == (1, NOON + 30)
+    audit = await stores.history.audit(KEY, after=0, limit=100)
+    assert [(one.phase, one.at_ms) for one in audit if one.phase == "evicted"] == [
+        ("evicted", NOON + 30)
+    ]
+
+
 @pytest.mark.proves("G1", "A1", "A7")
 async def test_a_retraction_has_its_audit_row(stores: Stores) -> None:
     await stores.ingest(*turns(1, 7))

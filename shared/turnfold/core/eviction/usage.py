@@ -190,9 +190,9 @@ class UsageInput:
     """Usage of a session when a batch of its events is stored.
 
     `gauge` is the state before the batch. `readings` are reports by stream sequence. `times` are
-    the times of events without messages, by sequence (ms since 1970); those in `overflows` report
-    that a call was too long. `learn` returns the factor after an eviction, given the newest
-    sequence and the time. `budgets` are those that windows of the session were asked with.
+    the times of events by sequence (ms since 1970); those in `overflows` report that a call was too
+    long. `learn` returns the factor after an eviction, given the newest sequence and the time.
+    `budgets` are those that windows of the session were asked with.
     """
 
     gauge: UsageState = field(default_factory=UsageState)

@@ -223,7 +223,7 @@ def _meter(
         session.gauge._replace(settled_ms=settled_ms),
         _usage_readings(events),
         learn,
-        times={event.stream_seq: event.at_ms for event in events if event.reported is not None},
+        times={event.stream_seq: event.at_ms for event in events},
         overflows=frozenset([event.stream_seq for event in events if event.is_overflow]),
         budgets=session.budgets,
     )

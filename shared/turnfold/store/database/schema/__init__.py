@@ -84,7 +84,7 @@ __all__ = [
     "word_index_segments",
 ]
 
-REVISION = "1014"
+REVISION = "1015"
 """The newest migration of this schema. Services wait for it without loading Alembic."""
 FIRST_REVISION = "1001"
 """The oldest migration. Early releases had others, 0001 to 0014, with other tables."""
