@@ -156,8 +156,8 @@ def plan_evictions(
         if hold.to_tokens:
             total += sum([message.tokens for message in arrived])
             is_held = total < hold.to_tokens
-        # Events without messages may report usage, or retract messages.
-        is_examined = not arrived or _is_examined(before, len(present.messages))
+        # Events without messages change no counts, but may report usage.
+        is_examined = seq in meter.reports or _is_examined(before, len(present.messages))
         if is_held or not is_examined:
             continue
         at_ms = arrived[-1].created_at_ms if arrived else meter.times.get(seq, 0)

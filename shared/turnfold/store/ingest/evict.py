@@ -224,6 +224,7 @@ def _meter(
         _usage_readings(events),
         learn,
         times={event.stream_seq: event.at_ms for event in events},
+        reports=frozenset([event.stream_seq for event in events if event.reported is not None]),
         overflows=frozenset([event.stream_seq for event in events if event.is_overflow]),
         budgets=session.budgets,
     )
