@@ -26,7 +26,7 @@ from turnfold.ports.query import (
     HistoryStore,
 )
 from turnfold.process.request_limits import ConcurrencyLimiter
-from turnfold_query.auth import AuthMiddleware
+from turnfold_query.auth import AuthMiddleware, ReadSecret
 from turnfold_query.console.app import ConsoleRouter, make_console
 from turnfold_query.handlers import QueryDispatcher
 from turnfold_query.http.changes import add_changes
@@ -67,7 +67,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     admission: ConcurrencyLimiter,
     memory_bytes: int,
     request_seconds: float,
-    read_secret: Callable[[], Awaitable[str]],
+    read_secret: ReadSecret,
     bearers: TokenRegistry | None = None,
     is_local: bool = True,
 ) -> ASGIApp:

@@ -2,6 +2,7 @@
 
 import json
 import secrets
+from contextlib import suppress
 
 import nats.errors
 from fastapi import FastAPI, Request, Response
@@ -16,7 +17,7 @@ from turnfold.contracts.subjects import (
     event_headers,
     session_subject,
 )
-from turnfold.errors import BadEvent, BadRequest, Conflict, EventFault, TooLarge
+from turnfold.errors import BadEvent, BadRequest, Conflict, EventFault, TooLarge, Unavailable
 from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
 from turnfold.observability.tracing import span
 from turnfold_query.auth import ReadSecret, actor_headers
@@ -39,7 +40,7 @@ def add_publish(
 ) -> None:
     """Add the route that publishes an event and returns its stream sequence.
 
-    The audit names who retracted messages; `read_secret` reads what signs the name.
+    The audit names who retracted messages; `read_secret` reads what signs the name, if it can.
     """
     # The stream recognizes duplicates by this id alone: a client that could guess it could suppress
     # the events of others.
@@ -68,7 +69,9 @@ def add_publish(
         subject = session_subject(event_type, key)
         headers = event_headers(key.agent_id, event.event_id, secret)
         if event_type == TURN_RETRACTED:
-            headers |= await actor_headers(http.scope, subject, body, read_secret)
+            # Events are published without the database as well; the audit says `local` then.
+            with suppress(Unavailable):
+                headers |= await actor_headers(http.scope, subject, body, read_secret)
         try:
             with span("publish", kind="producer", event=event_type) as publish_span:
                 outcome = await publisher.publish(

@@ -127,24 +127,28 @@ def replayed_seq(headers: Mapping[str, str] | None) -> int:
 
 def key_of_event_subject(subject: str) -> SessionKey | None:
     """Return the session of an event's subject; None if it names none."""
-    for kind in EVENT_TYPES:
-        if subject.startswith(f"{kind}."):
-            ids = [id_of(token) for token in subject.removeprefix(f"{kind}.").split(".")]
-            match ids:
-                case [str(agent_id), str(session_id)]:
-                    return SessionKey(AgentId(agent_id), SessionId(session_id))
-                case _:
-                    return None
-    return None
+    match _ids_of_event_subject(subject):
+        case [str(agent_id), str(session_id)]:
+            return SessionKey(AgentId(agent_id), SessionId(session_id))
+        case _:
+            return None
 
 
 def agent_of_event_subject(subject: str) -> AgentId | None:
     """Return the agent of an event's subject, whatever follows it; None if it names none."""
+    match _ids_of_event_subject(subject):
+        case [str(agent_id), *_]:
+            return AgentId(agent_id)
+        case _:
+            return None
+
+
+def _ids_of_event_subject(subject: str) -> list[str | None]:
+    """Return the ids after the type of an event; None for those that are not encoded right."""
     for kind in EVENT_TYPES:
         if subject.startswith(f"{kind}."):
-            agent_id = id_of(subject.removeprefix(f"{kind}.").partition(".")[0])
-            return None if agent_id is None else AgentId(agent_id)
-    return None
+            return [id_of(token) for token in subject.removeprefix(f"{kind}.").split(".")]
+    return []
 
 
 def key_of_subject(name: str, subject: str) -> SessionKey | AgentId:

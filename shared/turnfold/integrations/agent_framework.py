@@ -15,6 +15,7 @@ publishes one event.
 # pyright: reportPrivateImportUsage=false
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ NO_RESULT = "[No result of this call is known.]"
 _APPROVALS = ("function_approval_request", "function_approval_response")
 _IMAGE = "image/"
 _FILES = ("data", "uri", "hosted_file")
+_DATA_URL = re.compile(r"data:[^,\s]*;base64,")
 
 
 class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without types here
@@ -244,7 +246,8 @@ def _without_data(value: Any) -> Any:
         return {name: _without_data(one) for name, one in value.items()}
     if isinstance(value, list):
         return [_without_data(one) for one in value]
-    return "[data]" if isinstance(value, str) and value.startswith("data:") else value
+    is_data = isinstance(value, str) and _DATA_URL.match(value) is not None
+    return "[data]" if is_data else value
 
 
 _ROLES = ("system", "user", "assistant")

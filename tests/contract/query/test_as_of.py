@@ -50,7 +50,7 @@ def turn_at(seq: int) -> DecodedEvent:
 
 
 def essence(facts: WindowSnapshot) -> Seen:
-    """What a window shows of a session."""
+    """The parts of a session that a window shows."""
     session = facts.session
     return (
         session and (session.messages_total, session.version),
@@ -69,7 +69,7 @@ async def then(stores: Stores, moment: AsOf, key: SessionKey = KEY) -> WindowSna
 
 
 def counted(facts: WindowSnapshot) -> Seen:
-    """What a window shows of a session, but digests, which are written anew after a retraction."""
+    """The parts that a window shows, without digests: a retraction has them written anew."""
     assert facts.session is not None
     return (
         facts.session.messages_total,

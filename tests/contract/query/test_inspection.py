@@ -201,6 +201,7 @@ async def test_erasures_are_listed_in_pages_newest_first(stores: Stores) -> None
         assert paged == whole["erasures"]
 
 
+@pytest.mark.proves("A7")
 @pytest.mark.parametrize("after", ["", "1", "1.a", "x.a.b", "1..b", "1.a.b.c", "1.a.%zz"])
 async def test_a_page_of_erasures_begins_where_another_ended(stores: Stores, after: str) -> None:
     with pytest.raises(BadRequest, match="next_after"):

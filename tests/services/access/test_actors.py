@@ -285,6 +285,27 @@ async def test_who_takes_messages_back_is_named_and_no_event_on_the_bus_names_an
 
 
 @pytest.mark.proves("A7")
+async def test_without_a_readable_secret_messages_are_retracted_by_nobody_in_particular(
+    tmp_path: Path,
+) -> None:
+    async with system_with_roles(tmp_path) as (_, _, worker, http):
+        event: dict[str, Any] = {"agent_id": "support", "session_id": "s", "event_id": "e"}
+        said = event | {"type": "turn.completed", "messages": [{"role": "user", "content": "Hi."}]}
+        assert (await http.post(f"{PATH}/events", json=said)).status_code == 200
+        with sqlite3.connect(worker.database) as connection:
+            connection.execute("DELETE FROM installation_secrets")
+
+        back = event | {"type": "turn.retracted", "event_id": "h", "message_ids": ["e#0"]}
+        assert (await http.post(f"{PATH}/events", json=back)).status_code == 200
+
+        async def found() -> bool:
+            return bool(await actors(worker, "retracted"))
+
+        await eventually(found)
+        assert await actors(worker, "retracted") == ["local"]
+
+
+@pytest.mark.proves("A7")
 def test_a_signature_holds_for_one_request_for_a_minute() -> None:
     header = signed_actor("s", "token:語", subject="a", body=b"{}", now_ms=1_000_000)
 

@@ -40,7 +40,7 @@ class ChainEnd(NamedTuple):
 
 
 NO_ROWS = ChainEnd(0, "")
-"""The end of a chain that nothing names."""
+"""The end of an empty chain."""
 
 
 def chain_fault(rows: Iterable[Mapping[str, Any]], hashes: list[str]) -> str | None:
