@@ -82,8 +82,9 @@ async def mirror(
 
     `messages` are chat messages, or elements of the `shape`. `model`, `usage` and `carry` are those
     of `Session.turn_completed`, of what is new. A session that is mirrored has no other publisher.
-    `identity` returns the JSON by which elements are compared, by default all of the element. An
-    element for which it is None does not count: the list is the same without it.
+    `identity` returns the JSON by which elements are compared, by default all of the element.
+    Elements for which it is None are uncounted: the list is the same without them. They are
+    published with the element after them.
     With `compare_all`, every stored event is compared, and not only the newest one.
     Several processes may send the same list, or longer ones, at once. If they send different lists
     at once, the session may hold parts of both, until the next call.
@@ -206,7 +207,7 @@ async def _common(session: Session, listed: ElementList, *, compare_all: bool) -
         not compare_all
         and run is not None
         and newest.state != "retracted"
-        and listed.is_beginning(run._replace(start=0), total - listed.beside_before(run.end))
+        and listed.is_beginning(run._replace(start=0), total - listed.uncounted_before(run.end))
         # What joins the newest event has to be published with it, in an event that replaces it.
         and not listed.joins(run.end)
     ):
@@ -223,7 +224,7 @@ async def _compared(session: Session, listed: ElementList, newest_id: str) -> _C
         if (
             run is None
             or run.start != kept[-1][0]
-            or not listed.is_beginning(run, len(event) - run.beside.bit_count())
+            or not listed.is_beginning(run, len(event) - run.uncounted.bit_count())
         ):
             has_more = True
             break
