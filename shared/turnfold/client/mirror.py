@@ -117,8 +117,8 @@ async def mirror_longer(
 ) -> MirrorReceipt | None:
     """Publish what a list adds to the `stored` one, without asking what the session holds.
 
-    For the only publisher of a session. `messages` are the last one of the list `beginning`, and
-    all after it. Returns None if the whole list must be mirrored: it does not begin with the
+    For the only publisher of a session. `messages` are the last counted one of the list
+    `beginning`, and all after it. Returns None if the whole list must be mirrored: it does not begin with the
     `stored` one, or its new elements belong into an event that is stored.
 
     Raises:
