@@ -118,8 +118,8 @@ async def mirror_longer(
     """Publish what a list adds to the `stored` one, without asking what the session holds.
 
     For the only publisher of a session. `messages` are the last counted one of the list
-    `beginning`, and all after it. Returns None if the whole list must be mirrored: it does not begin with the
-    `stored` one, or its new elements belong into an event that is stored.
+    `beginning`, and all after it. Returns None if the whole list must be mirrored: it does not
+    begin with the `stored` one, or its new elements belong into an event that is stored.
 
     Raises:
         BadRequest, TooLarge, Unavailable: as `mirror` does.
@@ -195,7 +195,9 @@ async def _common(session: Session, listed: ElementList, *, compare_all: bool) -
             newest=1, include_retracted=True, after="latest", wait_ms=WAIT_MS
         )
         if not page.fresh:
-            raise Unavailable("the newest events of the session are not stored yet; try again")
+            raise Unavailable(
+                "the newest events of the session are not stored yet; try again", is_answer=True
+            )
         total = (await session.status())["messages_total"]
     except UnknownSession:
         return _Common()
