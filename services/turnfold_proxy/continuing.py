@@ -23,7 +23,6 @@ from turnfold.core.shapes.anthropic import chat_views, is_thinking
 from turnfold.core.text.tokens import REASONING_FIELDS
 from turnfold.errors import Conflict
 from turnfold_proxy.apis.api import INSTRUCTIONS, MARKER, Api, Element, dumped, without_markers
-from turnfold_proxy.apis.responses import REASONING
 
 KEEP_SECONDS: Final = 60.0
 """The time that texts of a window stay in the proxy, because the signal of an erasure may be lost.
@@ -45,7 +44,7 @@ SessionIds = tuple[str, str]
 class ListDigest:
     """A list of elements by its length, the size of its bytes and the hash of them.
 
-    Marks of a provider's cache do not count.
+    Marks of a provider's cache are left out.
     """
 
     length: int
@@ -257,13 +256,11 @@ def _changed_message(
 
 
 def _steps(api: Api, own: Sequence[Element]) -> tuple[list[list[Element]], list[Element]]:
-    """Return each element that counts with the reasoning before it, and what follows the last."""
-    if api.shape != "responses":
-        return [[element] for element in own], []
+    """Return each counted element with the uncounted ones before it, and what follows the last."""
     steps: list[list[Element]] = [[]]
     for element in own:
         steps[-1].append(element)
-        if _kind(element) != REASONING:
+        if api.identity(element) is not None:
             steps.append([])
     return steps[:-1], steps[-1]
 
