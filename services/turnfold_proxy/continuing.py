@@ -18,12 +18,11 @@ from typing import Any, Final, cast
 from cachetools import TTLCache
 
 from turnfold.client import Window
-from turnfold.client.mirrored_list import is_beside, place_of
+from turnfold.client.mirrored_list import is_uncounted, place_of
 from turnfold.core.shapes.anthropic import chat_views, is_thinking
 from turnfold.core.text.tokens import REASONING_FIELDS
 from turnfold.errors import Conflict
 from turnfold_proxy.apis.api import INSTRUCTIONS, MARKER, Api, Element, dumped, without_markers
-from turnfold_proxy.apis.responses import REASONING
 
 KEEP_SECONDS: Final = 60.0
 """The time that texts of a window stay in the proxy, because the signal of an erasure may be lost.
@@ -45,7 +44,7 @@ SessionIds = tuple[str, str]
 class ListDigest:
     """A list of elements by its length, the size of its bytes and the hash of them.
 
-    Marks of a provider's cache do not count.
+    Marks of a provider's cache are left out.
     """
 
     length: int
@@ -223,7 +222,7 @@ def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Eleme
     for message, message_ids, entry in zip(messages, window.message_ids, entries, strict=True):
         ids = message_ids if isinstance(message_ids, list) else [message_ids]
         known = [one for one in ids if one is not None]
-        if not any(map(is_beside, known)):
+        if not any(map(is_uncounted, known)):
             places = dict.fromkeys(map(place_of, known))
             found = [steps[place] for place in places if place is not None and place < len(steps)]
             elements += [one for *reasoning, _ in found for one in reasoning]
@@ -257,13 +256,11 @@ def _changed_message(
 
 
 def _steps(api: Api, own: Sequence[Element]) -> tuple[list[list[Element]], list[Element]]:
-    """Return each element that counts with the reasoning before it, and what follows the last."""
-    if api.shape != "responses":
-        return [[element] for element in own], []
+    """Return each counted element with the uncounted ones before it, and what follows the last."""
     steps: list[list[Element]] = [[]]
     for element in own:
         steps[-1].append(element)
-        if _kind(element) != REASONING:
+        if api.identity(element) is not None:
             steps.append([])
     return steps[:-1], steps[-1]
 

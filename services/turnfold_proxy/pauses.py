@@ -29,13 +29,16 @@ class Pauses:
         """Note that Turnfold has answered a call."""
         self._answered_at = time.monotonic()
 
-    def begin(self, session: SessionIds, error: TimeoutError | Unavailable, since: float) -> None:
-        """Begin a pause after a call that began at a time, and was not answered.
+    def begin(
+        self, session: SessionIds, error: TimeoutError | Unavailable, since: float | None
+    ) -> None:
+        """Begin a pause after a call that asked Turnfold since a time, and was not answered.
 
-        Where Turnfold answers, if only with an error or to other calls, it is the session's alone.
+        Only the session pauses if Turnfold answers, with an error or other calls, or if the call
+        had to wait for others of its session: `since` is None.
         """
         is_answer = isinstance(error, Unavailable) and error.is_answer
-        if is_answer or self._answered_at > since:
+        if is_answer or since is None or self._answered_at > since:
             self._sessions[session] = True
         else:
             self._until = time.monotonic() + PAUSE_SECONDS

@@ -65,7 +65,11 @@ async def mirror_rest(
 
     Returns None, and publishes nothing, if the session holds something else after that.
     """
-    last = recorded.listed.length - 1
+    # Reasoning after the last counted element is published with the next one.
+    places = reversed(range(recorded.listed.length))
+    last = next((at for at in places if event.api.identity(elements[at]) is not None), None)
+    if last is None:
+        return None
     receipt = await mirror_longer(
         event.session,
         recorded.mirrored,

@@ -29,7 +29,7 @@ from turnfold_proxy.continuing import (
     parts_of,
 )
 from turnfold_proxy.erasures import AgentErasures, OnErased
-from turnfold_proxy.pauses import Pauses
+from turnfold_proxy.pauses import MOST_SESSIONS, Pauses
 from turnfold_proxy.recorded_list import (
     EventOf,
     RecordedList,
@@ -39,7 +39,6 @@ from turnfold_proxy.recorded_list import (
     shows_all,
 )
 
-REMEMBERED_SESSIONS: Final = 10_000
 MOST_COUNTS: Final = 64
 RECORD_SECONDS: Final = 15.0
 SEND_SECONDS: Final = 0.01
@@ -156,13 +155,13 @@ class Recorder:
         if (continued := self._continued(call, own_bytes)) is not None:
             self._begin(self._refreshed(call, own_bytes, number, state))
             return continued, number
-        started = time.monotonic()
+        since = None if state.lock.locked() else time.monotonic()
         try:
             async with asyncio.timeout(self._wait_seconds), state.lock:
                 return await self._prepared(call, own_bytes, number, state), number
         except (TimeoutError, Unavailable) as error:
             self._windows.forget(call.key)
-            self._pauses.begin(call.key, error, started)
+            self._pauses.begin(call.key, error, since)
             raise Unavailable("Turnfold does not answer in time") from error
 
     def record(self, call: Call, number: int, answer: ModelAnswer) -> bool:
@@ -249,7 +248,7 @@ class Recorder:
         self, call: Call, own_bytes: ListBytes, number: int, state: _SessionState
     ) -> None:
         """Record a call that was sent already, and take its window for the next one."""
-        started = time.monotonic()
+        since = None if state.lock.locked() else time.monotonic()
         try:
             async with asyncio.timeout(RECORD_SECONDS), state.lock:
                 await asyncio.sleep(SEND_SECONDS)
@@ -259,7 +258,7 @@ class Recorder:
         except Exception as error:
             self._windows.forget(call.key)
             if isinstance(error, TimeoutError | Unavailable):
-                self._pauses.begin(call.key, error, started)
+                self._pauses.begin(call.key, error, since)
             raise
 
     async def _prepared(
@@ -283,6 +282,7 @@ class Recorder:
         if mirrored is None:
             mirrored = await mirror_all(event, own)
         window = await self._window(session, call, beside)
+        self._pauses.answered()
         if window.fresh and not shows_all(window, mirrored, is_compared=is_compared):
             if not self._is_current(call, state):
                 raise UnknownSession(ERASED)
@@ -290,8 +290,8 @@ class Recorder:
             mirrored = await mirror_all(event, own, compare_all=True)
             window = await self._window(session, call, beside)
         if not window.fresh:
-            raise Unavailable("the session does not hold all of the conversation yet")
-        self._pauses.answered()
+            message = "the session does not hold all of the conversation yet"
+            raise Unavailable(message, is_answer=True)
         if window.account.total < mirrored.messages:
             # Events that were erased are not stored again; under other ids, with the next message.
             raise UnknownSession(ERASED)
@@ -393,6 +393,6 @@ class Recorder:
     def _state(self, call: Call) -> _SessionState:
         state = self._states.setdefault(call.key, _SessionState())
         self._states.move_to_end(call.key)
-        if len(self._states) > REMEMBERED_SESSIONS:
+        if len(self._states) > MOST_SESSIONS:
             self._states.popitem(last=False)
         return state

@@ -100,7 +100,8 @@ class Conflict(RequestError):
 class Unavailable(RequestError):
     """No service can answer now; retry, after `retry_after_ms` if that is set.
 
-    `is_answer` tells that a service answered this, so that others of its answers may arrive.
+    `is_answer` is True if a service sent this error, or the answer that shows it, so the service is
+    reachable.
     """
 
     code = "unavailable"

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
+from turnfold.core.shapes.anthropic import is_thinking
 from turnfold_proxy.apis.api import (
     MARKER,
     Calls,
@@ -20,7 +21,6 @@ from turnfold_proxy.apis.api import (
     without_markers,
 )
 
-_THOUGHTS: Final = ("thinking", "redacted_thinking")
 _PIECES: Final = {
     "text_delta": "text",
     "thinking_delta": "thinking",
@@ -62,11 +62,11 @@ class MessagesApi:
         return message
 
     def identity(self, element: Element) -> Any:
-        """Return role and blocks; thoughts do not count, because clients may leave them out."""
+        """Return role and blocks without thoughts, because clients may leave these out."""
         content = element.get("content")
         if not isinstance(content, list):
             return [element.get("role"), content_identity(content)]
-        blocks = [_block_identity(block) for block in content if _kind(block) not in _THOUGHTS]
+        blocks = [_block_identity(block) for block in content if not is_thinking(block)]
         if all(isinstance(block, str) for block in blocks):
             return [element.get("role"), "".join(blocks).strip()]
         return [element.get("role"), blocks]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
+from turnfold.core.shapes.responses import REASONING
 from turnfold_proxy.apis.api import (
     Calls,
     Element,
@@ -21,7 +22,6 @@ from turnfold_proxy.apis.api import (
     without_markers,
 )
 
-REASONING: Final = "reasoning"
 _ELSEWHERE: Final = ("previous_response_id", "conversation")
 _OF_PROVIDER: Final = frozenset({"id", "status"})
 

@@ -82,8 +82,9 @@ async def mirror(
 
     `messages` are chat messages, or elements of the `shape`. `model`, `usage` and `carry` are those
     of `Session.turn_completed`, of what is new. A session that is mirrored has no other publisher.
-    `identity` returns the JSON by which elements are compared, by default all of the element. An
-    element for which it is None does not count: the list is the same without it.
+    `identity` returns the JSON by which elements are compared, by default all of the element.
+    Elements for which it is None are uncounted: the list is the same without them. They are
+    published with the element after them.
     With `compare_all`, every stored event is compared, and not only the newest one.
     Several processes may send the same list, or longer ones, at once. If they send different lists
     at once, the session may hold parts of both, until the next call.
@@ -116,9 +117,9 @@ async def mirror_longer(
 ) -> MirrorReceipt | None:
     """Publish what a list adds to the `stored` one, without asking what the session holds.
 
-    For the only publisher of a session. `messages` are the last one of the list `beginning`, and
-    all after it. Returns None if the whole list must be mirrored: it does not begin with the
-    `stored` one, or its new elements belong into an event that is stored.
+    For the only publisher of a session. `messages` are the last counted one of the list
+    `beginning`, and all after it. Returns None if the whole list must be mirrored: it does not
+    begin with the `stored` one, or its new elements belong into an event that is stored.
 
     Raises:
         BadRequest, TooLarge, Unavailable: as `mirror` does.
@@ -194,7 +195,9 @@ async def _common(session: Session, listed: ElementList, *, compare_all: bool) -
             newest=1, include_retracted=True, after="latest", wait_ms=WAIT_MS
         )
         if not page.fresh:
-            raise Unavailable("the newest events of the session are not stored yet; try again")
+            raise Unavailable(
+                "the newest events of the session are not stored yet; try again", is_answer=True
+            )
         total = (await session.status())["messages_total"]
     except UnknownSession:
         return _Common()
@@ -206,7 +209,7 @@ async def _common(session: Session, listed: ElementList, *, compare_all: bool) -
         not compare_all
         and run is not None
         and newest.state != "retracted"
-        and listed.is_beginning(run._replace(start=0), total - listed.beside_before(run.end))
+        and listed.is_beginning(run._replace(start=0), total - listed.uncounted_before(run.end))
         # What joins the newest event has to be published with it, in an event that replaces it.
         and not listed.joins(run.end)
     ):
@@ -223,7 +226,7 @@ async def _compared(session: Session, listed: ElementList, newest_id: str) -> _C
         if (
             run is None
             or run.start != kept[-1][0]
-            or not listed.is_beginning(run, len(event) - run.beside.bit_count())
+            or not listed.is_beginning(run, len(event) - run.uncounted.bit_count())
         ):
             has_more = True
             break

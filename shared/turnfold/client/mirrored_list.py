@@ -2,6 +2,7 @@
 
 import json
 import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -14,10 +15,12 @@ from turnfold.core.shapes.responses import is_of_model
 from turnfold.errors import BadRequest
 from turnfold.messages import SYSTEM_ROLES, ShapeName
 
-# mirror-<end>-<elements>-<hash up to the end>-<mark>[-<messages that do not count, as bits>].
-# Bounded, as any publisher may name events.
+# mirror-<end>-<elements>-<hash up to the end>-<mark>[-<bits of uncounted messages, in base64url>].
+# Bounded, as any publisher may name events: there is room for the 1,000 messages of an event.
 _ID: Final = re.compile(
-    r"mirror-(\d{1,9})-(\d{1,9})-([0-9a-f]{32})-([0-9a-f]{1,16})(?:-([0-9a-f]{1,125}))?", re.ASCII
+    r"mirror-(\d{1,9})-(\d{1,9})-([0-9a-f]{32})-([0-9a-f]{1,16})"
+    r"(?:-((?:[\w-]{4}){0,41}[\w-]{2,4}))?",
+    re.ASCII,
 )
 
 Element = dict[str, Any]
@@ -46,42 +49,42 @@ class MirroredList:
 class EventRun(NamedTuple):
     """The elements of one event, between two places of the list, and the hash up to its end.
 
-    `beside` has a bit for each message of the event, which is set if that does not count.
+    `uncounted` has a bit for each message of the event, which is set if that is uncounted.
     """
 
     start: int
     end: int
     digest: str
     mark: str
-    beside: int = 0
+    uncounted: int = 0
 
     @property
     def event_id(self) -> str:
         """The id of the event."""
-        end = f"-{self.beside:x}" if self.beside else ""
+        end = f"-{_text_of_bits(self.uncounted)}" if self.uncounted else ""
         return f"mirror-{self.end}-{self.end - self.start}-{self.digest}-{self.mark}{end}"
 
 
 def place_of(message_id: str) -> int | None:
     """Return the place in a mirrored list of the element to which a message belongs.
 
-    None if no mirror published the message. A message of Anthropic is in an event of its own. A
-    message that does not count belongs to the element after it.
+    None if no mirror published the message. A message of Anthropic is in an event of its own. An
+    uncounted message belongs to the element after it.
     """
     run, index = run_of(message_id), message_id.rpartition("#")[2]
     if run is None or not index.isdecimal():
         return None
-    before = min(int(index), run.end - run.start + run.beside.bit_count())
-    counted = before - (run.beside & ((1 << before) - 1)).bit_count()
+    before = min(int(index), run.end - run.start + run.uncounted.bit_count())
+    counted = before - (run.uncounted & ((1 << before) - 1)).bit_count()
     return min(run.start + counted, run.end - 1)
 
 
-def is_beside(message_id: str) -> bool:
-    """Return whether a message does not count: lists with it and without it are the same."""
+def is_uncounted(message_id: str) -> bool:
+    """Return whether a message is uncounted: lists with it and without it are the same."""
     run, index = run_of(message_id), message_id.rpartition("#")[2]
     if run is None or not index.isdecimal():
         return False
-    return bool(run.beside >> min(int(index), run.beside.bit_length()) & 1)
+    return bool(run.uncounted >> min(int(index), run.uncounted.bit_length()) & 1)
 
 
 def run_of(message_id: str) -> EventRun | None:
@@ -90,7 +93,7 @@ def run_of(message_id: str) -> EventRun | None:
     if match is None or int(match[2]) > int(match[1]):
         return None
     start = int(match[1]) - int(match[2])
-    return EventRun(start, int(match[1]), match[3], match[4], int(match[5] or "0", 16))
+    return EventRun(start, int(match[1]), match[3], match[4], _bits_of_text(match[5] or ""))
 
 
 def event_id_of(message_id: str) -> str:
@@ -101,8 +104,8 @@ def event_id_of(message_id: str) -> str:
 class ElementList:
     """The elements of a list after its `beginning`, with the hash of each longer beginning of it.
 
-    Elements whose `identity` is None do not count: they belong to the next one that does, and have
-    no place of their own. `before` is the element with which the beginning ends.
+    Elements whose `identity` is None are uncounted: they belong to the next counted one, and have
+    no place of their own. `before` is the last counted element of the beginning.
     """
 
     def __init__(
@@ -137,8 +140,8 @@ class ElementList:
     def mirrored(self, kept: int, messages: int, mark: str) -> MirroredList:
         """Return the list, as all of it is stored after `kept` elements in so many messages."""
         length, digest = self.length, self._digests[self.length]
-        beside = len(self._slice(kept, length)) - (length - kept)
-        new = self._totals[length] - self._totals[kept] + beside
+        uncounted = len(self._slice(kept, length)) - (length - kept)
+        new = self._totals[length] - self._totals[kept] + uncounted
         return MirroredList(length, digest, messages + new, mark)
 
     def elements_of(self, run: EventRun) -> Sequence[Element]:
@@ -150,14 +153,14 @@ class ElementList:
         return [carry[at] for at in self._slice(run.start, run.end)]
 
     def is_beginning(self, run: EventRun, messages: int) -> bool:
-        """Return whether this part of the list is so many stored messages that count."""
+        """Return whether this part of the list is so many counted messages."""
         return (
             self._digests.get(run.end) == run.digest
             and messages == self._totals[run.end] - self._totals[run.start]
         )
 
-    def beside_before(self, place: int) -> int:
-        """Return how many elements before a place do not count."""
+    def uncounted_before(self, place: int) -> int:
+        """Return how many elements before a place are uncounted."""
         at = min(place, self.length) - self._first
         return self._ends[at] - at
 
@@ -166,8 +169,8 @@ class ElementList:
         places = [place for place in range(start + 1, self.length) if not self.joins(place)]
         if start < self.length:
             for end in (*places, self.length):
-                beside = self._beside(start, end)
-                yield EventRun(start, end, self._digests[end], mark, beside)
+                uncounted = self._uncounted(start, end)
+                yield EventRun(start, end, self._digests[end], mark, uncounted)
                 start = end
 
     def joins(self, place: int) -> bool:
@@ -188,10 +191,10 @@ class ElementList:
         return is_of_model(before) and is_of_model(element)
 
     def _slice(self, start: int, end: int) -> range:
-        """Return where the elements between two places are, those beside them included."""
+        """Return where the elements between two places are, uncounted ones included."""
         return range(self._ends[start - self._first], self._ends[end - self._first])
 
-    def _beside(self, start: int, end: int) -> int:
+    def _uncounted(self, start: int, end: int) -> int:
         inner = self._slice(start, end)
         counted = {self._ends[place - self._first] - 1 for place in range(start + 1, end + 1)}
         return sum(1 << number for number, at in enumerate(inner) if at not in counted)
@@ -203,6 +206,15 @@ class ElementList:
         for view in chat_views(self._elements, [json.dumps(one) for one in self._elements]):
             counts[view.source] += 1
         return counts
+
+
+def _text_of_bits(bits: int) -> str:
+    data = bits.to_bytes((bits.bit_length() + 7) // 8, "big")
+    return urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _bits_of_text(text: str) -> int:
+    return int.from_bytes(urlsafe_b64decode(text + "=" * (-len(text) % 4)), "big")
 
 
 def hashed(*parts: str) -> str:

@@ -217,6 +217,30 @@ async def test_a_list_that_does_not_continue_the_stored_one_publishes_nothing(
     assert held == talk(2)
 
 
+@pytest.mark.proves("G10", "C78", "L11")
+async def test_a_response_of_as_many_items_as_an_event_may_have_is_published_once(
+    tmp_path: Path,
+) -> None:
+    """Reasoning before each call, as many as fit: the list is known again also without it."""
+    items: list[Json] = [{"role": "user", "content": "Go."}]
+    for number in range(500):
+        items.append({"type": "reasoning", "id": f"rs_{number}", "summary": []})
+        call = {"type": "function_call", "call_id": f"c{number}", "name": "f", "arguments": "{}"}
+        items.append(call)
+
+    async with working(tmp_path) as (_, client):
+        session = client.session("support", "user-42")
+        short = [item for item in items if item.get("type") != "reasoning"]
+        lists = (items, items, short)
+        done = await sent(session, *lists, shape="responses", identity=_without_reasoning)
+
+    assert done == [(0, 501, False), (501, 0, False), (501, 0, False)]
+
+
+def _without_reasoning(element: Json) -> Json | None:
+    return None if element.get("type") == "reasoning" else element
+
+
 def _elements(shape: str) -> list[list[Json]]:
     """A list, and a longer one."""
     if shape == "responses":

@@ -166,3 +166,40 @@ async def test_a_trimmed_window_has_the_reasoning_that_the_caller_sends_and_no_o
         headers["x-turnfold-session"],
     )
     assert rows == []
+
+
+@pytest.mark.proves("G10", "C78", "L1")
+async def test_reasoning_at_the_end_of_a_list_or_an_answer_is_stored_with_the_next_item(
+    scene: ProxyScene,
+) -> None:
+    """A response that was cut off ends with reasoning, and the caller may send it back."""
+    headers = {"x-turnfold-session": "ends with reasoning"}
+    session = scene.client.session("proxy", headers["x-turnfold-session"])
+    question: Json = {"type": "message", "role": "user", "content": "Where is it?"}
+    thoughts: list[Json] = [
+        {"id": f"rs_{at}", "type": "reasoning", "summary": []} for at in range(4)
+    ]
+    text = {"type": "output_text", "text": "In Ghent.", "annotations": []}
+    said: Json = {"id": "m", "type": "message", "role": "assistant", "content": [text]}
+    own = [question, thoughts[0]]
+
+    # A list ends with reasoning and gets no answer, then an answer ends so, or is nothing else.
+    for answer in ([], [thoughts[1], said, thoughts[2]], [thoughts[3]], [said]):
+        body = {"id": "r", "object": "response", "status": "incomplete", "output": answer}
+        scene.provider.script.append(ProviderReply([json.dumps(body).encode()]))
+        reply = await scene.http.post("/v1/responses", json={"input": own}, headers=headers)
+        assert BYPASSED not in reply.headers
+        own += [*answer, question]
+    await scene.http.post("/v1/responses", json={"input": own}, headers=headers)
+
+    async def is_stored() -> bool:
+        await session.history(newest=1, after="latest", wait_ms=5_000)
+        stored = [one async for one in session.originals()]
+        return [one.element for one in stored][: len(own)] == own
+
+    await eventually(is_stored)
+    rows = await scene.parts.rows(
+        "SELECT 1 FROM messages_view WHERE session_id = ? AND state = 'retracted'",
+        headers["x-turnfold-session"],
+    )
+    assert rows == []

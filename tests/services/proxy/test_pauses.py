@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.services.proxy.conftest import ProxyScene
 from turnfold.client import Session, Window
-from turnfold.client.replies import error_from_json
+from turnfold.client.replies import HistoryPage, error_from_json
 from turnfold.errors import Unavailable
 from turnfold_proxy.apis import APIS
 from turnfold_proxy.recorder import Call, Recorder
@@ -35,12 +36,31 @@ class _SlowSession(Session):
         return await super().context(**asked)
 
 
+class _LateSession(Session):
+    """A session that is answered at once, and whose newest events are not stored yet."""
+
+    async def context(self, **asked: Any) -> Window:
+        return replace(await super().context(**asked), fresh=False)
+
+
+class _LateHistorySession(Session):
+    """A session whose history is answered at once, without its newest events."""
+
+    async def history(self, **asked: Any) -> HistoryPage:
+        return replace(await super().history(**asked), fresh=False)
+
+
 def sessions_of(scene: ProxyScene) -> Callable[[str, str], Session]:
     """Sessions, some of which are broken or slow by their names."""
 
     def session_of(agent_id: str, session_id: str) -> Session:
         session = scene.client.session(agent_id, session_id)
-        kinds = {"broken": _BrokenSession, "slow": _SlowSession}
+        kinds = {
+            "broken": _BrokenSession,
+            "slow": _SlowSession,
+            "late": _LateSession,
+            "unread": _LateHistorySession,
+        }
         kind = kinds.get(session_id.partition(" ")[0])
         return session if kind is None else kind(scene.client, session.key)
 
@@ -86,4 +106,39 @@ async def test_a_session_that_takes_too_long_pauses_others_only_if_none_is_answe
         await prepared(recorder, "slow alone")
     with pytest.raises(Unavailable, match=MOMENT_AGO):
         await prepared(recorder, "another")
+    await recorder.close()
+
+
+@pytest.mark.proves("G10", "C79")
+@pytest.mark.parametrize("late", ["late", "unread"])
+async def test_a_session_whose_answer_lacks_the_newest_events_pauses_no_other(
+    scene: ProxyScene, late: str
+) -> None:
+    """Workers may be behind with one session, while the query service answers."""
+    recorder = Recorder(sessions_of(scene), scene.client.erasures, wait_seconds=60)
+    await scene.client.session("paused", late).turn_completed([{"role": "user", "content": "Hm."}])
+
+    with pytest.raises(Unavailable, match="in time"):
+        await prepared(recorder, late)
+    await prepared(recorder, "sound")
+    with pytest.raises(Unavailable, match=MOMENT_AGO):
+        await prepared(recorder, late)
+    await recorder.close()
+
+
+@pytest.mark.proves("G10", "C79")
+async def test_a_call_that_waits_for_its_own_session_in_vain_pauses_no_other(
+    scene: ProxyScene,
+) -> None:
+    """Another call of the session has its turn, which says nothing of Turnfold."""
+    recorder = Recorder(sessions_of(scene), scene.client.erasures, wait_seconds=4)
+
+    first = asyncio.create_task(prepared(recorder, "slow again"))
+    await asyncio.sleep(0.5)
+    await prepared(recorder, "quick")
+    second = asyncio.create_task(prepared(recorder, "slow again"))
+    for call in (first, second):
+        with pytest.raises(Unavailable, match="in time"):
+            await call
+    await prepared(recorder, "another")
     await recorder.close()

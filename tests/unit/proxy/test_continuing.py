@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from turnfold.client import Window
+from turnfold.client.mirrored_list import EventRun
 from turnfold_proxy.apis import APIS
 from turnfold_proxy.continuing import (
     GrownWindow,
@@ -338,7 +339,7 @@ def test_reasoning_stands_before_its_own_item_if_the_caller_sends_it() -> None:
         {"type": "function_call_output", "call_id": "c1", "output": "Ghent"},
     ]
     thoughts = [{"type": "reasoning", "id": f"rs_{number}", "summary": []} for number in range(3)]
-    event = f"mirror-2-1-{'0' * 32}-0-3"
+    event = EventRun(1, 2, "0" * 32, "0", uncounted=0b11).event_id
     ids = [f"{event}#0", f"{event}#1", f"{event}#2", mirror_id(2)]
     short = items[1] | SHORT | {"id": "fc_1"}
 
