@@ -260,7 +260,7 @@ def _steps(api: Api, own: Sequence[Element]) -> tuple[list[list[Element]], list[
     steps: list[list[Element]] = [[]]
     for element in own:
         steps[-1].append(element)
-        if api.identity(element) is not None:
+        if not api.uncounted_type or element.get("type") != api.uncounted_type:
             steps.append([])
     return steps[:-1], steps[-1]
 

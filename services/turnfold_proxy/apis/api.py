@@ -79,6 +79,11 @@ class Api(Protocol):
         ...
 
     @property
+    def uncounted_type(self) -> str:
+        """The type of elements without identity; empty if all have one."""
+        ...
+
+    @property
     def format(self) -> Literal["openai", "responses", "anthropic"]:
         """The format of a window that has this shape."""
         ...
@@ -100,7 +105,8 @@ class Api(Protocol):
     def identity(self, element: Element) -> Any:
         """Return JSON that is equal for two ways in which a client writes one element.
 
-        It is None for an element that clients may leave out, and that belongs to the next one.
+        It is None for an element of the `uncounted_type`, which clients may leave out, and which
+        belongs to the next one.
         """
         ...
 

@@ -30,6 +30,7 @@ class ChatApi:
     """OpenAI's chat completions, as many providers offer them."""
 
     shape: Literal["chat"] = "chat"
+    uncounted_type = ""
     format: Literal["openai"] = "openai"
 
     def conversation(self, body: Mapping[str, Any]) -> RequestConversation:

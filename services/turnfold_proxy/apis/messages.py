@@ -34,6 +34,7 @@ class MessagesApi:
     """The messages API of Anthropic."""
 
     shape: Literal["anthropic"] = "anthropic"
+    uncounted_type = ""
     format: Literal["anthropic"] = "anthropic"
 
     def conversation(self, body: Mapping[str, Any]) -> RequestConversation:

@@ -30,6 +30,7 @@ class ResponsesApi:
     """The responses API of OpenAI, for clients that keep the conversation themselves."""
 
     shape: Literal["responses"] = "responses"
+    uncounted_type = REASONING
     format: Literal["responses"] = "responses"
 
     def conversation(self, body: Mapping[str, Any]) -> RequestConversation | None:
@@ -72,7 +73,7 @@ class ResponsesApi:
             return [kind, element.get("call_id"), element.get("name"), arguments_identity(given)]
         if kind in ("function_call_output", "custom_tool_call_output"):
             return [kind, element.get("call_id"), content_identity(element.get("output"))]
-        if kind == REASONING:
+        if kind == self.uncounted_type:
             return None
         fields = {
             name: value
