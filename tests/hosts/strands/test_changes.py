@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import pytest
 from strands import Agent, tool
 
 from tests.hosts.conftest import RunningSystem
@@ -93,6 +94,57 @@ async def test_a_restored_window_without_ids_is_not_published_as_messages(
 
     texts = await recorded(system, session_id)
     assert [text[:8] for text in texts[::2]] == [f"Tell {n}."[:8] for n in range(12)] + ["Well?"]
+
+
+@pytest.mark.proves("L1")
+async def test_new_messages_before_one_that_repeats_a_stored_one_are_published(
+    system: RunningSystem, session_id: str
+) -> None:
+    first = agent_of(ScriptedModel(says("Yes.")), session_id, system.nats_url)
+    await first.invoke_async("One?")
+    texts = ["Two?", "No.", "Three?", "Yes."]
+    messages = [
+        {"role": ("user", "assistant")[place % 2], "content": says(text)}
+        for place, text in enumerate(texts)
+    ]
+
+    later = agent_of(ScriptedModel(says("So.")), session_id, system.nats_url, messages=messages)
+    await later.invoke_async("New?")
+
+    assert await recorded(system, session_id) == ["One?", "Yes.", *texts, "New?", "So."]
+
+
+@pytest.mark.proves("L1")
+async def test_new_messages_with_ids_are_published_before_and_after_stored_texts(
+    system: RunningSystem, session_id: str
+) -> None:
+    first = agent_of(ScriptedModel(says("Yes.")), session_id, system.nats_url)
+    await first.invoke_async("One?")
+    messages = [
+        {"role": "user", "content": says("One?"), "tracking_id": "a"},
+        {"role": "assistant", "content": says("Yes."), "tracking_id": "b"},
+    ]
+
+    later = agent_of(ScriptedModel(says("So.")), session_id, system.nats_url, messages=messages)
+    await later.invoke_async("New?")
+
+    texts = ["One?", "Yes.", "One?", "Yes.", "New?", "So."]
+    assert await recorded(system, session_id) == texts
+
+
+async def test_a_history_that_was_saved_before_its_last_answer_is_not_published_again(
+    system: RunningSystem, session_id: str
+) -> None:
+    agent = agent_of(ScriptedModel(says("A."), says("B.")), session_id, system.nats_url)
+    await agent.invoke_async("One?")
+    await agent.invoke_async("Two?")
+    model = ScriptedModel(says("C."))
+
+    later = agent_of(model, session_id, system.nats_url, messages=saved(agent.messages)[:3])
+    await later.invoke_async("Three?")
+
+    assert await recorded(system, session_id) == ["One?", "A.", "Two?", "B.", "Three?", "C."]
+    assert faults(model.calls[-1]) == []
 
 
 async def test_what_a_guardrail_redacts_leaves_the_session(
