@@ -293,7 +293,7 @@ def _changes(
         parts = _parts(message, old)
         ids: list[str] = []
         if parts:
-            event = _event(session, parts, stale)
+            event = _event(session, message, parts, old)
             events.append(event)
             ids = [f"{event.event_id}#{index}" for index in range(len(parts))]
         held[_named(message)] = _Held(texts[place], list(zip(ids, parts, strict=True)))
@@ -331,9 +331,13 @@ def _changed_parts(message: Message, old: _Held) -> list[Message]:
     return parts_of({**message, "content": own}) if own else []
 
 
-def _event(session: Session, parts: Sequence[Message], retracted: Sequence[str]) -> OutgoingEvent:
-    # An event that is published again after an error is the same one, unless it was retracted.
-    text = json.dumps([parts, *retracted[:1]], sort_keys=True)
+def _event(
+    session: Session, message: Message, parts: Sequence[Message], old: _Held | None
+) -> OutgoingEvent:
+    # An event that is published again, also by another program, is the same one, unless it was
+    # retracted.
+    told = [parts, old.stored[0][0]] if old and old.stored else encode_bytes_values(message)
+    text = json.dumps(told, sort_keys=True)
     return turn_event(
         session.key,
         [chat_of(part) for part in parts],

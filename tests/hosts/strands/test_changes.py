@@ -3,6 +3,7 @@
 import copy
 import json
 from collections.abc import AsyncGenerator
+from hashlib import blake2b
 from typing import Any
 
 import pytest
@@ -121,8 +122,8 @@ async def test_new_messages_with_ids_are_published_before_and_after_stored_texts
     first = agent_of(ScriptedModel(says("Yes.")), session_id, system.nats_url)
     await first.invoke_async("One?")
     messages = [
-        {"role": "user", "content": says("One?"), "tracking_id": "a"},
-        {"role": "assistant", "content": says("Yes."), "tracking_id": "b"},
+        {"role": "user", "content": says("One?"), "tracking_id": f"{session_id}-1"},
+        {"role": "assistant", "content": says("Yes."), "tracking_id": f"{session_id}-2"},
     ]
 
     later = agent_of(ScriptedModel(says("So.")), session_id, system.nats_url, messages=messages)
@@ -145,6 +146,22 @@ async def test_a_history_that_was_saved_before_its_last_answer_is_not_published_
 
     assert await recorded(system, session_id) == ["One?", "A.", "Two?", "B.", "Three?", "C."]
     assert faults(model.calls[-1]) == []
+
+
+async def test_the_event_of_a_message_has_the_id_that_older_releases_gave_it(
+    system: RunningSystem, session_id: str
+) -> None:
+    agent = agent_of(ScriptedModel(says("Yes.")), session_id, system.nats_url)
+    message = {"role": "user", "content": says("One?"), "tracking_id": session_id}
+    agent.messages.append(message)
+    await agent.invoke_async()
+
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session("strands", session_id)
+        page = await session.history(newest=2, after="latest", wait_ms=5_000)
+    text = json.dumps(message, sort_keys=True)
+    event_id = blake2b(text.encode(), digest_size=16).hexdigest()
+    assert page.messages[0].message_id == f"{event_id}#0"
 
 
 async def test_what_a_guardrail_redacts_leaves_the_session(
