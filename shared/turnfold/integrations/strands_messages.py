@@ -32,7 +32,7 @@ def marked(message: Message) -> dict[str, Any]:
 
 
 def unmarked(message: Message) -> Message:
-    """Return a message of which the host has written what it is now."""
+    """Return a message without Turnfold's mark."""
     metadata = message.get("metadata") or {}
     custom = {name: one for name, one in (metadata.get("custom") or {}).items() if name != _MADE}
     return {**message, "metadata": {**metadata, "custom": custom}}

@@ -59,6 +59,7 @@ def saved(messages: list[Message]) -> list[Message]:
     return [{name: copy.deepcopy(one[name]) for name in ("role", "content")} for one in messages]
 
 
+@pytest.mark.proves("L1")
 async def test_a_history_that_is_restored_without_ids_is_not_published_again(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -79,6 +80,7 @@ async def test_a_history_that_is_restored_without_ids_is_not_published_again(
     ]
 
 
+@pytest.mark.proves("L1")
 async def test_a_restored_window_without_ids_is_not_published_as_messages(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -133,6 +135,7 @@ async def test_new_messages_with_ids_are_published_before_and_after_stored_texts
     assert await recorded(system, session_id) == texts
 
 
+@pytest.mark.proves("L1")
 async def test_a_history_that_was_saved_before_its_last_answer_is_not_published_again(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -148,6 +151,7 @@ async def test_a_history_that_was_saved_before_its_last_answer_is_not_published_
     assert faults(model.calls[-1]) == []
 
 
+@pytest.mark.proves("L1")
 async def test_the_event_of_a_message_has_the_id_that_older_releases_gave_it(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -164,6 +168,7 @@ async def test_the_event_of_a_message_has_the_id_that_older_releases_gave_it(
     assert page.messages[0].message_id == f"{event_id}#0"
 
 
+@pytest.mark.proves("G1")
 async def test_what_a_guardrail_redacts_leaves_the_session(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -181,6 +186,7 @@ async def test_what_a_guardrail_redacts_leaves_the_session(
     ]
 
 
+@pytest.mark.proves("G1")
 async def test_a_redacted_result_stays_the_result_of_its_call(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -196,6 +202,7 @@ async def test_a_redacted_result_stays_the_result_of_its_call(
     ]
 
 
+@pytest.mark.proves("G1")
 async def test_a_request_that_is_redacted_beside_texts_of_turnfold_leaves_the_session(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -215,6 +222,7 @@ async def test_a_request_that_is_redacted_beside_texts_of_turnfold_leaves_the_se
     assert len(texts) == 10
 
 
+@pytest.mark.proves("G1")
 async def test_a_message_that_was_changed_later_keeps_its_place(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -233,6 +241,7 @@ async def test_a_message_that_was_changed_later_keeps_its_place(
     assert await recorded(system, session_id) == [SECRET, *texts[1:], "Bye.", "Bye."]
 
 
+@pytest.mark.proves("G1")
 async def test_a_message_that_grows_is_published_as_it_is_then(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -249,6 +258,7 @@ async def test_a_message_that_grows_is_published_as_it_is_then(
     ]  # fmt: skip
 
 
+@pytest.mark.proves("G1")
 async def test_points_of_caches_that_move_change_no_message(
     system: RunningSystem, session_id: str
 ) -> None:
