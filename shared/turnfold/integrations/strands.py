@@ -278,6 +278,7 @@ def _changes(
     """Return the events that bring a session up to messages, and what is held of them then.
 
     From the first message on that the host changed, all are published anew, in their order.
+    Messages between them that the window left out stay, before those that are published anew.
     """
     texts = [block_texts(message) for message in messages]
     before = [known.get(_named(message)) for message in messages]

@@ -242,6 +242,26 @@ async def test_a_message_that_was_changed_later_keeps_its_place(
 
 
 @pytest.mark.proves("G1")
+async def test_a_message_that_is_changed_before_a_gap_of_the_window_lands_behind_it(
+    system: RunningSystem, session_id: str
+) -> None:
+    looks = [calls(f"c{number}", "hall " * 60) for number in range(12)]
+    model = ScriptedModel(*looks, says("All."), says("Bye."))
+    agent = agent_of(model, session_id, system.nats_url, tokens=700)
+    await agent.invoke_async("Tell all.")
+    gap = 2 * 12 - (len(agent.messages) - 2)
+    assert gap > 0
+    agent.messages[0]["content"][-1]["text"] = REDACTED
+    await agent.invoke_async("Bye.")
+
+    texts = await recorded(system, session_id)
+    assert texts[gap] == REDACTED
+    assert len(texts) == 1 + 2 * 12 + 3
+    assert len(set(texts)) == 5
+    assert faults(model.calls[-1]) == []
+
+
+@pytest.mark.proves("G1")
 async def test_a_message_that_grows_is_published_as_it_is_then(
     system: RunningSystem, session_id: str
 ) -> None:
