@@ -12,8 +12,9 @@ replaced by the window: the summary, and the newest messages.
 # pyright takes `strands` for this file.
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -24,6 +25,7 @@ from turnfold.integrations import requires
 from turnfold.integrations.mirrored import WAIT_MS, Chat, MirroredWindows
 from turnfold.integrations.strands_messages import (
     Message,
+    begins_window,
     block_texts,
     chat_of,
     is_made,
@@ -37,7 +39,7 @@ from turnfold.integrations.strands_messages import (
 with requires("strands"):
     from strands.agent.agent import Agent
     from strands.agent.conversation_manager import ConversationManager
-    from strands.hooks.events import BeforeModelCallEvent
+    from strands.hooks.events import BeforeInvocationEvent, BeforeModelCallEvent
     from strands.hooks.registry import HookRegistry
     from strands.types.session import decode_bytes_values, encode_bytes_values
 
@@ -77,10 +79,12 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
         self._is_reduced = False
         self._session = self._windows.session(session_id)
         self._held: dict[str, _Held] | None = None
+        self._unnamed: set[str] = set()
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
         """Manage the messages before each call of the model."""
         super().register_hooks(registry, **kwargs)
+        registry.add_callback(BeforeInvocationEvent, self._before_invocation)
         registry.add_callback(BeforeModelCallEvent, self._before_model_call)
 
     def apply_management(self, agent: Agent, **kwargs: Any) -> None:  # noqa: ARG002  # of Strands
@@ -105,6 +109,15 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
         if e is not None and len(json.dumps(encode_bytes_values(agent.messages))) >= before:
             raise e
 
+    def _before_invocation(self, event: BeforeInvocationEvent) -> None:
+        # Strands gives an id to each message next.
+        self._name(event.agent.messages)
+
+    def _name(self, messages: Sequence[Message]) -> None:
+        if self._held is None:
+            unnamed = [message for message in messages if not message.get("tracking_id")]
+            self._unnamed.update(map(_named, unnamed))
+
     async def _before_model_call(self, event: BeforeModelCallEvent) -> None:
         await self._managed(event.agent, self._small if self._is_reduced else self._windows)
 
@@ -118,7 +131,8 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
     async def _publish(self, messages: Sequence[Message]) -> None:
         """Publish what is new or was changed since it was published."""
         if self._held is None:
-            self._held = await _restored(self._session, messages)
+            self._name(messages)
+            self._held = await _restored(self._session, messages, self._unnamed)
         events, held = _changes(self._session, messages, self._held)
         for batch in batches(events, most=BATCH_EVENTS):
             await self._session.publish_batch(batch)
@@ -165,7 +179,9 @@ class _Held(NamedTuple):
     stored: list[tuple[str, Message]]
 
 
-async def _restored(session: Session, messages: Sequence[Message]) -> dict[str, _Held]:
+async def _restored(
+    session: Session, messages: Sequence[Message], unnamed: Container[str]
+) -> dict[str, _Held]:
     """Return what is stored of messages that another program may have published.
 
     An application may have saved them without their ids: then their texts tell which they are.
@@ -173,22 +189,35 @@ async def _restored(session: Session, messages: Sequence[Message]) -> dict[str, 
     held: dict[str, _Held] = {}
     if len(messages) < 2:
         return held
-    parts = [parts_of(message) for message in messages]
-    stored = await _stored(session, sum(map(len, parts)))
-    ids = list(stored)
-    theirs = [_texts([one for _, one in stored[name]]) for name in ids]
-    ours = list(map(_texts, parts))
-    same, end = _same(ours, theirs)
-    for place, message in enumerate(messages):
+    stored = await _stored(session, sum(len(parts_of(message)) for message in messages))
+    restored = [message for message in messages if _named(message) in unnamed]
+    for message in messages:
         name, texts = _named(message), block_texts(message)
         if name in stored:
-            known = theirs[ids.index(name)]
+            known = _texts([one for _, one in stored[name]])
             # A window may begin with the end of a message.
-            is_same = is_made(message) or known[len(known) - len(texts) :] == ours[place]
+            is_same = is_made(message) or known[len(known) - len(texts) :] == _comparable(message)
             held[name] = _Held(texts if is_same else known, stored[name])
-        elif place < end:
-            held[name] = _Held(texts, stored[ids[place - end]] if place >= end - same else [])
-    return held
+    is_cut = sum(map(len, stored.values())) >= TAIL_MESSAGES
+    others = [parts for name, parts in stored.items() if name not in held]
+    return _found(restored, others, is_cut=is_cut) | held if restored else held
+
+
+def _found(
+    messages: Sequence[Message], stored: Sequence[list[tuple[str, Message]]], *, is_cut: bool
+) -> dict[str, _Held]:
+    """Return what is stored of messages without ids: the longest row that both lists have.
+
+    It begins with the first message. Any row will do if they begin as a window does: nothing of a
+    window before a stored message is new. Without a row all are published. What the session has
+    after the row stays, although the host has lost it.
+    """
+    firsts = len(messages) if begins_window(messages[0]) else 1
+    theirs = [_texts([one for _, one in parts]) for parts in stored]
+    size, at, place = _row(list(map(_comparable, messages)), theirs, firsts, is_cut=is_cut)
+    known = [*([[]] * place), *stored[at : at + size]]
+    pairs = zip(messages, known, strict=False)
+    return {_named(one): _Held(block_texts(one), parts) for one, parts in pairs}
 
 
 async def _stored(session: Session, count: int) -> dict[str, list[tuple[str, Message]]]:
@@ -212,16 +241,28 @@ def _texts(parts: Sequence[Message]) -> list[str]:
     return [text for part in parts for text in block_texts(part)]
 
 
-def _same(listed: Sequence[list[str]], stored: Sequence[list[str]]) -> tuple[int, int]:
-    """Return how many of the newest stored messages a list has in a row, and where they end."""
-    size = end = 0
-    for place in range(1, len(listed) + 1):
-        run = 0
-        while run < min(place, len(stored)) and listed[place - 1 - run] == stored[-1 - run]:
-            run += 1
-        if run > size:
-            size, end = run, place
-    return size, end
+def _comparable(message: Message) -> list[str]:
+    """Return the blocks of a message as texts, in the order in which they are stored."""
+    return _texts(parts_of(message))
+
+
+def _row(
+    ours: Sequence[list[str]], theirs: Sequence[list[str]], firsts: int, *, is_cut: bool
+) -> tuple[int, int, int]:
+    """Return the size of the longest row in both lists, and where it begins in `theirs` and `ours`.
+
+    It begins at one of the `firsts` of `ours`, or where `theirs` begins if that `is_cut`: the first
+    message of `theirs` may then lack its beginning.
+    """
+    best = (0, 0, 0)
+    for at in range(len(theirs)):
+        for place in range(len(ours) if is_cut and at < 2 else firsts):
+            if place and at and ours[place - 1] == theirs[at - 1]:
+                continue
+            pairs = zip(ours[place:], theirs[at:], strict=False)
+            if size := sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)):
+                best = max(best, (size, at, place))
+    return best
 
 
 def _named(message: Message) -> str:
@@ -237,6 +278,7 @@ def _changes(
     """Return the events that bring a session up to messages, and what is held of them then.
 
     From the first message on that the host changed, all are published anew, in their order.
+    Messages between them that the window left out stay, before those that are published anew.
     """
     texts = [block_texts(message) for message in messages]
     before = [known.get(_named(message)) for message in messages]
@@ -252,7 +294,7 @@ def _changes(
         parts = _parts(message, old)
         ids: list[str] = []
         if parts:
-            event = _event(session, parts, stale)
+            event = _event(session, message, parts, old)
             events.append(event)
             ids = [f"{event.event_id}#{index}" for index in range(len(parts))]
         held[_named(message)] = _Held(texts[place], list(zip(ids, parts, strict=True)))
@@ -290,9 +332,13 @@ def _changed_parts(message: Message, old: _Held) -> list[Message]:
     return parts_of({**message, "content": own}) if own else []
 
 
-def _event(session: Session, parts: Sequence[Message], retracted: Sequence[str]) -> OutgoingEvent:
-    # An event that is published again after an error is the same one, unless it was retracted.
-    text = json.dumps([parts, *retracted[:1]], sort_keys=True)
+def _event(
+    session: Session, message: Message, parts: Sequence[Message], old: _Held | None
+) -> OutgoingEvent:
+    # An event that is published again, also by another program, is the same one, unless it was
+    # retracted.
+    told = [parts, old.stored[0][0]] if old and old.stored else encode_bytes_values(message)
+    text = json.dumps(told, sort_keys=True)
     return turn_event(
         session.key,
         [chat_of(part) for part in parts],

@@ -14,6 +14,8 @@ with requires("strands"):
 
 _MADE = "turnfold"
 """The mark of messages that Turnfold wrote or shortened: they are not published."""
+_FRAMES = ("# Conversation Summary\n", "# Earlier messages")
+"""How the summary and the digests of a window begin."""
 
 Message = dict[str, Any]
 
@@ -30,10 +32,16 @@ def marked(message: Message) -> dict[str, Any]:
 
 
 def unmarked(message: Message) -> Message:
-    """Return a message of which the host has written what it is now."""
+    """Return a message without Turnfold's mark."""
     metadata = message.get("metadata") or {}
     custom = {name: one for name, one in (metadata.get("custom") or {}).items() if name != _MADE}
     return {**message, "metadata": {**metadata, "custom": custom}}
+
+
+def begins_window(message: Message) -> bool:
+    """Return whether a message, also one that lost its mark, is the beginning of a window."""
+    text = message["content"][0].get("text", "") if message["content"] else ""
+    return is_made(message) or str(text).startswith(_FRAMES)
 
 
 def block_texts(message: Message) -> list[str]:

@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import pytest
 from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.apps import App
 from google.adk.models.base_llm import BaseLlm
@@ -69,6 +70,7 @@ async def conversations(agent_id: str, url: str) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.proves("L1")
 async def test_copies_of_a_parallel_worker_do_not_share_a_conversation(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -84,6 +86,7 @@ async def test_copies_of_a_parallel_worker_do_not_share_a_conversation(
         assert all(place in text for text in texts)
 
 
+@pytest.mark.proves("L1")
 async def test_an_agent_that_is_called_twice_at_once_has_two_conversations(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -110,6 +113,7 @@ async def test_an_agent_that_is_called_twice_at_once_has_two_conversations(
     assert len(found) == 4
 
 
+@pytest.mark.proves("L1")
 async def test_different_agents_in_parallel_keep_their_plain_names(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -124,6 +128,7 @@ async def test_different_agents_in_parallel_keep_their_plain_names(
     assert sorted(found) == ["ada/s/first", "ada/s/second"]
 
 
+@pytest.mark.proves("L1")
 async def test_deep_branches_have_ids_that_fit(system: RunningSystem, session_id: str) -> None:
     name = "worker_with_quite_a_long_name"
     root: Any = LlmAgent(name=name, model=PlacesModel(), tools=[look], parallel_worker=True)

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import pytest
 from google.adk.agents import LlmAgent
 from google.adk.apps import App
 from google.adk.plugins.base_plugin import BasePlugin
@@ -35,6 +36,7 @@ def look(place: str) -> str:
     return f"{place} is empty"
 
 
+@pytest.mark.proves("T2")
 async def test_files_count_as_files_and_reach_the_model_as_they_were(
     system: RunningSystem, session_id: str
 ) -> None:

@@ -3,8 +3,10 @@
 import copy
 import json
 from collections.abc import AsyncGenerator
+from hashlib import blake2b
 from typing import Any
 
+import pytest
 from strands import Agent, tool
 
 from tests.hosts.conftest import RunningSystem
@@ -57,6 +59,7 @@ def saved(messages: list[Message]) -> list[Message]:
     return [{name: copy.deepcopy(one[name]) for name in ("role", "content")} for one in messages]
 
 
+@pytest.mark.proves("L1")
 async def test_a_history_that_is_restored_without_ids_is_not_published_again(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -77,6 +80,7 @@ async def test_a_history_that_is_restored_without_ids_is_not_published_again(
     ]
 
 
+@pytest.mark.proves("L1")
 async def test_a_restored_window_without_ids_is_not_published_as_messages(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -95,6 +99,76 @@ async def test_a_restored_window_without_ids_is_not_published_as_messages(
     assert [text[:8] for text in texts[::2]] == [f"Tell {n}."[:8] for n in range(12)] + ["Well?"]
 
 
+@pytest.mark.proves("L1")
+async def test_new_messages_before_one_that_repeats_a_stored_one_are_published(
+    system: RunningSystem, session_id: str
+) -> None:
+    first = agent_of(ScriptedModel(says("Yes.")), session_id, system.nats_url)
+    await first.invoke_async("One?")
+    texts = ["Two?", "No.", "Three?", "Yes."]
+    messages = [
+        {"role": ("user", "assistant")[place % 2], "content": says(text)}
+        for place, text in enumerate(texts)
+    ]
+
+    later = agent_of(ScriptedModel(says("So.")), session_id, system.nats_url, messages=messages)
+    await later.invoke_async("New?")
+
+    assert await recorded(system, session_id) == ["One?", "Yes.", *texts, "New?", "So."]
+
+
+@pytest.mark.proves("L1")
+async def test_new_messages_with_ids_are_published_before_and_after_stored_texts(
+    system: RunningSystem, session_id: str
+) -> None:
+    first = agent_of(ScriptedModel(says("Yes.")), session_id, system.nats_url)
+    await first.invoke_async("One?")
+    messages = [
+        {"role": "user", "content": says("One?"), "tracking_id": f"{session_id}-1"},
+        {"role": "assistant", "content": says("Yes."), "tracking_id": f"{session_id}-2"},
+    ]
+
+    later = agent_of(ScriptedModel(says("So.")), session_id, system.nats_url, messages=messages)
+    await later.invoke_async("New?")
+
+    texts = ["One?", "Yes.", "One?", "Yes.", "New?", "So."]
+    assert await recorded(system, session_id) == texts
+
+
+@pytest.mark.proves("L1")
+async def test_a_history_that_was_saved_before_its_last_answer_is_not_published_again(
+    system: RunningSystem, session_id: str
+) -> None:
+    agent = agent_of(ScriptedModel(says("A."), says("B.")), session_id, system.nats_url)
+    await agent.invoke_async("One?")
+    await agent.invoke_async("Two?")
+    model = ScriptedModel(says("C."))
+
+    later = agent_of(model, session_id, system.nats_url, messages=saved(agent.messages)[:3])
+    await later.invoke_async("Three?")
+
+    assert await recorded(system, session_id) == ["One?", "A.", "Two?", "B.", "Three?", "C."]
+    assert faults(model.calls[-1]) == []
+
+
+@pytest.mark.proves("L1")
+async def test_the_event_of_a_message_has_the_id_that_older_releases_gave_it(
+    system: RunningSystem, session_id: str
+) -> None:
+    agent = agent_of(ScriptedModel(says("Yes.")), session_id, system.nats_url)
+    message = {"role": "user", "content": says("One?"), "tracking_id": session_id}
+    agent.messages.append(message)
+    await agent.invoke_async()
+
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session("strands", session_id)
+        page = await session.history(newest=2, after="latest", wait_ms=5_000)
+    text = json.dumps(message, sort_keys=True)
+    event_id = blake2b(text.encode(), digest_size=16).hexdigest()
+    assert page.messages[0].message_id == f"{event_id}#0"
+
+
+@pytest.mark.proves("G1")
 async def test_what_a_guardrail_redacts_leaves_the_session(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -112,6 +186,7 @@ async def test_what_a_guardrail_redacts_leaves_the_session(
     ]
 
 
+@pytest.mark.proves("G1")
 async def test_a_redacted_result_stays_the_result_of_its_call(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -127,6 +202,7 @@ async def test_a_redacted_result_stays_the_result_of_its_call(
     ]
 
 
+@pytest.mark.proves("G1")
 async def test_a_request_that_is_redacted_beside_texts_of_turnfold_leaves_the_session(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -146,6 +222,7 @@ async def test_a_request_that_is_redacted_beside_texts_of_turnfold_leaves_the_se
     assert len(texts) == 10
 
 
+@pytest.mark.proves("G1")
 async def test_a_message_that_was_changed_later_keeps_its_place(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -164,6 +241,27 @@ async def test_a_message_that_was_changed_later_keeps_its_place(
     assert await recorded(system, session_id) == [SECRET, *texts[1:], "Bye.", "Bye."]
 
 
+@pytest.mark.proves("G1")
+async def test_a_message_that_is_changed_before_a_gap_of_the_window_lands_behind_it(
+    system: RunningSystem, session_id: str
+) -> None:
+    looks = [calls(f"c{number}", "hall " * 60) for number in range(12)]
+    model = ScriptedModel(*looks, says("All."), says("Bye."))
+    agent = agent_of(model, session_id, system.nats_url, tokens=700)
+    await agent.invoke_async("Tell all.")
+    gap = 2 * 12 - (len(agent.messages) - 2)
+    assert gap > 0
+    agent.messages[0]["content"][-1]["text"] = REDACTED
+    await agent.invoke_async("Bye.")
+
+    texts = await recorded(system, session_id)
+    assert texts[gap] == REDACTED
+    assert len(texts) == 1 + 2 * 12 + 3
+    assert len(set(texts)) == 5
+    assert faults(model.calls[-1]) == []
+
+
+@pytest.mark.proves("G1")
 async def test_a_message_that_grows_is_published_as_it_is_then(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -180,6 +278,7 @@ async def test_a_message_that_grows_is_published_as_it_is_then(
     ]  # fmt: skip
 
 
+@pytest.mark.proves("G1")
 async def test_points_of_caches_that_move_change_no_message(
     system: RunningSystem, session_id: str
 ) -> None:

@@ -4,6 +4,7 @@ import copy
 import json
 from typing import Any
 
+import pytest
 from strands import Agent, tool
 
 from tests.hosts.conftest import RunningSystem
@@ -37,6 +38,7 @@ def shoots(call_id: str) -> list[Any]:
     return [{"toolUse": {"toolUseId": call_id, "name": "shoot", "input": {"place": "hall"}}}]
 
 
+@pytest.mark.proves("T2")
 async def test_files_count_as_files_and_come_back_as_they_were(
     system: RunningSystem, session_id: str
 ) -> None:
@@ -57,6 +59,7 @@ async def test_files_count_as_files_and_come_back_as_they_were(
     assert len(json.dumps(window.messages)) < 2_000
 
 
+@pytest.mark.proves("T2")
 async def test_a_result_with_an_image_that_is_shortened_holds_no_bytes(
     system: RunningSystem, session_id: str
 ) -> None:
