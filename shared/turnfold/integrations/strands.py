@@ -209,8 +209,8 @@ def _found(
     """Return what is stored of messages without ids: the longest row that both lists have.
 
     It begins with the first message. Any row will do if they begin as a window does: nothing of a
-    window before a stored message is new. Without a row all are published. What the session has
-    after the row stays, although the host has lost it.
+    window before a stored message is new. Without a row all are published. Stored messages after
+    the row stay, although the host has lost them.
     """
     firsts = len(messages) if begins_window(messages[0]) else 1
     theirs = [_texts([one for _, one in parts]) for parts in stored]

@@ -75,16 +75,21 @@ async def prepared(recorder: Recorder, session_id: str) -> None:
     await recorder.prepare(Call(api, "paused", session_id, body, conversation, None))
 
 
+async def assert_pauses_alone(recorder: Recorder, session: str) -> None:
+    """The calls of a session fail, and then it has a pause while another session is served."""
+    with pytest.raises(Unavailable, match="in time"):
+        await prepared(recorder, session)
+    await prepared(recorder, "sound")
+    with pytest.raises(Unavailable, match=MOMENT_AGO):
+        await prepared(recorder, session)
+
+
 @pytest.mark.proves("G10", "C79")
 async def test_a_session_whose_window_fails_pauses_no_other(scene: ProxyScene) -> None:
     """The query service answers with an error: it is there, and answers for other sessions."""
     recorder = Recorder(sessions_of(scene), scene.client.erasures, wait_seconds=60)
 
-    with pytest.raises(Unavailable, match="in time"):
-        await prepared(recorder, "broken")
-    await prepared(recorder, "sound")
-    with pytest.raises(Unavailable, match=MOMENT_AGO):
-        await prepared(recorder, "broken")
+    await assert_pauses_alone(recorder, "broken")
     await recorder.close()
 
 
@@ -118,11 +123,7 @@ async def test_a_session_whose_answer_lacks_the_newest_events_pauses_no_other(
     recorder = Recorder(sessions_of(scene), scene.client.erasures, wait_seconds=60)
     await scene.client.session("paused", late).turn_completed([{"role": "user", "content": "Hm."}])
 
-    with pytest.raises(Unavailable, match="in time"):
-        await prepared(recorder, late)
-    await prepared(recorder, "sound")
-    with pytest.raises(Unavailable, match=MOMENT_AGO):
-        await prepared(recorder, late)
+    await assert_pauses_alone(recorder, late)
     await recorder.close()
 
 

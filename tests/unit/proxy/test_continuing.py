@@ -374,7 +374,7 @@ def test_thoughts_that_the_caller_leaves_out_are_not_sent() -> None:
 
 @pytest.mark.proves("C78", "L1")
 def test_messages_that_are_neighbors_in_the_window_alone_are_one_message() -> None:
-    """What stood between them has left the window; a provider may want the roles in turns."""
+    """The message between them has left the window; a provider may want the roles in turns."""
     own: list[Json] = [
         {"role": "user", "content": [result_block("t1")]},
         {"role": "assistant", "content": "In Ghent."},
