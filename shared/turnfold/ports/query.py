@@ -102,7 +102,8 @@ class WindowSnapshot:
 
     `ingested_to` is the sequence up to which every event is ingested. `refused` is the number of
     events of the session that became dead letters. `covered_calls` are the covered messages with
-    calls that came after the last request before them that is not covered.
+    calls that came after the last request before them that is not covered. `covered_system` is the
+    system message to pin if none is among `messages`, because newer ones were retracted.
     """
 
     ingested_to: int
@@ -112,6 +113,7 @@ class WindowSnapshot:
     messages: tuple[Message, ...] = ()
     refused: int = 0
     covered_calls: tuple[Message, ...] = ()
+    covered_system: Message | None = None
 
 
 END_POSITION: Final = MOST_INT64

@@ -58,6 +58,7 @@ def essence(facts: WindowSnapshot) -> Seen:
         facts.pending,
         facts.messages,
         facts.covered_calls,
+        facts.covered_system and facts.covered_system.message_id,
     )
 
 

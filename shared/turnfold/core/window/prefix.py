@@ -22,7 +22,8 @@ class WindowPrefix:
 
     `shape` is the format of the window, because a response is several items there. `covered_calls`
     are messages that the summary covers, with calls of a turn whose request is not covered: the
-    digest names these calls.
+    digest names these calls. The pinned message may be covered as well, if newer ones were
+    retracted.
     """
 
     pinned: Message | None
@@ -31,6 +32,7 @@ class WindowPrefix:
     pending: Mapping[CompactionId, PendingDigest]
     shape: Shape = Shape.CHAT
     covered_calls: tuple[Message, ...] = ()
+    is_pinned_covered: bool = False
 
     @property
     def summary_messages(self) -> int:

@@ -45,6 +45,7 @@ class WindowInput:
     total: int = 0
     factor: float = 1.0
     covered_calls: tuple[Message, ...] = ()
+    covered_system: Message | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +212,8 @@ def _new_messages(
     if earlier.taken != list(stored.messages[:known]):
         return None
     new = stored.messages[known:]
-    prefix = _prefix(stored, asked, pinned_message(new) or earlier.prefix.pinned)
+    pinned = None if earlier.prefix.is_pinned_covered else earlier.prefix.pinned
+    prefix = _prefix(stored, asked, pinned_message(new) or pinned)
     if (earlier.limits, earlier.policy, earlier.prefix) != (limits, policy, prefix):
         return None
     if new and not earlier.can_continue:
@@ -228,7 +230,8 @@ def _empty_window(
 
 def _prefix(stored: WindowInput, asked: WindowRequest, pinned: Message | None) -> WindowPrefix:
     return WindowPrefix(
-        pinned=pinned,
+        pinned=pinned or stored.covered_system,
+        is_pinned_covered=pinned is None and stored.covered_system is not None,
         summary=stored.summary,
         placement=asked.placement,
         shape=asked.shape,
@@ -366,10 +369,11 @@ def with_block(
 def _shown(window: WindowBuilder, stored: WindowInput) -> tuple[list[BlockContent], WindowAccount]:
     """Return the shown blocks, and count every message of the session once, by where it is."""
     pinned = window.prefix.pinned
-    is_pinned_live = pinned is not None and pinned.compaction_id is None
+    is_covered = window.prefix.is_pinned_covered
+    is_live = pinned is not None and not is_covered and pinned.compaction_id is None
     parts: list[BlockContent] = []
-    live_shown = int(is_pinned_live)
-    pending_shown = int(pinned is not None) - live_shown
+    live_shown = int(is_live)
+    pending_shown = int(pinned is not None and not is_covered) - live_shown
     trimmed = synthesised = 0
     # In one pass: a window has hundreds of blocks, and each request plans one.
     for block in window.blocks:
@@ -386,10 +390,10 @@ def _shown(window: WindowBuilder, stored: WindowInput) -> tuple[list[BlockConten
             synthesised += block.results.count(None)
     return parts, WindowAccount(
         total=stored.total,
-        shown=live_shown,
+        shown=live_shown + is_covered,
         trimmed=trimmed,
         folded=window.live - live_shown,
-        covered=stored.covered,
+        covered=stored.covered - is_covered,
         pending_shown=pending_shown,
         pending_digested=len(stored.messages) - window.live - pending_shown,
         recalled=0,

@@ -328,6 +328,7 @@ def _window_input(snapshot: WindowSnapshot) -> WindowInput:
         total=session.messages_total,
         factor=session.factor,
         covered_calls=snapshot.covered_calls,
+        covered_system=snapshot.covered_system,
     )
 
 

@@ -8,7 +8,7 @@ planner does not recognize `is_covered = 0`.
 from sqlalchemy import ColumnElement, String, bindparam, literal_column, select, text
 
 from turnfold.ports.compact import JobStatus
-from turnfold.store.database.schema import compactions, messages, sessions, summaries
+from turnfold.store.database.schema import PINNABLE, compactions, messages, sessions, summaries
 
 
 def has_status(*statuses: JobStatus) -> ColumnElement[bool]:
@@ -36,6 +36,9 @@ is_planned = (
 
 is_live = messages.c.compaction_id.is_(None)
 """The message was not evicted."""
+
+is_pinnable = text(PINNABLE)
+"""The message is a system message that begins its event."""
 
 of_compactions = compactions.c.sid == bindparam("of_sid")
 of_messages = messages.c.sid == bindparam("of_sid")

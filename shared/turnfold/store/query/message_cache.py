@@ -56,6 +56,7 @@ class CachedSession:
     (`changes`). `messages` are all that are not covered, in order, when the session had `total`
     messages and these `evictions`. While its `arrangement` is the same, others only follow.
     `covered_calls` are those of the windows of `calls_of`: a version, and the first request shown.
+    `covered_system` is that of the state `system_of`.
     """
 
     arrangement: State = ()
@@ -68,6 +69,8 @@ class CachedSession:
     summary: StoredSummary | None = None
     calls_of: State = ()
     covered_calls: tuple[Message, ...] = ()
+    system_of: State = ()
+    covered_system: Message | None = None
 
     @property
     def size(self) -> int:

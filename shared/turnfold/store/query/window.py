@@ -15,7 +15,6 @@ from turnfold.core.shapes.packing import unpack
 from turnfold.errors import BadRequest
 from turnfold.messages import Message, MessageId, SessionKey
 from turnfold.ports.query import (
-    END_POSITION,
     END_SEQ,
     Chosen,
     OriginalMessage,
@@ -42,7 +41,11 @@ from turnfold.store.query.as_of import (
     timeline_state,
 )
 from turnfold.store.query.carried import with_carry
-from turnfold.store.query.covered_calls import covered_calls, covered_calls_as_of, requests_in
+from turnfold.store.query.covered_messages import (
+    covered_calls_as_of,
+    covered_system_as_of,
+    refresh_covered,
+)
 from turnfold.store.query.message_cache import (
     KNOWN,
     CachedSession,
@@ -161,6 +164,7 @@ class SqlWindowStore:
                 tuple(known.messages),
                 facts.refused,
                 known.covered_calls,
+                known.covered_system,
             )
             chosen, positions = on_messages(seen_now)
             unread = [position for position in positions if position not in texts]
@@ -200,15 +204,7 @@ class SqlWindowStore:
         calls = sum([len(message.calls) for message in known.messages])
         if self._most is not None and calls > CALLS_AT_ONCE:
             raise TooLargeHere
-        first_request = next(requests_in(known.messages), END_POSITION)
-        calls_of = (session.version, session.evicted_changes, first_request)
-        if known.calls_of != calls_of:
-            known.covered_calls = ()
-            if known.summary is not None and known.summary.last_position > first_request:
-                if is_near:
-                    raise WouldBlock
-                known.covered_calls = covered_calls(connection, sid, known.messages)
-            known.calls_of = calls_of
+        refresh_covered(connection, session, known, is_near=is_near)
         return texts
 
     async def window_as_of(
@@ -251,6 +247,7 @@ class SqlWindowStore:
                 pending=pending,
                 messages=tuple(messages_then),
                 covered_calls=covered_calls_as_of(connection, sid, messages_then),
+                covered_system=covered_system_as_of(connection, sid, messages_then, state),
             )
             chosen, positions = on_messages(seen_then)
             texts = dict(_texts_of(connection, sid, positions))

@@ -32,6 +32,7 @@ from turnfold.store.database.schema.installation import (
     word_index_segments,
 )
 from turnfold.store.database.schema.sessions import (
+    PINNABLE,
     agents,
     duplicate_events,
     events,
@@ -48,6 +49,7 @@ from turnfold.store.database.schema.sessions import (
 
 __all__ = [
     "FIRST_REVISION",
+    "PINNABLE",
     "REVISION",
     "agents",
     "audit",
@@ -84,7 +86,7 @@ __all__ = [
     "word_index_segments",
 ]
 
-REVISION = "1015"
+REVISION = "1016"
 """The newest migration of this schema. Services wait for it without loading Alembic."""
 FIRST_REVISION = "1001"
 """The oldest migration. Early releases had others, 0001 to 0014, with other tables."""

@@ -141,6 +141,9 @@ duplicate_events = Table(
 )
 """Further sequences of duplicate events, so that an erasure deletes them from the stream."""
 
+PINNABLE = "role IN ('system', 'developer') AND position % 1024 = 0"
+"""The condition for system messages that begin their event, as its index has it."""
+
 messages = Table(
     "messages",
     metadata,
@@ -189,6 +192,14 @@ messages = Table(
         "position",
         sqlite_where=text("compaction_id IS NULL"),
         postgresql_where=text("compaction_id IS NULL"),
+    ),
+    # The system message that is pinned after newer ones were retracted.
+    Index(
+        "ix_messages_pinnable",
+        "sid",
+        "position",
+        sqlite_where=text(PINNABLE),
+        postgresql_where=text(PINNABLE),
     ),
     # Pairing: the results that carry one call id, in order.
     Index(
