@@ -325,17 +325,6 @@ def _too_long(tokens: int, factor: float, asked: WindowRequest) -> CannotFit:
     )
 
 
-def folded_for_budget(window: WindowBuilder, account: WindowAccount) -> int:
-    """Return how many live messages a window left out because its tokens did not suffice.
-
-    Messages that make room for a recall block alone do not count, nor those of a window with a
-    limit on messages.
-    """
-    if window.trimmed_after is None or window.limits.messages < UNLIMITED:
-        return 0
-    return min(account.folded, account.folded_told + account.untold)
-
-
 def to_plan(window: WindowBuilder, stored: WindowInput, asked: WindowRequest) -> WindowPlan:
     """Return the plan of a window that `build_window` made from these values."""
     parts, account = _shown(window, stored)

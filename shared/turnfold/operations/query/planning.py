@@ -22,12 +22,13 @@ from turnfold.core.window.framing import Placement
 from turnfold.core.window.prefix import PendingDigest
 from turnfold.core.window.rendering.anthropic import ASIDE_MESSAGES, ASIDE_TOKENS
 from turnfold.core.window.window import (
+    UNLIMITED,
+    WindowAccount,
     WindowInput,
     WindowPlan,
     WindowRequest,
     budget_of,
     build_window,
-    folded_for_budget,
     to_plan,
     with_block,
 )
@@ -96,7 +97,7 @@ class PlannedWindow:
         tokens = self.asked.budget_tokens
         if self.asked.is_emergency or self.request.as_of is not None or not tokens:
             return None
-        return BudgetHint(tokens, folded_for_budget(self.builder, self.plan.account))
+        return BudgetHint(tokens, _folded_for_budget(self.builder, self.plan.account))
 
     @property
     def shows_everything(self) -> bool:
@@ -115,6 +116,17 @@ class PlannedWindow:
         if block is not None:
             plan = with_block(plan, builder, self.asked, self.stored.factor, block)
         return replace(self, plan=plan, recall=decision, block=block)
+
+
+def _folded_for_budget(window: WindowBuilder, account: WindowAccount) -> int:
+    """Return how many live messages a window left out because its tokens did not suffice.
+
+    Messages that make room for a recall block alone do not count, nor those of a window with a
+    limit on messages.
+    """
+    if window.trimmed_after is None or window.limits.messages < UNLIMITED:
+        return 0
+    return min(account.folded, account.folded_told + account.untold)
 
 
 def with_hint(reply: ContextReply, session: SessionSnapshot, policy: Policy) -> ContextReply:
