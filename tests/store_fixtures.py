@@ -47,13 +47,13 @@ from turnfold.ports.ingest import (
 from turnfold.ports.inspection import InspectionStore
 from turnfold.ports.query import (
     HistoryStore,
-    SearchStore,
     WindowSnapshot,
     WindowStore,
 )
 from turnfold.ports.recall import (
     RecallStore,
 )
+from turnfold.ports.search import SearchStore
 from turnfold.store.compact.campaigns import SqlCampaignStore
 from turnfold.store.compact.jobs.store import SqlJobStore
 from turnfold.store.compact.requests import SqlSessionCommands

@@ -55,9 +55,7 @@ from turnfold.core.text.values import values_in
 from turnfold.errors import BadRequest
 from turnfold.messages import Message
 from turnfold.operations.query.search import found, question_of
-from turnfold.ports.query import (
-    Scope,
-)
+from turnfold.ports.search import Scope
 
 NAME = "survival"
 PRESETS = ("balanced", "static-buffer")

@@ -27,9 +27,7 @@ from tests.store_fixtures import (
 from turnfold.core.history.as_of import AsOf, AtMessage, AtTime, AtVersion
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey, State
 from turnfold.operations.query.search import found, question_of
-from turnfold.ports.query import (
-    Scope,
-)
+from turnfold.ports.search import Scope
 from turnfold.store.database.engine import Database
 from turnfold.store.database.statistics import SqlStatistics
 from turnfold.store.query.inspection import SqlInspectionStore

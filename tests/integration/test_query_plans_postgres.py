@@ -28,9 +28,7 @@ from tests.store_fixtures import (
 from turnfold.core.history.as_of import AtMessage, AtTime, AtVersion
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey, State
 from turnfold.operations.query.search import found, question_of
-from turnfold.ports.query import (
-    Scope,
-)
+from turnfold.ports.search import Scope
 from turnfold.store.database import schema
 from turnfold.store.database.engine import Database
 from turnfold.store.database.statements import PreparedPairs

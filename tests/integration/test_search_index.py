@@ -9,9 +9,7 @@ from sqlalchemy import Connection, text
 from tests.store_fixtures import KEY, Stores, sql_stores, turn, user
 from turnfold.core.text.search import Lookup, SearchQuery
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
-from turnfold.ports.query import (
-    Scope,
-)
+from turnfold.ports.search import Scope
 from turnfold.store.database.engine import Database
 from turnfold.store.database.word_segments import read_index
 from turnfold.store.ingest.word_index.removal import delete_indexed

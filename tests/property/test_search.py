@@ -27,12 +27,10 @@ from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.query.search import found
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.ports.query import (
-    Candidates,
     HistoryStore,
     OriginalMessage,
-    Scope,
-    SearchStore,
 )
+from turnfold.ports.search import Candidates, Scope, SearchStore
 
 PIECES = (
     "amber", "Amber", "ambers", "pendant", "dé", "straße", "STRASSE", "ﬁnd", "a", "7", "17.5 kg", "3 days", "5月3日", "$5", "#118", "50%", "v2.4.1",

@@ -46,9 +46,7 @@ from turnfold.operations.query.search import found
 from turnfold.ports.admin import CampaignProgress, Notice
 from turnfold.ports.compact import Job, RegenerateOptions, Version
 from turnfold.ports.ingest import DecodedEvent
-from turnfold.ports.query import (
-    Scope,
-)
+from turnfold.ports.search import Scope
 
 usages = st.builds(
     lambda prompt: {"prompt_tokens": prompt, "completion_tokens": 9}, st.integers(1, 500)

@@ -9,7 +9,6 @@ from turnfold.core.eviction.limits import read_limits
 from turnfold.core.history.as_of import AsOf
 from turnfold.core.history.audit_chain import ChainEnd
 from turnfold.core.policy.overrides import PolicyOverrides
-from turnfold.core.text.search import Lookup
 from turnfold.messages import (
     MOST_INT64,
     AgentId,
@@ -100,10 +99,9 @@ class PendingEviction(NamedTuple):
 class WindowSnapshot:
     """The data that a window is decided from, read in one snapshot.
 
-    `ingested_to` is the sequence up to which every event is ingested. `refused` is the number of
-    events of the session that became dead letters. `covered_calls` are the covered messages with
-    calls that came after the last request before them that is not covered. `covered_system` is the
-    system message to pin if none is among `messages`, because newer ones were retracted.
+    `ingested_to` is the sequence up to which every event is ingested, and `refused` the number of
+    dead letters of the session. `covered_calls` are messages whose turn began with a request that
+    is not covered. `covered_system` is pinned if none of `messages` is.
     """
 
     ingested_to: int
@@ -352,51 +350,3 @@ class HistoryStore(Protocol):
     async def dead_letters(self, *, after: int, limit: int) -> Sequence[DeadLetterRow]: ...
 
     async def dead_letter_counts(self) -> Mapping[str, int]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """The messages of a session that are searched; None is no condition.
-
-    `version` limits the search to the messages that this version covers.
-    """
-
-    state: State | None = None
-    role: str | None = None
-    after_position: int | None = None
-    before_position: int | None = None
-    version: int | None = None
-
-
-class Candidates(NamedTuple):
-    """Messages to grade; `is_partial` if there were too many to read all of them."""
-
-    originals: Sequence[OriginalMessage]
-    is_partial: bool = False
-
-
-class SearchStore(Protocol):
-    """Find messages by their words.
-
-    Raises:
-        UnknownSession: there is no such session.
-        Unavailable: the database cannot be read now.
-    """
-
-    async def unindexed(
-        self, key: SessionKey, *, scope: Scope, after_position: int
-    ) -> Sequence[OriginalMessage]:
-        """Return a page of messages that the index may not have yet, in order; empty at the end.
-
-        A search that reads these first and the index afterwards misses no message.
-        """
-        ...
-
-    async def candidates(
-        self, key: SessionKey, lookups: Sequence[Lookup], *, scope: Scope
-    ) -> Candidates:
-        """Return messages that the index has under all terms of a lookup.
-
-        The number is bounded: if there are too many, the newest and the oldest are returned.
-        """
-        ...

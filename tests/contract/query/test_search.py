@@ -11,11 +11,9 @@ from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey, State, position_of
 from turnfold.operations.query.search import found, question_of
 from turnfold.ports.query import (
-    Candidates,
     OriginalMessage,
-    Scope,
-    SearchStore,
 )
+from turnfold.ports.search import Candidates, Scope, SearchStore
 
 OTHER = SessionKey(AgentId("bob"), KEY.session_id)
 

@@ -15,10 +15,9 @@ from turnfold.operations.query.search import found
 from turnfold.ports.query import (
     HistoryStore,
     OriginalMessage,
-    Scope,
-    SearchStore,
     StoredSummary,
 )
+from turnfold.ports.search import Scope, SearchStore
 
 MOST_MATCHED = 3
 NEAR_ENOUGH = 0.6

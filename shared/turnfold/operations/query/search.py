@@ -20,9 +20,8 @@ from turnfold.messages import SessionKey, State
 from turnfold.operations.query.history import original_json
 from turnfold.ports.query import (
     OriginalMessage,
-    Scope,
-    SearchStore,
 )
+from turnfold.ports.search import Scope, SearchStore
 
 PART_CHARACTERS = 200_000
 """The characters of text that are graded without a pause."""

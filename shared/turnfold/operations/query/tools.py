@@ -25,13 +25,13 @@ from turnfold.operations.query.expand import expand
 from turnfold.operations.query.recall_decisions import ranked
 from turnfold.ports.query import (
     HistoryStore,
-    SearchStore,
 )
 from turnfold.ports.recall import (
     Choice,
     RecallStore,
     SearchedSession,
 )
+from turnfold.ports.search import SearchStore
 
 MOST_TOKENS: Final = 6_000
 """The most tokens that a search returns."""

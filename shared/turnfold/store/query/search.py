@@ -30,10 +30,9 @@ from turnfold.core.text.search import Lookup, Term
 from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey, State
 from turnfold.ports.query import (
-    Candidates,
     OriginalMessage,
-    Scope,
 )
+from turnfold.ports.search import Candidates, Scope
 from turnfold.store.compact.coverage import covered_compactions
 from turnfold.store.database.engine import Database
 from turnfold.store.database.predicates import is_live
