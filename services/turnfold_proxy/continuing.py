@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 from cachetools import TTLCache
 
 from turnfold.client import Window
-from turnfold.client.mirrored_list import is_uncounted, place_of
+from turnfold.client.mirrored_list import place_of
 from turnfold.core.shapes.anthropic import chat_views, is_thinking
 from turnfold.core.text.tokens import REASONING_FIELDS
 from turnfold.errors import Conflict
@@ -222,13 +222,14 @@ def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Eleme
     for message, message_ids, entry in zip(messages, window.message_ids, entries, strict=True):
         ids = message_ids if isinstance(message_ids, list) else [message_ids]
         known = [one for one in ids if one is not None]
-        if not any(map(is_uncounted, known)):
-            places = dict.fromkeys(map(place_of, known))
-            found = [steps[place] for place in places if place is not None and place < len(steps)]
+        places = list(dict.fromkeys(map(place_of, known)))
+        if not any(place is not None and place.is_uncounted for place in places):
+            numbers = [None if place is None else place.number for place in places]
+            found = [steps[one] for one in numbers if one is not None and one < len(steps)]
             elements += [one for *reasoning, _ in found for one in reasoning]
             mine = [element for *_, element in found]
             if message is not None:
-                elements += _changed_message(api, mine, list(places), message, entry)
+                elements += _changed_message(api, mine, numbers, message, entry)
             elif mine:
                 elements.append(_shown_part(api, mine[0], known[0]))
             else:

@@ -144,10 +144,10 @@ class IngestLoop:
         return result
 
     async def report(self, result: IngestResult) -> None:
-        """Wake the loops and the query servers that wait for a commit."""
-        self._on_stored(result)
-        # A lost notice delays waiting requests only until their next look.
+        """Wake the query servers and the loops that wait for a commit."""
+        # First, because agents wait. A lost notice delays them only until their next look.
         await self._client.publish(INGESTED, b"")
+        self._on_stored(result)
         if result.dead_letters:
             log.warning("events.dead_lettered", dead_letters=result.dead_letters)
         log.debug(

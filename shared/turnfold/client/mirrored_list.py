@@ -65,26 +65,29 @@ class EventRun(NamedTuple):
         return f"mirror-{self.end}-{self.end - self.start}-{self.digest}-{self.mark}{end}"
 
 
-def place_of(message_id: str) -> int | None:
-    """Return the place in a mirrored list of the element to which a message belongs.
+class ListPlace(NamedTuple):
+    """The place in a mirrored list of the element to which a message belongs.
 
-    None if no mirror published the message. A message of Anthropic is in an event of its own. An
-    uncounted message belongs to the element after it.
+    An uncounted message belongs to the element after it: lists with it and without it are the same.
+    """
+
+    number: int
+    is_uncounted: bool
+
+
+def place_of(message_id: str) -> ListPlace | None:
+    """Return the place of a message; None if no mirror published it.
+
+    A message of Anthropic is in an event of its own.
     """
     run, index = run_of(message_id), message_id.rpartition("#")[2]
     if run is None or not index.isdecimal():
         return None
-    before = min(int(index), run.end - run.start + run.uncounted.bit_count())
-    counted = before - (run.uncounted & ((1 << before) - 1)).bit_count()
-    return min(run.start + counted, run.end - 1)
-
-
-def is_uncounted(message_id: str) -> bool:
-    """Return whether a message is uncounted: lists with it and without it are the same."""
-    run, index = run_of(message_id), message_id.rpartition("#")[2]
-    if run is None or not index.isdecimal():
-        return False
-    return bool(run.uncounted >> min(int(index), run.uncounted.bit_length()) & 1)
+    bits = run.uncounted
+    before = min(int(index), run.end - run.start + bits.bit_count())
+    counted = before - (bits & ((1 << before) - 1)).bit_count()
+    is_uncounted = bool(bits >> min(int(index), bits.bit_length()) & 1)
+    return ListPlace(min(run.start + counted, run.end - 1), is_uncounted)
 
 
 def run_of(message_id: str) -> EventRun | None:

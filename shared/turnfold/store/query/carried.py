@@ -9,11 +9,14 @@ from turnfold.contracts.envelope import CARRY_MARK, carried_texts
 from turnfold.errors import TooLarge
 from turnfold.messages import split_message_id
 from turnfold.ports.query import OriginalMessage
+from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.schema import events, sessions
 from turnfold.store.database.statements import Prepared, SupportsStatements
 
 CARRIED_CHARACTERS = 8_000_000
 """The most that events may carry for one answer: it is not limited by tokens, but by memory."""
+CHARACTERS_AT_HAND = 200_000
+"""The most that is read in the event loop's thread."""
 
 _PLACES = tuple(f"at_{number}" for number in range(64))
 _of_agent = events.c.agent_id == (
@@ -42,17 +45,24 @@ _ENVELOPES = Prepared(
 
 
 def with_carry(
-    connection: SupportsStatements, sid: int, originals: Sequence[OriginalMessage]
+    connection: SupportsStatements,
+    sid: int,
+    originals: Sequence[OriginalMessage],
+    *,
+    is_near: bool = False,
 ) -> Sequence[OriginalMessage]:
     """Return messages with what their events carry for them.
 
     Raises:
         TooLarge: that is too much for an answer.
+        WouldBlock: that is too much for the thread of the event loop (`is_near`).
     """
     event_ids = {_event_id(original) for original in originals}
     lengths: dict[str, int] = {
         row[0]: row[1] for row in _rows(_LENGTHS, connection, sid, event_ids)
     }
+    if is_near and sum(lengths.values()) > CHARACTERS_AT_HAND:
+        raise WouldBlock
     if sum(lengths.values()) > CARRIED_CHARACTERS:
         raise TooLarge(
             f"the events of these messages carry more than {CARRIED_CHARACTERS} characters;"

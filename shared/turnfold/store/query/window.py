@@ -47,6 +47,7 @@ from turnfold.store.query.covered_messages import (
     refresh_covered,
 )
 from turnfold.store.query.message_cache import (
+    AT_HAND,
     KNOWN,
     CachedSession,
     append_new,
@@ -266,14 +267,21 @@ class SqlWindowStore:
             TooLarge: their events carry too much for an answer.
         """
 
-        def read(connection: SupportsStatements) -> Sequence[OriginalMessage]:
+        def read(
+            connection: SupportsStatements, *, is_near: bool = False
+        ) -> Sequence[OriginalMessage]:
+            if is_near and len(positions) > AT_HAND:
+                raise WouldBlock
             found = list(originals_at(connection, sid, positions))
             if missing := sorted(set(positions) - {original.position for original in found}):
                 # A window of the past shows messages that were retracted since.
                 found += originals_at(connection, sid, missing, with_retracted=True)
-            return with_carry(connection, sid, found)
+            return with_carry(connection, sid, found, is_near=is_near)
 
-        found = await self._database.snapshot(read)
+        try:
+            found = self._database.read_inline(lambda connection: read(connection, is_near=True))
+        except WouldBlock:
+            found = await self._database.snapshot(read)
         return {MessageId(original.message_id): original for original in found}
 
 
