@@ -12,7 +12,7 @@ from turnfold.process.tasks import at_most, cancel_and_wait
 
 LOOK_SECONDS = 0.05
 """Polling interval while requests wait for events, in case a signal was lost."""
-WAKE_SECONDS = 0.005
+WAKE_SECONDS = 0.001
 """Shortest interval between two reads of the ingested sequence, however many signals arrive."""
 
 

@@ -1,8 +1,7 @@
 """Share a budget: what a window, its summary, what a trim leaves of it and recall may take."""
 
-from dataclasses import dataclass, replace
 from math import floor
-from typing import Final
+from typing import Final, NamedTuple
 
 TURNS_BETWEEN_TRIMS: Final = 5
 FEWEST_TURNS: Final = 10
@@ -55,8 +54,7 @@ def most_kept(tokens: int, *, acts: bool) -> float:
     return MOST_KEPT_OF_SMALL if is_small else MOST_KEPT_WITH_RECALL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowLimits:
+class WindowLimits(NamedTuple):
     """The limits of a window, and the targets of trimming. Tokens are raw counts.
 
     When a request arrives or a turn ends, a window that has something to recall takes at most
@@ -90,14 +88,13 @@ class WindowLimits:
             return self
         growth = TURNS_BETWEEN_TRIMS * turn_tokens
         target = max(self.tokens - growth, int(LEAST_KEPT * self.tokens))
-        limits = replace(self, target_tokens=min(self.target_tokens, target))
+        limits = self._replace(target_tokens=min(self.target_tokens, target))
         if not self.makes_room:
             return limits
         most = max(self.arrival_tokens, int(MOST_AT_ARRIVAL * self.tokens))
         arrival = min(self.arrival_tokens + int(GROWTH_AT_ARRIVAL * growth), most)
         target = max(arrival - growth, int(LEAST_KEPT * self.arrival_tokens))
-        return replace(
-            limits,
+        return limits._replace(
             arrival_tokens=arrival,
             arrival_target_tokens=min(self.arrival_target_tokens, target),
         )
@@ -112,7 +109,7 @@ class WindowLimits:
             return self
         deeper = self.arrival_target_tokens / max(1, self.arrival_tokens)
         target = fixed_tokens + int(deeper * (least - fixed_tokens))
-        return replace(self, arrival_tokens=least, arrival_target_tokens=target)
+        return self._replace(arrival_tokens=least, arrival_target_tokens=target)
 
     @property
     def is_small(self) -> bool:
@@ -125,9 +122,9 @@ class WindowLimits:
         if not self.is_small:
             return self
         room = int(ROOM_WITHIN_TURN * (self.tokens - self.target_tokens))
-        return replace(self, tokens=self.tokens - room)
+        return self._replace(tokens=self.tokens - room)
 
     @property
     def at_arrival(self) -> "WindowLimits":
         """The limits when a request arrives or a turn ends."""
-        return replace(self, tokens=self.arrival_tokens, target_tokens=self.arrival_target_tokens)
+        return self._replace(tokens=self.arrival_tokens, target_tokens=self.arrival_target_tokens)

@@ -76,7 +76,8 @@ class WindowDigest:
         self.tokens = self.size = 0
         self._is_told = is_told
         self._compactions = compactions
-        self._told_compactions: dict[CompactionId, None] = {}
+        self._told_compactions: set[CompactionId] = set()
+        self._told_tokens = 0
         self._earlier = EarlierMessages(
             max(LEAST_TOKENS, min(MOST_TOKENS, int(ratio * budget_tokens)))
         )
@@ -100,7 +101,7 @@ class WindowDigest:
         if is_named:
             self._calls_of(block.in_round).add(block)
         if block.compaction_id is not None and self._has_digest(block.compaction_id):
-            self._told_compactions[block.compaction_id] = None
+            self._tell(block.compaction_id)
         else:
             self._earlier.add(block, tokens, is_named=is_named)
         self._has_changed()
@@ -165,6 +166,12 @@ class WindowDigest:
         else:
             self.pending += messages
 
+    def _tell(self, compaction_id: CompactionId) -> None:
+        """Tell of the messages of a compaction by its own digest."""
+        if compaction_id not in self._told_compactions:
+            self._told_compactions.add(compaction_id)
+            self._told_tokens += digest_tokens(self._compactions[compaction_id].digest_tokens)
+
     def _has_digest(self, compaction_id: CompactionId) -> bool:
         compaction = self._compactions.get(compaction_id)
         return compaction is not None and compaction.digest_tokens > 0
@@ -191,10 +198,7 @@ class WindowDigest:
             return SHORT_DIGEST_TOKENS if is_left_out else 0
         if self.form is DigestForm.NAMES:
             return DIGEST_FRAME_TOKENS + is_left_out * COUNT_TOKENS + names
-        digests = [
-            digest_tokens(self._compactions[told].digest_tokens) for told in self._told_compactions
-        ]
-        return DIGEST_FRAME_TOKENS + sum(digests) + self._earlier.cost + names
+        return DIGEST_FRAME_TOKENS + self._told_tokens + self._earlier.cost + names
 
     def _written(self) -> DigestText:
         if not self.size:
