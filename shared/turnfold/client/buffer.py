@@ -54,6 +54,7 @@ class Buffer:
         self._events = 0
         self._bytes = 0
         self._is_away = False
+        self._is_closed = False
 
     @property
     def waiting(self) -> tuple[OutgoingEvent, ...]:
@@ -70,9 +71,11 @@ class Buffer:
         The receipt has `is_waiting` set if no acknowledgement arrived in time.
 
         Raises:
-            Unavailable: the buffer is full. The event was not accepted.
+            Unavailable: the buffer is full, or closed. The event was not accepted.
             TurnfoldError: the event can never be published; see `Connection.publish`.
         """
+        if self._is_closed:
+            raise Unavailable("the client is closed")
         options = self._options
         size_bytes = self._bytes + len(event.payload)
         if self._events >= options.max_events or size_bytes > options.max_bytes:
@@ -102,6 +105,7 @@ class Buffer:
 
         `waiting` still returns the events that were not acknowledged.
         """
+        self._is_closed = True
         tasks = list(self._tasks.values())
         if tasks:
             await asyncio.wait(tasks, timeout=self._options.close_seconds)

@@ -1,6 +1,7 @@
 """Merge the service's history with the agent's own messages, without duplicates or gaps."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,47 +15,72 @@ class MergedHistory(NamedTuple):
     """The input of an assembler.
 
     `systems` are the agent's system messages, `provided` is the service's history, and `newer`
-    holds the agent's messages that are not in it yet.
+    holds the agent's messages that are not in it yet. `inserted` are the agent's results in the
+    history.
     """
 
     systems: list[dict[str, Any]]
     provided: list[dict[str, Any]]
     newer: list[dict[str, Any]]
+    inserted: list[dict[str, Any]]
 
 
 def message_json(message: Any) -> dict[str, Any]:
-    """Return a message as a dictionary; model objects of libraries are converted.
+    """Return a message as a dictionary; model objects of libraries are converted, also in calls.
 
     Raises:
         BadRequest: the message is neither a dictionary nor a model object.
     """
-    if isinstance(message, Mapping):
-        return dict[str, Any](message)
-    dump = getattr(message, "model_dump", None)
-    if dump is None:
+    body = _converted(message)
+    if not isinstance(body, Mapping):
         raise BadRequest(
             f"a message is a dictionary or a model with model_dump, not {type(message).__name__}"
         )
-    body: Json = dump(exclude_none=True)
+    calls = body.get("tool_calls")
+    if isinstance(calls, list | tuple):
+        return {**body, "tool_calls": list(map(_converted, calls))}
     return dict(body)
+
+
+def _converted(value: Any) -> Any:
+    """Return a model object as a dictionary, and everything else as it is."""
+    dump = None if isinstance(value, Mapping) else getattr(value, "model_dump", None)
+    return value if dump is None else dump(exclude_none=True)
 
 
 def merge_history(own: Sequence[Json], history: History) -> MergedHistory:
     """Split both lists into system messages, the provided history, and the agent's newer messages.
 
-    If the agent's list begins with system messages, those of the history are dropped. Placeholder
-    tool results are dropped too, because the agent's list may contain the real ones. Messages of
-    the history get the marks that they have in the agent's list.
+    If the agent's list begins with system messages, those of the history are dropped. Real results
+    of the agent's list take the place of placeholders, which are dropped where there is none.
+    Messages of the history get the marks that they have in the agent's list.
     """
     systems = leading_systems(own)
-    provided = [
-        body for place, body in enumerate(history.messages) if place not in history.synthesised
-    ]
+    results = _results(own)
+    provided: list[Json] = []
+    inserted: list[dict[str, Any]] = []
+    for place, body in enumerate(history.messages):
+        if place not in history.synthesised:
+            provided.append(body)
+        elif (result := results.get(_call_id(body))) is not None:
+            provided.append(result)
+            inserted.append(dict(result))
     if systems:
         provided = provided[leading_count(provided) :]
     rest = without_notes(own[len(systems) :])
     newer = _newer(rest, [body for body in provided if not is_context_note(body)])
-    return MergedHistory(systems, with_marks(provided, own), newer)
+    return MergedHistory(systems, with_marks(provided, own), newer, inserted)
+
+
+def _results(own: Sequence[Json]) -> Mapping[str, Json]:
+    """Return the results by the ids of their calls, but of no id that has several."""
+    results = [body for body in own if body.get("role") == "tool"]
+    number = Counter(_call_id(body) for body in results)
+    return {_call_id(body): body for body in results if number[_call_id(body)] == 1}
+
+
+def _call_id(result: Json) -> str:
+    return str(result.get("tool_call_id"))
 
 
 def with_marks(messages: Sequence[Json], own: Sequence[Json]) -> list[dict[str, Any]]:

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from turnfold.client.session import Session
+from turnfold.core.recall.block import HEADING as RECALL_HEADING
 from turnfold.core.window.framing import DIGEST_TITLE, HEADING
 from turnfold.messages import Json
 
-NOTE_HEADINGS: Final = (HEADING, DIGEST_TITLE)
+LASTING_HEADINGS: Final = (HEADING, DIGEST_TITLE)
+NOTE_HEADINGS: Final = (*LASTING_HEADINGS, RECALL_HEADING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,15 +112,20 @@ class SessionProvider:
 
 
 def is_context_note(body: Json) -> bool:
-    """Return whether a message is a summary or a digest from a window."""
+    """Return whether a message is a summary, a digest or a recall block from a window."""
+    return _begins_with(body, NOTE_HEADINGS)
+
+
+def lasting_notes(messages: Sequence[Json]) -> list[dict[str, Any]]:
+    """Return the summaries and digests; a recall block belongs to one request."""
+    return [dict(body) for body in messages if _begins_with(body, LASTING_HEADINGS)]
+
+
+def _begins_with(body: Json, headings: tuple[str, ...]) -> bool:
     content = body.get("content")
-    return (
-        body.get("role") == "user"
-        and isinstance(content, str)
-        and content.startswith(NOTE_HEADINGS)
-    )
+    return body.get("role") == "user" and isinstance(content, str) and content.startswith(headings)
 
 
 def without_notes(messages: Sequence[Json]) -> list[dict[str, Any]]:
-    """Return the messages without the summaries and digests of earlier windows."""
+    """Return the messages without what windows add to them."""
     return [dict(body) for body in messages if not is_context_note(body)]

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from turnfold.client.call_budget import CallBudget
+from turnfold.client.fitting import fit, most_tokens
 from turnfold.client.merge import merge_history, message_json, with_marks
 from turnfold.client.provider import (
     ContextBudget,
     History,
     Provider,
     SessionProvider,
-    is_context_note,
+    lasting_notes,
     without_notes,
 )
 from turnfold.client.reporting import WindowReports
@@ -26,7 +27,7 @@ from turnfold.client.session import Session
 from turnfold.client.token_counter import load
 from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.meta import without_mark
-from turnfold.core.recovery.assembler import Assembler, assemble, leading_count, leading_systems
+from turnfold.core.recovery.assembler import Assembler, assemble, leading_systems
 from turnfold.core.recovery.compressor import (
     Compressed,
     Compressor,
@@ -38,7 +39,7 @@ from turnfold.core.recovery.overflow import (
     overflow_in,
     overflow_reported,
 )
-from turnfold.core.window.window import EMERGENCY_FIFTHS, emergency_budget
+from turnfold.core.window.window import EMERGENCY_FIFTHS
 from turnfold.errors import BadRequest, CannotFit, ContextOverflow, RequestError
 from turnfold.model_info.context_windows import installed_windows
 
@@ -109,6 +110,7 @@ class ContextRecovery:
         self._learned: dict[str | None, int] = {}
         self._reports = WindowReports(self._provider)
         self._notes: list[dict[str, Any]] = []
+        self._replaced_tokens = 0
         self._reported_window: int | None = None
         self.second_failure: BaseException | None = None
         """The error of the newest call's second attempt, which follows an overflow; or None."""
@@ -219,8 +221,12 @@ class ContextRecovery:
         )
 
     async def _known_window(self, model: str | None) -> int | None:
-        """Return the model's context window in tokens, or None if it is not known."""
-        if self._context_window is not None:
+        """Return the model's context window in tokens, or None if it is not known.
+
+        With a budget of the agent's programmer, the map of models counts for nothing: it may lack a
+        larger deployment.
+        """
+        if self._context_window is not None or self._budget_tokens is not None:
             return self._context_window
         return await asyncio.to_thread(installed_windows().known, model)
 
@@ -281,23 +287,47 @@ class ContextRecovery:
         """
         systems = leading_systems(own)
         self._reported_window = None
-        history = await self._history(
-            replace(budget, budget_tokens=max(1, budget.budget_tokens - compressor.tokens(systems)))
-        )
+        history = await self._history_beside(systems, budget, compressor)
         try:
             # Counting the tokens of a long list takes long; in a thread it does not block the loop.
             if history is None:
                 return await asyncio.to_thread(self._own_window, own, budget, compressor)
             self._reported_window = history.model_window
-            self._notes = [body for body in history.messages if is_context_note(body)]
+            self._notes = lasting_notes(history.messages)
             return await asyncio.to_thread(self._merged_window, own, history, budget, compressor)
         except CannotFit as error:
             raise ContextOverflow from error
 
+    async def _history_beside(
+        self, systems: Sequence[dict[str, Any]], budget: ContextBudget, compressor: Compressor
+    ) -> History | None:
+        """Return the history for the room that the agent's system messages leave.
+
+        They take the place of those in the history, which therefore take no room. How many tokens
+        these have is known from the history before; a first one may be requested twice.
+        """
+        own_tokens = compressor.tokens(systems) if systems else 0
+        while True:
+            room = max(1, budget.budget_tokens - own_tokens + self._replaced_tokens)
+            history = await self._history(replace(budget, budget_tokens=room))
+            if history is None and (self._replaced_tokens or not systems or self._is_away):
+                return None
+            # None that is this small: the session may hold these very messages.
+            replaced = own_tokens if history is None else 0
+            if history is not None and systems:
+                replaced = compressor.tokens(leading_systems(history.messages))
+            is_known = replaced <= self._replaced_tokens
+            self._replaced_tokens = replaced
+            if is_known:
+                return history
+
+    @property
+    def _is_away(self) -> bool:
+        return asyncio.get_running_loop().time() < self._away_until
+
     async def _history(self, budget: ContextBudget) -> History | None:
         """Return the session's history, or None if it is not available now."""
-        loop = asyncio.get_running_loop()
-        if self._provider is None or loop.time() < self._away_until:
+        if self._provider is None or self._is_away:
             return None
         try:
             async with asyncio.timeout(self._patience_seconds):
@@ -307,7 +337,7 @@ class ContextRecovery:
         except BadRequest:
             raise
         except (RequestError, TimeoutError, OSError) as error:
-            self._away_until = loop.time() + self._away_seconds
+            self._away_until = asyncio.get_running_loop().time() + self._away_seconds
             log.warning("context.unavailable", extra={"error": type(error).__name__})
             return None
 
@@ -319,13 +349,16 @@ class ContextRecovery:
         compressor: Compressor,
     ) -> Compressed:
         """Merge the history with the agent's newer messages, and trim them if they do not fit."""
-        systems, provided, newer = merge_history(own, history)
+        systems, provided, newer, inserted = merge_history(own, history)
         whole = self._assemble(systems, provided, newer)
-        total = history.tokens + compressor.tokens([*systems, *newer])
-        if total <= _max_tokens(budget) and whole and not validation_errors(whole):
+        total = history.tokens + compressor.tokens([*systems, *newer, *inserted])
+        if systems and (replaced := leading_systems(history.messages)):
+            # The service may count otherwise, so that the difference alone might be too small.
+            total = max(total - compressor.tokens(replaced), compressor.tokens(whole))
+        if total <= most_tokens(budget) and whole and not validation_errors(whole):
             return Compressed(whole, total)
-        return _fit(
-            [body for body in provided if is_context_note(body)],
+        return fit(
+            lasting_notes(provided),
             without_notes(whole),
             budget,
             compressor,
@@ -339,42 +372,10 @@ class ContextRecovery:
         The newest summary received from the service then stands for the omitted messages.
         """
         total = compressor.tokens(own)
-        if total <= _max_tokens(budget) and own and not validation_errors(own):
+        if total <= most_tokens(budget) and own and not validation_errors(own):
             return Compressed(list(own), total)
-        notes = [body for body in own if is_context_note(body)] or self._notes
-        return _fit(notes, without_notes(own), budget, compressor)
-
-
-def _fit(
-    notes: Sequence[dict[str, Any]],
-    rest: Sequence[dict[str, Any]],
-    budget: ContextBudget,
-    compressor: Compressor,
-) -> Compressed:
-    """Trim the messages to the budget that the notes leave, and insert the notes.
-
-    If both do not fit, the notes are left out.
-    """
-    if notes:
-        notes_tokens = compressor.tokens(notes)
-        left = max(0, _max_tokens(budget) - notes_tokens)
-        budget_tokens = emergency_budget(left) if budget.is_emergency else left
-        try:
-            fitted = compressor.compress(rest, budget_tokens, is_emergency=budget.is_emergency)
-        except CannotFit:
-            return compressor.compress(rest, budget.budget_tokens, is_emergency=budget.is_emergency)
-        systems = leading_count(fitted.messages)
-        messages = [*fitted.messages[:systems], *notes, *fitted.messages[systems:]]
-        return replace(fitted, messages=messages, tokens=fitted.tokens + notes_tokens)
-    return compressor.compress(rest, budget.budget_tokens, is_emergency=budget.is_emergency)
-
-
-def _max_tokens(budget: ContextBudget) -> int:
-    return (
-        budget.budget_tokens * EMERGENCY_FIFTHS // 5
-        if budget.is_emergency
-        else budget.budget_tokens
-    )
+        notes = lasting_notes(own) or self._notes
+        return fit(notes, without_notes(own), budget, compressor)
 
 
 @dataclass(frozen=True, slots=True)

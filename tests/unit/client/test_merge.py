@@ -7,6 +7,7 @@ import pytest
 from turnfold import assemble
 from turnfold.client.merge import merge_history
 from turnfold.client.provider import History
+from turnfold.core.recall.block import HEADING as RECALL_HEADING
 from turnfold.core.window.framing import HEADING
 
 Json = dict[str, Any]
@@ -34,7 +35,8 @@ def result(call_id: str, text: str) -> Json:
 def together(
     own: list[Json], told: list[Json], *, synthesised: frozenset[int] = frozenset()
 ) -> list[Json]:
-    return assemble(*merge_history(own, History(told, 0, synthesised)))
+    merged = merge_history(own, History(told, 0, synthesised))
+    return assemble(merged.systems, merged.provided, merged.newer)
 
 
 @pytest.mark.proves("R1")
@@ -118,3 +120,44 @@ def test_messages_shortened_in_the_window_are_known_by_the_ids_of_their_calls() 
     assert together(
         [user("look"), calling("c1"), result("c1", "long " * 900), user("and?")], shortened
     ) == [*shortened, user("and?")]
+
+
+@pytest.mark.proves("R1")
+def test_a_recall_block_is_no_message_that_the_agent_lacks() -> None:
+    block = user(f"{RECALL_HEADING}\n<turnfold-recall>\nuser: old\n</turnfold-recall>")
+    own = [part for at in range(6) for part in (user("continue"), said(f"Step {at}."))]
+    own.append(user("continue"))
+    told = [NOTE, *own[8:12], block, own[-1]]
+
+    assert together(own, told) == told
+    assert together([*own[:-1], block, own[-1]], told) == told
+
+
+@pytest.mark.proves("R1", "L2")
+@pytest.mark.parametrize("missing", [{"c1"}, {"c2"}, {"c1", "c2"}])
+def test_results_that_only_the_agent_has_stand_where_the_window_had_none(missing: set[str]) -> None:
+    calls = [calling(one)["tool_calls"][0] for one in ("c1", "c2")]
+    both = {"role": "assistant", "content": None, "tool_calls": calls}
+    own = [user("Look."), both, result("c1", "one"), result("c2", "two")]
+    unknown = [result(one, "[No result]") for one in ("c1", "c2")]
+    told = [
+        own[0],
+        both,
+        *(
+            fake if fake["tool_call_id"] in missing else real
+            for fake, real in zip(unknown, own[2:], strict=True)
+        ),
+    ]
+    synthesised = frozenset(
+        place for place, body in enumerate(told) if body.get("content") == "[No result]"
+    )
+
+    assert together(own, told, synthesised=synthesised) == own
+
+
+@pytest.mark.proves("R1")
+def test_an_id_that_occurs_twice_does_not_tell_which_result_is_meant() -> None:
+    own = [user("A"), calling("c"), result("c", "first"), calling("c"), result("c", "second")]
+    told = [user("A"), calling("c"), result("c", "[No result]")]
+
+    assert result("c", "[No result]") not in together(own, told, synthesised=frozenset({2}))
