@@ -5,7 +5,7 @@ that no model can drop a constraint by forgetting it.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from turnfold.core.summary.extractive.lines import list_texts
@@ -18,6 +18,8 @@ _LETTERS: Final = {"decisions": "d", "constraints": "c", "open_questions": "q"}
 _LISTS_SHARE = 0.6
 """The share of the token limit that lists may take. The rest is for prose."""
 _TOKENS_PER_MARK = 2
+_NAME = re.compile(r"\s*([dcq]\d{1,3})\b", re.IGNORECASE)
+"""The name of an entry, which some models write before its text or a reason."""
 _NOT_WORD = re.compile(r"[\W_]+")
 
 
@@ -49,7 +51,7 @@ def carry_over(
     and their oldest entries are dropped first. Constraints may take all of that; open questions
     take at most half of the rest.
     """
-    resolved = {_key(str(name)) for name in answer.get(RESOLVED) or ()}
+    resolved = {key for name in answer.get(RESOLVED) or () for key in _resolved_by(str(name))}
     sections = {name: value for name, value in answer.items() if name != RESOLVED}
     carried = numbered(before)
     lists: dict[str, list[str]] = {}
@@ -68,6 +70,13 @@ def carry_over(
     decisions, _ = _newest(lists["decisions"], room - used - used_by_questions, count)
     merged = {"decisions": decisions, "constraints": constraints, "open_questions": questions}
     return sections | {name: texts for name, texts in merged.items() if texts or name in sections}
+
+
+def _resolved_by(answered: str) -> Iterator[str]:
+    """Yield the keys that an answer resolves: its text, and the name that it may begin with."""
+    yield _key(answered)
+    if name := _NAME.match(answered):
+        yield _key(name[1])
 
 
 def _newest(

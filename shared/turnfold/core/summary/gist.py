@@ -62,13 +62,13 @@ def _gist_of_calls(
 ) -> str:
     arguments = [_arguments(body, call) for call in calls]
     told = [
-        call_text(call.name, printable(main_arguments(argument)))
+        call_text(printable(call.name), printable(main_arguments(argument)))
         for call, argument in zip(calls, arguments, strict=True)
     ]
     ranked = [
         (value, RANK_BY_CALL + KIND_WEIGHTS[value.kind])
         for call, argument in zip(calls, arguments, strict=True)
-        for value in values_of_call(call.name, argument)
+        for value in values_of_call(printable(call.name), argument)
     ]
     items = tuple([Item(text, _tokens(text, count)) for text in told])
     return encode(Gist(None, items, _counted(best_values(ranked), count), text_tokens))

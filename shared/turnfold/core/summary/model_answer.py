@@ -13,7 +13,7 @@ from turnfold.core.summary.carry_over import LIST_SECTIONS, RESOLVED
 from turnfold.core.summary.extractive.rendering import render
 from turnfold.core.summary.gate import Reason, response_text
 from turnfold.core.summary.sources import word_count
-from turnfold.core.text.lines import printable
+from turnfold.core.text.lines import printable, printable_json
 from turnfold.errors import SummarizerError
 
 MAX_ENTRY_DEPTH: Final = 16
@@ -149,7 +149,7 @@ def _object_in(answer: str) -> Mapping[str, Any] | None:
     has_key = _KEY.search(candidate) is not None
     for attempt in (candidate[start:], _TRAILING_COMMA.sub(r"\1", candidate[start:])):
         try:
-            value = _printable_json(json.JSONDecoder(strict=False).raw_decode(attempt)[0])
+            value = printable_json(json.JSONDecoder(strict=False).raw_decode(attempt)[0])
         except (ValueError, RecursionError):
             continue
         # Prose may contain another object, such as an example.
@@ -158,17 +158,6 @@ def _object_in(answer: str) -> Mapping[str, Any] | None:
     if start == 0 or fenced or has_key or starts_as_json:
         raise SummarizerError(Reason.UNPARSABLE, "the answer is no JSON")
     return None
-
-
-def _printable_json(value: Any) -> Any:
-    """Remove from a JSON value the characters that no store takes. Escapes may contain them."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, list):
-        return [_printable_json(item) for item in value]
-    if isinstance(value, Mapping):
-        return {printable(key): _printable_json(item) for key, item in value.items()}
-    return value
 
 
 def _items(value: Any) -> Sequence[Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from turnfold.core.summary.sources import REQUEST_PREFIX, PreviousSummary, Source
 from turnfold.core.text.calls import arguments_of
+from turnfold.core.text.lines import printable
 from turnfold.core.text.tokens import text_of
 from turnfold.messages import JOINED, TOOL, Message, Role
 
@@ -21,7 +22,9 @@ def sources_of(stored: Iterable[EvictedSource]) -> tuple[Source, ...]:
     """
     rows = [row for row in stored if not row[0].is_pinnable and row[0].element is not JOINED]
     names = {
-        (message.position, call.slot): call.name for message, _, _ in rows for call in message.calls
+        (message.position, call.slot): printable(call.name)
+        for message, _, _ in rows
+        for call in message.calls
     }
     return tuple(
         _source(message, json.loads(body), names, is_error=is_error)
@@ -79,5 +82,5 @@ def _calls(message: Message, body: dict[str, Any]) -> tuple[tuple[str, str], ...
     for call in message.calls:
         arguments = arguments_of(body["tool_calls"][call.slot])
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        calls.append((call.name, text))
+        calls.append((printable(call.name), text))
     return tuple(calls)

@@ -1,6 +1,8 @@
 """Make text fit to be shown: without control characters, and shortened to one line."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from turnfold.core.text.defuse import defused
 
@@ -15,6 +17,17 @@ def printable(text: str) -> str:
     Databases and models reject some of them.
     """
     return text if text.isascii() and text.isprintable() else _UNPRINTABLE.sub("", text)
+
+
+def printable_json(value: Any) -> Any:
+    """Remove from a JSON value the characters that `printable` removes; escapes may hide them."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [printable_json(item) for item in value]
+    if isinstance(value, Mapping):
+        return {printable(key): printable_json(item) for key, item in value.items()}
+    return value
 
 
 def one_line(text: str, characters: int) -> str:

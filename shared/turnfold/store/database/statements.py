@@ -1,5 +1,6 @@
 """Prepared statements: SQLAlchemy writes the SQL once, the driver gets plain tuples."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
@@ -193,6 +194,13 @@ def _fetched(
             raise Unavailable(
                 f"the database cannot be used now ({str(error)[:200]}); try again later"
             ) from error
+        raise
+    except asyncio.CancelledError:
+        # As SQLAlchemy does after its own statements. The driver goes on in a transaction whose
+        # BEGIN was cancelled as if in a part of it: all later reads would see its old snapshot, and
+        # what is written later would never be committed.
+        if isinstance(connection, Connection):
+            connection.invalidate()
         raise
     finally:
         cursor.close()

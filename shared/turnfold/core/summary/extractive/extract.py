@@ -60,7 +60,9 @@ def _carried_lines(previous: PreviousSummary | None) -> Iterator[SummaryLine]:
     """Yield the lines of the previous version. Older lines of a section weigh less."""
     if previous is None:
         return
-    names = [name for name in (*LISTS, "context") if previous.sections.get(name)]
+    names = [name for name in LISTS if previous.sections.get(name)]
+    if "sources" in previous.sections and previous.sections.get("context"):
+        names.append("context")
     for name in names:
         stored = previous.sections[name]
         texts = context_lines(stored) if name == "context" else list_texts(stored)
@@ -69,10 +71,18 @@ def _carried_lines(previous: PreviousSummary | None) -> Iterator[SummaryLine]:
             bonus = FIRST_REQUEST_BONUS if is_first_request else 0
             age = 0 if name in LASTING_SECTIONS else 8 - 4 * index / len(texts)
             yield SummaryLine(name, line_of(text), weight_of(name, text) + bonus - age, -1)
-    if not names:
-        # A narrative version has text only.
-        for text in list(sentences(previous.text))[:LINES_PER_MESSAGE]:
-            yield SummaryLine("context", line_of(text), weight_of("context", text) + 20, -1)
+    for text in list(sentences(_prose_of(previous)))[:LINES_PER_MESSAGE]:
+        yield SummaryLine("context", line_of(text), weight_of("context", text) + 20, -1)
+
+
+def _prose_of(previous: PreviousSummary) -> str:
+    """Return the prose of a version that a model wrote: extractive ones note their sources."""
+    if "sources" in previous.sections:
+        return ""
+    context = previous.sections.get("context")
+    if isinstance(context, str) and context:
+        return context
+    return "" if any(previous.sections.get(name) for name in LISTS) else previous.text
 
 
 def _within_limits(

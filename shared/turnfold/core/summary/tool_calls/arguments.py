@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from turnfold.core.text.calls import INPUT
-from turnfold.core.text.lines import clip
+from turnfold.core.text.lines import clip, printable, printable_json
 
 MAX_DEPTH_SHOWN: Final = 8
 """Values that are nested deeper are shown as an ellipsis."""
@@ -28,16 +28,22 @@ _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?([^\n]*)(?:\n.*?(?:\n[ \t]*\1\b|
 
 
 def parsed_arguments(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call; an empty mapping if they are no JSON object."""
+    """Return the printable arguments of a call; an empty mapping if they are no JSON object.
+
+    What is read from them is stored, and databases reject half of a character.
+    """
     if len(arguments) > _MAX_PARSED_CHARACTERS:
         # Such arguments hold a whole file. Its path is near the start or the end.
         match = _PATH_IN_TEXT.search(arguments[:2_000]) or _PATH_IN_TEXT.search(arguments[-2_000:])
-        return {"path": match[1]} if match else {}
+        return {"path": printable(match[1])} if match else {}
     try:
         parsed = json.loads(arguments, strict=False)
+        if not isinstance(parsed, dict):
+            return {}
+        is_plain = "\\u" not in arguments and arguments.isascii()
+        return parsed if is_plain else dict(printable_json(parsed))
     except (ValueError, RecursionError):
         return {}
-    return parsed if isinstance(parsed, dict) else {}
 
 
 def short_tool_name(name: str) -> str:
