@@ -12,6 +12,7 @@ The server converts with the same functions. All are pure: they change no argume
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from turnfold.contracts.elements import chat_fault, item_fault, message_fault
@@ -34,6 +35,7 @@ __all__ = [
     "chat_from_anthropic",
     "chat_from_responses",
     "check_responses",
+    "divide_responses",
     "responses_from_chat",
 ]
 
@@ -47,6 +49,15 @@ def check_responses(items: Sequence[object]) -> None:
         BadRequest: an item is no object, or a message has no role.
     """
     _require([item_fault(item) for item in items])
+
+
+def divide_responses(items: Sequence[Message]) -> Iterator[list[Message]]:
+    """Yield what belongs together: what the model wrote at one time, and each other item alone."""
+    for is_response, run in groupby(items, responses.is_of_model):
+        if is_response:
+            yield list(run)
+        else:
+            yield from ([item] for item in run)
 
 
 def chat_from_responses(items: Sequence[Message]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from typing import Any
 from turnfold.client import PortalClient, Session, StoredMessage, new_event_id
 from turnfold.errors import BadRequest, Unavailable, UnknownSession
 from turnfold.integrations import requires
-from turnfold.integrations.clients import shared_client
+from turnfold.integrations.clients import event_parts, fitting_window, shared_client
 from turnfold.integrations.mirrored import Chat, content_text, file_part
 
 with requires("agent-framework"):
@@ -37,7 +37,6 @@ with requires("agent-framework"):
 
 WAIT_MS = 5_000
 """How long a read waits at most for what was saved before, by this program or another."""
-EVENT_MESSAGES = 1_000
 TAIL_MESSAGES = 1_000
 NO_RESULT = "[No result of this call is known.]"
 
@@ -98,8 +97,13 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
         if session_id is None:
             return []
         try:
-            window = await self._session(session_id).context(
-                entries=True, bodies="changed", after="latest", wait_ms=WAIT_MS, **self._window
+            window = await fitting_window(
+                self._session(session_id),
+                entries=True,
+                bodies="changed",
+                after="latest",
+                wait_ms=WAIT_MS,
+                **self._window,
             )
         except UnknownSession:
             return []
@@ -143,8 +147,7 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
         listed = [_pieces(message) for message in messages]
         known = await self._known(session, listed)
         pieces = [piece for parts in listed[known:] for piece in parts]
-        for start in range(0, len(pieces), EVENT_MESSAGES):
-            part = pieces[start : start + EVENT_MESSAGES]
+        for part in event_parts([piece] for piece in pieces):
             bodies, carry = [body for body, _ in part], [carried for _, carried in part]
             await session.turn_completed(bodies, carry=carry)
 
@@ -162,8 +165,10 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
         _require_fresh(is_fresh=page.fresh)
         old = _identities(page.messages)
         for size in range(min(len(old), len(new)), 0, -1):
-            # One text again is more likely said again than sent again, unless it has an id.
-            if old[-size:] == new[:size] and (size > 1 or _has_id(new[0])):
+            # An exchange again is more likely said again than sent again, unless it has ids, or
+            # the list goes on after it.
+            is_continued = 1 < size < len(new)
+            if old[-size:] == new[:size] and (is_continued or any(map(_has_id, new[:size]))):
                 return size
         return 0
 
@@ -235,7 +240,8 @@ def _chat_part(content: Content) -> Chat | None:
         return {"type": "text", "text": content.text or ""}
     if content.type not in _FILES:
         return None
-    if content.uri and str(content.media_type).startswith(_IMAGE):
+    # The event carries data once, beside the message.
+    if content.type == "uri" and str(content.media_type).startswith(_IMAGE):
         return {"type": "image_url", "image_url": {"url": content.uri}}
     return file_part(content.media_type)
 
@@ -365,7 +371,9 @@ def _identity(parts: Sequence[_Piece]) -> _Identity:
 
 
 def _has_id(identity: _Identity) -> bool:
-    return identity[0] is not None
+    """Return whether a message, or a call or result in it, has an id."""
+    message_id, contents = identity
+    return message_id is not None or '"call_id":' in contents
 
 
 def _require_fresh(*, is_fresh: bool) -> None:

@@ -1,8 +1,20 @@
-"""The client that all integrations of a program share."""
+"""The client that all integrations of a program share, and answers and events that it can carry."""
 
 import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
-from turnfold.client import PortalClient
+from turnfold.client import PortalClient, Session, Window
+from turnfold.client.events import encoded
+from turnfold.errors import TooLarge
+
+EVENT_MESSAGES: Final = 1_000
+EVENT_BYTES: Final = 4_000_000
+"""The most messages of an event, and the most bytes of them; 4 MiB are the limit of an event."""
+MOST_MESSAGES: Final = 64
+"""The messages of a window that is requested again because an answer could not carry it."""
+
+Piece = TypeVar("Piece")
 
 _clients: dict[str | None, PortalClient] = {}
 _lock = threading.Lock()
@@ -12,3 +24,49 @@ def shared_client(url: str | None) -> PortalClient:
     """Return the client of a URL of NATS, the same for every caller of the program."""
     with _lock:
         return _clients.setdefault(url, PortalClient(url))
+
+
+async def fitting_window(session: Session, **options: Any) -> Window:
+    """Return a window; one of fewer messages if the answer would be too large.
+
+    An image counts few tokens and has many bytes, so a window of some images may exceed what the
+    bus carries.
+
+    Raises:
+        TurnfoldError: as `turnfold.Session.context`; `TooLarge` if no window is small enough.
+    """
+    most = options.pop("max_messages", None)
+    while True:
+        try:
+            return await session.context(**options, max_messages=most)
+        except TooLarge:
+            if most == 1:
+                raise
+            most = MOST_MESSAGES if most is None else max(1, most // 2)
+
+
+def event_parts(units: Iterable[Sequence[Piece]]) -> Iterator[list[Piece]]:
+    """Divide what is published at once into parts for one event each, in order.
+
+    A unit stays in one event, if that can hold it.
+    """
+    part: list[Piece] = []
+    size = 0
+    for pieces in units:
+        lengths = [len(encoded(piece)) for piece in pieces]
+        if _fits(len(pieces), sum(lengths)):
+            parts = [(pieces, sum(lengths))]
+        else:
+            parts = [([piece], length) for piece, length in zip(pieces, lengths, strict=True)]
+        for more, length in parts:
+            if part and not _fits(len(part) + len(more), size + length):
+                yield part
+                part, size = [], 0
+            part = [*part, *more]
+            size += length
+    if part:
+        yield part
+
+
+def _fits(messages: int, size: int) -> bool:
+    return messages <= EVENT_MESSAGES and size <= EVENT_BYTES

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from turnfold.client import PortalClient, Session, new_event_id, turn_event
+from turnfold.client import PortalClient, Session, turn_event
 from turnfold.client.events import BATCH_EVENTS, batches
 from turnfold.integrations import requires
 from turnfold.integrations.mirrored import Chat, MirroredWindows
@@ -65,8 +65,6 @@ class TurnfoldCompactor(Compactor):  # type: ignore[misc]  # without types here
             "window": dict(window or {}),
         }
         self._client = client
-        self._part = new_event_id()
-        self._compactions = 0
         self._windows_of(1).session(session_id)
 
     def compact(
@@ -88,14 +86,12 @@ class TurnfoldCompactor(Compactor):  # type: ignore[misc]  # without types here
         room = max(target_tokens - token_counter.count(messages=system), 1)
         windows = self._windows_of(room)
         session = windows.session(self._settings["session_id"])
-        part = f"{self._part}-{self._compactions}"
-        shown = await windows.replaced(session, messages[start:], part)
+        shown = await windows.replaced(session, messages[start:])
         if shown is None:
             return None
         compacted = [*system, *shown]
         if token_counter.count(messages=compacted) >= token_counter.count(messages=messages):
             return None
-        self._compactions += 1
         return compacted
 
     def to_dict(self) -> dict[str, Any]:
@@ -116,22 +112,20 @@ class _Compacted(MirroredWindows):
     """Windows of a session to which messages are only added."""
 
     async def replaced(
-        self, session: Session, messages: Sequence[ChatMessage], part: str
+        self, session: Session, messages: Sequence[ChatMessage]
     ) -> list[ChatMessage] | None:
         """Publish what is new, and return the window; None if the messages must stay."""
 
         async def ask(messages: Sequence[ChatMessage]) -> list[ChatMessage] | None:
-            new = [one for one in messages if not {_KEPT, _MADE} & set(one.meta)]
-            # An event that is published again, after an error, is the same one.
-            events = [
-                turn_event(
-                    session.key,
-                    [_chat(one)],
-                    event_id=blake2b(f"{part}-{place}".encode(), digest_size=16).hexdigest(),
-                    carry=[one.to_dict()],
-                )
-                for place, one in enumerate(new)
-            ]
+            events, digest = [], ""
+            for one in messages:
+                body = _chat(one)
+                # Of the list up to here: what is published again, after an error of the model or in
+                # another process, is the same event.
+                digest = _hashed([digest, body])
+                if not {_KEPT, _MADE} & set(one.meta):
+                    carry = [one.to_dict()]
+                    events.append(turn_event(session.key, [body], event_id=digest, carry=carry))
             for batch in batches(events, most=BATCH_EVENTS):
                 await session.publish_batch(batch)
             window = await self.fresh_window(session)
@@ -158,6 +152,11 @@ def _chat(message: ChatMessage) -> Chat:
     return body
 
 
+def _hashed(value: Any) -> str:
+    told = json.dumps(value, sort_keys=True, default=str)
+    return blake2b(told.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
 def _named(content: Any) -> TextContent:
     """Return what stands for an image or a file in a result."""
     return TextContent(f"[media: {getattr(content, 'mime_type', None) or 'unknown'}]")
@@ -165,8 +164,7 @@ def _named(content: Any) -> TextContent:
 
 def _id(call: ToolCall) -> str:
     """Return an id for a call without one, which its result has as well: it names the call."""
-    told = json.dumps([call.tool_name, call.arguments], sort_keys=True, default=str)
-    return _OWN_ID + blake2b(told.encode(), digest_size=16).hexdigest()
+    return _OWN_ID + _hashed([call.tool_name, call.arguments])
 
 
 def _without_own_id(body: Chat, name: str) -> Chat:

@@ -221,6 +221,8 @@ def _readable(message: AnyMessage, block: Any) -> Any:
     try:
         _openai(message.model_copy(update={"content": [block]}))
     except _REFUSED:
+        if isinstance(block.get("text"), str):
+            return {"type": "text", "text": block["text"]}
         source = block.get("source")
         if block.get("type") == "image" and isinstance(source, dict) and source.get("url"):
             return {"type": "image_url", "image_url": {"url": source["url"]}}

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from turnfold.client import PortalClient, Session, Window
 from turnfold.client.mirror import mirror
 from turnfold.errors import CannotFit, NotAllowed, TurnfoldError, Unavailable
-from turnfold.integrations.clients import shared_client
+from turnfold.integrations.clients import fitting_window, shared_client
 
 PATIENCE_SECONDS: Final = 5.0
 """How long one call of a model waits at most for its window, by default."""
@@ -128,7 +128,7 @@ class MirroredWindows:
             **self._options,
         }
         try:
-            window = await session.context(**options)
+            window = await fitting_window(session, **options)
         except CannotFit as error:
             if error.needed_tokens is None:
                 raise
@@ -137,7 +137,7 @@ class MirroredWindows:
                 error.needed_tokens,
                 options["max_tokens"],
             )
-            window = await session.context(**options | {"max_tokens": error.needed_tokens})
+            window = await fitting_window(session, **options | {"max_tokens": error.needed_tokens})
         if not window.fresh:
             raise Unavailable("the newest messages are not stored yet")
         return window

@@ -13,19 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from turnfold.client import Client, PortalClient, StoredMessage
-from turnfold.client.events import encoded
+from turnfold.client.events import BATCH_EVENTS, batches, turn_event
 from turnfold.client.replies import read
 from turnfold.errors import TooLarge, Unavailable, UnknownSession
 from turnfold.integrations import requires
-from turnfold.integrations.clients import shared_client
-from turnfold.shapes import check_responses, responses_from_chat
+from turnfold.integrations.clients import event_parts, fitting_window, shared_client
+from turnfold.shapes import check_responses, divide_responses, responses_from_chat
 
 with requires("openai-agents"):
     from agents import SessionSettings, TResponseInputItem
 
 WAIT_MS = 5_000
 """How long a read waits at most for what was added before, by this program or another."""
-EVENT_ITEMS = 1_000
 PAGE_ITEMS = 1_000
 
 
@@ -78,8 +77,8 @@ class TurnfoldSession:
         if limit is not None:
             return await self._tail(limit)
         try:
-            window = await self._session.context(
-                format="responses", after="latest", wait_ms=WAIT_MS, **self._window
+            window = await fitting_window(
+                self._session, format="responses", after="latest", wait_ms=WAIT_MS, **self._window
             )
         except UnknownSession:
             return []
@@ -94,12 +93,19 @@ class TurnfoldSession:
         """
         # Before anything is published: an invalid item must not leave half of the list behind.
         check_responses(items)
-        if len(items) > EVENT_ITEMS:
-            encoded(items)
-        for start in range(0, len(items), EVENT_ITEMS):
-            await self._session.turn_completed(
-                items[start : start + EVENT_ITEMS], shape="responses"
-            )
+        if not items:
+            return
+        try:
+            await self._session.turn_completed(items, shape="responses")
+        except TooLarge:
+            if len(items) == 1:
+                raise
+            events = [
+                turn_event(self._session.key, part, shape="responses")
+                for part in event_parts(divide_responses(items))
+            ]
+            for batch in batches(events, most=BATCH_EVENTS):
+                await self._session.publish_batch(batch)
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Retract the newest item and return it; None if there is none."""

@@ -156,6 +156,10 @@ def _part(block: Json) -> Json:
 
 
 def _text(block: Json) -> str:
+    source = block.get("source")
+    if block.get("type") == "document" and isinstance(source, Mapping) and "data" in source:
+        is_text = source.get("type") == "text"
+        return str(source["data"]) if is_text else f"[document: {source.get('media_type')}]"
     text = block.get("text")
     return text if isinstance(text, str) else json.dumps(block, ensure_ascii=False)
 

@@ -26,7 +26,17 @@ def test_entries_have_names_by_their_list() -> None:
     assert list(numbered(BEFORE)) == ["decisions", "constraints", "open_questions"]
 
 
-@pytest.mark.parametrize("named", ["q1", "Q1", "Which region?"])
+@pytest.mark.parametrize(
+    "named",
+    [
+        "q1",
+        "Q1",
+        "Which region?",
+        "q1: Which region?",
+        "q1 (answered: eu-west-1)",
+        "Q1 - eu-west-1",
+    ],
+)
 @pytest.mark.proves("S3")
 def test_what_an_answer_resolves_goes_and_all_else_stays(named: str) -> None:
     found = after(

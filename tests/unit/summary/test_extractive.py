@@ -205,6 +205,31 @@ def test_summary_of_a_model_is_carried_on_by_the_extractive_one() -> None:
     assert draft.sections["file_changes"] == [{"path": "src/db.py", "action": "modified"}]
 
 
+@pytest.mark.proves("S10")
+def test_the_prose_of_a_model_outlasts_many_lines_of_one_eviction() -> None:
+    facts = [
+        "The user is moving the billing service from Heroku to Hetzner.",
+        "The certificate renewal is done by Caddy and not by certbot.",
+        "The database dump is copied every night to the Falkenstein bucket.",
+        "The user's colleague Priya approves every change of the firewall.",
+    ]
+    by_model = Draft(
+        text="\n".join(facts), sections={"context": " ".join(facts)}, ledger=(), kind="llm"
+    )
+    said = [
+        message
+        for number in range(24)
+        for message in (
+            user(f"Please look at panel {number} and say why its line goes up after a restart."),
+            assistant(f"The line of panel {number} goes up because its exporter counts twice."),
+        )
+    ]
+
+    draft = drafted(*said, previous=by_model)
+
+    assert all(fact in draft.text for fact in facts)
+
+
 def test_narrative_summary_is_carried_without_its_sections() -> None:
     narrative = Draft(
         text="Mia asked for a refund of order KX-1. It was granted.",
