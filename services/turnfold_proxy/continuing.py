@@ -25,8 +25,7 @@ from turnfold.errors import Conflict
 from turnfold_proxy.apis.api import INSTRUCTIONS, MARKER, Api, Element, dumped, without_markers
 
 KEEP_SECONDS: Final = 60.0
-"""The time that texts of a window stay in the proxy, because the signal of an erasure may be lost.
-"""
+"""How long texts of a window stay in the proxy: the signal of an erasure may be lost."""
 KEEP_BYTES: Final = 64 * 1024 * 1024
 ENTRY_BYTES: Final = 1_024
 LIST_HEADER: Final = 5
@@ -222,9 +221,7 @@ def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Eleme
     for message, message_ids, entry in zip(messages, window.message_ids, entries, strict=True):
         ids = message_ids if isinstance(message_ids, list) else [message_ids]
         known = [one for one in ids if one is not None]
-        places = list(dict.fromkeys(map(place_of, known)))
-        if not any(place is not None and place.is_uncounted for place in places):
-            numbers = [None if place is None else place.number for place in places]
+        if (numbers := _numbers_of(known)) is not None:
             found = [steps[one] for one in numbers if one is not None and one < len(steps)]
             elements += [one for *reasoning, _ in found for one in reasoning]
             mine = [element for *_, element in found]
@@ -235,6 +232,14 @@ def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Eleme
             else:
                 raise Conflict("another publisher writes to this session")
     return elements + last
+
+
+def _numbers_of(message_ids: Sequence[str]) -> list[int | None] | None:
+    """Return the places of messages in their list, each once; None if one is uncounted."""
+    places = dict.fromkeys(map(place_of, message_ids))
+    if any(place is not None and place.is_uncounted for place in places):
+        return None
+    return [None if place is None else place.number for place in places]
 
 
 def _changed_message(
@@ -280,8 +285,7 @@ def _without_thoughts(api: Api, mine: Sequence[Element], shown: Element) -> Elem
 def _shown_part(api: Api, element: Element, message_id: str) -> Element:
     """Return what a message of a session is of the caller's element: mostly all of it.
 
-    In the API of Anthropic, each result of a user message is a message of a session, and the rest
-    of it another one.
+    In Anthropic's API, each result of a user message is a message of a session, as is the rest.
     """
     if api.shape != "anthropic":
         return element

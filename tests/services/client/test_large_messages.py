@@ -23,7 +23,7 @@ async def test_a_window_of_many_images_has_fewer_messages(tmp_path: Path) -> Non
         session = client.session("ada", "images")
         for number in range(9):
             text = {"type": "text", "text": f"What is on picture {number}?"}
-            said = [
+            said: list[Json] = [
                 {"role": "user", "content": [text, image]},
                 {"role": "assistant", "content": "?"},
             ]
