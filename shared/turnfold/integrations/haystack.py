@@ -117,7 +117,7 @@ class _Compacted(MirroredWindows):
         """Publish what is new, and return the window; None if the messages must stay."""
 
         async def ask(messages: Sequence[ChatMessage]) -> list[ChatMessage] | None:
-            events, digest = [], ""
+            events, digest = [], _hashed(session.key)
             for one in messages:
                 body = _chat(one)
                 # Of the list up to here: what is published again, after an error of the model or in

@@ -112,6 +112,32 @@ async def test_two_hundred_steps_with_parallel_calls_break_no_pair(
     assert [one["content"] for one in stored if one["role"] == "user"] == ["What is missing?"]
 
 
+async def test_a_conversation_that_is_compacted_again_after_an_error_is_stored_once(
+    system: RunningSystem, session_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = [
+        message
+        for number in range(40)
+        for message in (
+            ChatMessage.from_user(f"Note {number}: calm weather, and nothing else to tell."),
+            ChatMessage.from_assistant("Noted."),
+        )
+    ]
+    counter = ApproximateTokenCounter()
+
+    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+        # The run fails after the compaction, and the program runs it again, or restarts.
+        for name in (session_id, session_id, f"{session_id}-other"):
+            compactor = TurnfoldCompactor("haystack", name, client=system.nats_url)
+            assert await compactor.compact_async(messages, 600, counter) is not None
+
+    assert caplog.records == []
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session("haystack", session_id)
+        stored = [one.message async for one in session.originals()]
+    assert len(stored) == len(messages)
+
+
 async def test_calls_without_ids_and_results_with_images_are_compacted_as_well(
     system: RunningSystem, session_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
