@@ -225,6 +225,36 @@ async def test_a_transcript_that_is_saved_again_is_stored_once(
     assert as_dicts(await history.get_messages("s")) == texts
 
 
+async def test_an_exchange_that_is_repeated_is_stored_each_time(
+    history: TurnfoldHistoryProvider,
+) -> None:
+    turns = [
+        [Message("user", ["Water the plants."]), Message("assistant", ["Done."])],
+        *[[Message("user", ["Next."]), Message("assistant", ["Done."])] for _ in range(3)],
+    ]
+
+    for turn in turns:
+        await history.save_messages("s", turn)
+
+    said = [message for turn in turns for message in turn]
+    assert as_dicts(await history.get_messages("s")) == as_dicts(said)
+
+
+async def test_a_run_that_no_event_can_hold_is_saved(history: TurnfoldHistoryProvider) -> None:
+    names = [f"c{number}" for number in range(45)]
+    results = [Content.from_function_result(name, result="x" * 100_000) for name in names]
+    run = [
+        Message("user", ["Look."]),
+        Message("assistant", [call_of(name) for name in names]),
+        Message("tool", results),
+        Message("assistant", ["Done."]),
+    ]
+
+    await history.save_messages("s", run)
+
+    assert (await history.get_messages("s"))[-1].text == "Done."
+
+
 async def test_without_a_session_there_is_nothing_to_read_and_nowhere_to_save(
     history: TurnfoldHistoryProvider,
 ) -> None:

@@ -166,6 +166,8 @@ async def test_what_could_not_be_published_at_all_is_told_at_the_end() -> None:
         receipt = await said(client, "nobody is there")
 
     assert [event.event_id for event in client.unpublished] == [receipt.event_id]
+    with pytest.raises(Unavailable, match="the client is closed"):
+        await said(client, "too late")
 
 
 @pytest.mark.proves("R3", "X1")

@@ -102,6 +102,34 @@ def test_a_session_of_claude_code_says_what_it_leaves_out() -> None:
 
 
 @pytest.mark.proves("G11")
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (
+            {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0x"},
+            "[document: application/pdf]",
+        ),
+        (
+            {"type": "text", "media_type": "text/plain", "data": "Fares rise in May."},
+            "Fares rise in May.",
+        ),
+    ],
+)
+def test_a_document_of_claude_code_is_its_text_or_its_kind(
+    tmp_path: Path, source: dict[str, str], told: str
+) -> None:
+    first = json.loads((LOGS / "claude-code.jsonl").read_text().splitlines()[1])
+    first["message"]["content"] = [
+        {"type": "text", "text": "Read it."},
+        {"type": "document", "source": source},
+    ]
+
+    (conversation,) = read_conversations(write(tmp_path / "session.jsonl", first))
+
+    assert [message["content"] for message in conversation.messages] == [f"Read it.\n{told}"]
+
+
+@pytest.mark.proves("G11")
 @pytest.mark.parametrize("as_lines", [False, True])
 def test_items_of_the_responses_api_stay_items(tmp_path: Path, *, as_lines: bool) -> None:
     request = json.loads((LOGS / "openai-responses.json").read_text())
