@@ -255,10 +255,6 @@ def test_a_call_with_broken_arguments_stays_broken_beside_shortened_ones(
         ({"type": "video", "url": "https://example.org/a.mp4"}, "[media: video]"),
         ({"type": "audio", "url": "https://example.org/a.mp3"}, "[media: audio]"),
         ({"type": "text-plain", "text": "It is a crate of bolts."}, "a crate of bolts"),
-        (
-            {"type": "file", "source_type": "text", "text": "It is a crate of bolts."},
-            "a crate of bolts",
-        ),
     ],
 )
 async def test_content_without_a_form_as_a_chat_message_is_recorded_by_its_kind(
