@@ -1,4 +1,4 @@
-"""What integrations do with messages of few tokens and many bytes, with a real bus and services."""
+"""Messages of few tokens and many bytes in integrations, with a real bus and services."""
 
 from pathlib import Path
 from typing import Any
