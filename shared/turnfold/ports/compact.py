@@ -65,6 +65,11 @@ class Job:
     summary_tokens: int = 0
     traces: tuple[str, ...] = ()
 
+    @property
+    def can_stand_in(self) -> bool:
+        """Tell whether an extractive version is committed where the model gives none."""
+        return not self.planned and self.writes is JobKind.NEXT
+
 
 class EvictedMessage(NamedTuple):
     """A message to summarize: its numbers, whether it reports an error, and its JSON text."""

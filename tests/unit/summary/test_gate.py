@@ -59,7 +59,7 @@ def test_thoughts_and_wrapping_tags_are_no_part_of_what_is_said() -> None:
 
 
 @pytest.mark.proves("S5")
-def test_every_reason_of_the_requirements_has_its_name() -> None:
+def test_every_reason_of_the_requirements_has_its_name_and_crashes_one_of_their_own() -> None:
     assert {reason.value for reason in Reason} == {
         "content_none",
         "empty_summary",
@@ -75,6 +75,7 @@ def test_every_reason_of_the_requirements_has_its_name() -> None:
         "provider_error",
         "rate_limited",
         "context_overflow",
+        "crashed",
     }
 
 

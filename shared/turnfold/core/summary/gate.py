@@ -23,6 +23,7 @@ class Reason(StrEnum):
     PROVIDER_ERROR = "provider_error"
     RATE_LIMITED = "rate_limited"
     CONTEXT_OVERFLOW = "context_overflow"
+    CRASHED = "crashed"
 
 
 @dataclass(frozen=True, slots=True)

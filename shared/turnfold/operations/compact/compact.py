@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from random import uniform
 
+import structlog
+
 from turnfold.core.summary.gate import Reason
 from turnfold.core.summary.prompt import truncated
 from turnfold.core.summary.sources import Draft
@@ -29,6 +31,8 @@ from turnfold.ports.compact import (
     Summarizer,
     Version,
 )
+
+log = structlog.get_logger()
 
 PROVIDER_REASONS = frozenset(
     {Reason.TIMEOUT, Reason.PROVIDER_ERROR, Reason.RATE_LIMITED, Reason.CONTEXT_OVERFLOW}
@@ -85,18 +89,8 @@ async def compact(
     No transaction is open while the model writes. If the task is cancelled, the job becomes due at
     once.
     """
-    model = model_of(job, writing)
     try:
-        job_input = await store.load(
-            job, now_ms=now_ms(), by_model=model is not None and job.cooling is None
-        )
-        if nothing := _nothing_to_do(job, job_input, model):
-            await store.fail(
-                job, ending=JobStatus.STALE, reason=None, detail=nothing, now_ms=now_ms()
-            )
-            return RolledBack(None)
-        async with renewed_lease(job, store, writing.lease_seconds, now_ms):
-            return await _write(job, job_input, model, store, summarizer, writing, count, now_ms)
+        return await _attempt(job, store, summarizer, writing, count, now_ms)
     except LostLease:
         # The rows that this worker still holds would otherwise wait for the end of their lease.
         await store.discard(job, now_ms=now_ms())
@@ -106,6 +100,42 @@ async def compact(
         with contextlib.suppress(Unavailable):
             await store.give_back(job, now_ms=now_ms())
         raise
+
+
+async def _attempt(
+    job: Job, store: JobStore, summarizer: Summarizer, writing: SummaryConfig, count: Count,
+    now_ms: Callable[[], int],
+) -> Outcome:  # fmt: skip
+    model = model_of(job, writing)
+    try:
+        is_called = model is not None and _resting(job, writing) is None
+        job_input = await store.load(job, now_ms=now_ms(), by_model=is_called)
+        if nothing := _nothing_to_do(job, job_input, model):
+            await store.fail(
+                job, ending=JobStatus.STALE, reason=None, detail=nothing, now_ms=now_ms()
+            )
+            return RolledBack(None)
+        async with renewed_lease(job, store, writing.lease_seconds, now_ms):
+            return await _write(job, job_input, model, store, summarizer, writing, count, now_ms)
+    except (LostLease, Unavailable):
+        raise
+    except Exception as error:
+        log.exception("compaction.crashed", compaction_id=job.compaction_ids[-1])
+        crash = SummarizerError(Reason.CRASHED, type(error).__name__)
+        outcome = await _end_attempt(job, crash, model, store, writing, now_ms())
+        # Even the extractive summary may crash, and its messages must not lose their job.
+        return outcome or await _retry(job, crash, model, store, writing, now_ms())
+
+
+def _resting(job: Job, writing: SummaryConfig) -> str | None:
+    """Return why the model is not called now, or None.
+
+    An attempt may crash after the model was paid. Without this limit, a job that always crashes
+    would pay at each attempt.
+    """
+    if job.cooling is None and job.can_stand_in and job.attempt > writing.attempts:
+        return Reason.CRASHED
+    return job.cooling
 
 
 def _nothing_to_do(job: Job, job_input: JobInput, model: str | None) -> str | None:
@@ -123,7 +153,7 @@ async def _write(
 ) -> Outcome:  # fmt: skip
     asked, began_ms = summary_job(job, job_input, model, writing), now_ms()
     # While the model rests it is not asked, and what was evicted does not wait for it.
-    reason = job.cooling
+    reason = _resting(job, writing)
     try:
         with span("summarise", messages=len(asked.sources)) as summarising:
             draft = await write_version(
@@ -172,23 +202,38 @@ async def _end_attempt(
     now_ms: int,
 ) -> Retry | RolledBack | None:
     """Record a failed attempt; None if an extractive summary should be written instead."""
-    can_stand_in = not job.planned and job.writes is JobKind.NEXT
-    retry_at_ms: int | None = None
     if error.is_transient and job.attempt < writing.attempts:
-        retry_at_ms = now_ms + int(1000 * _pause(job.attempt, error, writing))
-    elif isinstance(error, BudgetSpent) and not can_stand_in:
-        retry_at_ms = error.until_ms
-    reason, detail = error.reason, str(error)
-    if retry_at_ms is not None:
-        await store.retry_later(
-            job, reason=reason, detail=detail, retry_at_ms=retry_at_ms, now_ms=now_ms, model=model
-        )
-        return Retry(reason)
-    if can_stand_in:
+        return await _retry(job, error, model, store, writing, now_ms)
+    if job.can_stand_in:
         return None
+    if isinstance(error, BudgetSpent):
+        return await _retry(job, error, model, store, writing, now_ms)
+    reason = error.reason
     ending: FailureStatus = JobStatus.FAILED if reason in PROVIDER_REASONS else JobStatus.REJECTED
-    await store.fail(job, ending=ending, reason=reason, detail=detail, now_ms=now_ms, model=model)
+    await store.fail(
+        job, ending=ending, reason=reason, detail=str(error), now_ms=now_ms, model=model
+    )
     return RolledBack(reason)
+
+
+async def _retry(
+    job: Job,
+    error: SummarizerError,
+    model: str | None,
+    store: JobStore,
+    writing: SummaryConfig,
+    now_ms: int,
+) -> Retry:
+    """Record a failed attempt, and when the next one is due."""
+    if isinstance(error, BudgetSpent):
+        retry_at_ms = error.until_ms
+    else:
+        retry_at_ms = now_ms + int(1000 * _pause(job.attempt, error, writing))
+    await store.retry_later(
+        job, reason=error.reason, detail=str(error), retry_at_ms=retry_at_ms, now_ms=now_ms,
+        model=model,
+    )  # fmt: skip
+    return Retry(error.reason)
 
 
 def _saved(job: Job, job_input: JobInput, made: Version) -> int:
@@ -217,12 +262,20 @@ def _counted(draft: Draft, style: str, depth: int, count: Count) -> Version:
     )
 
 
+CRASHED_BACKOFF_MAX_SECONDS = 3600.0
+MOST_DOUBLINGS = 20
+"""The most often that a pause doubles: the attempts of a job that crashes have no limit."""
+
+
 def _pause(attempt: int, error: SummarizerError, writing: SummaryConfig) -> float:
     """Return the seconds before the next attempt: doubling, with jitter.
 
     A provider may ask for a longer pause.
     """
-    longest = min(writing.backoff_seconds * 2 ** (attempt - 1), writing.backoff_max_seconds)
+    # More attempts than allowed have crashed: an operator must mend the cause.
+    is_crashing = attempt > writing.attempts
+    cap = CRASHED_BACKOFF_MAX_SECONDS if is_crashing else writing.backoff_max_seconds
+    longest = min(writing.backoff_seconds * 2 ** min(attempt - 1, MOST_DOUBLINGS), cap)
     asked_for = min(error.retry_after_seconds or 0.0, writing.retry_after_max_seconds)
     # With jitter: jobs that failed together must not return together.
     return asked_for + uniform(longest / 2, longest)  # noqa: S311  # jitter keeps no secret
