@@ -54,3 +54,21 @@ async def test_a_server_that_restarted_is_read_through_a_new_connection() -> Non
 
         assert await database.snapshot(one) == 1
         await database.close()
+
+
+async def test_a_small_read_is_in_no_transaction_and_a_later_snapshot_is(postgres_url: str) -> None:
+    database = Database(postgres_url, writes=False)
+
+    def twice(connection: Connection) -> tuple[bool, str]:
+        """Tell whether two statements are in one transaction, and at which level."""
+        began = [connection.execute(text("SELECT now()")).scalar_one() for _ in range(2)]
+        level = connection.execute(text("SHOW transaction_isolation")).scalar_one()
+        return began[0] == began[1], str(level)
+
+    small = await database.read_small(twice)
+    # The connection has gone back to the pool.
+    whole = await database.snapshot(twice)
+    await database.close()
+
+    assert small == (False, "read committed")
+    assert whole == (True, "repeatable read")

@@ -1,6 +1,5 @@
 """Connections to the database: one that writes, and several that read from snapshots."""
 
-import sqlite3
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,7 +15,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from turnfold.errors import StartError
 from turnfold.process.caller_order import Turns
 from turnfold.store.database.inline_reader import InlineReader, RawConnection, WouldBlock
-from turnfold.store.database.sqlite_files import connect_sqlite, make_private
+from turnfold.store.database.sqlite_files import (
+    BUSY_SECONDS,
+    connect_sqlite,
+    make_private,
+    prepare_sqlite,
+)
 from turnfold.store.database.transactions import (
     AwaitedTransactions,
     Result,
@@ -26,8 +30,6 @@ from turnfold.store.database.transactions import (
     ping_rarely,
 )
 
-# Longer than any transaction of this code: an error `database is locked` would only be retried.
-BUSY_SECONDS = 30
 LOG_WAIT_MS = 200  # Short: the writer's thread stores nothing meanwhile.
 READERS = 4
 READERS_EACH = 2
@@ -49,8 +51,6 @@ the machine under it, keeps the connection.
 SILENT_SECONDS = 60
 """A silent process keeps a lock of background work for so long."""
 LOCK_NOT_AVAILABLE = "55P03"
-VOCABULARY = "word_vocabulary"
-"""The terms of SQLite's word index, in order: a temporary table of each connection that reads."""
 MANY_DEAD_ROWS = """
     SELECT relname FROM pg_stat_user_tables
      WHERE schemaname = current_schema()
@@ -87,6 +87,12 @@ class Database:
             ThreadTransactions(self._thread_engine(writes=False), READERS)
             if self.is_sqlite
             else AwaitedTransactions(self._steps)
+        )
+        # A transaction of one statement takes three round trips, and the statement alone takes one.
+        self._small_reader = (
+            self._reader
+            if self.is_sqlite
+            else AwaitedTransactions(self._steps.execution_options(isolation_level="AUTOCOMMIT"))
         )
         self._reader_turns = Turns(READERS, readers_each) if self.is_sqlite else self._step_turns
         # SQLite has one thread that writes. It gets one at a time: the intake waits for no other.
@@ -178,8 +184,13 @@ class Database:
         Raises:
             Unavailable: the database cannot be reached now.
         """
+        return await self._read(work, self._reader)
+
+    async def _read(
+        self, work: Callable[[Connection], Result], reader: ThreadTransactions | AwaitedTransactions
+    ) -> Result:
         asker = await self._reader_turns.take()
-        return await self._reader.run(work, on_end=partial(self._reader_turns.release, asker))
+        return await reader.run(work, on_end=partial(self._reader_turns.release, asker))
 
     async def settled(self) -> None:
         """Return when no snapshot is read for this asker any more."""
@@ -252,13 +263,15 @@ class Database:
     async def read_small(self, work: Callable[[Any], Result]) -> Result:
         """Read a few rows of an index: in this thread if possible, else as `snapshot`.
 
+        On PostgreSQL each statement has a snapshot of its own.
+
         Raises:
             Unavailable: the database cannot be reached now.
         """
         try:
             return self.read_inline(work)
         except WouldBlock:
-            return await self.snapshot(work)
+            return await self._read(work, self._small_reader)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -296,7 +309,7 @@ class Database:
             max_overflow=0,
             connect_args={"timeout": BUSY_SECONDS, "async_creator_fn": connect_sqlite},
         )
-        _prepare_sqlite(engine.sync_engine, writes=False)
+        prepare_sqlite(engine.sync_engine, writes=False)
         return engine
 
     def _thread_engine(self, *, writes: bool) -> Engine:
@@ -311,7 +324,7 @@ class Database:
             max_overflow=0,
             connect_args=arguments,
         )
-        _prepare_sqlite(engine, writes=writes)
+        prepare_sqlite(engine, writes=writes)
         return engine
 
     def _read_only(self) -> URL:
@@ -353,48 +366,3 @@ def insert_for(connection: Connection) -> Any:
 
 def _quoted(path: str) -> str:
     return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-
-
-# The driver binds these types as they are, but first searches for an adapter each time. That search
-# takes longer than binding, and an entry ends it.
-sqlite3.register_adapter(type(None), {None: None}.get)
-sqlite3.register_adapter(bool, int)
-sqlite3.register_adapter(bytes, bytes)
-
-
-def _prepare_sqlite(engine: Engine, *, writes: bool) -> None:
-    settings = (
-        [
-            "journal_mode=WAL",
-            # An event is acknowledged after its commit, so the commit must survive a power cut.
-            "synchronous=FULL",
-            "cache_size=-16384",
-            "wal_autocheckpoint=4000",
-            # Erased text is overwritten in the file.
-            "secure_delete=ON",
-        ]
-        if writes
-        else ["query_only=ON", "cache_size=-4096"]
-    )
-
-    @event.listens_for(engine, "connect")
-    def on_connect(connection: Any, _record: object) -> None:
-        # The driver begins no transaction by itself; `begin` says which kind it is.
-        connection.isolation_level = None
-        cursor = connection.cursor()
-        if not writes:
-            cursor.execute(
-                f"CREATE VIRTUAL TABLE temp.{VOCABULARY} "
-                "USING fts5vocab(main, word_index, 'instance')"
-            )
-        for setting in [f"busy_timeout={BUSY_SECONDS * 1000}", "foreign_keys=ON", *settings]:
-            cursor.execute(f"PRAGMA {setting}")
-        cursor.close()
-
-    def begin(connection: Any) -> None:
-        cursor = connection.cursor()
-        cursor.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
-        cursor.close()
-
-    # Whoever listens for the event of that name has every statement ask who listens.
-    engine.dialect.do_begin = begin  # type: ignore[assignment]  # the dialect is this engine's own

@@ -1,15 +1,21 @@
-"""Files of SQLite: their permissions, whatever the umask is, and the driver's connections."""
+"""SQLite: the permissions of its files, whatever the umask is, and its connections."""
 
 import asyncio
 import os
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import aiosqlite
+from sqlalchemy import Engine, event
 from sqlalchemy.engine import URL
 
 from turnfold.errors import StartError
 
+# Longer than any transaction of this code: an error `database is locked` would only be retried.
+BUSY_SECONDS = 30
+VOCABULARY = "word_vocabulary"
+"""The terms of SQLite's word index, in order: a temporary table of each connection that reads."""
 FILE_MODE = 0o600
 COMPANIONS = ("-wal", "-shm", "-journal", ".writer.lock")
 """The files beside the database. SQLite creates three of them with the mode of the database."""
@@ -62,3 +68,49 @@ async def connect_sqlite(*arguments: Any, **options: Any) -> aiosqlite.Connectio
     except BaseException:
         await asyncio.to_thread(thread.join)
         raise
+
+
+# The driver binds these types as they are, but first searches for an adapter each time. That search
+# takes longer than binding, and an entry ends it.
+sqlite3.register_adapter(type(None), {None: None}.get)
+sqlite3.register_adapter(bool, int)
+sqlite3.register_adapter(bytes, bytes)
+
+
+def prepare_sqlite(engine: Engine, *, writes: bool) -> None:
+    """Set the pragmas of each connection, and how its transactions begin."""
+    settings = (
+        [
+            "journal_mode=WAL",
+            # An event is acknowledged after its commit, so the commit must survive a power cut.
+            "synchronous=FULL",
+            "cache_size=-16384",
+            "wal_autocheckpoint=4000",
+            # Erased text is overwritten in the file.
+            "secure_delete=ON",
+        ]
+        if writes
+        else ["query_only=ON", "cache_size=-4096"]
+    )
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: Any, _record: object) -> None:
+        # The driver begins no transaction by itself; `begin` says which kind it is.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        if not writes:
+            cursor.execute(
+                f"CREATE VIRTUAL TABLE temp.{VOCABULARY} "
+                "USING fts5vocab(main, word_index, 'instance')"
+            )
+        for setting in [f"busy_timeout={BUSY_SECONDS * 1000}", "foreign_keys=ON", *settings]:
+            cursor.execute(f"PRAGMA {setting}")
+        cursor.close()
+
+    def begin(connection: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+        cursor.close()
+
+    # Whoever listens for the event of that name has every statement ask who listens.
+    engine.dialect.do_begin = begin  # type: ignore[assignment]  # the dialect is this engine's own

@@ -32,8 +32,8 @@ from turnfold.core.recall.mask_ranking import (
 )
 from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, Matches
 from turnfold.core.text.search import Lookup, Term
-from turnfold.store.database.engine import VOCABULARY
 from turnfold.store.database.schema import word_index
+from turnfold.store.database.sqlite_files import VOCABULARY
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.database.word_segments import (
     Headers,
