@@ -1,13 +1,21 @@
 """Fair scheduling of requests: callers take turns, however many requests each has sent."""
 
 import asyncio
+import math
+import time
 from collections import OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextvars import ContextVar
 from typing import Final
 
+from turnfold.errors import Unavailable
+
 ASKER: Final[ContextVar[Hashable]] = ContextVar("asker", default=None)
 """The caller of the running request; None for work of the service itself."""
+
+NOBODY: Final = object()
+MEAN_OF_TURNS = 64
+"""The number of turns that weigh in the mean time between them: one long turn changes it little."""
 
 
 class Rounds:
@@ -50,22 +58,41 @@ class Rounds:
 class Turns:
     """A semaphore with a limit per caller. Waiting callers take turns, each in its own order.
 
-    Work of the service itself (no caller) has only the total limit.
+    Work of the service itself (no caller) has only the total limit. With `longest_wait_seconds`, a
+    caller that would probably wait for longer is refused at once, so that the time of a request is
+    left for the request.
     """
 
-    def __init__(self, most: int, most_each: int) -> None:
+    def __init__(
+        self,
+        most: int,
+        most_each: int,
+        *,
+        longest_wait_seconds: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._free = most
         self._most_each = most_each
+        self._longest_wait_seconds = longest_wait_seconds
         self._running: dict[Hashable, int] = {}
         self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
+        self._pace = Pace(clock)
 
     async def take(self) -> Hashable:
-        """Wait for a slot, and return the caller for `release`."""
+        """Wait for a slot, and return the caller for `release`.
+
+        Raises:
+            Unavailable: too many callers wait.
+        """
         asker = ASKER.get()
         # A caller does not overtake its own earlier requests.
         if self._free and self._may_run(asker) and asker not in self._waiting:
             self._begin(asker)
             return asker
+        if asker is not None:
+            self._refuse_long_wait()
+        if not self._waiting:
+            self._pace.begin()
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(asker, deque()).append(waiter)
         try:
@@ -85,6 +112,8 @@ class Turns:
             self._running[asker] = left
         else:
             del self._running[asker]
+        if self._waiting:
+            self._pace.step()
         while self._free and self._let_in():
             pass
 
@@ -95,11 +124,19 @@ class Turns:
         self._free -= 1
         self._running[asker] = self._running.get(asker, 0) + 1
 
+    def _refuse_long_wait(self) -> None:
+        # Each caller that waits goes before the next request of any other.
+        seconds = len(self._waiting) * self._pace.seconds
+        if seconds > self._longest_wait_seconds:
+            raise Unavailable(
+                "too many agents ask at once; retry", retry_after_ms=int(1000 * seconds)
+            )
+
     def _let_in(self) -> bool:
         """Start the first request of the caller whose turn it is; return whether there was one."""
-        for asker, waiting in list(self._waiting.items()):
-            if not self._may_run(asker):
-                continue
+        # At most as many callers as there are slots have reached their limit.
+        while (asker := next(filter(self._may_run, self._waiting), NOBODY)) is not NOBODY:
+            waiting = self._waiting[asker]
             is_woken = _wake_first(waiting)
             if is_woken:
                 self._begin(asker)
@@ -111,6 +148,25 @@ class Turns:
             if is_woken:
                 return True
         return False
+
+
+class Pace:
+    """The mean time between two turns while callers wait."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.seconds = 0.0
+        self._clock = clock
+        self._at = 0.0
+
+    def begin(self) -> None:
+        """Note that callers wait from now on."""
+        self._at = self._clock()
+
+    def step(self) -> None:
+        """Note that a turn has ended."""
+        now = self._clock()
+        self.seconds += (now - self._at - self.seconds) / MEAN_OF_TURNS
+        self._at = now
 
 
 def _wake_first(waiting: deque[asyncio.Future[None]]) -> bool:

@@ -6,12 +6,12 @@ from contextvars import copy_context
 import pytest
 
 from turnfold.errors import Unavailable
-from turnfold.process.caller_order import ASKER, Rounds, Turns
+from turnfold.process.caller_order import ASKER, MEAN_OF_TURNS, Rounds, Turns
 from turnfold.process.request_limits import ConcurrencyLimiter, Shares
 
 
 async def started(turns: Turns, asker: str, order: list[str]) -> asyncio.Task[object]:
-    """Somebody who wants a turn; `order` receives the asker when it begins."""
+    """Somebody who wants a turn, or the service itself; `order` receives it when it begins."""
 
     async def wants() -> object:
         taken = await turns.take()
@@ -19,7 +19,7 @@ async def started(turns: Turns, asker: str, order: list[str]) -> asyncio.Task[ob
         return taken
 
     context = copy_context()
-    context.run(ASKER.set, asker)
+    context.run(ASKER.set, asker or None)
     task = asyncio.get_running_loop().create_task(wants(), context=context)
     await asyncio.sleep(0)
     return task
@@ -58,6 +58,50 @@ async def test_who_is_cancelled_while_it_waits_or_as_it_begins_leaves_the_turn_t
         await asyncio.sleep(0)
 
     assert order == ["first", "last"]
+
+
+@pytest.mark.proves("X6")
+async def test_who_would_wait_for_too_long_behind_many_others_is_refused_at_once() -> None:
+    now, order = [0.0], list[str]()
+    turns = Turns(1, 1, longest_wait_seconds=3.0, clock=lambda: now[0])
+    await started(turns, "slow", order)
+    early = await started(turns, "early", order)
+    # The mean time between two turns becomes two seconds.
+    now[0] = 2.0 * MEAN_OF_TURNS
+    turns.release("slow")
+    await early
+    await started(turns, "other", order)
+    await started(turns, "another", order)
+
+    refused = await started(turns, "late", order)
+    itself = await started(turns, "", order)
+
+    with pytest.raises(Unavailable) as told:
+        await refused
+    assert told.value.retry_after_ms == 4_000
+    for asker in ("early", "other", "another"):
+        assert not itself.done()
+        turns.release(asker)
+        await asyncio.sleep(0)
+    assert order == ["slow", "early", "other", "another", ""]
+
+
+@pytest.mark.proves("X6")
+async def test_the_many_requests_of_one_agent_have_nobody_else_refused() -> None:
+    now, order = [0.0], list[str]()
+    turns = Turns(1, 1, longest_wait_seconds=3.0, clock=lambda: now[0])
+    for _ in range(9):
+        await started(turns, "greedy", order)
+    now[0] = 2.0 * MEAN_OF_TURNS
+    turns.release("greedy")
+    await asyncio.sleep(0)
+
+    await started(turns, "patient", order)
+    for _ in range(2):
+        turns.release("greedy")
+        await asyncio.sleep(0)
+
+    assert order[-1] == "patient"
 
 
 @pytest.mark.proves("X6")

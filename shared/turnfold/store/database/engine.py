@@ -34,6 +34,9 @@ LOG_WAIT_MS = 200  # Short: the writer's thread stores nothing meanwhile.
 READERS = 4
 READERS_EACH = 2
 """The most reading transactions at once: of all agents, and of one."""
+LONGEST_WAIT_SECONDS = 4.0
+"""A request that would wait longer for a reading transaction is refused: most of its ten seconds
+would be over before it began, and what it has read by then nobody would receive."""
 INTAKE_WRITERS = 4
 """The most writing transactions of the intake at once: three batches, and one of missing events."""
 WRITERS = 4
@@ -50,6 +53,9 @@ the machine under it, keeps the connection.
 """
 SILENT_SECONDS = 60
 """A silent process keeps a lock of background work for so long."""
+SERVER = """
+    SELECT pg_postmaster_start_time(), oid FROM pg_database WHERE datname = current_database()"""
+"""A server of PostgreSQL by the microsecond of its start, and one of its databases."""
 LOCK_NOT_AVAILABLE = "55P03"
 MANY_DEAD_ROWS = """
     SELECT relname FROM pg_stat_user_tables
@@ -80,7 +86,8 @@ class Database:
             make_private(self.url)
         # As large as the turns allow: waits for a pool are not in turn, and fail after 30 s.
         self._steps = self._engine(READERS + HELD_CONNECTIONS if writes else READERS)
-        self._step_turns = Turns(READERS, readers_each)
+        turns = partial(Turns, READERS, readers_each, longest_wait_seconds=LONGEST_WAIT_SECONDS)
+        self._step_turns = turns()
         # aiosqlite changes threads for each statement. A transaction of plain code in one thread
         # changes them once.
         self._reader = (
@@ -94,7 +101,7 @@ class Database:
             if self.is_sqlite
             else AwaitedTransactions(self._steps.execution_options(isolation_level="AUTOCOMMIT"))
         )
-        self._reader_turns = Turns(READERS, readers_each) if self.is_sqlite else self._step_turns
+        self._reader_turns = turns() if self.is_sqlite else self._step_turns
         # SQLite has one thread that writes. It gets one at a time: the intake waits for no other.
         self._writer_turns = Turns(1 if self.is_sqlite else WRITERS, WRITERS_EACH)
         self._intake_turns = Turns(INTAKE_WRITERS, INTAKE_WRITERS)
@@ -108,13 +115,29 @@ class Database:
         self._near = InlineReader(self._thread_engine(writes=False)) if self.is_sqlite else None
 
     def on_new_server(self, forget: Callable[[], object]) -> None:
-        """Call a function when another server may answer reads from now on.
+        """Call a function when another server or database answers reads from now on.
 
         A replica that has taken over may lack commits, and number later ones as those it lacks. It
         cannot be reached without a new connection. SQLite has no server.
         """
-        if not self.is_sqlite:
-            event.listen(self._steps.sync_engine, "connect", lambda *_: forget())
+        if self.is_sqlite:
+            return
+        known: object = None
+
+        def on_connect(connection: Any, _record: object) -> None:
+            nonlocal known
+            cursor = connection.cursor()
+            cursor.execute(SERVER)
+            server = cursor.fetchone()
+            cursor.close()
+            connection.rollback()
+            # A cancelled statement ends its connection as well. Caches are worth most when many
+            # requests are cancelled.
+            if server != known:
+                known = server
+                forget()
+
+        event.listen(self._steps.sync_engine, "connect", on_connect)
 
     async def write(
         self, work: Callable[[Connection], Result], *, is_repeatable: bool = False
