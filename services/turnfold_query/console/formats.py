@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
+from turnfold.core.text.calls import call_texts
+
 TEXT_CHARACTERS = 20_000
 PREVIEW_CHARACTERS = 160
 _SIZES = (
@@ -60,9 +62,7 @@ def segment(value: str) -> str:
 def text_of(message: Mapping[str, Any]) -> str:
     """Return what a message says and calls, as plain text."""
     parts = [_content(message.get("content"))]
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") or {} if isinstance(call, Mapping) else {}
-        parts.append(f"→ {function.get('name', '?')}({function.get('arguments', '')})")
+    parts += [f"→ {name}({text})" for name, text in call_texts(message)]
     if not any(parts) and message.get("refusal"):
         parts.append(str(message["refusal"]))
     return "\n".join(part for part in parts if part)

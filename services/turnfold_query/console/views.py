@@ -116,7 +116,9 @@ class PageView:
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
     """Return a page; without `visitor`, that of somebody who has not signed in."""
     shown = {"visitor": None, "here": request.scope["path"], "path": PATH} | values
-    return HTMLResponse(templates.get_template(template).render(shown), status)
+    html = templates.get_template(template).render(shown)
+    # Published texts may contain half a character, which UTF-8 cannot express.
+    return HTMLResponse(html.encode("utf-8", "replace"), status)
 
 
 def redirect(place: str, **query: str) -> Response:

@@ -16,7 +16,7 @@ from turnfold.cli.output import clipped, console, printable, show_json
 from turnfold.cli.parameters import Agent, SessionName
 from turnfold.cli.tables import show_text
 from turnfold.client import StoredMessage, Summary, Window
-from turnfold.core.text.calls import called_tool, is_custom
+from turnfold.core.text.calls import call_texts
 from turnfold.core.window.framing import Placement
 from turnfold.messages import WindowFormat
 
@@ -287,13 +287,10 @@ def _parts(message: Mapping[str, Any], without: Collection[str]) -> list[tuple[s
     parts = [(_content(message.get("content")), "")]
     if reasoning := message.get("reasoning_content"):
         parts.insert(0, (str(reasoning), "dim italic"))
-    for call in message.get("tool_calls") or ():
-        tool = called_tool(call) or {}
-        text = tool.get("input") if is_custom(call) else tool.get("arguments")
+    for name, text in call_texts(message):
         # A call needs arguments, so a window without them has empty ones.
-        if "arguments" in without and str(text or "").strip() in EMPTY_ARGUMENTS:
-            text = "… left out …"
-        parts.append((f"→ {tool.get('name')}({text or ''})", "yellow"))
+        is_left_out = "arguments" in without and text.strip() in EMPTY_ARGUMENTS
+        parts.append((f"→ {name}({'… left out …' if is_left_out else text})", "yellow"))
     return parts
 
 

@@ -1,15 +1,17 @@
-"""Arguments of calls with characters that no store takes: stored as they came, and summarized."""
+"""Odd calls and arguments: stored as they came, summarized, and recalled."""
 
 import json
 from typing import Any
 
 import pytest
 
+from tests.contract.query.test_recall import Asker
+from tests.contract.query.test_search import indexed
 from tests.store_fixtures import NOON, Stores, assistant, tool, turn, turns, user, words
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.sources import Draft, SummaryJob
 from turnfold.operations.compact.attempt import SummaryConfig
-from turnfold.operations.compact.compact import compact
+from turnfold.operations.compact.compact import Committed, compact
 
 CALLS = {
     "bash": "command",
@@ -56,3 +58,31 @@ async def test_half_a_character_in_arguments_loses_no_event_and_no_summary(
     facts = await stores.facts()
     assert facts.summary is not None
     assert character not in facts.summary.text
+
+
+@pytest.mark.proves("I2", "S7", "F2")
+@pytest.mark.parametrize("calls", [5, True, {"a": 1}, ["x"], [{"function": "f"}], "call"])
+async def test_calls_that_are_none_are_summarized_and_recalled_as_text(
+    stores: Stores, calls: Any
+) -> None:
+    odd = {"role": "assistant", "content": "The lantern is in store 1042.", "tool_calls": calls}
+    await stores.ingest(turn(1, user("Where?"), odd), *turns(2, 6))
+    await stores.ingest(turn(20, user("And where is the lantern now?"), odd))
+    await stores.ingest(turn(21, user("Which store has the lantern?")))
+    await indexed(stores)
+    (job,) = await stores.claim()
+
+    outcome = await compact(
+        job,
+        store=stores.jobs,
+        summarizer=Extractive(),
+        writing=SummaryConfig(),
+        count=words,
+        now_ms=lambda: NOON + 1_000,
+    )
+
+    assert outcome == Committed(1, None)
+    for shape in ("openai", "anthropic", "responses"):
+        for max_tokens in (100, 400, None):
+            told = await Asker(stores).told(max_tokens=max_tokens, format=shape)
+            assert "Which store has the lantern?" in json.dumps(told)

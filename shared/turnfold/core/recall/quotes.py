@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from turnfold.core.text.caches import cached_text
-from turnfold.core.text.calls import arguments_of
+from turnfold.core.text.calls import arguments_of, call_entries
 from turnfold.core.text.names import named_lines, names_in
 from turnfold.core.text.tokens import Count, text_of
 
@@ -54,9 +54,7 @@ class MarkedLine(NamedTuple):
 def quotable_text(body: Mapping[str, Any]) -> str:
     """Return the text of a message, then the arguments of its calls without JSON."""
     arguments = [
-        argument
-        for entry in body.get("tool_calls") or ()
-        for argument in _arguments(arguments_of(entry))
+        argument for entry in call_entries(body) for argument in _arguments(arguments_of(entry))
     ]
     return "\n".join([text_of(body), *arguments])[:READ_CHARACTERS]
 

@@ -5,7 +5,7 @@ arguments reads it too, and formats without custom tools show it under that name
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 INPUT: Final = "input"
@@ -24,6 +24,12 @@ def read_call(entry: object) -> tuple[Mapping[str, Any] | None, Any]:
         return custom, _wrapped_input(custom.get("input"))
     function = entry.get("function")
     return (function, function.get("arguments")) if isinstance(function, Mapping) else (None, None)
+
+
+def call_entries(body: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the calls of a message as they came; none if they are no list."""
+    entries = body.get("tool_calls")
+    return entries if isinstance(entries, list) else ()
 
 
 def arguments_of(entry: object) -> Any:
@@ -45,6 +51,14 @@ def _wrapped_input(text: object) -> str:
     if not isinstance(text, str):
         text = "" if text is None else json.dumps(text, ensure_ascii=False, default=repr)
     return json.dumps({INPUT: text}, ensure_ascii=False, separators=(",", ":"))
+
+
+def call_texts(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the tool of each call, and its arguments or the text of a custom call."""
+    for entry in call_entries(body):
+        tool = called_tool(entry) or {}
+        text = tool.get(INPUT if tool and is_custom(entry) else "arguments")
+        yield str(tool.get("name", "?")), "" if text is None else str(text)
 
 
 def shorten_arguments(entry: Mapping[str, Any], shorten: Callable[[object], str]) -> None:
