@@ -25,7 +25,8 @@ from turnfold.messages import (
 class SessionSnapshot:
     """The row of a session. Times are milliseconds since 1970.
 
-    `retracted_seq` is the sequence of its newest retraction, 0 without one.
+    `retracted_seq` rises with each retraction, and is about the sequence of the newest; 0 without
+    one.
     """
 
     sid: int

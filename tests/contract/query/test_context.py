@@ -181,8 +181,9 @@ async def test_an_answer_is_given_again_while_nothing_has_changed_and_only_then(
     assert (first.seconds is None, again.seconds, again) == (False, None, first)
     assert (late.is_fresh, json.loads(late.body)) == (
         False,
-        json.loads(first.body) | {"fresh": False},
+        json.loads(first.body) | {"fresh": False, "etag": late.etag},
     )
+    assert late.etag != first.etag
     assert other.etag != first.etag
     assert b"more" in next_one.body
     asker.forget()

@@ -104,7 +104,7 @@ def _rendered(planned: PlannedWindow, bodies: Mapping[int, str]) -> Rendered:
 
 def _characters(planned: PlannedWindow, rendered: Rendered) -> int:
     """Return the number of characters of a window, at most."""
-    beside = len(OPENING) + len(SILENT) if planned.is_anthropic else 0
+    beside = len(OPENING) + len(SILENT) if planned.is_anthropic and rendered.messages else 0
     with_summary = planned.plan.placement is Placement.SEPARATE
     return beside + characters_of(rendered, with_summary=with_summary)
 

@@ -53,7 +53,7 @@ class QueryEnvironment:
     builders: LRUCache[tuple[int, WindowRequest], WindowBuilder] = field(
         default_factory=lambda: LRUCache(BUILDERS_BYTES)
     )
-    replies: LRUCache[tuple[int, str, bool], ContextReply] = field(
+    replies: LRUCache[tuple[int, str], ContextReply] = field(
         default_factory=lambda: LRUCache(REPLIES_BYTES)
     )
 
@@ -63,9 +63,9 @@ class QueryEnvironment:
         decisions = () if self.recall is None else (self.recall.decisions,)
         return (self.builders, self.replies, *decisions)
 
-    def cached_reply(self, sid: int, etag: str, *, is_fresh: bool) -> ContextReply | None:
+    def cached_reply(self, sid: int, etag: str) -> ContextReply | None:
         """Return the reply to the same request in the same state, if it is cached."""
-        key = (sid, etag, is_fresh)
+        key = (sid, etag)
         # Taken and put back, which marks it as used most recently.
         reply = self.replies.pop(key)
         if reply is None:
@@ -75,7 +75,7 @@ class QueryEnvironment:
 
     def keep_reply(self, sid: int, reply: ContextReply) -> None:
         """Cache a reply for the next request."""
-        self.replies.put((sid, reply.etag, reply.is_fresh), reply, len(reply.body))
+        self.replies.put((sid, reply.etag), reply, len(reply.body))
 
     def keep_builder(
         self, sid: int, asked: WindowRequest, builder: WindowBuilder, reply_bytes: int

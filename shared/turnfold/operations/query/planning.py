@@ -187,13 +187,12 @@ class WindowReading:
 
     def on_session(self, snapshot: WindowSnapshot) -> ContextReply | Stale | PlannedWindow | None:
         """Answer without reading messages, if possible: a known etag, a cached reply, or a wait."""
-        fresh = is_fresh(self.request, snapshot)
-        if not fresh and self.may_wait:
+        if self.may_wait and not is_fresh(self.request, snapshot):
             return Stale()
         session, policy, _, etag = self._terms(snapshot)
         if session is None:
             return None if self.request.etag != etag else _not_modified(etag)
-        reply = self.environment.cached_reply(session.sid, etag, is_fresh=fresh)
+        reply = self.environment.cached_reply(session.sid, etag)
         if self.request.etag == etag:
             reply = _not_modified(etag, None if reply is None else reply.budget)
         return None if reply is None else with_hint(reply, session, policy)
@@ -315,7 +314,12 @@ class WindowReading:
             request.bodies,
         )
         session = snapshot.session
-        state = (*((session.sid, session.revision) if session else (0, 0)), snapshot.refused)
+        # An answer says whether it is fresh, so a stale one is another answer.
+        state = (
+            *((session.sid, session.revision) if session else (0, 0)),
+            snapshot.refused,
+            is_fresh(request, snapshot),
+        )
         text = f"{state} {asked} {_fingerprint(policy)}"
         return blake2b(text.encode(), digest_size=12).hexdigest()
 

@@ -318,16 +318,19 @@ def hidden_characters(window: WindowBuilder) -> Mapping[int, range]:
     They count in the quotable text of a message. Of cut arguments, about the beginning is shown.
     """
     views = [view for block in window.blocks if block.is_shown for view in block.views]
-    return {view.message.position: _hidden(view.form, view.message.characters) for view in views}
+    return {view.message.position: _hidden(view.form, view.message) for view in views}
 
 
-def _hidden(form: Form, characters: int) -> range:
+def _hidden(form: Form, message: Message) -> range:
     if form.line is not None:
         return _ALL
-    if form.arguments:
-        start = characters + SHOWN_CHARACTERS_A_TOKEN * min(form.arguments.values())
-        return range(start if form.cut is None else form.cut.head, READ_CHARACTERS)
-    return _NOTHING if form.cut is None else range(form.cut.head, form.cut.tail)
+    if form.cut is not None:
+        return range(form.cut.head, form.cut.tail)
+    # One range cannot tell which of several calls are shown whole.
+    if not form.arguments or len(form.arguments) < len(message.calls):
+        return _NOTHING
+    start = message.characters + SHOWN_CHARACTERS_A_TOKEN * min(form.arguments.values())
+    return range(start, READ_CHARACTERS)
 
 
 def shown_positions(window: WindowBuilder) -> frozenset[int]:

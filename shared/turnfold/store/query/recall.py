@@ -57,9 +57,12 @@ _PLACES = tuple(f"at_{number}" for number in range(64))
 
 _of_session = messages.c.sid == bindparam("of_sid", type_=BigInteger)
 _SESSION = Prepared(
-    select(sessions.c.messages_total, sessions.c.unindexed_from, sessions.c.retracted_seq).where(
-        sessions.c.sid == bindparam("of_sid", type_=BigInteger)
-    ),
+    select(
+        sessions.c.messages_total,
+        sessions.c.unindexed_from,
+        sessions.c.retracted_seq,
+        sessions.c.evicted_changes,
+    ).where(sessions.c.sid == bindparam("of_sid", type_=BigInteger)),
     ("of_sid",),
 )
 _BODY = Prepared(
@@ -105,11 +108,11 @@ class SqlRecallStore:
 
         def read(connection: SupportsStatements, *, is_near: bool = False) -> Recollection:
             rows = _SESSION.rows(connection, sid)
-            total, unindexed_from, retracted_seq = next(iter(rows), (0, None, 0))
+            total, unindexed_from, *changes = next(iter(rows), (0, None, 0, 0))
             if is_near and total > MOST_NEAR:
                 raise WouldBlock
             most = MOST_NEW_NEAR if is_near else total
-            order = self._order(connection, sid, total, retracted_seq, most)
+            order = self._order(connection, sid, total, tuple(changes), most)
             asked = question(lambda position: _body(connection, sid, position))
             end = bisect_left(order.positions, until)
             named = asked.words & order.spoken.keys()
@@ -154,7 +157,12 @@ class SqlRecallStore:
             return await self._database.snapshot(read)
 
     def _order(
-        self, connection: SupportsStatements, sid: int, total: int, retracted_seq: int, most: int
+        self,
+        connection: SupportsStatements,
+        sid: int,
+        total: int,
+        changes: tuple[int, ...],
+        most: int,
     ) -> SessionOrder:
         """Return the order of a session; read only what the cached one lacks.
 
@@ -162,8 +170,8 @@ class SqlRecallStore:
             WouldBlock: the cached one lacks more than `most` messages.
         """
         order = self._orders.pop(sid)
-        if order is None or order.retracted_seq != retracted_seq:
-            order = SessionOrder(retracted_seq)
+        if order is None or order.changes != changes:
+            order = SessionOrder(changes)
         if total - len(order.positions) > most:
             if order.positions:
                 self._keep(sid, order)

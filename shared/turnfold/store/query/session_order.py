@@ -170,11 +170,11 @@ class SessionOrder:
     `frequent` has lookups that matched more than a number of messages before a position: they
     always will. `known` has the masks of lookups, each with the number of the first messages that
     it is known for, and `newest` and `marks` the words and the marked lines of the newest messages.
-    Mutable: messages that arrived since are appended. A retraction, by its sequence
-    `retracted_seq`, makes it void.
+    Mutable: messages that arrived since are appended. `changes` are counters of the session that
+    retractions and moved events change; others make it void.
     """
 
-    retracted_seq: int = 0
+    changes: tuple[int, ...] = ()
     positions: "array[int]" = field(default_factory=lambda: array("q"))
     tokens: "array[int]" = field(default_factory=lambda: array("q"))
     spoken: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -252,7 +252,7 @@ def read_order(
             order.add(*row)
         if len(order.positions) == total:
             break
-        order = SessionOrder(order.retracted_seq)
+        order = SessionOrder(order.changes)
     return order
 
 

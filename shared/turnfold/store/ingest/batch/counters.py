@@ -21,7 +21,8 @@ def count_events(session: SessionRow, arrivals: Sequence[DecodedEvent]) -> None:
         if arrival.model and arrival.stream_seq >= session.model_seq:
             session.model, session.model_seq = storable(arrival.model), arrival.stream_seq
         if arrival.retraction is not None:
-            session.retracted_seq = max(session.retracted_seq, arrival.stream_seq)
+            # Another number each time, also for one that came late: caches go by it.
+            session.retracted_seq = max(session.retracted_seq + 1, arrival.stream_seq)
         messages = arrival.messages
         total += len(messages)
         if messages and ROLES[messages[0].role].is_system:

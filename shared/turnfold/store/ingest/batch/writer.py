@@ -314,7 +314,8 @@ class BatchWriter:
         session.live_tokens += recounted.live_tokens - counted.live_tokens
         session.rounds = max(0, session.rounds + recounted.rounds - counted.rounds)
         session.revision += 1
-        session.evicted_changes += bool(evicted)
+        # For live messages too: orders of sessions are cached with their positions.
+        session.evicted_changes += 1
         note_unindexed(session, first)
         session.gauge = session.gauge.moved(span.stream_seq, arrival.stream_seq, arrival.at_ms)
         # The event moved to an earlier time. If it was the newest, its old time would keep the

@@ -1,0 +1,133 @@
+"""A server that remembers earlier windows answers as one that has just started."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.contract.query.test_recall import (
+    FACT,
+    NO_OVERRIDES,
+    QUESTION,
+    Asker,
+    NoArrivals,
+    block_of,
+    long_ago,
+)
+from tests.contract.query.test_search import indexed
+from tests.store_fixtures import (
+    KEY,
+    Stores,
+    assistant,
+    installation_of,
+    result,
+    retracted,
+    turn,
+    turns,
+    user,
+)
+from turnfold.contracts.requests import ContextRequest
+from turnfold.operations.query.context import context
+
+
+async def asked(asker: Asker, stores: Stores, **fields: Any) -> dict[str, Any]:
+    """An answer that does not wait for an event."""
+    reply = await context(
+        KEY,
+        ContextRequest.model_validate({"max_tokens": 1_000, "wait_ms": 0, **fields}),
+        store=stores.windows,
+        answering=asker.answering,
+        arrivals=NoArrivals(),
+    )
+    answer: dict[str, Any] = json.loads(reply.body)
+    return answer
+
+
+@pytest.mark.proves("W5")
+async def test_a_window_that_lacks_the_event_asked_for_says_so_to_who_knows_the_window(
+    stores: Stores,
+) -> None:
+    await stores.ingest(turn(1, user("hi"), assistant("hello")))
+    asker = Asker(stores)
+    known = (await asked(asker, stores, after=1))["etag"]
+
+    stale = await asked(asker, stores, after=2, etag=known)
+    again = await asked(asker, stores, after=2, etag=stale["etag"])
+    # The event came, and belongs to another session: this one is as it was.
+    fresh = await asked(asker, stores, after=1, etag=stale["etag"])
+
+    assert stale["fresh"] is False
+    assert again["not_modified"] is True
+    assert fresh["fresh"] is True
+    assert (await asked(asker, stores, after=1, etag=known))["not_modified"] is True
+
+
+@pytest.mark.proves("G1", "F2")
+async def test_a_retraction_that_comes_late_takes_its_message_out_of_the_recall_block(
+    stores: Stores,
+) -> None:
+    await stores.ingest(turn(1, user(FACT), assistant("Noted.")))
+    await stores.ingest(*turns(10, 30))
+    await stores.ingest(turn(45, user("an aside"), assistant("ok")))
+    await stores.ingest(turn(52, user(QUESTION)))
+    await stores.ingest(retracted(70, "e45#0", "e45#1"))
+    await indexed(stores)
+    asker = Asker(stores)
+    assert FACT in block_of(await asker.told(max_tokens=400))
+
+    await stores.ingest(retracted(60, "e1#0"))
+
+    assert FACT not in json.dumps((await asker.told(max_tokens=400))["messages"])
+    assert FACT not in json.dumps((await Asker(stores).told(max_tokens=400))["messages"])
+
+
+@pytest.mark.proves("F2")
+@pytest.mark.parametrize("most", [150, 20])
+async def test_a_smaller_block_in_the_policy_is_in_force_at_once(stores: Stores, most: int) -> None:
+    await long_ago(stores, user(QUESTION))
+    policy = stores.policy(*NO_OVERRIDES)
+    asker = Asker(stores, policy)
+    assert (await asker.told(max_tokens=2_000))["recall"]["tokens"] > most
+    smaller = replace(policy, recall_max_tokens=most)
+
+    asker.answering = replace(asker.answering, policy=installation_of(smaller)[1])
+
+    told = await asker.told(max_tokens=2_000)
+    assert told["recall"] == (await Asker(stores, smaller).told(max_tokens=2_000))["recall"]
+    assert told["recall"] is None or told["recall"]["tokens"] <= most
+
+
+@pytest.mark.proves("F2", "I6")
+async def test_an_event_that_moved_to_its_earlier_copy_is_recalled_from_there(
+    stores: Stores,
+) -> None:
+    moved = [user("please look"), assistant(None, "c1")]
+    await stores.ingest(turn(1, user("look it up"), assistant("hm")))
+    await stores.ingest(turn(6, *moved, event_id="dup"))
+    await stores.ingest(result(7, "c1", "zeppelin LZ-127 landed"))
+    await stores.ingest(*turns(10, 30))
+    await stores.ingest(turn(52, user("what was first?")))
+    await indexed(stores)
+    asker = Asker(stores)
+    await asker.told(max_tokens=400)
+
+    await stores.ingest(turn(4, *moved, event_id="dup"))
+    await stores.ingest(
+        turn(60, assistant("done")), turn(61, user("where did the zeppelins land?"))
+    )
+    await indexed(stores)
+
+    told = await asker.told(max_tokens=400)
+    assert "LZ-127" in block_of(told)
+    assert told["recall"] == (await Asker(stores).told(max_tokens=400))["recall"]
+
+
+@pytest.mark.proves("X6", "C72")
+async def test_an_empty_session_fits_every_limit_of_characters_at_once(stores: Stores) -> None:
+    await stores.ingest(turn(1, user("hi")), retracted(2, "e1#0"))
+    policy = replace(stores.policy(*NO_OVERRIDES), max_chars=40)
+
+    told = await asked(Asker(stores, policy), stores, format="anthropic", max_tokens=None)
+
+    assert told["messages"] == []
