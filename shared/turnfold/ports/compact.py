@@ -209,6 +209,7 @@ class JobStore(ModelCallStore, Protocol):
         retry_at_ms: int,
         now_ms: int,
         model: str | None = None,
+        is_attempt: bool = True,
     ) -> None: ...
 
     async def discard(self, job: Job, *, now_ms: int) -> None: ...

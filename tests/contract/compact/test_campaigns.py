@@ -1,5 +1,7 @@
 """Regenerations of many sessions, a few at a time, in every store."""
 
+import asyncio
+
 import pytest
 
 from tests.store_fixtures import NOON, Stores, summary, turns
@@ -121,3 +123,21 @@ async def test_where_there_is_no_version_there_is_nothing_to_do(stores: Stores) 
     assert await advance(stores) == 0
     assert await stores.campaigns.progress("12345678901234567890123") is None
     assert await stores.campaigns.progress("nothing") is None
+
+
+@pytest.mark.proves("A4")
+async def test_workers_that_advance_a_campaign_at_once_open_each_session_once(
+    stores: Stores,
+) -> None:
+    await summarised(stores, *(key("ada", number) for number in range(6)))
+    begun = await begin(stores, "ada", at_once=2)
+
+    for _ in range(3):
+        opened = await asyncio.gather(*(advance(stores) for _ in range(4)))
+        assert sum(opened) == 2
+        assert len(await work(stores)) == 2
+
+    await advance(stores)
+    progress = await stores.campaigns.progress(begun.campaign_id)
+    assert progress is not None
+    assert (progress.opened, progress.written) == (6, 6)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.contract.compact.versions import claimed, override, phases, regenerate, states, write
 from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turns, words
+from turnfold.core.policy.retention import DAY_MS
 from turnfold.core.summary.cooldown import COOLDOWN_MS
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.sources import Draft, SummaryJob
@@ -126,6 +127,46 @@ async def test_a_model_whose_workers_die_with_its_answers_is_not_paid_a_fourth_t
     outcome = await attempt(stores, summarizer, NOON + 1_000 + 3 * LEASE_MS)
 
     assert (outcome, summarizer.calls) == (Committed(1, "crashed"), 0)
+
+
+@pytest.mark.proves("S7", "L10")
+@pytest.mark.parametrize("kind", ["planned", "regeneration", "stand-in"])
+async def test_other_jobs_whose_workers_die_end_after_three_attempts(
+    stores: Stores, kind: str
+) -> None:
+    if kind == "planned":
+        await override(stores, commit="on_summary")
+    await stores.ingest(*turns(10, 7))
+    if kind == "regeneration":
+        await write(stores)
+        await regenerate(stores)
+    if kind == "stand-in":
+        await write(stores, kind="extractive", reason="provider_error")
+    now_ms = NOON + 60_000
+    for number in range(3):
+        await claimed(stores, now_ms + number * LEASE_MS)
+    summarizer = CrashingModel()
+
+    outcome = await attempt(stores, summarizer, now_ms + 3 * LEASE_MS)
+
+    assert (outcome, summarizer.calls) == (RolledBack("crashed"), 0)
+    assert (await phases(stores))[-1] in {"rejected", "opened"}
+
+
+@pytest.mark.proves("S7")
+async def test_days_whose_tokens_are_spent_use_up_no_attempt(stores: Stores) -> None:
+    await override(stores, commit="on_summary", summary_tokens_per_day=10)
+    await stores.ingest(*turns(10, 7))
+    summarizer = CrashingModel()
+    for _ in range(3):
+        due_ms = await stores.jobs.next_due_ms() or 0
+        await stores.jobs.spend(KEY.agent_id, due_ms // DAY_MS, 50)
+        assert await attempt(stores, summarizer, due_ms) == Retry("rate_limited")
+
+    outcomes, _ = await attempts(stores, summarizer, 3)
+
+    assert outcomes == [CRASHED, CRASHED, RolledBack("crashed")]
+    assert summarizer.calls == 3
 
 
 @pytest.mark.proves("L10", "S8")

@@ -108,6 +108,11 @@ async def _attempt(
 ) -> Outcome:  # fmt: skip
     model = model_of(job, writing)
     try:
+        if job.attempt > writing.attempts and not job.can_stand_in:
+            # Its workers died with it, or lost the database: nothing recorded these attempts.
+            crash = SummarizerError(Reason.CRASHED, "attempts ended without a result")
+            outcome = await _end_attempt(job, crash, model, store, writing, now_ms())
+            return outcome or RolledBack(Reason.CRASHED)
         is_called = model is not None and _resting(job, writing) is None
         job_input = await store.load(job, now_ms=now_ms(), by_model=is_called)
         if nothing := _nothing_to_do(job, job_input, model):
@@ -231,7 +236,7 @@ async def _retry(
         retry_at_ms = now_ms + int(1000 * _pause(job.attempt, error, writing))
     await store.retry_later(
         job, reason=error.reason, detail=str(error), retry_at_ms=retry_at_ms, now_ms=now_ms,
-        model=model,
+        model=model, is_attempt=not isinstance(error, BudgetSpent),
     )  # fmt: skip
     return Retry(error.reason)
 

@@ -55,6 +55,12 @@ _NEXT = Prepared(
     .limit(bindparam("most", type_=Integer)),
     ("of_agent", "last", "until", "most"),
 )
+_LOCKED = Prepared(
+    select(campaigns.c.campaign_id)
+    .where(campaigns.c.campaign_id == bindparam("by"))
+    .with_for_update(),
+    ("by",),
+)
 _STATUSES = Prepared(
     select(compactions.c.status, func.count())
     .where(compactions.c.campaign_id == bindparam("by"))
@@ -134,6 +140,8 @@ def _counts(connection: Connection, campaign_id: int) -> dict[str, int]:
 def _advance(
     connection: Connection, campaign_id: int, installation: Installation, now_ms: int
 ) -> int:
+    # Before it is read: each worker advances each campaign, and would choose the same sessions.
+    _LOCKED.rows(connection, campaign_id)
     row, counts = _row(connection, campaign_id), _counts(connection, campaign_id)
     # Another worker may have finished it since the snapshot.
     if row["finished_at_ms"] is not None:

@@ -267,7 +267,18 @@ class CompactionOpener:
         already = _PLANNED.rows(self._connection, session.sid) if triggers else ()
         # At most one plan per session: two would summarize the same messages.
         if already:
-            return int(already[0][0])
+            known = int(already[0][0])
+            if triggers[0].trigger is Trigger.REQUEST:
+                # Somebody asks for what waits already: from now on it is theirs, and due now.
+                self._connection.execute(
+                    update(compactions)
+                    .where(compactions.c.compaction_id == known)
+                    .values(
+                        trigger=str(Trigger.REQUEST), is_by_budget=None, budget_tokens=0,
+                        next_attempt_at_ms=at_ms + SUMMARY_DELAY_MS, actor=self._journal.asked_by,
+                    )
+                )  # fmt: skip
+            return known
         due, _ = first_eviction(triggers, live, policy, now_ms=at_ms)
         if due is None:
             return None

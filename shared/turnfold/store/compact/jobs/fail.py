@@ -74,6 +74,7 @@ def retry_job(
     model: str | None,
     retry_at_ms: int,
     now_ms: int,
+    is_attempt: bool = True,
 ) -> None:
     """Return a job after a failed attempt.
 
@@ -81,7 +82,13 @@ def retry_job(
         LostLease: another worker holds the job.
     """
     session = _release(
-        connection, job, status=JobStatus.PENDING, reason=reason, next_attempt_at_ms=retry_at_ms
+        connection,
+        job,
+        status=JobStatus.PENDING,
+        reason=reason,
+        next_attempt_at_ms=retry_at_ms,
+        # While the day's tokens are spent, no model is asked.
+        attempts=job.attempt - (not is_attempt),
     )
     delay_after_failure(connection, [job.sid])
     journal = SessionJournal()

@@ -144,6 +144,7 @@ class SqlJobStore(SqlModelCallStore):
         retry_at_ms: int,
         now_ms: int,
         model: str | None = None,
+        is_attempt: bool = True,
     ) -> None:
         """Return a job whose attempt failed, for another attempt at `retry_at_ms`.
 
@@ -153,7 +154,7 @@ class SqlJobStore(SqlModelCallStore):
         await self._database.write(
             lambda connection: retry_job(
                 connection, job, reason=reason, detail=detail, model=model, retry_at_ms=retry_at_ms,
-                now_ms=now_ms
+                now_ms=now_ms, is_attempt=is_attempt
             )
         )  # fmt: skip
 
