@@ -391,3 +391,60 @@ async def test_costs_are_drawn_once_a_model_was_called(site: Site) -> None:
     assert 'class="bars"' not in before
     assert "None: no model was called." not in after
     assert ": 1,200</title>" in after
+
+
+@pytest.mark.proves("V1", "I2")
+async def test_a_session_with_odd_messages_has_all_its_pages(site: Site) -> None:
+    custom = {"id": "c1", "type": "custom", "custom": {"name": "run", "input": "ls -la"}}
+    odd: list[Any] = [[{"function": "f"}], 5, ["x"], {"a": 1}, [custom]]
+    async with (
+        connect(site.parts.server.url, environ={}) as client,
+        http(site.url, site.operator) as operator,
+    ):
+        session = client.session("support", "odd")
+        for calls in odd:
+            await session.turn_completed(
+                [
+                    {"role": "user", "content": "Half a character: \ud83d."},
+                    {"role": "assistant", "content": "Look.", "tool_calls": calls},
+                ]
+            )
+        await session.context(wait_ms=5_000)
+        here = "/console/agents/support/sessions/odd"
+        for path in ("", "/window?max_tokens=900", "/window/difference?before=1", "/versions"):
+            shown = await operator.get(here + path)
+            assert shown.status_code == 200, path
+        assert "→ run(ls -la)" in (await operator.get(here)).text
+
+
+@pytest.mark.proves("V1")
+@pytest.mark.parametrize("other", ['prefs={"theme":"dark"}', "a b=c d", "mood=\xfcber", "=;;", "x"])
+async def test_cookies_of_other_programs_do_not_sign_anybody_out(site: Site, other: str) -> None:
+    async with http(site.url) as client:
+        cookie = f"{other}; turnfold_token={site.operator}".encode("latin-1")
+        answer = await client.get("/console/agents", headers=[(b"cookie", cookie)])
+
+    assert answer.status_code == 200
+
+
+@pytest.mark.proves("V1", "X6")
+async def test_without_tokens_no_other_site_reaches_the_api(site: Site) -> None:
+    promote = "/v1/agents/support/sessions/user%2042%2F%E8%AA%9E/summaries/1/promote"
+    async with http(site.open_url) as visitor:
+        for foreign in (
+            {"sec-fetch-site": "cross-site"},
+            {"sec-fetch-site": "same-site"},
+            {"host": "evil.example"},
+        ):
+            assert (await visitor.get("/v1/sessions", headers=foreign)).status_code == 403
+            for path in (promote, "/v1/summaries"):
+                written = await visitor.post(path, content=b"{}", headers=foreign)
+                assert written.status_code == 403
+                assert written.json()["error"]["code"] == "not_allowed"
+            assert (await visitor.get("/healthz", headers=foreign)).status_code == 200
+        for own in ({}, {"sec-fetch-site": "none"}, {"host": "localhost"}):
+            assert (await visitor.get("/v1/sessions", headers=own)).status_code == 200
+    async with http(site.url) as bearer:
+        # A token proves more than a browser's word.
+        headers = {"authorization": f"Bearer {site.operator}", "host": "turnfold.example"}
+        assert (await bearer.get("/v1/sessions", headers=headers)).status_code == 200

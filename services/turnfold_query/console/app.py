@@ -11,13 +11,13 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from turnfold_query.auth import is_local_name
 from turnfold_query.console.api import ApiCaller, ApiError
 from turnfold_query.console.pages import acts, installation, session, summaries
 from turnfold_query.console.views import PageView, form_of, page, redirect
 from turnfold_query.console.visitors import (
     PATH,
     TOKEN_COOKIE,
-    is_local_name,
     is_token,
     set_cookie,
     visitor_of,

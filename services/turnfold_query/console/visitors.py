@@ -4,14 +4,12 @@ import hmac
 import secrets
 from dataclasses import dataclass
 from hashlib import sha256
-from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import Request, cookie_parser
 from starlette.responses import Response
 
-from turnfold.access.bearers import is_loopback
 from turnfold_query.console.api import ApiCaller, ApiError
 
 TOKEN_COOKIE: Final = "turnfold_token"  # noqa: S105  # a name
@@ -79,12 +77,8 @@ async def is_token(api: ApiCaller, token: str) -> bool:
 
 
 def cookies_of(headers: Headers) -> dict[str, str]:
-    """Return the cookies of a request; none if the header is malformed."""
-    try:
-        parsed = SimpleCookie(headers.get("cookie", ""))
-    except CookieError:
-        return {}
-    return {name: morsel.value for name, morsel in parsed.items()}
+    """Return the cookies of a request. One that is malformed hides no other."""
+    return cookie_parser(headers.get("cookie", ""))
 
 
 def set_cookie(response: Response, request: Request, name: str, value: str) -> None:
@@ -111,13 +105,3 @@ def is_own_form(secret: str, visitor: Visitor, request: Request, proof: str) -> 
     site = request.headers.get("sec-fetch-site", "same-origin")
     expected = form_proof(secret, visitor)
     return site == "same-origin" and hmac.compare_digest(expected.encode(), proof.encode())
-
-
-def is_local_name(host: str) -> bool:
-    """Return whether a `Host` header names this machine itself.
-
-    Where nobody needs a token, other names are refused: a site could give its own name the
-    address of this machine, and read pages as if they were its own.
-    """
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    return is_loopback(name.strip("[]").lower())

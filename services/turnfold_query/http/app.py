@@ -1,6 +1,7 @@
 """The HTTP application: routes, error responses and middleware put together."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -26,7 +27,7 @@ from turnfold.ports.query import (
     HistoryStore,
 )
 from turnfold.process.request_limits import ConcurrencyLimiter
-from turnfold_query.auth import AuthMiddleware, ReadSecret
+from turnfold_query.auth import AuthMiddleware, OwnSiteMiddleware, ReadSecret
 from turnfold_query.console.app import ConsoleRouter, make_console
 from turnfold_query.handlers import QueryDispatcher
 from turnfold_query.http.changes import add_changes
@@ -100,13 +101,17 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
         seconds=request_seconds + MAX_WAIT_MS / 1000,
         on_refusal=lambda code: metrics.refused("http", code),
     )
-    guarded: ASGIApp = limited
+    on_refusal = partial(metrics.refused, "http", NotAllowed.code)
+    api: ASGIApp
     if bearers is not None:
-        guarded = AuthMiddleware(
-            limited, bearers, on_refusal=lambda: metrics.refused("http", NotAllowed.code)
-        )
+        guarded: ASGIApp = AuthMiddleware(limited, bearers, on_refusal=on_refusal)
+        api = guarded
+    else:
+        guarded = limited
+        # The console checks forms and names by itself, and calls the API without a browser.
+        api = OwnSiteMiddleware(limited, is_local=is_local, on_refusal=on_refusal)
     console = make_console(guarded, read_secret, is_open=bearers is None and is_local)
-    served: ASGIApp = ConsoleRouter(guarded, console)
+    served: ASGIApp = ConsoleRouter(api, console)
     return EncodedPaths(TracingMiddleware(served) if is_enabled() else served)
 
 

@@ -16,6 +16,7 @@ from turnfold.errors import Conflict
 
 LISTED = ("dead_letter_id", "at", "subject", "stream_seq", "reason", "size_bytes", "replayed_at")
 REPLAYED = ("dead_letter_id", "subject", "outcome", "seq", "reason", "became")
+LETTERS_PER_PAGE = 1_000
 IDS_PER_REQUEST = 50
 PATIENCE_SECONDS = 30.0
 SUCCESSFUL = ("stored", "replayed_before")
@@ -32,8 +33,18 @@ def register(app: typer.Typer) -> None:
 
 def list_(as_json: AsJson = False) -> None:
     """List the events that could not be stored, with the reasons."""
-    rows: list[dict[str, Any]] = asyncio.run(http_get("/v1/deadletters"))["dead_letters"]
+    rows = asyncio.run(_listed())
     print_rows("dead letters", LISTED, rows, as_json=as_json, empty="No dead letters.")
+
+
+async def _listed() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    while True:
+        after = rows[-1]["dead_letter_id"] if rows else 0
+        page = await http_get(f"/v1/deadletters?after={after}&limit={LETTERS_PER_PAGE}")
+        rows += page["dead_letters"]
+        if len(page["dead_letters"]) < LETTERS_PER_PAGE:
+            return rows
 
 
 def show(

@@ -41,8 +41,14 @@ AUDIT_ROWS = 8
 RECALLED_TOKENS = 400
 RECALL_TAG = "turnfold-recall"
 LINE_CHARACTERS = 150
-OTHER_SYSTEM = ("TURNFOLD_NATS_", "TURNFOLD_DATABASE_URL", "TURNFOLD_DATA_DIR", "TURNFOLD_HTTP_")
-"""Prefixes of settings that would connect the demo to another system."""
+OTHER_SYSTEM = (
+    "TURNFOLD_CONFIG",
+    "TURNFOLD_DATABASE_URL",
+    "TURNFOLD_DATA_DIR",
+    "TURNFOLD_HTTP_",
+    "TURNFOLD_NATS_",
+)
+"""Prefixes of variables that would connect the demo to another system."""
 
 
 def register(app: typer.Typer) -> None:

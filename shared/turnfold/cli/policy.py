@@ -104,7 +104,8 @@ async def _read(agent: str, session: str | None) -> dict[str, Any]:
     async with connected_client() as client:
         if session is None:
             answer = await client.ask(f"agent.policy.{token_of(agent)}", {})
-            is_set = any(number["from"] == "agent" for number in answer["numbers"].values())
+            origins = {number["from"] for number in answer["numbers"].values()}
+            is_set = "agent" in origins | {answer["mode_from"], answer["preset_from"]}
             if not is_set and not await _has_sessions(client, agent):
                 raise await unknown_agent(agent)
             return answer

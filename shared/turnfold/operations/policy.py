@@ -73,12 +73,23 @@ def explanation(
             )
             return origins.get(name, "environment" if is_short else "preset")
 
+        def preset_origin() -> str:
+            if session.preset:
+                return "session"
+            return "agent" if agent.preset else origins.get("preset", "preset")
+
         numbers = {
             field.name: {"value": getattr(policy, field.name), "from": origin(field.name)}
             for field in fields(policy)
             if field.name != "mode"
         }
-        return {"mode": policy.mode, "preset": preset, "numbers": numbers}
+        return {
+            "mode": policy.mode,
+            "mode_from": origin("mode"),
+            "preset": preset,
+            "preset_from": preset_origin(),
+            "numbers": numbers,
+        }
 
     return explain
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import nats
 import pytest
 
 import turnfold
@@ -239,11 +240,21 @@ async def test_whoever_changes_removes_adds_or_cuts_off_audit_rows_is_found_out(
 async def test_the_demo_shows_what_became_of_a_conversation_and_leaves_nothing_running(
     tmp_path: Path,
 ) -> None:
-    status, out, err = await command(
-        tmp_path, "demo", str(EXAMPLES / "support-chat.jsonl"), "--data-dir", str(tmp_path / "demo")
+    # A system of its own, whatever system the environment names.
+    theirs = tmp_path / "theirs.db"
+    config = tmp_path / "turnfold.toml"
+    config.write_text(f'database_url = "sqlite+aiosqlite:///{theirs}"\n')
+    ended = await system.command(
+        "demo",
+        str(EXAMPLES / "support-chat.jsonl"),
+        "--data-dir",
+        str(tmp_path / "demo"),
+        environ={"TURNFOLD_CONFIG": str(config), "TURNFOLD_DATABASE_URL": f"sqlite:///{theirs}"},
     )
+    out = ended.out
 
-    assert status == 0, err
+    assert ended.status == 0, ended.err
+    assert not theirs.exists()
     assert "support / support-chat" in out
     assert "summary, version" in out
     assert "audit trail" in out
@@ -252,6 +263,34 @@ async def test_the_demo_shows_what_became_of_a_conversation_and_leaves_nothing_r
     pids = [int(pid) for pid in re.findall(r"pid (\d+)", out)]
     assert len(pids) >= 3
     assert not [pid for pid in pids if is_alive(pid)]
+
+
+@pytest.mark.proves("O3")
+async def test_all_dead_letters_are_listed_and_a_policy_without_numbers_is_shown(
+    tmp_path: Path,
+) -> None:
+    async with running_system(tmp_path) as ready:
+        letters = 1_001
+        bus = await nats.connect(ready["nats_url"])
+        stream = bus.jetstream()
+        for number in range(letters):
+            await stream.publish("turn.completed.support.broken", f'{{"n": {number}'.encode())
+        await bus.close()
+
+        async def listed() -> list[str]:
+            status, out, err = await command(tmp_path, "deadletters", "list", "--json")
+            assert status == 0, err
+            rows = out.splitlines()
+            return rows if len(rows) >= letters else []
+
+        assert len(await eventually(listed)) == letters
+        for name, value in (("mode", "manual"), ("preset", "rolling")):
+            assert (await command(tmp_path, "policy", "set", name, f"--{name}", value))[0] == 0
+            status, out, err = await command(tmp_path, "policy", "show", name, "--json")
+            assert status == 0, err
+            policy = json.loads(out)
+            assert (policy[name], policy[f"{name}_from"]) == (value, "agent")
+        assert (await command(tmp_path, "policy", "show", "nobody"))[0] == 1
 
 
 async def test_commands_without_a_system_say_what_to_do(tmp_path: Path) -> None:

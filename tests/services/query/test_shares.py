@@ -94,7 +94,7 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[bytes, Json] | None:
 
 def post(agent: str, size: int, *, sent: int) -> bytes:
     """The beginning of a request with a body of this size."""
-    head = f"POST /v1/agents/{agent}/sessions/s/events HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n"
+    head = f"POST /v1/agents/{agent}/sessions/s/events HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n"
     return head.encode() + b"x" * sent
 
 
@@ -230,7 +230,7 @@ async def test_thousands_of_half_request_lines_shut_nobody_out(tmp_path: Path) -
 async def test_who_hangs_up_gives_back_the_place_at_once(tmp_path: Path) -> None:
     async with installation(tmp_path, {"TURNFOLD_MAX_WAITING": "16"}) as (parts, _, _client):
         waiting = Crowd(parts)
-        request = f"GET /v1/agents/greedy/sessions/s/context?after={FAR['after']}&wait_ms=5000 HTTP/1.1\r\nHost: x\r\n\r\n"
+        request = f"GET /v1/agents/greedy/sessions/s/context?after={FAR['after']}&wait_ms=5000 HTTP/1.1\r\nHost: localhost\r\n\r\n"
         patient = {"after": FAR["after"], "wait_ms": 100}
         async with http(parts) as browser:
 

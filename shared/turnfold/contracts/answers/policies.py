@@ -14,14 +14,14 @@ from turnfold.contracts.fields import (
     example,
 )
 
+PolicyOrigin = Literal["session", "agent", "environment", "file", "preset"]
+
 
 class PolicyNumber(Answer):
     """The value of a policy number, and where it comes from."""
 
     value: PolicyValue
-    origin: Literal["session", "agent", "environment", "file", "preset"] = Field(
-        alias="from", description="The place that sets the value."
-    )
+    origin: PolicyOrigin = Field(alias="from", description="The place that sets the value.")
 
 
 class PolicyAnswer(Answer):
@@ -31,14 +31,18 @@ class PolicyAnswer(Answer):
         agent_id="support",
         session_id="user-42",
         mode="auto",
+        mode_from="preset",
         preset="balanced",
+        preset_from="preset",
         numbers={"max_live_messages": {"value": 50, "from": "preset"}},
     )
 
     agent_id: AgentField
     session_id: SessionField | None = Field(None, description="Absent for the policy of an agent.")
     mode: PolicyMode
+    mode_from: PolicyOrigin = Field(description="The place that sets the mode.")
     preset: str
+    preset_from: PolicyOrigin = Field(description="The place that chooses the preset.")
     numbers: dict[str, PolicyNumber] = Field(description="Every number of the policy, by name.")
 
 
