@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, func, select, update
 
 from turnfold.contracts.requests import (
     PolicyRequest,
@@ -147,6 +147,9 @@ def _set_for_agent(
         _record_for_agent(connection, agent_id, changes, now_ms, actor)
     # A policy changes windows, so no reply that was cached for the old revision is valid.
     is_agent = sessions.c.agent_id == agent_id
+    # All transactions lock sessions in this order. An UPDATE takes them as it finds them.
+    ordered = select(sessions.c.sid).where(is_agent).order_by(sessions.c.sid).with_for_update()
+    connection.execute(select(func.count()).select_from(ordered.subquery()))
     connection.execute(update(sessions).where(is_agent).values(revision=sessions.c.revision + 1))
     return {"agent_id": agent_id, **_overrides_as_json(wishes)}
 
