@@ -12,7 +12,7 @@ import sys
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count, cycle
@@ -73,9 +73,7 @@ class CellAgents:
         self._names = count()
         self._inbox = bus.new_inbox()
         self._counts: Counter[str] = Counter()
-        self._late = array("d")
-        self._windows = array("d")
-        self._acks = array("d")
+        self._delays = {name: array("d") for name in ("late", "ack", "window", "refusal")}
         self._newest_seq = 0
         self._is_over = False
         self._is_answered = asyncio.Event()
@@ -92,7 +90,7 @@ class CellAgents:
                 await self._is_answered.wait()
         await cancel_and_wait(sampling)
         self._give_up(after_seconds=0.0)
-        self._tell(0, 0, 0, is_last=True)
+        self._tell(dict.fromkeys(self._delays, 0), is_last=True)
 
     async def _take_turns(self) -> None:
         """Publish each step when it is due, and never wait for an answer."""
@@ -107,7 +105,7 @@ class CellAgents:
                 await asyncio.sleep(due[0][0] - now)
                 continue
             at, _, turn = heapq.heappop(due)
-            self._late.append(now - at)
+            self._delays["late"].append(now - at)
             if turn is None:
                 following = next(arrivals)
                 if following < settings.minutes * 60:
@@ -172,18 +170,21 @@ class CellAgents:
         elif (seq := json.loads(message.data or b"{}").get("seq")) is None:
             self._failed("publish", message.data)
         else:
-            self._acks.append(seconds)
+            self._delays["ack"].append(seconds)
             self._newest_seq = max(self._newest_seq, seq)
             if sent.asks_window:
                 await self._ask(sent.key, seq)
         self._note_answered()
 
     def _note_window(self, data: bytes, seconds: float) -> None:
-        self._windows.append(seconds)
-        self._counts["reply_bytes"] += len(data)
         if not data or data.startswith(b'{"error"'):
+            self._delays["refusal"].append(seconds)
             self._failed("window", data)
-        elif b'"fresh": false' in data:
+            return
+        self._delays["window"].append(seconds)
+        self._counts["answered"] += 1
+        self._counts["reply_bytes"] += len(data)
+        if b'"fresh": false' in data:
             self._counts["stale"] += 1
 
     def _note_answered(self) -> None:
@@ -198,15 +199,15 @@ class CellAgents:
             self._counts["shed"] += 1
 
     async def _sample(self) -> None:
-        told = [0, 0, 0]
+        told = dict.fromkeys(self._delays, 0)
         began = time.monotonic()
         for number in count(1):
             await asyncio.sleep(
                 max(0.0, began + number * self._settings.sample_seconds - time.monotonic())
             )
             self._give_up()
-            self._tell(*told)
-            told = [len(self._late), len(self._acks), len(self._windows)]
+            self._tell(told)
+            told = {name: len(seconds) for name, seconds in self._delays.items()}
 
     def _give_up(self, after_seconds: float = SILENT_SECONDS) -> None:
         """Count what was not answered for so long."""
@@ -215,16 +216,15 @@ class CellAgents:
             what = "window" if self._sent.pop(name).is_window else "publish"
             self._counts[f"{what} failed: unanswered"] += 1
 
-    def _tell(self, late: int, acks: int, windows: int, *, is_last: bool = False) -> None:
+    def _tell(self, already: Mapping[str, int], *, is_last: bool = False) -> None:
         """Print the totals, and the delays since the last sample."""
         told: dict[str, Any] = {
             **self._counts,
             "newest_seq": self._newest_seq,
-            **_spread("late", self._late[late:]),
-            **_spread("ack", self._acks[acks:]),
-            **_spread("window", self._windows[windows:]),
             "awaited": len(self._sent),
         }
+        for name, seconds in self._delays.items():
+            told |= _spread(name, seconds[already[name] :])
         if is_last:
             told["agents"] = self._at_work[:1_000]
         print(json.dumps(told), flush=True)

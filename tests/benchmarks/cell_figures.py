@@ -60,11 +60,13 @@ def _seen_by_agents(run: CellRun) -> Iterator[Row]:
     yield "events", agents.get("events", 0) / seconds, "1/s"
     yield "messages", agents.get("messages", 0) / seconds, "1/s"
     yield "windows", agents.get("windows", 0) / seconds, "1/s"
-    yield "a window", agents.get("reply_bytes", 0) / max(1, agents.get("windows", 0)), "bytes"
+    yield "windows answered", agents.get("answered", 0) / seconds, "1/s"
+    yield "a window", agents.get("reply_bytes", 0) / max(1, agents.get("answered", 0)), "bytes"
     for name, of in (
         ("late", "steps of agents begin late by"),
         ("ack", "acknowledgement"),
         ("window", "window"),
+        ("refusal", "refusal of a window"),
     ):
         for which in ("p50", "p99", "max"):
             if (value := agents.get(f"{name}_{which}_ms")) is not None:
