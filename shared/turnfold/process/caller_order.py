@@ -13,9 +13,13 @@ from turnfold.errors import Unavailable
 ASKER: Final[ContextVar[Hashable]] = ContextVar("asker", default=None)
 """The caller of the running request; None for work of the service itself."""
 
+HAS_BEGUN: Final[ContextVar[bool]] = ContextVar("has_begun", default=False)
+"""Whether the running request has had a slot."""
 NOBODY: Final = object()
 MEAN_OF_TURNS = 64
 """The number of turns that weigh in the mean time between them: one long turn changes it little."""
+OUTDATED_SECONDS = 10.0
+"""A mean time is forgotten if not all slots were taken for so long."""
 
 
 class Rounds:
@@ -81,18 +85,19 @@ class Turns:
     async def take(self) -> Hashable:
         """Wait for a slot, and return the caller for `release`.
 
+        A request that has had a slot is never refused: its work would be lost.
+
         Raises:
-            Unavailable: too many callers wait.
+            Unavailable: so many callers wait that this one would wait for too long.
         """
         asker = ASKER.get()
         # A caller does not overtake its own earlier requests.
         if self._free and self._may_run(asker) and asker not in self._waiting:
             self._begin(asker)
+            HAS_BEGUN.set(True)
             return asker
-        if asker is not None:
+        if asker is not None and not HAS_BEGUN.get():
             self._refuse_long_wait()
-        if not self._waiting:
-            self._pace.begin()
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(asker, deque()).append(waiter)
         try:
@@ -102,18 +107,19 @@ class Turns:
             if waiter.done() and not waiter.cancelled():
                 self.release(asker)
             raise
+        HAS_BEGUN.set(True)
         return asker
 
     def release(self, asker: Hashable) -> None:
         """Release a slot, and start the next request."""
+        if not self._free:
+            self._pace.end_turn()
         self._free += 1
         left = self._running[asker] - 1
         if left:
             self._running[asker] = left
         else:
             del self._running[asker]
-        if self._waiting:
-            self._pace.step()
         while self._free and self._let_in():
             pass
 
@@ -122,14 +128,17 @@ class Turns:
 
     def _begin(self, asker: Hashable) -> None:
         self._free -= 1
+        if not self._free:
+            self._pace.begin()
         self._running[asker] = self._running.get(asker, 0) + 1
 
     def _refuse_long_wait(self) -> None:
         # Each caller that waits goes before the next request of any other.
-        seconds = len(self._waiting) * self._pace.seconds
+        seconds = len(self._waiting) * self._pace.mean_seconds
         if seconds > self._longest_wait_seconds:
             raise Unavailable(
-                "too many agents ask at once; retry", retry_after_ms=int(1000 * seconds)
+                f"{len(self._waiting)} agents wait for the database; retry in {seconds:.1f} s",
+                retry_after_ms=int(1000 * seconds),
             )
 
     def _let_in(self) -> bool:
@@ -151,21 +160,24 @@ class Turns:
 
 
 class Pace:
-    """The mean time between two turns while callers wait."""
+    """The mean time between the ends of two turns while all slots are taken."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.seconds = 0.0
+        self.mean_seconds = 0.0
         self._clock = clock
-        self._at = 0.0
+        self._at = -math.inf
 
     def begin(self) -> None:
-        """Note that callers wait from now on."""
-        self._at = self._clock()
-
-    def step(self) -> None:
-        """Note that a turn has ended."""
+        """Start measuring: the last free slot is taken."""
         now = self._clock()
-        self.seconds += (now - self._at - self.seconds) / MEAN_OF_TURNS
+        if now - self._at > OUTDATED_SECONDS:
+            self.mean_seconds = 0.0
+        self._at = now
+
+    def end_turn(self) -> None:
+        """Measure the time since the last turn ended, or since the last free slot was taken."""
+        now = self._clock()
+        self.mean_seconds += (now - self._at - self.mean_seconds) / MEAN_OF_TURNS
         self._at = now
 
 

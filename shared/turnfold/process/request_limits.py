@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from turnfold.errors import Unavailable
-from turnfold.process.caller_order import ASKER, Rounds
+from turnfold.process.caller_order import ASKER, HAS_BEGUN, Rounds
 from turnfold.settings import Settings
 
 INSTALLATION = ""
@@ -110,6 +110,7 @@ class ConcurrencyLimiter:
         place = Place(self, askers)
         # The most specific caller: the database takes turns by it.
         ASKER.set(askers[-1])
+        HAS_BEGUN.set(False)
         return place
 
 

@@ -105,6 +105,78 @@ async def test_the_many_requests_of_one_agent_have_nobody_else_refused() -> None
 
 
 @pytest.mark.proves("X6")
+async def test_one_agent_at_its_own_limit_teaches_nothing_about_the_others_wait() -> None:
+    now, order = [0.0], list[str]()
+    turns = Turns(4, 2, longest_wait_seconds=3.0, clock=lambda: now[0])
+    for _ in range(3):
+        await started(turns, "greedy", order)
+    for _ in range(MEAN_OF_TURNS):
+        now[0] += 9.0
+        turns.release("greedy")
+        await started(turns, "greedy", order)
+
+    for number in range(9):
+        await started(turns, f"patient {number}", order)
+
+    # Two begin at once, and the others wait for as long as those two take.
+    assert order[-2:] == ["patient 0", "patient 1"]
+    for number in range(7):
+        turns.release(f"patient {number}")
+        await asyncio.sleep(0)
+        assert order[-1] == f"patient {number + 2}"
+
+
+@pytest.mark.proves("X6")
+async def test_a_request_that_has_read_is_not_refused_its_next_transaction() -> None:
+    now, order = [0.0], list[str]()
+    turns = Turns(1, 1, longest_wait_seconds=3.0, clock=lambda: now[0])
+
+    async def reads_twice() -> None:
+        turns.release(await turns.take())
+        turns.release(await turns.take())
+        order.append("read twice")
+
+    await started(turns, "slow", order)
+    context = copy_context()
+    context.run(ASKER.set, "reader")
+    reading = asyncio.get_running_loop().create_task(reads_twice(), context=context)
+    await asyncio.sleep(0)
+    for number in range(3):
+        await started(turns, f"other {number}", order)
+    now[0] = 5.0 * MEAN_OF_TURNS
+
+    turns.release("slow")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    refused = await started(turns, "late", order)
+    with pytest.raises(Unavailable):
+        await refused
+    for number in range(3):
+        turns.release(f"other {number}")
+        await asyncio.sleep(0)
+
+    await reading
+    assert order[-1] == "read twice"
+
+
+@pytest.mark.proves("X6")
+async def test_a_slow_hour_is_forgotten_after_a_quiet_one() -> None:
+    now, order = [0.0], list[str]()
+    turns = Turns(1, 1, longest_wait_seconds=3.0, clock=lambda: now[0])
+    await started(turns, "slow", order)
+    now[0] = 5.0 * MEAN_OF_TURNS
+    turns.release("slow")
+    now[0] += 3_600.0
+
+    for number in range(9):
+        await started(turns, f"agent {number}", order)
+    turns.release("agent 0")
+    await asyncio.sleep(0)
+
+    assert order == ["slow", "agent 0", "agent 1"]
+
+
+@pytest.mark.proves("X6")
 async def test_of_a_burst_one_request_of_each_asker_begins_in_a_round() -> None:
     rounds, order = Rounds(), list[str]()
 

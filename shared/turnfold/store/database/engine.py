@@ -1,5 +1,6 @@
 """Connections to the database: one that writes, and several that read from snapshots."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from turnfold.errors import StartError
-from turnfold.process.caller_order import Turns
+from turnfold.process.caller_order import HAS_BEGUN, Turns
 from turnfold.store.database.inline_reader import InlineReader, RawConnection, WouldBlock
 from turnfold.store.database.sqlite_files import (
     BUSY_SECONDS,
@@ -34,9 +35,11 @@ LOG_WAIT_MS = 200  # Short: the writer's thread stores nothing meanwhile.
 READERS = 4
 READERS_EACH = 2
 """The most reading transactions at once: of all agents, and of one."""
-LONGEST_WAIT_SECONDS = 4.0
-"""A request that would wait longer for a reading transaction is refused: most of its ten seconds
-would be over before it began, and what it has read by then nobody would receive."""
+LONGEST_WAIT_SECONDS = 2.0
+"""A request that would wait longer for its first reading transaction is refused.
+
+It may need four of them, and its time ends after ten seconds.
+"""
 INTAKE_WRITERS = 4
 """The most writing transactions of the intake at once: three batches, and one of missing events."""
 WRITERS = 4
@@ -53,9 +56,11 @@ the machine under it, keeps the connection.
 """
 SILENT_SECONDS = 60
 """A silent process keeps a lock of background work for so long."""
-SERVER = """
+SERVER_IDENTITY = """
     SELECT pg_postmaster_start_time(), oid FROM pg_database WHERE datname = current_database()"""
-"""A server of PostgreSQL by the microsecond of its start, and one of its databases."""
+"""Identify the server by the time of its start, and the database by its number."""
+LONGEST_REQUEST_SECONDS = 15.0
+"""A request that began before a change of the server has ended after so long."""
 LOCK_NOT_AVAILABLE = "55P03"
 MANY_DEAD_ROWS = """
     SELECT relname FROM pg_stat_user_tables
@@ -127,7 +132,7 @@ class Database:
         def on_connect(connection: Any, _record: object) -> None:
             nonlocal known
             cursor = connection.cursor()
-            cursor.execute(SERVER)
+            cursor.execute(SERVER_IDENTITY)
             server = cursor.fetchone()
             cursor.close()
             connection.rollback()
@@ -136,6 +141,8 @@ class Database:
             if server != known:
                 known = server
                 forget()
+                # Again: a request that was running may cache what it read from the old server.
+                asyncio.get_running_loop().call_later(LONGEST_REQUEST_SECONDS, forget)
 
         event.listen(self._steps.sync_engine, "connect", on_connect)
 
@@ -217,6 +224,7 @@ class Database:
 
     async def settled(self) -> None:
         """Return when no snapshot is read for this asker any more."""
+        HAS_BEGUN.set(True)
         self._reader_turns.release(await self._reader_turns.take())
 
     @asynccontextmanager
