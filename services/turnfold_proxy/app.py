@@ -4,11 +4,13 @@ import asyncio
 import os
 import signal
 import sys
+from functools import partial
 
 import structlog
 import uvloop
 
 from turnfold.access.bearers import check_bind_address
+from turnfold.access.own_site import OwnSiteMiddleware
 from turnfold.client import BufferOptions, connect
 from turnfold.client.token_counter import load
 from turnfold.errors import StartError
@@ -74,7 +76,11 @@ async def _run(settings: Settings, upstream_url: str) -> None:
                 has_tools=settings.proxy_tools,
             )
             listener = HttpServer(
-                app,
+                OwnSiteMiddleware(
+                    app,
+                    is_local=not settings.http_checked_elsewhere,
+                    on_refusal=partial(log.warning, "proxy.other_site"),
+                ),
                 host=settings.proxy_host,
                 port=settings.proxy_port,
                 port_setting="--port or TURNFOLD_PROXY_PORT",

@@ -19,12 +19,10 @@ from turnfold.access.bearers import (
     OUT_OF_REACH,
     Grant,
     TokenRegistry,
-    is_loopback,
 )
+from turnfold.access.own_site import HEALTH_PATHS
 from turnfold.errors import NotAllowed
 
-OPEN = ("/healthz", "/readyz")
-"""Health checks need no token."""
 LISTED = frozenset(
     {
         "/v1/access", "/v1/agents", "/v1/campaigns", "/v1/compactions", "/v1/costs",
@@ -33,12 +31,6 @@ LISTED = frozenset(
 )  # fmt: skip
 """Lists and totals that show each bearer only its own agents."""
 AGENTS = "/v1/agents/"
-OWN_SITES = frozenset({"none", "same-origin"})
-"""Values of `Sec-Fetch-Site` that no page of another site produces."""
-FOREIGN_SITE = (
-    "without tokens, pages of other sites and other names of this machine than localhost are"
-    " refused; set TURNFOLD_HTTP_TOKENS"
-)
 ReadSecret = Callable[[], Awaitable[str]]
 """Reads the secret that signs actors."""
 _GRANT = "turnfold.grant"
@@ -60,7 +52,7 @@ class AuthMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or reject it."""
-        if scope["path"] in OPEN:
+        if scope["path"] in HEALTH_PATHS:
             await self._app(scope, receive, send)
             return
         grant = self._bearers.grant(Headers(scope=scope).get("authorization"))
@@ -77,42 +69,6 @@ class AuthMiddleware:
             return
         self._on_refusal()
         await refused(scope, receive, send)
-
-
-class OwnSiteMiddleware:
-    """Refuses what pages of other sites send, where nobody needs a token.
-
-    A browser sends requests to this machine for any site that its user visits. With `is_local`,
-    only names of this machine are answered.
-    """
-
-    def __init__(self, app: ASGIApp, *, is_local: bool, on_refusal: Callable[[], object]) -> None:
-        self._app = app
-        self._is_local = is_local
-        self._on_refusal = on_refusal
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or reject it."""
-        headers = Headers(scope=scope)
-        host = headers.get("host")
-        # Only browsers send the first header, and a browser always sends the second.
-        is_own_site = headers.get("sec-fetch-site", "none") in OWN_SITES
-        is_own_name = not self._is_local or not host or is_local_name(host)
-        if scope["path"] in OPEN or (is_own_site and is_own_name):
-            await self._app(scope, receive, send)
-            return
-        self._on_refusal()
-        await _refusal(HTTPStatus.FORBIDDEN, FOREIGN_SITE)(scope, receive, send)
-
-
-def is_local_name(host: str) -> bool:
-    """Return whether a `Host` header names this machine itself.
-
-    Where nobody needs a token, other names are refused: a site could give its own name the
-    address of this machine, and read answers as if they were its own.
-    """
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    return is_loopback(name.strip("[]").lower())
 
 
 def request_grant(scope: Scope) -> Grant:

@@ -431,19 +431,18 @@ async def test_cookies_of_other_programs_do_not_sign_anybody_out(site: Site, oth
 async def test_without_tokens_no_other_site_reaches_the_api(site: Site) -> None:
     promote = "/v1/agents/support/sessions/user%2042%2F%E8%AA%9E/summaries/1/promote"
     async with http(site.open_url) as visitor:
-        for foreign in (
-            {"sec-fetch-site": "cross-site"},
-            {"sec-fetch-site": "same-site"},
-            {"host": "evil.example"},
-        ):
+        for foreign in ({"sec-fetch-site": "cross-site"}, {"host": "evil.example"}):
             assert (await visitor.get("/v1/sessions", headers=foreign)).status_code == 403
             for path in (promote, "/v1/summaries"):
                 written = await visitor.post(path, content=b"{}", headers=foreign)
                 assert written.status_code == 403
                 assert written.json()["error"]["code"] == "not_allowed"
             assert (await visitor.get("/healthz", headers=foreign)).status_code == 200
-        for own in ({}, {"sec-fetch-site": "none"}, {"host": "localhost"}):
+        link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+        container = {"host": "host.docker.internal:8080"}
+        for own in ({}, {"sec-fetch-site": "same-site"}, {"host": "localhost"}, link, container):
             assert (await visitor.get("/v1/sessions", headers=own)).status_code == 200
+        assert (await visitor.post("/v1/summaries", headers=link)).status_code == 403
     async with http(site.url) as bearer:
         # A token proves more than a browser's word.
         headers = {"authorization": f"Bearer {site.operator}", "host": "turnfold.example"}

@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from turnfold_query.auth import is_local_name
+from turnfold.access.own_site import is_local_name
 from turnfold_query.console.api import ApiCaller, ApiError
 from turnfold_query.console.pages import acts, installation, session, summaries
 from turnfold_query.console.views import PageView, form_of, page, redirect

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from turnfold import contracts
 from turnfold.access.bearers import TokenRegistry
+from turnfold.access.own_site import OwnSiteMiddleware
 from turnfold.contracts.answers.errors import ErrorAnswer
 from turnfold.contracts.events import EventLimits
 from turnfold.contracts.requests import (
@@ -27,7 +28,7 @@ from turnfold.ports.query import (
     HistoryStore,
 )
 from turnfold.process.request_limits import ConcurrencyLimiter
-from turnfold_query.auth import AuthMiddleware, OwnSiteMiddleware, ReadSecret
+from turnfold_query.auth import AuthMiddleware, ReadSecret
 from turnfold_query.console.app import ConsoleRouter, make_console
 from turnfold_query.handlers import QueryDispatcher
 from turnfold_query.http.changes import add_changes

@@ -472,3 +472,22 @@ async def _of_length(
     """The texts of a session once it has so many."""
     texts = await scene.texts(session_id, agent_id)
     return texts if len(texts) == length else None
+
+
+@pytest.mark.proves("X6")
+async def test_no_page_of_another_site_calls_the_model_or_writes_a_session(
+    scene: ProxyScene,
+) -> None:
+    before = len(scene.provider.requests)
+    for foreign in ({"sec-fetch-site": "cross-site"}, {"host": "evil.example"}):
+        for content_type in ("application/json", "text/plain"):
+            answer = await scene.http.post(
+                "/v1/chat/completions",
+                content=b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}',
+                headers={"content-type": content_type, **foreign},
+            )
+            assert answer.status_code == 403
+        assert (await scene.http.get("/v1/models", headers=foreign)).status_code == 403
+        assert (await scene.http.get("/healthz", headers=foreign)).status_code == 200
+
+    assert len(scene.provider.requests) == before

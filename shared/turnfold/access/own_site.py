@@ -1,0 +1,67 @@
+"""Refuse what pages of other sites send to this machine, where nobody needs a token."""
+
+import json
+from collections.abc import Callable
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from turnfold.access.bearers import is_loopback
+from turnfold.errors import NotAllowed
+
+HEALTH_PATHS: Final = ("/healthz", "/readyz")
+"""Health checks are answered to everybody."""
+LOCAL_NAMES: Final = ("host.docker.internal", "host.containers.internal")
+"""Names under which containers reach the loopback addresses of their machine."""
+OF_ANOTHER_SITE: Final = NotAllowed("a page of another site may not send this")
+
+
+class OwnSiteMiddleware:
+    """Passes on requests of programs, and of pages of this service itself.
+
+    A browser sends requests to this machine for each site that its user visits, and without tokens
+    nothing else would stop them. Links may lead here: the other site does not see the answer. With
+    `is_local`, only names of this machine are answered.
+    """
+
+    def __init__(self, app: ASGIApp, *, is_local: bool, on_refusal: Callable[[], object]) -> None:
+        self._app = app
+        self._is_local = is_local
+        self._on_refusal = on_refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or reject it."""
+        error = None
+        if scope["type"] == "http" and scope["path"] not in HEALTH_PATHS:
+            error = self._refusal(scope["method"], Headers(scope=scope))
+        if error is None:
+            await self._app(scope, receive, send)
+            return
+        self._on_refusal()
+        body = json.dumps(error.as_json())
+        await Response(body, error.status, media_type="application/json")(scope, receive, send)
+
+    def _refusal(self, method: str, headers: Headers) -> NotAllowed | None:
+        # A browser always sends the first header, and only browsers send the others.
+        host = headers.get("host")
+        if self._is_local and host and not is_local_name(host):
+            return NotAllowed(
+                f"{host!r} is not a name of this machine; use localhost, or set"
+                " TURNFOLD_HTTP_TOKENS or TURNFOLD_HTTP_CHECKED_ELSEWHERE"
+            )
+        is_link = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
+        is_foreign = headers.get("sec-fetch-site") == "cross-site"
+        return OF_ANOTHER_SITE if is_foreign and not is_link else None
+
+
+def is_local_name(host: str) -> bool:
+    """Return whether a `Host` header names this machine itself.
+
+    Where nobody needs a token, other names are refused: a site could give its own name the
+    address of this machine, and read answers as if they were its own.
+    """
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    name = name.strip("[]").lower()
+    return is_loopback(name) or name in LOCAL_NAMES
