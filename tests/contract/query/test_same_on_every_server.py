@@ -82,6 +82,24 @@ async def test_a_retraction_that_comes_late_takes_its_message_out_of_the_recall_
     assert FACT not in json.dumps((await Asker(stores).told(max_tokens=400))["messages"])
 
 
+@pytest.mark.proves("G1", "F2", "I6")
+async def test_an_event_that_moves_before_a_retraction_of_all_leaves_the_recall_block(
+    stores: Stores,
+) -> None:
+    await stores.ingest(turn(1, user("hi"), assistant("hello")))
+    await stores.ingest(retracted(5, all=True))
+    await stores.ingest(turn(6, user(FACT), assistant("Noted."), event_id="dup"))
+    await stores.ingest(*turns(10, 30))
+    await stores.ingest(turn(52, user(QUESTION)))
+    await indexed(stores)
+    asker = Asker(stores)
+    assert FACT in block_of(await asker.told(max_tokens=400))
+
+    await stores.ingest(turn(4, user(FACT), assistant("Noted."), event_id="dup"))
+
+    assert FACT not in json.dumps((await asker.told(max_tokens=400))["messages"])
+
+
 @pytest.mark.proves("F2")
 @pytest.mark.parametrize("most", [150, 20])
 async def test_a_smaller_block_in_the_policy_is_in_force_at_once(stores: Stores, most: int) -> None:

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from turnfold.cache import LRUCache
 from turnfold.contracts.requests import (
@@ -68,8 +68,20 @@ MOST_FILLED: Final = 1_000
 """How many of the newest messages are examined to fill a block."""
 SHOWN_CHARACTERS_A_TOKEN: Final = 1
 """About how many characters a token of a preview of arguments shows."""
-_ALL: Final = range(READ_CHARACTERS)
-_NOTHING: Final = range(0)
+
+
+class HiddenText(NamedTuple):
+    """The characters of a message's quotable text that a window cuts out.
+
+    Those from `unclear_from` on may be shown or not.
+    """
+
+    characters: range
+    unclear_from: int = READ_CHARACTERS
+
+
+_ALL: Final = HiddenText(range(READ_CHARACTERS))
+_NOTHING: Final = HiddenText(range(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +111,18 @@ class RecallWish:
 class RecallMoment:
     """The window as it was when its block is decided.
 
-    `shown` are the positions of its messages, `hidden` the characters of their quotable texts that
-    are cut out, and `known_names` the names in its summary and digest. `room` are the raw tokens
-    that the block may take, and `share_of_quotes` is the share of them that single lines take
-    first. `until` is the position after its newest message. If the turn grew by less than
-    `least_growth` since its request, no block is chosen.
+    `shown` are the positions of its messages, `hidden` what is cut out of them, and `known_names`
+    the names in its summary and digest. `room` are the raw tokens that the block may take, and
+    `share_of_quotes` is the share of them that single lines take first. `until` is the position
+    after its newest message. If the turn grew by less than `least_growth` since its request, no
+    block is chosen.
     """
 
     sid: int
     request_position: int
     until: int
     shown: frozenset[int]
-    hidden: Mapping[int, range]
+    hidden: Mapping[int, HiddenText]
     known_names: frozenset[NameNumber]
     room: int
     share_of_quotes: float
@@ -266,9 +278,9 @@ def _lines(
         position = session.positions[ordinal]
         hidden = moment.hidden.get(position, _NOTHING if position in moment.shown else _ALL)
         for line in lines:
-            if hidden.start <= line.start < hidden.stop:
+            if line.start in hidden.characters:
                 quotable.append((ordinal, line))
-            elif position in moment.hidden:
+            elif position in moment.hidden and line.start < hidden.unclear_from:
                 known_names.update(line.names)
     own = {ordinal for ordinal in marked if session.is_own[ordinal]}
     left = moment.room - FRAME_TOKENS
@@ -312,25 +324,26 @@ def deciding_message(window: WindowBuilder) -> Message | None:
     )
 
 
-def hidden_characters(window: WindowBuilder) -> Mapping[int, range]:
-    """Return the characters that a window cuts out of each message that it shows, by position.
+def hidden_texts(window: WindowBuilder) -> Mapping[int, HiddenText]:
+    """Return what a window cuts out of each message that it shows, by position.
 
-    They count in the quotable text of a message. Of cut arguments, about the beginning is shown.
+    Of cut arguments, about the beginning is shown.
     """
     views = [view for block in window.blocks if block.is_shown for view in block.views]
     return {view.message.position: _hidden(view.form, view.message) for view in views}
 
 
-def _hidden(form: Form, message: Message) -> range:
+def _hidden(form: Form, message: Message) -> HiddenText:
     if form.line is not None:
         return _ALL
-    if form.cut is not None:
-        return range(form.cut.head, form.cut.tail)
-    # One range cannot tell which of several calls are shown whole.
-    if not form.arguments or len(form.arguments) < len(message.calls):
-        return _NOTHING
+    cut = range(0) if form.cut is None else range(form.cut.head, form.cut.tail)
+    if not form.arguments:
+        return HiddenText(cut)
+    if form.cut is not None or len(form.arguments) < len(message.calls):
+        # Where the arguments of each call begin is not known here.
+        return HiddenText(cut, unclear_from=message.characters)
     start = message.characters + SHOWN_CHARACTERS_A_TOKEN * min(form.arguments.values())
-    return range(start, READ_CHARACTERS)
+    return HiddenText(range(start, READ_CHARACTERS))
 
 
 def shown_positions(window: WindowBuilder) -> frozenset[int]:

@@ -18,7 +18,7 @@ from turnfold.operations.query.recall_decisions import (
     RecallMoment,
     RecallWish,
     deciding_message,
-    hidden_characters,
+    hidden_texts,
     shown_positions,
 )
 from turnfold.operations.query.recall_room import room_for_recall, share_of_quotes
@@ -117,7 +117,7 @@ class _Deciding:
                 request_position=self.request_position,
                 until=last + 1,
                 shown=shown | shown_positions(then.builder),
-                hidden=hidden_characters(then.builder),
+                hidden=hidden_texts(then.builder),
                 known_names=_names_told(then) if quotes else frozenset(),
                 room=room_for_recall(then.builder, then.policy, self.wish, then.stored.factor),
                 share_of_quotes=quotes,

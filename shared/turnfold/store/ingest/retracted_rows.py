@@ -103,6 +103,7 @@ class RetractedRows:
             back = self._rows(retracted_messages, portion)
             load = load_of([message for message, _ in back])
             session = self._session
+            session.retracted_seq += bool(back)
             session.messages_total += len(back)
             session.tokens_total += sum([message.tokens for message, _ in back])
             session.live_messages += load.messages
@@ -128,6 +129,8 @@ class RetractedRows:
 
     def _count_taken(self, taken: Sequence[tuple[Message, int | None]]) -> None:
         session = self._session
+        # Queries cache what they may quote, by this number.
+        session.retracted_seq += bool(taken)
         tokens = sum([message.tokens for message, _ in taken])
         load = load_of([message for message, evicted_by in taken if evicted_by is None])
         self.messages += len(taken)
