@@ -123,6 +123,16 @@ def _reply(fault: str, asked: dict[str, Any]) -> tuple[int, str, str]:
             "You exceeded your current quota, please check your plan and billing details.",
             "insufficient_quota",
         ),
+        "rate of Azure": (
+            429,
+            "Token rate limit exceeded. Please retry after 9 seconds. See https://example.org/quota.",
+            "429",
+        ),
+        "rate of Gemini": (
+            429,
+            "You exceeded your current quota, check your plan and billing. Please retry in 29.01s.",
+            "RESOURCE_EXHAUSTED",
+        ),
         "500": (500, "The server had an error", "invalid_request_error"),
         "503": (503, "Overloaded", "server_error"),
         "401": (401, "Incorrect API key provided", "invalid_request_error"),
@@ -153,6 +163,11 @@ def _reply(fault: str, asked: dict[str, Any]) -> tuple[int, str, str]:
         "empty": ("", "stop"),
         "length": (json.dumps(SUMMARY)[:60], "length"),
         "refuse": ("I'm sorry, but I can't assist with that request.", "stop"),
+        "refuse in JSON": (
+            json.dumps({"decisions": [], "context": "I'm sorry, but I can't assist with that."}),
+            "stop",
+        ),
+        "end of a thought": ("So {x} is what the user wants.\n</think>\n\n", "stop"),
         "tool_call": (None, "tool_calls"),
         "thinking": (None, "stop"),
         "long": ("The same thing was said once more. " * 2_000, "stop"),

@@ -233,16 +233,21 @@ class ReceiverChild:
 
     async def _send_heartbeat(self) -> None:
         consumer = self._consumer
-        await self._send(
+        # Not drained: a stopped worker reads nothing, and must be missed instead of waited for.
+        self._write(
             wire.Heartbeat()
             if consumer is None
             else wire.Heartbeat(consumer.in_flight, consumer.activity, consumer.idle_seconds)
         )
 
     async def _send(self, message: wire.ReceiverMessage) -> None:
+        self._write(message)
+        with contextlib.suppress(ConnectionError):
+            await self._writer.drain()
+
+    def _write(self, message: wire.ReceiverMessage) -> None:
         with contextlib.suppress(ConnectionError):
             self._writer.write(encode_frame(wire.encode(message)))
-            await self._writer.drain()
 
 
 def portions(deliveries: Sequence[Delivery]) -> Iterator[Sequence[Delivery]]:

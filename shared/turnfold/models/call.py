@@ -214,6 +214,9 @@ _SPENT: Final = re.compile(
     r"insufficient_quota|quota|billing|credit balance|payment required|spending limit",
     re.IGNORECASE,
 )
+_LINK: Final = re.compile(r"https?://\S+")
+_COMES_BACK: Final = re.compile(r"(?:retry|try again) (?:in|after) \d|retryDelay", re.IGNORECASE)
+"""A provider that says when to ask again limits the rate, whatever it calls that."""
 
 _ABOUT_SCHEMA: Final = re.compile(
     r"response_format|json_schema|response schema|structured output|output_config|output_format",
@@ -264,7 +267,8 @@ def _retry_after(error: BaseException) -> float | None:
 
 def _meaning(error: BaseException, status: int | None, text: str) -> tuple[Reason, bool]:
     if status in {402, 429}:
-        return Reason.RATE_LIMITED, status == 429 and not _SPENT.search(text)
+        is_spent = not _COMES_BACK.search(text) and _SPENT.search(_LINK.sub("", text))
+        return Reason.RATE_LIMITED, status == 429 and not is_spent
     if overflow_in(error) is not None:
         return Reason.CONTEXT_OVERFLOW, False
     if isinstance(error, TimeoutError) or type(error).__name__ == "Timeout" or status in (408, 504):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Final
 
-from turnfold.core.summary.carry_over import carry_over
+from turnfold.core.summary.carry_over import LIST_SECTIONS, carry_over
 from turnfold.core.summary.chunks import chunks
 from turnfold.core.summary.extractive.evidence import Evidence, collect_evidence, with_evidence
 from turnfold.core.summary.extractive.rendering import render
@@ -140,8 +140,17 @@ class _VersionWriter:
         # Before parsing, which would read a refusal as prose.
         _refuse(check(answer, input_tokens=input_tokens, output_tokens=0))
         content = answer.content or ""
-        whole, _ = parse_answer(content, part.style)
-        _refuse(check(answer, input_tokens=input_tokens, output_tokens=count(whole)))
+        whole, record = parse_answer(content, part.style)
+        # A model that may answer in JSON alone refuses in its prose.
+        has_lists = any(record.get(name) for name in LIST_SECTIONS)
+        said = whole if has_lists else str(record.get("context") or whole)
+        _refuse(
+            check(
+                replace(answer, content=said),
+                input_tokens=input_tokens,
+                output_tokens=count(whole),
+            )
+        )
         text, sections = parse_answer(content, part.style, max_words=part.text_words)
         if part.style != "narrative" and part.previous is not None:
             sections = carry_over(

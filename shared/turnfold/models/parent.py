@@ -181,16 +181,17 @@ class ChildSummarizer:
 
         Return the number of tokens that were paid and not yet reported.
         """
+        tokens = 0
         process.send(encode({"id": number, "cancel": True}))
         try:
             async with asyncio.timeout(CANCEL_SECONDS):
                 while "part" in (reply := await replies.get()):
-                    continue
+                    tokens += ChunkSummary(*reply["part"]).tokens
         except TimeoutError:
             # It hangs, and would hold every further job.
             process.kill()
-            return 0
-        return int(reply.get("unreported_tokens") or 0)
+            return tokens
+        return tokens + int(reply.get("unreported_tokens") or 0)
 
     async def _end_process(self) -> None:
         process, listening = self._process, self._listening

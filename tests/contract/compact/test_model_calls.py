@@ -1,11 +1,15 @@
 """What calls of models leave behind, in every store."""
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
 from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turns
-from turnfold.core.summary.sources import ChunkSummary
+from turnfold.core.policy.retention import DAY_MS
+from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob
 from turnfold.errors import LostLease
 from turnfold.messages import AgentId
+from turnfold.operations.compact.attempt import SummaryConfig, summary_job, write_version
 from turnfold.ports.compact import Job
 
 LATER = NOON + LEASE_MS + 1_001
@@ -98,3 +102,34 @@ async def test_an_erased_agent_has_spent_nothing(stores: Stores) -> None:
 
     assert await stores.jobs.spent(KEY.agent_id, DAY) == 0
     assert await stores.jobs.spent(AgentId("bob"), DAY) == 8
+
+
+async def kept_nowhere(_: ChunkSummary) -> None:
+    """Nobody keeps parts."""
+
+
+class OnePart:
+    """A summarizer whose model has answered one part of a long input."""
+
+    async def summarize(
+        self, job: SummaryJob, *, keep: Callable[[ChunkSummary], Awaitable[None]] = kept_nowhere
+    ) -> Draft:
+        assert job.model == "openai/x"
+        await keep(ChunkSummary("d1", "An answer.", 7))
+        raise AssertionError("the lease was lost")
+
+
+@pytest.mark.proves("S2", "C49")
+async def test_an_answer_that_nobody_may_keep_was_paid_for_all_the_same(stores: Stores) -> None:
+    job = await claimed(stores)
+    asked = summary_job(
+        job, await stores.jobs.load(job, now_ms=NOON), "openai/x", SummaryConfig(model="openai/x")
+    )
+    await stores.claim(LATER)
+
+    with pytest.raises(LostLease):
+        await write_version(
+            asked, job, store=stores.jobs, summarizer=OnePart(), now_ms=lambda: DAY * DAY_MS
+        )
+
+    assert await stores.jobs.spent(KEY.agent_id, DAY) == 7

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     ("fault", "reason", "requests"),
     [
         ("429", "rate_limited", 3),
+        ("rate of Azure", "rate_limited", 3),
+        ("rate of Gemini", "rate_limited", 3),
         ("500", "provider_error", 3),
         ("503", "provider_error", 3),
         ("html", "provider_error", 3),
@@ -24,6 +26,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
         ("thinking", "thinking_only_no_content", 3),
         ("length", "truncated", 3),
         ("refuse", "refused", 3),
+        ("refuse in JSON", "refused", 3),
+        ("end of a thought", "thinking_only_no_content", 3),
         ("tool_call", "tool_call", 3),
         ("long", "grew", 3),
         ("broken", "unparsable", 3),

@@ -160,7 +160,10 @@ async def test_a_receiver_waits_for_the_first_word_of_its_worker_and_then_for_a_
 async def test_what_the_receiver_of_a_stopped_worker_holds_goes_to_another_worker(
     tmp_path: Path, postgres: Postgres
 ) -> None:
-    """The receiver itself is not stopped: it could report for ever that its worker is at work."""
+    """The receiver itself is not stopped: it could report for ever that its worker is at work.
+
+    What it has sent does not fit into the socket, from which nobody reads.
+    """
     async with (
         running_parts(tmp_path, postgres=postgres) as parts,
         connect(parts.server.url, environ={}) as client,
@@ -175,7 +178,7 @@ async def test_what_the_receiver_of_a_stopped_worker_holds_goes_to_another_worke
             await parts.caught_up()
             stopped.signal(SIGSTOP)
             try:
-                await client.publish(turn(1))
+                await client.publish(turn(1, size=200_000))
 
                 async def is_delivered() -> bool:
                     return (await consumer(parts.server.url)).num_ack_pending == 1

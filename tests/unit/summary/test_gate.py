@@ -23,6 +23,9 @@ SUMMARY = "Mia asked for a refund of order KX-1. It was granted on May 3."
         (ModelResponse(None, has_reasoning=True), Reason.THINKING_ONLY_NO_CONTENT),
         (ModelResponse("<think>so the user wants</think>"), Reason.THINKING_ONLY_NO_CONTENT),
         (ModelResponse("<think>so the user wants"), Reason.THINKING_ONLY_NO_CONTENT),
+        (ModelResponse("So the user wants\n</think>\n"), Reason.THINKING_ONLY_NO_CONTENT),
+        (ModelResponse(f"So the user wants\n</think>\n\n{SUMMARY}"), None),
+        (ModelResponse(f"{SUMMARY} The template ends with `</think>` now."), None),
         (ModelResponse(None, "length", has_reasoning=True), Reason.MAX_TOKENS_NO_CONTENT),
         (ModelResponse("", "length"), Reason.MAX_TOKENS_NO_CONTENT),
         (ModelResponse(SUMMARY, "length"), Reason.TRUNCATED),
@@ -55,6 +58,8 @@ def test_summary_must_be_smaller_than_its_input(output_tokens: int, reason: Reas
 
 
 def test_thoughts_and_wrapping_tags_are_no_part_of_what_is_said() -> None:
+    assert response_text(f"{SUMMARY} Ends with </think>.") == f"{SUMMARY} Ends with </think>."
+    assert response_text(f"So the user\n</think>\n\n{SUMMARY}") == SUMMARY
     assert response_text(f"<thinking>a\nb</thinking>\n<summary>{SUMMARY}</summary>") == SUMMARY
 
 

@@ -148,6 +148,7 @@ STRUCTURED = {
         "```json\n" + json.dumps(STRUCTURED, indent=2) + "\n```",
         "Here is the record:\n" + json.dumps(STRUCTURED) + "\nI hope this helps.",
         "<think>hm {x}</think>" + json.dumps(STRUCTURED),
+        "Hm, {x} it is.\n</think>\n\n" + json.dumps(STRUCTURED),
         json.dumps(STRUCTURED)[:-1] + ",}",
         json.dumps(
             STRUCTURED
@@ -168,6 +169,17 @@ def test_structured_answer_is_read_in_many_wrappings(answer: str) -> None:
     assert text == (
         "It was decided:\n- Postgres was chosen.\nWhat came of it:\n- The store was rebuilt.\nFiles modified: src/db.py\nLeft open:\n- Which region?"
     )
+
+
+@pytest.mark.proves("S3")
+@pytest.mark.parametrize("wrapping", ["{}", "```json\n{}\n```", "Here:\n```\n{}\n```\nDone."])
+def test_texts_of_an_answer_may_quote_fences(wrapping: str) -> None:
+    decisions = ["The config is ```{port: 8443}```.", "Run ```sh\nmake\n``` first."]
+    answer = json.dumps(STRUCTURED | {"decisions": decisions})
+
+    _, sections = parse_answer(wrapping.replace("{}", answer), "structured")
+
+    assert sections == STRUCTURED | {"decisions": decisions}
 
 
 @pytest.mark.parametrize(

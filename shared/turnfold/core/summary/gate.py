@@ -47,6 +47,8 @@ _WITHHELD = frozenset(
 _THOUGHT = re.compile(
     r"<(think|thinking|reasoning|analysis|scratchpad)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE
 )
+_THOUGHT_TO_END = re.compile(r"\A.*?^[ \t]*</think>[ \t]*$", re.DOTALL | re.MULTILINE)
+"""A thought that the model's template has begun, as the prompt's last words."""
 _WRAPPER = re.compile(r"</?(?:summary|answer|output|result)>", re.IGNORECASE)
 _REFUSALS = re.compile(
     r"^\W*(?:(?:i['\u2019]?m|i am) (?:very |so |really )?sorry,? (?:but )?(?:i|this"
@@ -69,9 +71,9 @@ def response_text(content: str | None) -> str:
     """Return the text of an answer without reasoning and wrapping tags."""
     if not content:
         return ""
-    return (
-        _WRAPPER.sub("", _THOUGHT.sub("", content)).strip() if "<" in content else content.strip()
-    )
+    if "<" not in content:
+        return content.strip()
+    return _WRAPPER.sub("", _THOUGHT_TO_END.sub("", _THOUGHT.sub("", content))).strip()
 
 
 def check(answer: ModelResponse, *, input_tokens: int, output_tokens: int) -> Reason | None:
@@ -120,6 +122,7 @@ def missing_facts(
 def _why_empty(answer: ModelResponse, finish: str) -> Reason:
     if finish in _CUT:
         return Reason.MAX_TOKENS_NO_CONTENT
-    if answer.has_reasoning or _THOUGHT.search(answer.content or ""):
+    content = answer.content or ""
+    if answer.has_reasoning or _THOUGHT.search(content) or _THOUGHT_TO_END.search(content):
         return Reason.THINKING_ONLY_NO_CONTENT
     return Reason.CONTENT_NONE if answer.content is None else Reason.EMPTY_SUMMARY

@@ -139,7 +139,10 @@ def _without_fence(answer: str) -> str:
 def _object_in(answer: str) -> Mapping[str, Any] | None:
     """Return the JSON object of an answer, or None if the answer is prose."""
     fenced = _FENCE.search(answer)
-    candidate = fenced[1] if fenced and "{" in fenced[1] else answer
+    candidate = answer
+    if fenced and "{" in fenced[1] and not answer.lstrip().startswith("{"):
+        # To the end of the answer, because a text within the JSON may quote a fence.
+        candidate = answer[fenced.start(1) :]
     start = candidate.find("{")
     starts_as_json = answer.lstrip().startswith(("{", "["))
     if start < 0:
