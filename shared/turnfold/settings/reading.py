@@ -110,7 +110,7 @@ def _origins(layers: Sequence[_Layer]) -> dict[str, str]:
     origins: dict[str, str] = {}
     for layer in layers:
         numbers = [
-            *(name for name in ("mode", "context_window") if name in layer.values),
+            *(name for name in ("mode", "context_window", "preset") if name in layer.values),
             *layer.policy,
         ]
         origins |= dict.fromkeys(

@@ -41,14 +41,15 @@ async def test_the_policy_in_force_is_read_without_a_worker_and_makes_nothing(
     tmp_path: Path,
 ) -> None:
     config = tmp_path / "turnfold.toml"
-    config.write_text("[policy]\nmin_gain_messages = 3\nkeep_messages = 8\n")
+    config.write_text('preset = "balanced"\n[policy]\nmin_gain_messages = 3\nkeep_messages = 8\n')
     environ = ENVIRON | {"TURNFOLD_CONFIG": str(config)}
     async with running_parts(tmp_path, environ=environ) as parts, parts.running("query"):
         bus = await nats.connect(parts.server.url)
         for path, subject in SUBJECTS.items():
             policy = await read(parts, bus, path)
             numbers = policy["numbers"]
-            assert (policy["mode"], policy["preset"]) == ("manual", "balanced")
+            assert (policy["mode"], policy["mode_from"]) == ("manual", "environment")
+            assert (policy["preset"], policy["preset_from"]) == ("balanced", "file")
             assert numbers.keys() == FIELD_TYPES.keys() - {"mode"}
             assert numbers["keep_messages"] == {"value": 7, "from": "environment"}
             assert numbers["min_gain_messages"] == {"value": 3, "from": "file"}
