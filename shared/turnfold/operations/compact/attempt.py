@@ -136,9 +136,11 @@ async def write_version(
             log.warning("token_quota.exceeded", agent_id=agent_id, tokens=total, limit_tokens=limit)
 
     async def keep(part: ChunkSummary) -> None:
-        # First, because the call is paid, whether its answer can be stored or not.
-        await pay(part.tokens)
-        await store.keep(job, part, now_ms=now_ms())
+        try:
+            await store.keep(job, part, now_ms=now_ms())
+        finally:
+            # The call was paid, whether its answer could be stored or not.
+            await pay(part.tokens)
 
     begun = await store.begun(job)
     try:
