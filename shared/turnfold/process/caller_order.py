@@ -14,7 +14,7 @@ ASKER: Final[ContextVar[Hashable]] = ContextVar("asker", default=None)
 """The caller of the running request; None for work of the service itself."""
 
 HAS_BEGUN: Final[ContextVar[bool]] = ContextVar("has_begun", default=False)
-"""Whether the running request has had a slot."""
+"""Whether the running request has had a slot of those for which long waits are refused."""
 NOBODY: Final = object()
 MEAN_OF_TURNS = 64
 """The number of turns that weigh in the mean time between them: one long turn changes it little."""
@@ -94,7 +94,7 @@ class Turns:
         # A caller does not overtake its own earlier requests.
         if self._free and self._may_run(asker) and asker not in self._waiting:
             self._begin(asker)
-            HAS_BEGUN.set(True)
+            self._note_begun()
             return asker
         if asker is not None and not HAS_BEGUN.get():
             self._refuse_long_wait()
@@ -107,7 +107,7 @@ class Turns:
             if waiter.done() and not waiter.cancelled():
                 self.release(asker)
             raise
-        HAS_BEGUN.set(True)
+        self._note_begun()
         return asker
 
     def release(self, asker: Hashable) -> None:
@@ -131,6 +131,11 @@ class Turns:
         if not self._free:
             self._pace.begin()
         self._running[asker] = self._running.get(asker, 0) + 1
+
+    def _note_begun(self) -> None:
+        # Turns at anything else, such as the stream, are no reason to let a request wait.
+        if self._longest_wait_seconds < math.inf:
+            HAS_BEGUN.set(True)
 
     def _refuse_long_wait(self) -> None:
         # Each caller that waits goes before the next request of any other.

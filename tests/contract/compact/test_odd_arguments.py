@@ -11,7 +11,7 @@ from tests.store_fixtures import NOON, Stores, assistant, tool, turn, turns, use
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.sources import Draft, SummaryJob
 from turnfold.operations.compact.attempt import SummaryConfig
-from turnfold.operations.compact.compact import Committed, compact
+from turnfold.operations.compact.compact import Committed, Outcome, compact
 
 CALLS = {
     "bash": "command",
@@ -25,6 +25,19 @@ class Extractive:
 
     async def summarize(self, job: SummaryJob, *, keep: Any = None) -> Draft:  # noqa: ARG002
         return extract(job, count=words)
+
+
+async def compacted(stores: Stores) -> Outcome:
+    """Have the one job that is due written."""
+    (job,) = await stores.claim()
+    return await compact(
+        job,
+        store=stores.jobs,
+        summarizer=Extractive(),
+        writing=SummaryConfig(),
+        count=words,
+        now_ms=lambda: NOON + 1_000,
+    )
 
 
 @pytest.mark.proves("I2", "S7", "L1")
@@ -44,15 +57,7 @@ async def test_half_a_character_in_arguments_loses_no_event_and_no_summary(
 
     stored = await stores.intake.ingest([said], [], installation=stores.installation)
     await stores.ingest(*turns(2, 7))
-    (job,) = await stores.claim()
-    await compact(
-        job,
-        store=stores.jobs,
-        summarizer=Extractive(),
-        writing=SummaryConfig(),
-        count=words,
-        now_ms=lambda: NOON + 1_000,
-    )
+    await compacted(stores)
 
     assert (stored.messages, stored.dead_letters) == (4, 0)
     facts = await stores.facts()
@@ -62,7 +67,7 @@ async def test_half_a_character_in_arguments_loses_no_event_and_no_summary(
 
 @pytest.mark.proves("I2", "S7", "F2")
 @pytest.mark.parametrize("calls", [5, True, {"a": 1}, ["x"], [{"function": "f"}], "call"])
-async def test_calls_that_are_none_are_summarized_and_recalled_as_text(
+async def test_malformed_calls_are_summarized_and_recalled_as_text(
     stores: Stores, calls: Any
 ) -> None:
     odd = {"role": "assistant", "content": "The lantern is in store 1042.", "tool_calls": calls}
@@ -70,18 +75,8 @@ async def test_calls_that_are_none_are_summarized_and_recalled_as_text(
     await stores.ingest(turn(20, user("And where is the lantern now?"), odd))
     await stores.ingest(turn(21, user("Which store has the lantern?")))
     await indexed(stores)
-    (job,) = await stores.claim()
 
-    outcome = await compact(
-        job,
-        store=stores.jobs,
-        summarizer=Extractive(),
-        writing=SummaryConfig(),
-        count=words,
-        now_ms=lambda: NOON + 1_000,
-    )
-
-    assert outcome == Committed(1, None)
+    assert await compacted(stores) == Committed(1, None)
     for shape in ("openai", "anthropic", "responses"):
         for max_tokens in (100, 400, None):
             told = await Asker(stores).told(max_tokens=max_tokens, format=shape)

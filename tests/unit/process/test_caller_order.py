@@ -205,3 +205,23 @@ async def test_places_waiting_places_and_searches_are_counted_apart_and_given_ba
     assert told.value.retry_after_ms == 1_000
     with admission.admitted("greedy"), admission.admitted("greedy"):
         pass
+
+
+@pytest.mark.proves("X6")
+async def test_a_turn_at_something_else_lets_no_request_wait_for_long() -> None:
+    now, order = [0.0], list[str]()
+    stream, turns = Turns(1, 1), Turns(1, 1, longest_wait_seconds=3.0, clock=lambda: now[0])
+    await started(turns, "slow", order)
+    await started(turns, "early", order)
+    now[0] = 5.0 * MEAN_OF_TURNS
+    turns.release("slow")
+    await started(turns, "other", order)
+
+    async def asks() -> None:
+        stream.release(await stream.take())
+        await turns.take()
+
+    context = copy_context()
+    context.run(ASKER.set, "late")
+    with pytest.raises(Unavailable):
+        await asyncio.get_running_loop().create_task(asks(), context=context)
