@@ -15,11 +15,9 @@ import uvloop
 
 from turnfold.bus.connection import connect
 from turnfold.bus.streams import wait_for_streams
-from turnfold.contracts.subjects import NOTICES_STREAM
 from turnfold.model_info.tokenizer import load_counter
 from turnfold.models import ChildSummarizer
 from turnfold.models.litellm_installed import can_call_models, missing_litellm
-from turnfold.nats_client.acknowledgements import Publisher
 from turnfold.nats_client.connection import NatsClient
 from turnfold.process.http_server import HttpServer
 from turnfold.process.memory import forget_and_return_memory
@@ -257,15 +255,15 @@ async def _work(context: WorkerContext, stop: asyncio.Event, *, stream_created: 
     budgets = SqlBudgetStore(database)
     follower = BudgetFollower(context, store=budgets, wakeups=wakeups, is_busy=ingest.is_busy)
     probe = WriteProbe(probe=statistics.probe)
-    publisher = Publisher(context.client, NOTICES_STREAM, on_foreign=telemetry.metrics.disturbed)
     loops = [
         CatchUp(context, store=events, ingest=ingest),
         Compactor(context, store=jobs, wakeups=wakeups, is_busy=ingest.is_busy),
         Relay(
             store=SqlOutboxStore(database, stream_created=stream_created),
-            publisher=publisher,
+            client=context.client,
             is_busy=ingest.is_busy,
             woken=wakeups.relay,
+            on_foreign=telemetry.metrics.disturbed,
         ),
         GapFinder(context, store=events),
         Pruner(context, store=events),

@@ -29,14 +29,12 @@ from tests.store_fixtures import (
     turns,
     words,
 )
-from turnfold.contracts.subjects import NOTICES_STREAM
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob
 from turnfold.messages import CompactionId
 from turnfold.models import ChildSummarizer as Child
 from turnfold.models.model import write_with_model
 from turnfold.models.usage_meter import UsageMeter
-from turnfold.nats_client.acknowledgements import Publisher
 from turnfold.nats_client.connection import NatsClient
 from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.compact.compact import Outcome, compact
@@ -253,11 +251,7 @@ class Worker:
             case "send":
                 client = NatsClient()
                 await client.connect(self._life.nats_url)
-                await Relay(
-                    store=self.outbox,
-                    publisher=Publisher(client, NOTICES_STREAM),
-                    is_busy=lambda: False,
-                ).work()
+                await Relay(store=self.outbox, client=client, is_busy=lambda: False).work()
                 await client.close()
             case _:
                 raise ValueError(deed)

@@ -9,6 +9,7 @@ import nats.errors
 from turnfold.contracts.subjects import NOTICES_STREAM
 from turnfold.errors import Unavailable
 from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
+from turnfold.nats_client.connection import NatsClient
 from turnfold.ports.admin import Notice, OutboxStore
 from turnfold_worker.loops.polling import YIELD_POLL_SECONDS, BusyDeferral, PollingLoop
 
@@ -24,13 +25,17 @@ class Relay(PollingLoop):
         self,
         *,
         store: OutboxStore,
-        publisher: Publisher,
+        client: NatsClient,
         is_busy: Callable[[], bool],
         woken: asyncio.Event | None = None,
+        on_foreign: Callable[[], object] = lambda: None,
     ) -> None:
         super().__init__(woken=woken)
         self._store = store
-        self._publisher = publisher
+        # A notice is deleted once it is acknowledged, so a forged reply must not be believed.
+        self._publisher = Publisher(
+            client, NOTICES_STREAM, on_foreign=on_foreign, looks_up_all=True
+        )
         self._deferral = BusyDeferral(is_busy)
 
     async def work(self) -> float:

@@ -81,14 +81,14 @@ def judge(
     *,
     stream: str,
     floor: int | None,
-    is_disturbed: bool = False,
+    is_unproven: bool = False,
     batch: AckBatch | None = None,
 ) -> AckVerdict:
     """Classify a reply to a published message; return None if it is not from the stream.
 
     `floor` is the greatest sequence known before the message was sent; a new message has a greater
     one. A duplicate may have any sequence, so it always needs a lookup. So do all replies while no
-    sequence is known, or while `is_disturbed`.
+    sequence is known, and if `is_unproven`.
     """
     reply = _object_in(data)
     if reply is None:
@@ -106,7 +106,7 @@ def judge(
     )
     is_next = floor is not None and events <= seq - floor <= AHEAD + events
     return (
-        claimed if is_next and not claimed.is_duplicate and not is_disturbed else Doubtful(claimed)
+        claimed if is_next and not claimed.is_duplicate and not is_unproven else Doubtful(claimed)
     )
 
 
@@ -165,7 +165,8 @@ class Publisher:
 
     `read` sends requests to the JetStream API; the default uses the connection. Credentials that
     may not send them belong to an own account, in which no other client receives the messages.
-    `on_foreign` is called for each reply that is not from the stream.
+    `on_foreign` is called for each reply that is not from the stream. With `looks_up_all`, no reply
+    alone is proof: for a publisher that deletes its own copy once the message is acknowledged.
     """
 
     def __init__(
@@ -175,9 +176,11 @@ class Publisher:
         *,
         read: Read | None = None,
         on_foreign: Callable[[], object] = lambda: None,
+        looks_up_all: bool = False,
     ) -> None:
         self._client = client
         self._stream = stream
+        self._looks_up_all = looks_up_all
         self._read = read or self._ask
         self._on_foreign = on_foreign
         self._replies = Replies(client, on_stray=self._disturbed)
@@ -283,7 +286,7 @@ class Publisher:
             floor=pending.floor,
             # The reply to an open batch decides whether the rest of it is sent, so it is always
             # looked up.
-            is_disturbed=opens_batch or self._is_disturbed,
+            is_unproven=opens_batch or self._looks_up_all or self._is_disturbed,
             batch=batch,
         )
         if isinstance(judged, Doubtful):

@@ -35,11 +35,11 @@ def verdict(
     told: Any,
     *,
     floor: int | None = FLOOR,
-    is_disturbed: bool = False,
+    is_unproven: bool = False,
     batch: AckBatch | None = None,
 ) -> AckVerdict:
     data = told if isinstance(told, bytes) else json.dumps(told).encode()
-    return judge(data, stream=STREAM, floor=floor, is_disturbed=is_disturbed, batch=batch)
+    return judge(data, stream=STREAM, floor=floor, is_unproven=is_unproven, batch=batch)
 
 
 @pytest.mark.proves("O7")
@@ -62,7 +62,7 @@ def test_a_duplicate_is_looked_up_and_so_is_everything_at_first_and_beside_stran
 
     assert verdict(told | {"duplicate": True}) == Doubtful(Acknowledgement(101, is_duplicate=True))
     assert verdict(told, floor=None) == Doubtful(Acknowledgement(101))
-    assert verdict(told, is_disturbed=True) == Doubtful(Acknowledgement(101))
+    assert verdict(told, is_unproven=True) == Doubtful(Acknowledgement(101))
 
 
 @pytest.mark.proves("O7")
