@@ -22,6 +22,9 @@ from uuid import uuid4
 
 import httpx
 import nats
+import nats.errors
+from nats.aio.client import Client as NatsClient
+from nats.aio.subscription import Subscription
 from nats.js.api import DeliverPolicy
 from sqlalchemy import NullPool
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -41,6 +44,7 @@ Seen = TypeVar("Seen")
 
 START_SECONDS = 90.0
 STOP_SECONDS = 40.0
+FOLLOW_ATTEMPTS = 6
 UNFORGOTTEN = "SELECT 1 FROM sessions WHERE agent_id = '' UNION ALL SELECT 1 FROM stream_purges"
 """What was erased and is still to be deleted, from the tables and from the stream."""
 TURNFOLD = (sys.executable, "-P", "-m", "turnfold.cli")
@@ -473,32 +477,40 @@ def rows(database: Path, statement: str, *values: object) -> list[sqlite3.Row]:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """One entry of the stream of events."""
+    """One entry of a stream."""
 
     seq: int
     subject: str
     payload: bytes
 
 
-async def streamed(url: str) -> list[Streamed]:
-    """Everything that the stream of events holds, in order."""
+async def streamed(url: str, stream: str = EVENTS_STREAM) -> list[Streamed]:
+    """Everything that a stream holds, in order."""
     bus = await nats.connect(url)
     try:
         jetstream = bus.jetstream(timeout=30)
-        state = (await jetstream.stream_info(EVENTS_STREAM)).state
+        count = (await jetstream.stream_info(stream)).state.messages
         found: list[Streamed] = []
-        if not state.messages:
+        if not count:
             return found
-        subscription = await jetstream.subscribe(
-            "", stream=EVENTS_STREAM, ordered_consumer=True, deliver_policy=DeliverPolicy.ALL
-        )
-        while len(found) < state.messages:
+        subscription = await _following(bus, stream)
+        while len(found) < count:
             message = await subscription.next_msg(timeout=30)
             found.append(Streamed(message.metadata.sequence.stream, message.subject, message.data))
         await subscription.unsubscribe()
         return found
     finally:
         await bus.close()
+
+
+async def _following(bus: NatsClient, stream: str) -> Subscription:
+    """Read a stream from its start. A cluster loses the request if it elects a leader meanwhile."""
+    for _ in range(FOLLOW_ATTEMPTS):
+        with contextlib.suppress(nats.errors.TimeoutError):
+            return await bus.jetstream(timeout=5).subscribe(
+                "", stream=stream, ordered_consumer=True, deliver_policy=DeliverPolicy.ALL
+            )
+    raise TimeoutError(f"no consumer of {stream} in {FOLLOW_ATTEMPTS} attempts")
 
 
 def parts_alive(lines: Sequence[Json]) -> list[int]:

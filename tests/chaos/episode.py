@@ -15,7 +15,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import nats
 from sqlalchemy import Connection, Table, delete, insert, select
 
 from tests.chaos.fault_plan import Topology, plan
@@ -27,6 +26,7 @@ from tests.published import Published
 from tests.running_system import Streamed, eventually, streamed, wait_until
 from tests.strangers import listening
 from turnfold.client import connect
+from turnfold.contracts.subjects import NOTICES_STREAM
 from turnfold.nats_client.connection import NatsClient
 from turnfold.store.database import schema
 from turnfold.store.database.engine import Database
@@ -249,7 +249,11 @@ async def recorded(installation: Installation, published: Published) -> History:
         )
     finally:
         await database.close()
-    return History(copy, published, await streamed(url), await _noticed(url))
+    notices = [
+        (notice.subject, json.loads(notice.payload))
+        for notice in await streamed(url, NOTICES_STREAM)
+    ]
+    return History(copy, published, await streamed(url), notices)
 
 
 async def _told_copy(database: Database, directory: Path) -> Path | None:
@@ -311,19 +315,3 @@ async def _is_told(database: Database) -> bool:
     return not await database.snapshot(
         lambda connection: connection.execute(select(schema.outbox).limit(1)).all()
     )
-
-
-async def _noticed(url: str) -> list[tuple[str, dict[str, Any]]]:
-    """All that the stream of notices holds."""
-    bus = await nats.connect(url)
-    try:
-        jetstream = bus.jetstream(timeout=30)
-        count = (await jetstream.stream_info("TURNFOLD_NOTICES")).state.messages
-        subscription = await jetstream.subscribe(
-            "", stream="TURNFOLD_NOTICES", ordered_consumer=True
-        )
-        messages = [await subscription.next_msg(timeout=30) for _ in range(count)]
-        await subscription.unsubscribe()
-        return [(message.subject, json.loads(message.data)) for message in messages]
-    finally:
-        await bus.close()
