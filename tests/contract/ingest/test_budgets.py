@@ -1,6 +1,7 @@
 """The budgets of windows make compactions due, in every store."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.store_fixtures import (
     NOON,
     Stores,
     assistant,
+    installation_of,
     summary,
     turn,
     user,
@@ -74,7 +76,7 @@ async def live_tokens(stores: Stores, key: SessionKey = KEY) -> int:
 async def remembered(stores: Stores, key: SessionKey = KEY) -> list[int]:
     session = (await stores.facts(key)).session
     assert session is not None
-    return [budget.tokens for budget in session.budgets]
+    return [budget.tokens for budget in session.budgets if budget.tokens]
 
 
 @pytest.mark.proves("E8", "E2", "A3")
@@ -146,6 +148,35 @@ async def test_budgets_are_forgotten_with_time(followed: Stores) -> None:
 
     assert await remembered(followed) == []
     assert await live_tokens(followed) == 5 * TURN_TOKENS
+
+
+@pytest.mark.proves("E8", "E1")
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("follows", [True, False])
+async def test_a_session_whose_windows_were_asked_for_counts_as_read_for_good(
+    stores: Stores, follows: bool, size: int
+) -> None:
+    stores = replace(stores, installation=installation_of(Policy())[0])
+    await override(stores, follow_budget=follows)
+    few = [turn(seq, user(f"question {seq}"), assistant(f"answer {seq}")) for seq in range(1, 25)]
+    await stores.ingest(*few)
+    first = await Asker(stores, Policy()).answer()
+    assert first.hint is not None
+    await follow(stores, first.hint)
+
+    late = [
+        turn(seq, user(f"question {seq}"), assistant(f"answer {seq}"), at_ms=NOON + 601_000 + seq)
+        for seq in range(25, 37)
+    ]
+    for start in range(0, len(late), size):
+        await stores.ingest(*late[start : start + size])
+
+    session = (await stores.facts(KEY)).session
+    assert session is not None
+    assert session.live_messages == 72
+    assert await remembered(stores) == []
+    again = await Asker(stores, Policy()).answer()
+    assert (again.hint is None) == (not follows)
 
 
 @pytest.mark.proves("E8", "E5")

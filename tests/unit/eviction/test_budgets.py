@@ -108,7 +108,10 @@ def test_windows_repeat_a_hint_until_a_worker_has_acted() -> None:
     assert not is_due(asked((0, 8_000)), BudgetHint(8_000))
     assert is_due(asked((0, 3_000)), small)
     assert not is_due(asked((0, 200_000)), small)
-    assert not is_due(NO_BUDGETS, small, replace(POLICY, follow_budget=False))
+    deaf = replace(POLICY, follow_budget=False)
+    assert is_due(NO_BUDGETS, small, deaf)
+    assert not is_due(asked((0, 0)), small, deaf)
+    assert not is_due(NO_BUDGETS, small, replace(deaf, max_unread_messages=0))
     assert not is_due(NO_BUDGETS, small, replace(POLICY, mode=Mode.MANUAL))
 
 

@@ -1,7 +1,8 @@
 """The budgets that a session was asked with; the largest recent one decides when messages leave.
 
 The query service reports them with hints, and a worker stores them in the session's row. Only
-budgets that a later, larger one does not hide are kept, so that a session has few.
+budgets that a later, larger one does not hide are kept, so that a session has few. The last one is
+not forgotten but for its tokens, because any budget shows that windows are asked for.
 """
 
 import json
@@ -31,6 +32,11 @@ NO_BUDGETS: Final[Budgets] = ()
 def follows_budget(policy: Policy) -> bool:
     """Return whether messages leave because of the budgets that windows are asked with."""
     return policy.follow_budget and policy.mode is Mode.AUTO
+
+
+def minds_reading(policy: Policy) -> bool:
+    """Return whether messages leave earlier as long as no window was asked for."""
+    return policy.mode is Mode.AUTO and policy.max_unread_messages > 0
 
 
 def largest_budget(budgets: Budgets, policy: Policy, *, at_ms: int) -> int:
@@ -64,10 +70,11 @@ def is_hint_due(budgets: Budgets, hint: BudgetHint, policy: Policy, *, at_ms: in
     """Return whether a worker has to be told of a window.
 
     It has to know the budget, and that the largest recent one did not suffice. Hints are therefore
-    repeated by each window until the worker has acted on one.
+    repeated by each window until the worker has acted on one. Where budgets decide nothing, the
+    first window of a session is still worth a hint, because a limit may hold until then.
     """
     if not follows_budget(policy):
-        return False
+        return minds_reading(policy) and not budgets
     if hint.folded and hint.tokens >= largest_budget(budgets, policy, at_ms=at_ms):
         return True
     return not is_remembered(budgets, hint.tokens, policy, at_ms=at_ms)
@@ -77,6 +84,12 @@ def recent_budgets(budgets: Budgets, policy: Policy, *, at_ms: int) -> Budgets:
     """Return the budgets that are still remembered at a time."""
     since_ms = at_ms - 1_000 * policy.budget_memory_seconds
     return tuple([budget for budget in budgets if budget.at_ms >= since_ms])
+
+
+def without_forgotten(budgets: Budgets, policy: Policy, *, at_ms: int) -> Budgets:
+    """Return the budgets that are still remembered, or one of no tokens: windows were asked for."""
+    recent = recent_budgets(budgets, policy, at_ms=at_ms)
+    return recent or tuple([budget._replace(tokens=0) for budget in budgets[-1:]])
 
 
 @lru_cache(maxsize=1_024)

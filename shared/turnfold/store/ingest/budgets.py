@@ -10,6 +10,7 @@ from turnfold.core.eviction.budgets import (
     budgets_json,
     follows_budget,
     is_remembered,
+    minds_reading,
     with_budget,
 )
 from turnfold.core.eviction.triggers import triggers_of_hints
@@ -59,6 +60,9 @@ def _follow(
         at_ms = max(now_ms, session.last_event_at_ms or 0)
         policy = installation.policy(session.agent_wishes, session.wishes)
         if not follows_budget(policy):
+            if minds_reading(policy) and not session.budgets:
+                session.asked_budgets = budgets_json((AskedBudget(at_ms, 0),))
+                changed.append(session)
             continue
         is_changed = _remember(session, hints[key], policy, at_ms)
         fired = triggers_of_hints(

@@ -9,7 +9,7 @@ from turnfold.core.eviction.batch import Eviction, RestoreHold, plan_evictions
 from turnfold.core.eviction.budgets import (
     budgets_json,
     largest_budget,
-    recent_budgets,
+    without_forgotten,
 )
 from turnfold.core.eviction.choose import first_eviction
 from turnfold.core.eviction.limits import WindowChanges, limited_window
@@ -119,8 +119,10 @@ def _forget_budgets(session: SessionRow, installation: Installation) -> None:
     """Remove the budgets that are too old by now. They count while this batch is examined."""
     if session.asked_budgets is not None:
         policy = installation.policy(session.agent_wishes, session.wishes)
-        recent = recent_budgets(session.budgets, policy, at_ms=session.last_event_at_ms or 0)
-        session.asked_budgets = budgets_json(recent)
+        at_ms = session.last_event_at_ms or 0
+        session.asked_budgets = budgets_json(
+            without_forgotten(session.budgets, policy, at_ms=at_ms)
+        )
 
 
 def _usage_readings(events: Iterable[DecodedEvent]) -> dict[int, UsageReading]:
