@@ -19,7 +19,8 @@ import nats.errors
 from turnfold.contracts.publish_errors import NO_BATCH
 from turnfold.errors import NotAllowed
 from turnfold.messages import MOST_INT64
-from turnfold.nats_client.connection import API, Denied, NatsClient, Replies, tells_no_responders
+from turnfold.nats_client.connection import Denied, NatsClient, Replies
+from turnfold.nats_client.responses import API, tells_no_responders
 
 AHEAD: Final = 1_000
 """An acknowledged sequence at most this far above the greatest known one needs no lookup."""

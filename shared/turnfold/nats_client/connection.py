@@ -1,7 +1,6 @@
 """A nats-py client that survives invalid messages, and requests that ignore foreign replies."""
 
 import asyncio
-import json
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
 
 from turnfold.nats_client.handover import Handover
+from turnfold.nats_client.responses import API, is_response, response_type, tells_no_responders
 from turnfold.nats_client.transport import ConnectionTransport
 
 REQUEST_INFO = "Nats-Request-Info"
@@ -23,15 +23,14 @@ Only imports with `share` add it.
 """
 _INFO_BEGIN = f"{REQUEST_INFO}: ".encode()
 _LINE, _END = b"\r\n", b"\r\n\r\n"
-API: Final = "$JS.API."
-_API_TYPE: Final = "io.nats.jetstream.api.v1."
-_NO_RESPONDERS: Final = "503"
 NO_RESPONDERS_SECONDS: Final = 0.2
 """Time to wait for a reply after "no responders", which any client can forge."""
 _DENIED: Final = re.compile(r'permissions violation for (\w+) to "([^"]+)"', re.IGNORECASE)
 MOST_REPLIES: Final = 1_000
 """The maximum number of unread replies per request. Further ones are dropped."""
 MOST_EXPIRED: Final = 1_000
+
+_CONNECTED_POLL_SECONDS: Final = 0.02
 
 
 NatsReply = TypeVar("NatsReply")
@@ -55,6 +54,7 @@ class NatsClient(Client):
       a subject become U+FFFD.
     - nats-py takes a lost connection of uvloop for the end of the loop; see `ConnectionTransport`.
       Here, what was to be sent waits for the next connection.
+    - nats-py closes for good on any error of the server that is no denial. Here, it reconnects.
     - nats-py returns the first header of a name. The server appends the identity of the client as
       the last line and removes an exact copy, but a client can forge one with an unterminated
       block and a blank after the name. Here, the last line counts.
@@ -148,7 +148,30 @@ class NatsClient(Client):
                 # The server reports a denial as an error of the connection, and the request would
                 # time out.
                 inbox.deny()
+        elif self.is_connected and not self._is_over:
+            await self._process_op_err(nats.errors.Error(f"nats: {err_msg}"))
+            return
         await super()._process_err(err_msg)
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        reply: str = "",
+        headers: dict[str, Any] | None = None,
+    ) -> None:
+        """Publish as nats-py does, but also count the headers, as the server does."""
+        if headers and len(payload) + _header_bytes(headers) > self.max_payload:
+            raise nats.errors.MaxPayloadError
+        await super().publish(subject, payload, reply, headers)
+
+    async def _until_connected(self, deadline: float) -> None:
+        """Wait for the connection. Without one, nats-py would send a request after its deadline."""
+        while not (self.is_connected or self.is_closed):
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                raise nats.errors.TimeoutError
+            await asyncio.sleep(min(left, _CONNECTED_POLL_SECONDS))
 
     async def request(
         self,
@@ -160,14 +183,17 @@ class NatsClient(Client):
     ) -> Msg:
         """Send a request as nats-py does, but ignore foreign replies to JetStream requests."""
         if not subject.startswith(API):
-            return await super().request(subject, payload, timeout, old_style, headers)
+            deadline = asyncio.get_running_loop().time() + timeout
+            await self._until_connected(deadline)
+            left = deadline - asyncio.get_running_loop().time()
+            return await super().request(subject, payload, left, old_style, headers)
         wanted = response_type(subject)
         return await self.reply(
             subject,
             payload,
             seconds=timeout,
             headers=headers,
-            read=lambda reply: reply if _is_response(reply, wanted) else None,
+            read=lambda reply: reply if is_response(reply, wanted) else None,
         )
 
     async def reply(
@@ -189,6 +215,7 @@ class NatsClient(Client):
         if self._replies is None:
             self._replies = Replies(self)
         deadline = asyncio.get_running_loop().time() + seconds
+        await self._until_connected(deadline)
         is_unheard = False
         async with self._replies.to(subject, payload, headers) as inbox:
             while (reply := await inbox.next(deadline)) is not None:
@@ -358,43 +385,15 @@ class _Inbox:
         return None
 
 
+def _header_bytes(headers: Mapping[str, str]) -> int:
+    r"""Return the size of headers on the wire: a first line, one for each header, and an empty one.
+
+    >>> _header_bytes({"a": "b"}) == len(b"NATS/1.0\r\na: b\r\n\r\n")
+    True
+    """
+    return 12 + sum([len(name) + len(value.encode()) + 4 for name, value in headers.items()])
+
+
 def _done(arrived: asyncio.Future[None]) -> None:
     if not arrived.done():
         arrived.set_result(None)
-
-
-def tells_no_responders(reply: Msg) -> bool:
-    """Return whether a message reports that there is no subscriber."""
-    return not reply.data and (reply.headers or {}).get("Status") == _NO_RESPONDERS
-
-
-def response_type(subject: str) -> str:
-    """Return the `type` of the reply to a request of the JetStream API.
-
-    >>> response_type("$JS.API.STREAM.MSG.GET.TURNFOLD_EVENTS")
-    'io.nats.jetstream.api.v1.stream_msg_get_response'
-    """
-    tokens = subject.removeprefix(API).split(".")
-    match tokens:
-        case ["INFO"]:
-            name = "account_info"
-        case ["CONSUMER", "DURABLE", "CREATE", *_]:
-            name = "consumer_create"
-        case ["STREAM", "MSG", verb, *_]:
-            name = f"stream_msg_{verb.lower()}"
-        case [what, verb, *_]:
-            name = f"{what.lower()}_{verb.lower()}"
-        case _:
-            name = ""
-    return f"{_API_TYPE}{name}_response"
-
-
-def _is_response(reply: Msg, wanted: str) -> bool:
-    try:
-        answer = json.loads(reply.data)
-    except (ValueError, RecursionError):
-        return False
-    if not isinstance(answer, dict) or answer.get("type") != wanted:
-        return False
-    failure = answer.get("error")
-    return failure is None or (isinstance(failure, dict) and isinstance(failure.get("code"), int))

@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 
+import turnfold
+from tests.nats_server import nats_server
 from tests.services.client.test_mirror import working
+from turnfold.bus import connect, ensure_streams
 from turnfold.client import turn_event
 from turnfold.client.events import session_key
 from turnfold.errors import TooLarge
 from turnfold.integrations.clients import EVENT_BYTES, event_parts, fitting_window
+from turnfold.settings import Settings
 from turnfold.shapes import divide_responses
 
 Json = dict[str, Any]
@@ -69,3 +73,26 @@ def test_a_response_that_no_event_can_hold_is_divided_too() -> None:
     parts = list(event_parts(divide_responses(items)))
 
     assert [len(part) for part in parts] == [1_000, 1_000, 500]
+
+
+@pytest.mark.proves("I5", "O7")
+async def test_an_event_that_its_headers_make_too_large_is_refused_and_the_client_goes_on(
+    tmp_path: Path,
+) -> None:
+    limit = 4 * 1024 * 1024
+    with nats_server(tmp_path, more=f"max_payload: {limit}") as server:
+        bus = await connect(Settings(nats_url=server.url), name="test")
+        await ensure_streams(bus, first_seq=1)
+        async with turnfold.connect(server.url, environ={}) as client:
+            key = session_key("ada", "s")
+            small = turn_event(key, [{"role": "user", "content": "small"}])
+            empty = turn_event(key, [{"role": "user", "content": ""}])
+            text = "x" * (limit - len(empty.payload) - 10)
+            large = turn_event(key, [{"role": "user", "content": text}])
+            assert len(large.payload) < limit
+
+            with pytest.raises(TooLarge):
+                await client.publish(large)
+
+            assert (await client.publish(small)).seq == 1
+        await bus.close()
