@@ -143,7 +143,9 @@ class StateModel:
         plans = [row for row in session.compactions if row.is_plan and row.is_open]
         if triggers and is_planned and plans:
             return plans[0].compaction_id
-        due, evicted = first_eviction(triggers, live, policy, now_ms=now_ms)
+        due, evicted = first_eviction(
+            triggers, live, policy, now_ms=now_ms, factor=session.load.factor
+        )
         if due is None:
             return None
         row = self._open(session, due.trigger, now_ms)

@@ -45,8 +45,9 @@ class Job:
 
     `planned` is the trigger of an eviction that takes place when the version is committed; until
     then no message has left. `cooling` is the reason why the session's model is not asked now.
-    `tokens_evicted` counts the evicted messages, `summary_tokens` the version in force. `traces`
-    are the traceparents of the events that caused the evictions, newest last.
+    `tokens_evicted` counts the evicted messages, `summary_tokens` the version in force. `factor` is
+    the session's calibration factor. `traces` are the traceparents of the events that caused the
+    evictions, newest last.
     """
 
     key: SessionKey
@@ -63,6 +64,7 @@ class Job:
     cooling: str | None = None
     tokens_evicted: int = 0
     summary_tokens: int = 0
+    factor: float = 1.0
     traces: tuple[str, ...] = ()
 
     @property

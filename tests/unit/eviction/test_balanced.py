@@ -3,8 +3,10 @@
 import pytest
 
 from tests.unit.eviction.test_eviction import rounds, said
+from turnfold.core.eviction.batch import plan_evictions
 from turnfold.core.eviction.choose import first_eviction
 from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, Trigger, TriggerLimits
+from turnfold.core.eviction.usage import UsageInput, UsageState
 from turnfold.core.policy.presets import DEFAULT_PRESET, PRESETS, Policy, Style, adjusted
 
 BALANCED = PRESETS["balanced"]
@@ -49,17 +51,35 @@ def test_a_session_that_nobody_reads_leaves_at_fifty_messages_of_any_size() -> N
     assert not is_due(1_000, max_live_messages=0)
 
 
-@pytest.mark.proves("P6")
+@pytest.mark.proves("P6", "T5")
 def test_of_what_balanced_exceeded_a_third_stays_and_at_least_ten_messages() -> None:
     live = said(*rounds(130), tokens=100)
 
-    def stay(fired: FiredTrigger, policy: Policy = BALANCED) -> int:
-        _, gone = first_eviction([fired], live, policy, now_ms=0)
+    def stay(fired: FiredTrigger, policy: Policy = BALANCED, *, factor: float = 1.0) -> int:
+        _, gone = first_eviction([fired], live, policy, now_ms=0, factor=factor)
         return len(live) - len(gone)
 
     assert stay(FiredTrigger(Trigger.TOKENS, 20_000)) == 66
     assert stay(FiredTrigger(Trigger.BUDGET, 600)) == 10
     assert stay(FiredTrigger(Trigger.MESSAGES, 100_000)) == 86
+    # Of a model that bills twice the counted tokens, a third of the limit is half as many messages.
+    assert stay(FiredTrigger(Trigger.TOKENS, 20_000), factor=2.0) == 34
     # A number that somebody sets counts instead, up to 25 messages.
     kept = adjusted(BALANCED, {"keep_tokens": 4_000})
     assert stay(FiredTrigger(Trigger.TOKENS, 20_000), kept) == 26
+
+
+@pytest.mark.proves("P6", "T5")
+@pytest.mark.parametrize("factor", [1.25, 2.0, 2.5])
+def test_a_batch_keeps_a_third_of_the_limit_in_tokens_of_the_model(factor: float) -> None:
+    live = said(*rounds(400), tokens=200)
+    policy = adjusted(BALANCED, {"max_context_tokens": 20_000, "max_live_messages": 0})
+    meter = UsageInput(gauge=UsageState(factor=factor), learn=lambda _seq, _at: factor)
+
+    first, *_ = plan_evictions(
+        live, [message.stream_seq for message in live], 0, policy, model_window=128_000, meter=meter
+    )
+
+    kept = sum([message.tokens for message in first.stays]) * factor
+    assert not first.is_escalated
+    assert kept <= first.due.budget_tokens * 0.33 + 5 * 200 * factor

@@ -320,7 +320,7 @@ def _first_choice(
         evicted: tuple[Message, ...] = ()
         is_escalated = due.trigger is Trigger.USAGE and is_again
         if not is_escalated:
-            keep = kept_after(policy, due, len(live))
+            keep = kept_after(policy, due, len(live), load.factor)
             usual = decide_eviction(live, policy, due.trigger, now_ms=at_ms, keep=keep)
             evicted = usual.evicted if isinstance(usual, Evict) else ()
             is_escalated = bool(evicted) and _is_over(due, load, evicted)

@@ -155,23 +155,33 @@ def _is_worth_it(evicted: Sequence[Message], policy: Policy, trigger: Trigger) -
 
 
 def first_eviction(
-    triggers: Sequence[FiredTrigger], live: Sequence[Message], policy: Policy, *, now_ms: int
+    triggers: Sequence[FiredTrigger],
+    live: Sequence[Message],
+    policy: Policy,
+    *,
+    now_ms: int,
+    factor: float = 1.0,
 ) -> tuple[FiredTrigger | None, tuple[Message, ...]]:
-    """Return the first trigger for which enough messages would leave, and those messages."""
+    """Return the first trigger for which enough messages would leave, and those messages.
+
+    `factor` is the calibration factor of the session.
+    """
     for trigger in triggers:
-        keep = kept_after(policy, trigger, len(live))
+        keep = kept_after(policy, trigger, len(live), factor)
         decision = decide_eviction(live, policy, trigger.trigger, now_ms=now_ms, keep=keep)
         if isinstance(decision, Evict):
             return trigger, decision.evicted
     return None, ()
 
 
-def kept_after(policy: Policy, fired: FiredTrigger, live: int) -> Keep:
+def kept_after(policy: Policy, fired: FiredTrigger, live: int, factor: float) -> Keep:
     """Return what stays of `live` messages after this trigger.
 
-    A share of the limit that fired, if the policy has one; otherwise at most half of it.
+    A share of the limit that fired, if the policy has one; otherwise at most half of it. The limit
+    is in tokens of the model, which are counted tokens times `factor`.
     """
-    limit, ratio, keep = fired.budget_tokens, policy.keep_ratio, Keep.of(policy)
+    limit = int(fired.budget_tokens / factor)
+    ratio, keep = policy.keep_ratio, Keep.of(policy)
     if ratio and fired.trigger in _BY_TOKENS:
         return keep._replace(tokens=int(ratio * limit), at_most_messages=0)
     if ratio and fired.trigger is Trigger.MESSAGES:

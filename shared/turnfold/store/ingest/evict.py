@@ -253,7 +253,7 @@ def evict_now(
     if policy.commit is Commit.ON_SUMMARY:
         opened = opening.plan(session, triggers, live, policy, at_ms=now_ms)
     else:
-        due, evicted = first_eviction(triggers, live, policy, now_ms=now_ms)
+        due, evicted = first_eviction(triggers, live, policy, now_ms=now_ms, factor=session.factor)
         if due is None:
             return None
         eviction = Eviction(due, evicted, len(live), session.load, now_ms).seen_at(
@@ -269,11 +269,17 @@ def evict_now(
 
 
 def planned(
-    connection: Connection, sid: int, due: FiredTrigger, policy: Policy, *, now_ms: int
+    connection: Connection,
+    sid: int,
+    due: FiredTrigger,
+    policy: Policy,
+    *,
+    now_ms: int,
+    factor: float,
 ) -> Eviction | None:
     """Return the eviction that a planned compaction comes to now; None if nothing would leave."""
     live = [evictable_of(row) for row in _LIVE.rows(connection, [sid])]
-    _, evicted = first_eviction([due], live, policy, now_ms=now_ms)
+    _, evicted = first_eviction([due], live, policy, now_ms=now_ms, factor=factor)
     return Eviction(due, evicted, len(live), load_of(live), now_ms) if evicted else None
 
 

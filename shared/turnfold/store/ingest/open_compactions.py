@@ -279,7 +279,7 @@ class CompactionOpener:
                     )
                 )  # fmt: skip
             return known
-        due, _ = first_eviction(triggers, live, policy, now_ms=at_ms)
+        due, _ = first_eviction(triggers, live, policy, now_ms=at_ms, factor=session.factor)
         if due is None:
             return None
         compaction_id = self._installation.new_id()

@@ -222,6 +222,7 @@ def _job_of(session: SessionRow, claimed: Sequence[_OpenRow], policy: Policy, no
         cooling=session.cooldown_reason if is_cooling else None,
         tokens_evicted=sum([row.tokens_evicted for row in claimed]),
         summary_tokens=session.summary_tokens,
+        factor=session.factor,
         traces=tuple([row.trace for row in claimed if row.trace]),
     )
 

@@ -133,7 +133,14 @@ def _input_of_kind(connection: Connection, job: Job, *, now_ms: int, by_model: b
             job_input = _next_input(connection, job, by_model=by_model)
             if not job.planned:
                 return job_input
-            leaving = planned(connection, job.sid, job.planned, job.policy, now_ms=now_ms)
+            leaving = planned(
+                connection,
+                job.sid,
+                job.planned,
+                job.policy,
+                now_ms=now_ms,
+                factor=job.factor,
+            )
             if leaving is None:
                 return job_input
             evicted = [*job_input.evicted, *_leaving_messages(connection, job, leaving)]
