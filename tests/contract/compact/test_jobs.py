@@ -31,7 +31,7 @@ from turnfold.messages import SessionId, SessionKey, State
 from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.compact.compact import Committed, compact
 from turnfold.ports.compact import Job
-from turnfold.store.compact.jobs import claim
+from turnfold.store.compact.jobs import rows
 
 LATER = NOON + LEASE_MS + 1
 
@@ -122,7 +122,7 @@ async def test_a_backlog_is_summarized_in_jobs_of_bounded_size(
 ) -> None:
     await stores.ingest(*turns(1, 20))
     pending = [row.compaction_id for row in (await stores.facts()).pending]
-    monkeypatch.setattr(claim, "MOST_MESSAGES", 1)
+    monkeypatch.setattr(rows, "MOST_MESSAGES", 1)
 
     jobs: list[Job] = []
     for number in range(len(pending)):
@@ -139,7 +139,7 @@ async def test_a_failed_part_of_a_backlog_delays_the_rest(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await stores.ingest(*turns(1, 20))
-    monkeypatch.setattr(claim, "MOST_TOKENS", 1)
+    monkeypatch.setattr(rows, "MOST_TOKENS", 1)
 
     await give_back(stores, await claimed(stores), NOON + 9_000)
 

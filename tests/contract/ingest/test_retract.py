@@ -31,6 +31,7 @@ from turnfold.operations.query.history import session as status
 from turnfold.operations.query.search import search
 from turnfold.ports.compact import RegenerateOptions
 from turnfold.ports.ingest import DecodedEvent
+from turnfold.store.compact.jobs import rows
 
 OTHER = SessionKey(AgentId("ada"), SessionId("s-2"))
 STRANGER = SessionKey(AgentId("bob"), SessionId("s-1"))
@@ -52,6 +53,18 @@ async def entries(stores: Stores, **fields: Any) -> list[dict[str, Any]]:
     answer = json.loads(await history(KEY, HistoryRequest(**fields), store=stores.history))
     found: list[dict[str, Any]] = answer["messages"]
     return found
+
+
+async def fold(stores: Stores) -> list[list[str]]:
+    """Summarize everything that is due, job by job; the ids of the messages that each one read."""
+    read: list[list[str]] = []
+    for number in range(20):
+        now_ms = NOON + 60_000 + number * 1_000
+        for job in await stores.claim(now_ms):
+            job_input = await stores.jobs.load(job, now_ms=now_ms)
+            read.append([entry.message.message_id for entry in job_input.evicted])
+            await stores.jobs.commit(job, summary(f"Fold {number}."), reason=None, now_ms=now_ms)
+    return read
 
 
 async def audit_phases(stores: Stores) -> list[str]:
@@ -514,3 +527,26 @@ async def test_an_erasure_takes_the_retracted_originals_as_well(stores: Stores) 
     await stores.changes.erase(KEY, last_seq=9, now_ms=NOON)
 
     assert (await stores.seen()).sessions == {}
+
+
+@pytest.mark.proves("G1", "O9", "S7")
+async def test_evictions_that_lost_their_version_are_summarized_in_jobs_of_bounded_size(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first_seq in range(1, 40, 6):
+        await stores.ingest(*turns(first_seq, 6))
+        for job in await stores.claim():
+            await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
+    evicted = await ids(stores, State.COVERED)
+    monkeypatch.setattr(rows, "MOST_MESSAGES", 20)
+
+    await stores.ingest(retracted(43, evicted[0]))
+    await stores.ingest(*turns(44, 6))
+    jobs = await fold(stores)
+
+    late = await ids(stores, State.COVERED)
+    assert [one for job in jobs for one in job] == late
+    assert len(late) > 40
+    assert max(len(job) for job in jobs) <= 20
+    assert not (await stores.facts()).pending
+    assert (await audit_phases(stores))[-1] == "summary_done"

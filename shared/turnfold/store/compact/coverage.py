@@ -91,7 +91,9 @@ _TOLD = Prepared(
     ("of_sid", "number"),
 )
 _UNCOVERED = Prepared(
-    select(compactions.c.compaction_id)
+    select(
+        *(compactions.c[name] for name in ("compaction_id", "messages_evicted", "tokens_evicted"))
+    )
     .where(*_evicting, _is_committed, is_uncovered)
     .order_by(compactions.c.ordinal),
     ("of_sid",),
@@ -117,9 +119,17 @@ def covered_compactions(sid: int, version: int) -> Select[tuple[int]]:
     return _covered.params(of_sid=sid, number=version)
 
 
-def uncovered(connection: Connection, sid: int) -> list[int]:
+class UncoveredEviction(NamedTuple):
+    """An eviction that was summarized, and that the version in force does not cover."""
+
+    compaction_id: int
+    messages: int
+    tokens: int
+
+
+def uncovered(connection: Connection, sid: int) -> list[UncoveredEviction]:
     """Return summarized evictions that the version in force does not cover, oldest first."""
-    return [compaction_id for (compaction_id,) in _UNCOVERED.rows(connection, sid)]
+    return [UncoveredEviction(*row) for row in _UNCOVERED.rows(connection, sid)]
 
 
 def any_restored(connection: Connection, compaction_ids: Sequence[int]) -> bool:

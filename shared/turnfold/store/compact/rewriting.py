@@ -1,7 +1,7 @@
 """Compactions that evict nothing: they rewrite a version, or cover evictions that lost theirs."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -133,15 +133,39 @@ def open_fold(
     now_ms: int,
 ) -> int | None:
     """Open a compaction for evictions that lost their version, if there are any."""
-    lost = uncovered(connection, session.sid)
-    if not lost:
-        return None
+    lost = [eviction.compaction_id for eviction in uncovered(connection, session.sid)]
     # Windows show digests until the fold is committed, and these evictions never needed one.
     write_digests(connection, session.sid, lost, installation)
+    return _open_fold(connection, session, journal, installation.new_id, lost, now_ms=now_ms)
+
+
+def continue_fold(
+    connection: Connection,
+    session: SessionRow,
+    journal: SessionJournal,
+    new_id: Callable[[], int],
+    *,
+    now_ms: int,
+) -> None:
+    """Open a compaction for the evictions that a fold left, because one job has a limit."""
+    lost = [eviction.compaction_id for eviction in uncovered(connection, session.sid)]
+    _open_fold(connection, session, journal, new_id, lost, now_ms=now_ms)
+
+
+def _open_fold(
+    connection: Connection,
+    session: SessionRow,
+    journal: SessionJournal,
+    new_id: Callable[[], int],
+    lost: Sequence[int],
+    *,
+    now_ms: int,
+) -> int | None:
+    if not lost:
+        return None
     ((first, last),) = _SPAN.rows(connection, lost)
-    work = _Work(
-        installation.new_id(), Trigger.REQUEST, now_ms + SUMMARY_DELAY_MS, span=(first, last)
-    )
+    begins_ms = now_ms + SUMMARY_DELAY_MS
+    work = _Work(new_id(), Trigger.REQUEST, begins_ms, span=(first, last))
     _open(connection, session, journal, work, now_ms=now_ms)
     delay_after_failure(connection, [session.sid])
     return work.compaction_id

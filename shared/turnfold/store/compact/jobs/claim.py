@@ -9,6 +9,8 @@ from turnfold.core.eviction.triggers import FiredTrigger, Trigger, is_allowed
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import CompactionId
 from turnfold.ports.compact import Job, JobKind, JobStatus
+from turnfold.store.compact.coverage import uncovered
+from turnfold.store.compact.jobs.rows import exceeds_limits, within_limits
 from turnfold.store.compact.rewriting import end_stale, wanted_of
 from turnfold.store.database.predicates import (
     is_kept,
@@ -21,15 +23,6 @@ from turnfold.store.database.predicates import (
 from turnfold.store.database.schema import compactions, sessions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import Prepared, bulk_update
-
-MOST_MESSAGES = 4_000
-MOST_TOKENS = 500_000
-"""The most that one job summarizes, except for a single eviction.
-
-A worker and its summarizer hold several copies of this text, and the worker does nothing else while
-it encodes it. Backlogs of this size are rare: a model was unavailable for long, or a history was
-imported.
-"""
 
 _busy = select(compactions.c.sid).where(
     is_running, compactions.c.lease_until_ms > bindparam("now_ms")
@@ -130,6 +123,12 @@ class _OpenRow(NamedTuple):
         return self.kind is JobKind.NEXT and self.first_position is None
 
     @property
+    def is_fold(self) -> bool:
+        """Whether it evicts nothing, and is for evictions that lost their version."""
+        is_evicted = self.kind is JobKind.NEXT and not self.is_plan
+        return is_evicted and not self.messages_evicted
+
+    @property
     def fired(self) -> FiredTrigger:
         trigger = Trigger.BUDGET if self.is_by_budget else Trigger(self.trigger)
         return FiredTrigger(trigger, self.budget_tokens)
@@ -169,7 +168,7 @@ def claim_session(
             detail = f"the mode is {policy.mode}"
             end_stale(connection, session, journal, row.compaction_id, detail, now_ms)
         return None
-    claimed = _within_limits(due)
+    claimed = _of_one_job(connection, session.sid, due)
     job = _job_of(session, claimed, policy, now_ms)
     ids = [row.compaction_id for row in claimed]
     _release_others(connection, rows, ids)
@@ -191,14 +190,16 @@ def claim_session(
     return job
 
 
-def _within_limits(due: Sequence[_OpenRow]) -> Sequence[_OpenRow]:
-    """Return the oldest of these rows that one job may summarize; always the first."""
-    messages = tokens = 0
-    for number, row in enumerate(due):
-        messages, tokens = messages + row.messages_evicted, tokens + row.tokens_evicted
-        if number and (messages > MOST_MESSAGES or tokens > MOST_TOKENS):
-            return due[:number]
-    return due
+def _of_one_job(connection: Connection, sid: int, due: Sequence[_OpenRow]) -> Sequence[_OpenRow]:
+    """Return the oldest of these rows that one job may summarize; a large fold goes by itself."""
+    folds = [row for row in due if row.is_fold]
+    lost = uncovered(connection, sid) if folds else []
+    messages, tokens = sum([one.messages for one in lost]), sum([one.tokens for one in lost])
+    first = due[0]
+    if folds and exceeds_limits(messages + first.messages_evicted, tokens + first.tokens_evicted):
+        return folds[:1]
+    sizes = [(row.messages_evicted, row.tokens_evicted) for row in due]
+    return due[: within_limits(sizes, messages=messages, tokens=tokens)]
 
 
 def _job_of(session: SessionRow, claimed: Sequence[_OpenRow], policy: Policy, now_ms: int) -> Job:

@@ -17,7 +17,7 @@ from turnfold.store.compact.chunks import delete_chunk_summaries
 from turnfold.store.compact.coverage import ADD, any_restored, record_activation
 from turnfold.store.compact.jobs.load import added_evictions
 from turnfold.store.compact.jobs.rows import compaction_ids, lock_held
-from turnfold.store.compact.rewriting import end_rewriting, open_stand_in
+from turnfold.store.compact.rewriting import continue_fold, end_rewriting, open_stand_in
 from turnfold.store.database.predicates import is_chosen, is_version, of_messages
 from turnfold.store.database.schema import compactions, messages, summaries
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid, write_back
@@ -138,6 +138,7 @@ def commit_version(
     _notify_version(connection, journal, session, job, version, tokens_after)
     if is_activated:
         end_rewriting(connection, session, journal, now_ms=now_ms)
+        continue_fold(connection, session, journal, new_id, now_ms=now_ms)
         _cool_down(connection, session, job, version.draft.kind, reason, journal, now_ms, new_id)
     # The parts of the answer were kept for another attempt, which nobody will make now.
     delete_chunk_summaries(connection, job.sid)

@@ -12,7 +12,7 @@ from turnfold.core.summary.sources import PreviousSummary
 from turnfold.errors import LostLease
 from turnfold.ports.compact import EvictedMessage, Job, JobInput, JobKind
 from turnfold.store.compact.coverage import RewriteScope, covered_by, rewrite_scope, uncovered
-from turnfold.store.compact.jobs.rows import compaction_ids
+from turnfold.store.compact.jobs.rows import compaction_ids, within_limits
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.predicates import (
     is_chosen,
@@ -159,7 +159,10 @@ def added_evictions(connection: Connection, job: Job) -> list[int]:
             return [row[0] for row in _EVICTING.rows(connection, sorted(added))]
         case JobKind.NEXT:
             own = [row[0] for row in _EVICTING.rows(connection, compaction_ids(job))]
-            return [*uncovered(connection, job.sid), *own]
+            lost = uncovered(connection, job.sid)
+            # The oldest of them. The commit opens a compaction for the others.
+            first = lost[: within_limits((one.messages, one.tokens) for one in lost)]
+            return [*(one.compaction_id for one in first), *own]
 
 
 def _next_input(connection: Connection, job: Job, *, by_model: bool) -> JobInput:

@@ -1,5 +1,6 @@
 """The rows of a claimed job, and the check that a worker still holds them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import Connection, select, update
@@ -9,6 +10,15 @@ from turnfold.ports.compact import Job, JobStatus
 from turnfold.store.database.predicates import is_chosen, is_running
 from turnfold.store.database.schema import compactions
 from turnfold.store.database.statements import PreparedIn
+
+MOST_MESSAGES = 4_000
+MOST_TOKENS = 500_000
+"""The most that one job summarizes, except for a single eviction.
+
+A worker and its summarizer hold several copies of this text, and the worker does nothing else while
+it encodes it. Backlogs of this size are rare: a model was unavailable for long, a history was
+imported, or an early message was retracted.
+"""
 
 _HELD = PreparedIn(
     select(compactions.c.compaction_id, compactions.c.fence)
@@ -23,6 +33,24 @@ _HELD = PreparedIn(
 def compaction_ids(job: Job) -> list[int]:
     """Return the ids of the rows of a job, oldest first."""
     return [int(compaction_id) for compaction_id in job.compaction_ids]
+
+
+def within_limits(sizes: Iterable[tuple[int, int]], *, messages: int = 0, tokens: int = 0) -> int:
+    """Return how many evictions one job may summarize, by their messages and tokens.
+
+    It is at least one. `messages` and `tokens` are those that the job summarizes in any case.
+    """
+    number = 0
+    for number, (more_messages, more_tokens) in enumerate(sizes, 1):
+        messages, tokens = messages + more_messages, tokens + more_tokens
+        if number > 1 and exceeds_limits(messages, tokens):
+            return number - 1
+    return number
+
+
+def exceeds_limits(messages: int, tokens: int) -> bool:
+    """Return whether this is more than one job summarizes."""
+    return messages > MOST_MESSAGES or tokens > MOST_TOKENS
 
 
 def number_of(text: str) -> int:
