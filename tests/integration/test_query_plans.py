@@ -17,6 +17,7 @@ from tests.store_fixtures import (
     assistant,
     new_sqlite,
     result,
+    retracted,
     sql_stores,
     summary,
     tool,
@@ -125,6 +126,11 @@ class Watched:
                     ]
         assert found
         return found
+
+    @property
+    def sent(self) -> int:
+        """How many statements were sent since."""
+        return len(self._recorder.statements)
 
     def scans(self) -> list[tuple[str, str]]:
         """The steps that read a whole growing table, be it by an index; an index of open work alone is no such thing."""
@@ -318,6 +324,29 @@ async def test_a_job_is_loaded_renewed_and_committed_without_reading_a_whole_tab
     await watched.stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
 
     assert watched.scans() == []
+
+
+@pytest.mark.proves("G1", "E2")
+async def test_retracting_an_early_message_takes_as_many_statements_after_many_versions(
+    watched: Watched,
+) -> None:
+    stores, sent = watched.stores, []
+    for first_seq, versions in ((20_000, 3), (30_000, 12)):
+        key = SessionKey(AgentId("ada"), SessionId(f"of {versions} versions"))
+        for number in range(versions):
+            await stores.ingest(*turns(first_seq + 10 * number, 8, key=key))
+            (job,) = [job for job in await stores.claim(NOON + 100_000) if job.key == key]
+            await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 100_000)
+        assert (await stores.history.counts(key)).summary_version == versions
+        watched.begin()
+
+        await stores.ingest(retracted(first_seq + 900, f"e{first_seq}#0", key=key))
+
+        sent.append(watched.sent)
+        assert watched.scans() == []
+        assert (await stores.history.counts(key)).summary_version is None
+
+    assert sent[0] == sent[1]
 
 
 @pytest.mark.proves("A5", "L8")

@@ -36,7 +36,12 @@ _of_sid: ColumnElement[int] = bindparam("of_sid")
 
 def _chain(*, while_extractive: bool = False) -> CTE:
     """Select a version and its bases; optionally stop at the first that a model wrote."""
-    columns = (summaries.c.version, summaries.c.base_version, summaries.c.kind)
+    columns = (
+        summaries.c.version,
+        summaries.c.base_version,
+        summaries.c.kind,
+        summaries.c.messages_covered,
+    )
     start = select(*columns).where(is_version).cte("chain", recursive=True)
     below: list[ColumnElement[bool]] = [
         summaries.c.sid == _of_sid,
@@ -79,15 +84,18 @@ _RESTORED = PreparedIn(
     ),
     "chosen",
 )
-# What a version told of when it was written, and what is left of that now.
+# For each version: how many messages it told of when it was written, and how many of those that it
+# added to its base are left.
 _TOLD = Prepared(
     select(
-        summaries.c.base_version,
-        summaries.c.messages_covered,
-        select(func.coalesce(func.sum(compactions.c.messages_evicted), literal_column("0")))
-        .where(compactions.c.compaction_id.in_(_covered))
-        .scalar_subquery(),
-    ).where(is_version),
+        _versions.c.version,
+        _versions.c.messages_covered,
+        func.coalesce(func.sum(compactions.c.messages_evicted), literal_column("0")),
+    )
+    .outerjoin(coverage, (coverage.c.sid == _of_sid) & (coverage.c.version == _versions.c.version))
+    .outerjoin(compactions, compactions.c.compaction_id == coverage.c.compaction_id)
+    .group_by(_versions.c.version, _versions.c.messages_covered)
+    .order_by(_versions.c.version),
     ("of_sid", "number"),
 )
 _UNCOVERED = Prepared(
@@ -142,12 +150,15 @@ def valid_version(connection: Connection, sid: int, version: int | None) -> int 
 
     Retracting lowers the count of an eviction, and nothing raises it again.
     """
-    while version is not None:
-        ((base_version, told, left),) = _TOLD.rows(connection, sid, version)
+    if version is None:
+        return None
+    valid, left = None, 0
+    # A base has a lower number than its version, so the counts add up from the oldest on.
+    for number, told, added in _TOLD.rows(connection, sid, version):
+        left += int(added)
         if left >= told:
-            return version
-        version = base_version
-    return None
+            valid = int(number)
+    return valid
 
 
 class RewriteScope(NamedTuple):
