@@ -25,6 +25,7 @@ from tests.store_fixtures import (
     turns,
     user,
 )
+from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.history.as_of import AsOf, AtMessage, AtTime, AtVersion
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey, State
 from turnfold.operations.query.search import found, question_of
@@ -292,6 +293,25 @@ async def test_a_factor_is_learnt_from_the_newest_reports_alone(watched: Watched
     assert re.search(
         r"SEARCH between USING PRIMARY KEY \(sid=\? AND position>\? AND position<\?\)", steps
     )
+
+
+@pytest.mark.proves("I7", "L8")
+async def test_whether_a_report_is_stale_is_read_from_open_and_newest_compactions(
+    watched: Watched,
+) -> None:
+    stores, overrides = watched.stores, {"reserve_tokens": 60_000}
+    await stores.changes.set_policy(
+        KEY, PolicyRequest(overrides=overrides), installation=stores.installation, now_ms=NOON
+    )
+    watched.begin()
+
+    usage = {"prompt_tokens": 120_000}
+    await stores.ingest(turn(9_200, user("q"), assistant("a"), model="m", usage=usage))
+
+    assert watched.scans() == []
+    steps = [step for step, sql in watched.plans() if "AS last" in sql]
+    assert re.search(r"SEARCH last USING INDEX \S+ \(sid=\? AND ordinal=\?\)", "\n".join(steps))
+    assert "SEARCH compactions USING INDEX ix_compactions_pending (sid=?)" in steps
 
 
 @pytest.mark.proves("S1", "L8")

@@ -25,6 +25,7 @@ from tests.store_fixtures import (
     turns,
     user,
 )
+from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.history.as_of import AtMessage, AtTime, AtVersion
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey, State
 from turnfold.operations.query.search import found, question_of
@@ -190,6 +191,13 @@ async def what_is_new_comes(stores: Stores) -> None:
     await stores.ingest(*turns(9_110, 20, key=SessionKey(AgentId("ada"), SessionId("new"))))
 
 
+async def a_full_window_is_reported(stores: Stores) -> None:
+    policy = PolicyRequest(overrides={"reserve_tokens": 60_000})
+    await stores.changes.set_policy(KEY, policy, installation=stores.installation, now_ms=NOON)
+    usage = {"prompt_tokens": 120_000}
+    await stores.ingest(turn(9_200, user("q"), assistant("a"), model="m", usage=usage))
+
+
 async def an_event_comes_again(stores: Stores) -> None:
     again = turn(9_007, user("question 9007"), assistant("answer 9007"))
     await stores.ingest(again._replace(stream_seq=9_200))
@@ -240,7 +248,7 @@ async def a_session_is_erased(stores: Stores) -> None:
 
 
 DEEDS = [
-    a_window, windows_of_the_past, what_is_new_comes, an_event_comes_again, messages_leave, a_job_is_done, history_is_read,
+    a_window, windows_of_the_past, what_is_new_comes, a_full_window_is_reported, an_event_comes_again, messages_leave, a_job_is_done, history_is_read,
     words_are_searched, words_are_indexed, a_session_is_erased,
 ]  # fmt: skip
 

@@ -28,6 +28,7 @@ from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.query.context import context
 from turnfold.operations.query.environment import QueryEnvironment
 from turnfold.operations.query.history import session as status
+from turnfold.ports.compact import RegenerateOptions
 from turnfold.ports.ingest import DecodedEvent
 
 MODEL = "acme/verbose-1"
@@ -404,6 +405,53 @@ async def test_while_evicted_messages_wait_for_their_summary_reports_trigger_not
     await metered.ingest(*[full(seq) for seq in range(9, 15)])
 
     assert await triggers(metered) == [("usage", 8_000)]
+
+
+async def regenerated(stores: Stores, now_ms: int) -> None:
+    """Ask for another version beside the one in force."""
+    await stores.versions.regenerate(
+        KEY, RegenerateOptions(), installation=stores.installation, now_ms=now_ms
+    )
+
+
+@pytest.mark.proves("C29", "I7")
+async def test_a_regeneration_hides_no_eviction_that_waits_for_its_summary(metered: Stores) -> None:
+    await compacted(metered, now_ms=NOON + 20)
+    await metered.ingest(full(2_000), full(2_001))
+    evicted = await triggers(metered)
+    assert evicted[-1] == ("usage", 8_000)
+
+    await regenerated(metered, NOON + 2_005)
+    await metered.ingest(*[full(seq) for seq in range(2_010, 2_016)])
+
+    assert await triggers(metered) == evicted
+
+
+@pytest.mark.proves("C29", "I7")
+async def test_a_restored_eviction_hides_no_older_one_that_waits(metered: Stores) -> None:
+    await metered.ingest(full(8))
+    await metered.ingest(*[turn(seq, user(LONG), assistant(LONG)) for seq in range(9, 12)])
+    newest = await metered.changes.compact_now(
+        KEY, installation=metered.installation, now_ms=NOON + 20
+    )
+    assert newest is not None
+    await metered.versions.restore(KEY, newest, installation=metered.installation, now_ms=NOON + 30)
+    evicted = await triggers(metered)
+
+    await metered.ingest(*[full(seq) for seq in range(50, 56)])
+
+    assert await triggers(metered) == evicted
+
+
+@pytest.mark.proves("C29", "I7")
+async def test_a_regeneration_makes_no_report_stale(metered: Stores) -> None:
+    await compacted(metered, now_ms=NOON + 20)
+    before = await triggers(metered)
+
+    await regenerated(metered, NOON + 50_000)
+    await metered.ingest(full(2_000), full(2_001))
+
+    assert await triggers(metered) == [*before, ("usage", 8_000)]
 
 
 @pytest.mark.proves("C31", "E5")

@@ -4,7 +4,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Connection, Integer, bindparam, case, func, literal_column, or_, select
+from sqlalchemy import (
+    Connection,
+    Integer,
+    String,
+    bindparam,
+    case,
+    func,
+    literal_column,
+    or_,
+    select,
+)
 
 from turnfold.contracts.subjects import id_fault
 from turnfold.core.eviction.triggers import Trigger
@@ -16,8 +26,7 @@ from turnfold.core.eviction.usage import (
     calibration_factor,
 )
 from turnfold.messages import MESSAGES_PER_EVENT, position_of, split_message_id
-from turnfold.ports.compact import JobStatus
-from turnfold.store.database.predicates import is_of_kept
+from turnfold.store.database.predicates import is_of_kept, is_open, is_uncovered
 from turnfold.store.database.schema import (
     compactions,
     events,
@@ -135,20 +144,31 @@ _COMPACTED = PreparedIn(
     "sids",
 )
 _pairs = PreparedPairs.pairs
-_NEWEST_COMPACTION = PreparedPairs(
+_last = compactions.alias("last")
+_does_not_rewrite = compactions.c.trigger.not_in(
+    [literal_column(f"'{trigger}'", String) for trigger in Trigger if trigger.rewrites]
+)
+# Of any row, not of the last one: an older eviction may wait while a newer one was restored.
+_any_open = (
+    select(literal_column("1"))
+    .where(compactions.c.sid == _pairs.c.a, is_uncovered, is_open, _does_not_rewrite)
+    .correlate(_pairs)
+    .exists()
+)
+_last_ordinal = (
+    select(func.max(compactions.c.ordinal))
+    .where(compactions.c.sid == _pairs.c.a, compactions.c.ordinal <= _pairs.c.b, _does_not_rewrite)
+    .correlate(_pairs)
+    .scalar_subquery()
+)
+_LAST_COMPACTIONS = PreparedPairs(
     select(
-        *(
-            compactions.c[name]
-            for name in (
-                "sid",
-                "status",
-                "trigger",
-                "requested_at_ms",
-                "finished_at_ms",
-                "restored_at_ms",
-            )
-        ),
-    ).where(compactions.c.sid == _pairs.c.a, compactions.c.ordinal == _pairs.c.b),
+        _last.c.sid,
+        _any_open,
+        _last.c.requested_at_ms,
+        _last.c.finished_at_ms,
+        _last.c.restored_at_ms,
+    ).where(_last.c.sid == _pairs.c.a, _last.c.ordinal == _last_ordinal),
     (compactions.c.sid.type, compactions.c.ordinal.type),
 )
 _ANSWER = Prepared(
@@ -209,19 +229,16 @@ def _answer_of(connection: Connection, message_id: str, report: NamedReport) -> 
 
 
 def calibration_cutoff(connection: Connection, sessions: Sequence[SessionRow]) -> Mapping[int, int]:
-    """Return when the last compaction of each session ended: a far time if open, -1 if none.
+    """Return when the last compaction of each session ended: a far time if any is open, -1 if none.
 
     Times are ms since 1970. Rewriting compactions do not count.
     """
-    # Compactions are numbered per session, so the newest one has the session's count.
-    rows = _NEWEST_COMPACTION.rows(
+    rows = _LAST_COMPACTIONS.rows(
         connection, [(session.sid, session.compactions) for session in sessions]
     )
     cutoffs = {
-        sid: NEVER_MS
-        if status in (JobStatus.PENDING, JobStatus.RUNNING) and not Trigger(trigger).rewrites
-        else max(begun, finished_ms or 0, undone or 0)
-        for sid, status, trigger, begun, finished_ms, undone in rows
+        sid: NEVER_MS if any_open else max(begun, finished_ms or 0, restored_ms or 0)
+        for sid, any_open, begun, finished_ms, restored_ms in rows
     }
     return {session.sid: cutoffs.get(session.sid, -1) for session in sessions}
 
