@@ -27,16 +27,16 @@ class Extractive:
         return extract(job, count=words)
 
 
-async def compacted(stores: Stores) -> Outcome:
+async def compacted(stores: Stores, now_ms: int = NOON + 1_000) -> Outcome:
     """Have the one job that is due written."""
-    (job,) = await stores.claim()
+    (job,) = await stores.claim(now_ms)
     return await compact(
         job,
         store=stores.jobs,
         summarizer=Extractive(),
         writing=SummaryConfig(),
         count=words,
-        now_ms=lambda: NOON + 1_000,
+        now_ms=lambda: now_ms,
     )
 
 
