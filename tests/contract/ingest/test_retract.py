@@ -24,6 +24,7 @@ from tests.store_fixtures import (
     user,
 )
 from turnfold.contracts.history_requests import HistoryRequest, SearchRequest
+from turnfold.contracts.requests import PolicyRequest
 from turnfold.errors import Conflict, LostLease
 from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey, State
 from turnfold.operations.query.history import history
@@ -462,6 +463,30 @@ async def test_a_restored_eviction_brings_back_what_is_not_retracted(stores: Sto
     assert told["summary"] is None
     assert "e1#0" not in told["message_ids"]
     assert told["account"]["total"] == told["account"]["shown"] + told["account"]["folded"] == 13
+
+
+@pytest.mark.proves("G1", "A5", "L3")
+@pytest.mark.parametrize("is_moved", [False, True])
+async def test_a_retracted_event_that_moves_does_not_end_the_hold_of_a_restoration(
+    stores: Stores, is_moved: bool
+) -> None:
+    policy = PolicyRequest(overrides={"min_gain_tokens": 400})
+    await stores.changes.set_policy(KEY, policy, installation=stores.installation, now_ms=NOON)
+    await stores.ingest(*turns(1, 7))
+    await write(stores, "The first version.")
+    await stores.versions.restore(
+        KEY, CompactionId("1"), installation=stores.installation, now_ms=NOON + 3_000
+    )
+    # Three quarters of the tokens for which the restoration holds.
+    moving = turn(40, user("x" * 1_200), event_id="moving")
+
+    await stores.ingest(moving)
+    await stores.ingest(retracted(41, "moving#0"))
+    if is_moved:
+        await stores.ingest(moving._replace(stream_seq=39))
+    await stores.ingest(*turns(50, 1))
+
+    assert [row.status for row in (await seen(stores)).rows] == ["restored"]
 
 
 # --- the past

@@ -102,10 +102,13 @@ class RetractedRows:
         for portion in in_portions(sorted(positions)):
             back = self._rows(retracted_messages, portion)
             load = load_of([message for message, _ in back])
+            tokens = sum([message.tokens for message, _ in back])
             session = self._session
             session.retracted_seq += bool(back)
             session.messages_total += len(back)
-            session.tokens_total += sum([message.tokens for message, _ in back])
+            session.tokens_total += tokens
+            # They are not new: a restoration holds for as many new tokens as before.
+            session.held_to_tokens += tokens if session.held_to_tokens else 0
             session.live_messages += load.messages
             session.live_tokens += load.tokens
             session.rounds += load.rounds
