@@ -65,6 +65,17 @@ class Buffer:
         """Return whether events of this session are in the buffer."""
         return key in self._queues
 
+    async def flushed(self, key: SessionKey, *, seconds: float) -> bool:
+        """Wait until the bus has what a session has in the buffer now; return whether it has.
+
+        An event that can never be published is waited for no longer once it is refused.
+        """
+        queue = self._queues.get(key)
+        if not queue:
+            return True
+        settled, _ = await asyncio.wait((queue[-1].receipt,), timeout=seconds)
+        return bool(settled)
+
     async def publish(self, event: OutgoingEvent) -> Receipt:
         """Publish an event and return its receipt.
 

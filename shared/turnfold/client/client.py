@@ -122,6 +122,10 @@ class Client:
         """
         return self._newest.get(key, self._newest_dropped)
 
+    async def flushed(self, key: SessionKey, *, seconds: float) -> bool:
+        """Wait until no earlier event of a session is in the buffer; return whether none is."""
+        return self._buffer is None or await self._buffer.flushed(key, seconds=seconds)
+
     @property
     def unpublished(self) -> tuple[OutgoingEvent, ...]:
         """Events in the buffer, in order within each session.

@@ -66,6 +66,13 @@ class PortalClient:
         """Return the freshness token of the newest event published here for a session, or 0."""
         return 0 if self._client is None else self._client.newest_seq(key)
 
+    async def flushed(self, key: SessionKey, *, seconds: float) -> bool:
+        """Wait until no earlier event of a session is in the buffer; see `Client.flushed`."""
+        # Without a buffer, the way through the other thread would be for nothing.
+        if self._options.get("buffering") is None:
+            return True
+        return await self.use(lambda client: client.flushed(key, seconds=seconds))
+
     async def publish(self, event: OutgoingEvent) -> Receipt:
         """Publish one event; see `Client.publish`."""
         return await self.use(lambda client: client.publish(event))

@@ -1,6 +1,7 @@
 """A session as an agent uses it: publish, query, inspect and control one conversation."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -205,18 +206,17 @@ class Session(SessionHistory):
 
         Sizes are tokens. `after` is a freshness token: by default that of this client's newest
         event, with `latest` that of any client's. The service waits at most `wait_ms` (limit 5,000)
-        until it is stored. `known` is an earlier window of the same options, returned itself if
-        nothing has changed. With `format` "anthropic", messages have the shape of that API, and
-        `Window.system` the system text; with "responses" they are items. `as_of` is a version,
-        message id or RFC 3339 time. `recall` says what to quote (`query`, `tokens`, `share`, or
-        False). With `entries`, `Window.entries` has the form of each message; with `bodies`
-        "changed", None stands for messages shown as published.
+        until it is stored. Unless `after` is a number, the client waits before for the session's
+        events in its buffer, and a window without them is not fresh. `known` is an earlier window
+        of the same options, returned itself if nothing has changed. With `format` "anthropic",
+        messages have the shape of that API, and `Window.system` the system text; with "responses"
+        they are items. `as_of` is a version, message id or RFC 3339 time. `recall` says what to
+        quote (`query`, `tokens`, `share`, or False). With `entries`, `Window.entries` has the form
+        of each message; with `bodies` "changed", None stands for messages shown as published.
 
         Raises:
             CannotFit: no window is that small. Retry with `needed_tokens` or `needed_messages`.
         """
-        # An agent sees its own last turn without naming it.
-        after = after if after is not None else self._client.newest_seq(self.key)
         fields: dict[str, Any] = {
             "max_tokens": max_tokens,
             "model": model,
@@ -232,14 +232,33 @@ class Session(SessionHistory):
             "as_of": None if as_of is None else str(as_of),
             "entries": entries,
             "bodies": bodies,
-            "after": after or None,
-            "wait_ms": wait_ms,
-            "etag": known.etag if known is not None else None,
         }
-        answer = await self.ask("context.get", fields, patience_seconds=wait_seconds(wait_ms))
+        return await self._window(fields, after, wait_ms, known)
+
+    async def _window(
+        self,
+        fields: Json,
+        after: int | Literal["latest"] | None,
+        wait_ms: int | None,
+        known: Window | None,
+    ) -> Window:
+        is_flushed = True
+        if not isinstance(after, int):
+            is_flushed, wait_ms = await self._flushed(wait_ms)
+        # An agent sees its own last turn without naming it.
+        after = after if after is not None else self._client.newest_seq(self.key)
+        etag = known.etag if known is not None else None
+        answer = await self.ask(
+            "context.get",
+            {**fields, "after": after or None, "wait_ms": wait_ms, "etag": etag or None},
+            patience_seconds=wait_seconds(wait_ms),
+        )
         if known is not None and answer.get("not_modified"):
-            return known
-        return read(Window.of, answer)
+            window = known
+        else:
+            window = read(Window.of, answer)
+        # Without its etag: the next one may be fresh although nothing was stored meanwhile.
+        return window if is_flushed else replace(window, fresh=False, etag="")
 
     async def status(self) -> dict[str, Any]:
         """Return the session's counters: messages by state, tokens, policy and version in force."""

@@ -1,6 +1,8 @@
 """Look back in a session: its messages, the versions of its summary, and its audit rows."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from turnfold.client.events import OutgoingEvent, Receipt
@@ -10,6 +12,7 @@ from turnfold.errors import TooLarge, UnknownSession
 from turnfold.messages import Json, SessionKey
 
 WAIT_MS = 250
+MOST_WAIT_MS = 5_000
 PAGE_MESSAGES = 200
 
 
@@ -23,6 +26,10 @@ class SessionTransport(Protocol):
 
     def newest_seq(self, key: SessionKey) -> int:
         """Return the freshness token of the newest event published for the session, or 0."""
+        ...
+
+    async def flushed(self, key: SessionKey, *, seconds: float) -> bool:
+        """Wait until no earlier event of the session is in a buffer; return whether none is."""
         ...
 
     async def publish(self, event: OutgoingEvent) -> Receipt:
@@ -86,6 +93,9 @@ class SessionHistory:
         `include_retracted` adds retracted messages in their places. `as_of` is a version, message
         id or RFC 3339 time: the messages of that moment, with the states that they had.
         """
+        is_flushed = True
+        if after == "latest":
+            is_flushed, wait_ms = await self._flushed(wait_ms)
         fields: dict[str, Any] = {
             "after_position": after_position,
             "before_position": before_position,
@@ -98,7 +108,9 @@ class SessionHistory:
             "wait_ms": wait_ms,
         }
         seconds = wait_seconds(wait_ms) if after else 0.0
-        return read(HistoryPage.of, await self.ask("history.get", fields, patience_seconds=seconds))
+        answer = await self.ask("history.get", fields, patience_seconds=seconds)
+        page = read(HistoryPage.of, answer)
+        return page if is_flushed else replace(page, fresh=False)
 
     async def tail(self, count: int = 50, *, wait_ms: int | None = None) -> list[StoredMessage]:
         """Return the last messages of the session, in order; none if the session does not exist.
@@ -106,12 +118,25 @@ class SessionHistory:
         They include everything that this client has published before, if that is stored within
         `wait_ms` (250, limit 5,000).
         """
+        _, wait_ms = await self._flushed(wait_ms)
         after = self._client.newest_seq(self.key) or None
         try:
             page = await self.history(newest=count, after=after, wait_ms=wait_ms)
         except UnknownSession:
             return []
         return list(page.messages)
+
+    async def _flushed(self, wait_ms: int | None) -> tuple[bool, int | None]:
+        """Wait until the bus has what this client has published before.
+
+        Return whether it has, and the rest of `wait_ms`, in which the services may store it.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        most_ms = min(WAIT_MS if wait_ms is None else wait_ms, MOST_WAIT_MS)
+        is_flushed = await self._client.flushed(self.key, seconds=most_ms / 1000)
+        waited_ms = round((loop.time() - began) * 1000)
+        return is_flushed, max(0, most_ms - waited_ms) if waited_ms else wait_ms
 
     async def originals(
         self, *, include_retracted: bool = False, as_of: str | int | None = None
@@ -156,6 +181,8 @@ class SessionHistory:
         `after` is a freshness token or `latest`; the service waits at most `wait_ms` (limit 5,000)
         for it.
         """
+        if after == "latest":
+            _, wait_ms = await self._flushed(wait_ms)
         fields = {"q": q, "limit": limit, "after": after, "wait_ms": wait_ms}
         seconds = wait_seconds(wait_ms) if after else 0.0
         answer = await self.ask("history.search", fields, patience_seconds=seconds)

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from nats.js.api import StreamConfig
 
 import turnfold
 from tests.nats_server import NatsServer, nats_server
-from tests.running_system import eventually, wait_until
+from tests.running_system import eventually, running_parts, wait_until
 from turnfold.client import Client, Receipt
 from turnfold.client.buffer import BufferOptions
 from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
@@ -216,3 +217,79 @@ async def test_only_the_first_event_waits_while_the_bus_is_away(server: NatsServ
 
 async def _is_empty(client: Client) -> bool:
     return not client.unpublished
+
+
+async def limit_stream(server: NatsServer, most_messages: int) -> None:
+    connection = await nats.connect(server.url)
+    stream = connection.jetstream()
+    config = (await stream.stream_info(EVENTS_STREAM)).config
+    config.max_msgs = most_messages
+    await stream.update_stream(config)
+    await connection.close()
+
+
+@asynccontextmanager
+async def through_a_portal(url: str) -> AsyncGenerator[turnfold.PortalClient, None]:
+    client = turnfold.PortalClient(url, environ={}, buffering=SHORT)
+    yield client
+    await asyncio.to_thread(client.close)
+
+
+def directly(url: str) -> AbstractAsyncContextManager[Client]:
+    return turnfold.connect(url, environ={}, buffering=SHORT)
+
+
+def shown(window: turnfold.Window) -> list[str]:
+    return [body["content"] for body in window.messages]
+
+
+@pytest.mark.proves("W5", "R3")
+@pytest.mark.parametrize("connected", [directly, through_a_portal])
+async def test_nothing_is_fresh_while_events_of_the_same_client_wait_in_its_buffer(
+    tmp_path: Path,
+    connected: Callable[[str], AbstractAsyncContextManager[Client | turnfold.PortalClient]],
+) -> None:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        connected(parts.server.url) as client,
+    ):
+        session = client.session("support", "user-42")
+        await session.turn_completed([{"role": "user", "content": "one"}])
+        earlier = await session.context(wait_ms=5_000)
+        await limit_stream(parts.server, 1)
+        receipt = await session.turn_completed([{"role": "user", "content": "two"}])
+        stale = [
+            await session.context(),
+            await session.context(after="latest", known=earlier),
+        ]
+        page = await session.history(after="latest")
+        await limit_stream(parts.server, -1)
+        fresh = await session.context(known=stale[-1], wait_ms=5_000)
+        tail = await session.tail(wait_ms=5_000)
+
+    assert earlier.fresh
+    assert receipt.is_waiting
+    assert [page.fresh, *[window.fresh for window in stale]] == [False, False, False]
+    assert (fresh.fresh, shown(fresh)) == (True, ["one", "two"])
+    assert [stored.message["content"] for stored in tail] == ["one", "two"]
+
+
+@pytest.mark.proves("W5", "R3")
+async def test_a_tail_waits_for_the_events_in_the_buffer(tmp_path: Path) -> None:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        directly(parts.server.url) as client,
+    ):
+        session = client.session("support", "user-42")
+        await session.turn_completed([{"role": "user", "content": "one"}])
+        await limit_stream(parts.server, 1)
+        await session.turn_completed([{"role": "user", "content": "two"}])
+        asked = asyncio.create_task(session.tail(wait_ms=5_000))
+        await limit_stream(parts.server, -1)
+        tail = await asked
+
+    assert [stored.message["content"] for stored in tail] == ["one", "two"]
