@@ -36,21 +36,25 @@ async def check_duplicate(event: OutgoingEvent, acknowledgement: Acknowledgement
     messages = read.parsed if read.shape is Shape.CHAT else ()
     fields: dict[str, Any] = {
         "message_ids": [f"{event.event_id}#{index}" for index in range(len(messages))],
+        "include_retracted": True,
         "after": acknowledgement.seq,
         "wait_ms": WAIT_MS,
     }
     if not messages:
         return
-    page: dict[str, Any]
+    stored: list[Any] = []
     try:
         page = await ask(session_subject("history.get", event.key), fields)
+        if page.get("fresh") is not True:
+            return
+        stored = [entry.get("message") for entry in page["messages"]]
     except UnknownSession:
-        # No event of the session is stored: of a stored id, the event is of another session.
-        page = {"fresh": await _is_stored(event, ask), "messages": []}
+        pass
     except RequestError:
         return
-    is_known = page.get("fresh") is True
-    if is_known and [entry.get("message") for entry in page["messages"]] != list(messages):
+    # Without any of its messages, the event was erased, or is one of another session.
+    is_other = stored != list(messages) if stored else await _is_stored(event, ask)
+    if is_other:
         raise Conflict(EVENT_ID_TAKEN)
 
 

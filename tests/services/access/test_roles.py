@@ -511,6 +511,37 @@ async def test_an_agent_that_may_not_read_the_stream_learns_of_other_content_und
     assert copy.is_duplicate
 
 
+@pytest.mark.proves("G1", "L2")
+async def test_an_event_whose_message_was_taken_back_stays_the_same_event(
+    guarded: Guarded, server: NatsServer
+) -> None:
+    """G1: the history lacked the message, and the copy was taken for other content."""
+    worker, query = (guarded.parts(server, name) for name in ("worker", "query"))
+    async with (
+        worker.running("worker"),
+        query.running("query"),
+        turnfold.connect(server.url, environ=guarded.environ("support")) as client,
+    ):
+        session = client.session("support", "taken-back")
+        for event_id in ("retracted", "popped", "erased"):
+            await session.turn_completed([USER], event_id=event_id)
+        await session.retract("retracted#0")
+        await session.context(wait_ms=5_000)
+        await session.pop(2)
+        copies = [
+            await session.turn_completed([USER], event_id=event_id)
+            for event_id in ("retracted", "popped")
+        ]
+        with pytest.raises(Conflict):
+            await session.turn_completed([USER | {"content": "Another."}], event_id="popped")
+        await session.erase()
+        await session.turn_completed([USER], event_id="newer")
+        await session.context(wait_ms=5_000)
+        copies.append(await session.turn_completed([USER], event_id="erased"))
+
+    assert [copy.is_duplicate for copy in copies] == [True, True, True]
+
+
 @pytest.mark.proves("X1")
 async def test_without_a_key_nobody_signs_in_and_a_revoked_key_holds_no_longer(
     tmp_path: Path,
