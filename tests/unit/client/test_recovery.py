@@ -69,6 +69,37 @@ async def test_a_long_tool_loop_overflows_once_and_never_again(tells_sizes: bool
     assert all(validation_errors(sent) == [] and request in sent for sent in model.sent)
 
 
+@pytest.mark.proves("R1", "C59")
+@pytest.mark.parametrize(("settings", "answer"), [({"max_tokens": 4_000}, 4_000), ({}, 7_000)])
+async def test_a_limit_that_counts_the_answer_leaves_the_messages_all_the_rest(
+    settings: Json, answer: int
+) -> None:
+    """G1: messages were compared with messages and answer, and got half of what fits."""
+    sent: list[int] = []
+    refused = 0
+
+    async def call(*, messages: list[Json], **_: Any) -> str:
+        nonlocal refused
+        sent.append(COUNTING.tokens(messages))
+        if sent[-1] + answer <= 12_000:
+            return "ok"
+        refused += 1
+        raise TooLong(
+            "This model's maximum context length is 12000 tokens. However, you requested"
+            f" {sent[-1] + answer} tokens ({sent[-1]} in the messages, {answer} in the completion)."
+        )
+
+    complete = ContextRecovery(call, context_window=20_000)
+    messages: list[Json] = []
+    for _ in range(60):
+        messages.append({"role": "user", "content": words(300)})
+        await complete(messages=messages, model="m", **settings)
+
+    assert refused == 1
+    # Both leave the least budget, 4,096 tokens, of which a window takes at least 85%.
+    assert max(sent[-20:]) > 3_300
+
+
 @pytest.mark.proves("R1", "L6")
 async def test_what_no_model_could_be_sent_is_refused_before_the_call() -> None:
     model = SmallModel(8_000, tells_sizes=True)

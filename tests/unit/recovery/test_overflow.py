@@ -27,7 +27,7 @@ TEXTS: list[tuple[str, str, int | None, int | None]] = [
         "openai",
         "This model's maximum context length is 4097 tokens, however you requested 5066 tokens (1066 in your prompt; 4000 for the completion).",
         4097,
-        5066,
+        1066,
     ),
     (
         "openai",
@@ -120,7 +120,7 @@ TEXTS: list[tuple[str, str, int | None, int | None]] = [
         "openrouter",
         "This endpoint's maximum context length is 131072 tokens. However, you requested about 132463 tokens (1463 of text input, 131000 in the output).",
         131_072,
-        132_463,
+        1_463,
     ),
     (
         "vllm",
@@ -298,9 +298,60 @@ def test_every_wording_of_the_table_recognises_a_text_and_they_are_of_more_than_
 def test_the_words_of_a_provider_are_overflow_with_the_sizes_they_tell(
     provider: str, text: str, limit: int | None, tokens: int | None
 ) -> None:
-    assert overflow_in(BadRequestError(f"litellm.BadRequestError: Exception - {text}")) == Overflow(
-        provider, limit, tokens
-    )
+    overflow = overflow_in(BadRequestError(f"litellm.BadRequestError: Exception - {text}"))
+
+    assert overflow is not None
+    assert (overflow.provider, overflow.limit_tokens, overflow.tokens) == (provider, limit, tokens)
+
+
+@pytest.mark.proves("R2", "C60")
+@pytest.mark.parametrize(
+    ("text", "tokens", "output"),
+    [
+        (
+            "This model's maximum context length is 8192 tokens. However, you requested 8484 tokens (4359 in the messages, 125 in the functions, and 4000 in the completion).",
+            4_484,
+            4_000,
+        ),
+        (
+            "This model's maximum context length is 4097 tokens, however you requested 5066 tokens (1066 in your prompt; 4000 for the completion).",
+            1_066,
+            4_000,
+        ),
+        (
+            "This endpoint's maximum context length is 131072 tokens. However, you requested about 132963 tokens (1463 of text input, 500 of tool input, 131000 in the output).",
+            1_963,
+            131_000,
+        ),
+        (
+            "Requested token count exceeds the model's maximum context length of 202752 tokens. You requested a total of 202941 tokens: 170941 tokens from the input messages and 32000 tokens for the completion.",
+            170_941,
+            32_000,
+        ),
+        (
+            "input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000",
+            188_240,
+            21_333,
+        ),
+        (
+            "`inputs` tokens + `max_new_tokens` must be <= 4097. Given: 4000 `inputs` tokens and 512 `max_new_tokens`",
+            4_000,
+            512,
+        ),
+        (
+            "This model's maximum context length is 4097 tokens, however you requested 5066 tokens.",
+            5_066,
+            None,
+        ),
+    ],
+)
+def test_the_room_of_the_answer_is_told_apart_from_the_input(
+    text: str, tokens: int, output: int | None
+) -> None:
+    overflow = overflow_in_text(text)
+
+    assert overflow is not None
+    assert (overflow.tokens, overflow.output_tokens) == (tokens, output)
 
 
 @pytest.mark.proves("R2", "C59")

@@ -17,16 +17,22 @@ class Overflow:
     """A request exceeded the model's context window.
 
     Sizes are the provider's counts, None if unknown: `limit_tokens` of the window, `tokens` of the
-    request. `provider` is the source of the wording, not necessarily the provider called.
+    input, and `output_tokens` that the request reserved for the answer. A provider that names only
+    a total counts both in `tokens`. `provider` is the source of the wording, not necessarily the
+    provider called.
     """
 
     provider: str
     limit_tokens: int | None = None
     tokens: int | None = None
+    output_tokens: int | None = None
 
 
 class OverflowPattern(NamedTuple):
-    """The wording of a provider; its groups `limit` and `tokens` match the sizes."""
+    """The wording of a provider; its groups match the sizes.
+
+    `total` is that of input and answer together.
+    """
 
     provider: str
     pattern: re.Pattern[str]
@@ -36,6 +42,8 @@ def _wording(provider: str, pattern: str) -> OverflowPattern:
     sizes = (
         pattern.replace("<limit>", r"(?P<limit>\d[\d,]*)")
         .replace("<tokens>", r"(?P<tokens>\d[\d,]*)")
+        .replace("<total>", r"(?P<total>\d[\d,]*)")
+        .replace("<output>", r"(?P<output>\d[\d,]*)")
         .replace("<n>", r"\d[\d,]*")
     )
     return OverflowPattern(provider, re.compile(sizes, re.IGNORECASE | re.DOTALL))
@@ -46,7 +54,7 @@ WORDINGS: Final = (
     _wording(
         "openrouter",
         r"endpoint's maximum context length is <limit> tokens\. however, you requested about "
-        r"<tokens> tokens",
+        r"<total> tokens(?: \([^()]{0,120}?<output> in the output\))?",
     ),
     _wording(
         "vllm",
@@ -67,7 +75,8 @@ WORDINGS: Final = (
     ),
     _wording(
         "sglang",
-        r"maximum context length of <limit> tokens\. you requested a total of <tokens> tokens",
+        r"maximum context length of <limit> tokens\. you requested a total of <total> tokens"
+        r"(?:: .{0,120}?<output> tokens for the completion)?",
     ),
     _wording(
         "openai", r"configured limit of <limit> tokens\. your messages resulted in <tokens> tokens"
@@ -75,14 +84,14 @@ WORDINGS: Final = (
     _wording(
         "openai",
         r"maximum context length is <limit> tokens\W{1,3}however,? (?:your messages resulted "
-        r"in|you requested) <tokens> tokens",
+        r"in|you requested) <total> tokens(?: \([^()]{0,120}?<output> (?:in|for) the completion)?",
     ),
     _wording("openai", r"maximum context length is <limit>"),
     _wording("openai", r"(?:input|request) exceeds the context window"),
     _wording("anthropic", r"prompt is too long: <tokens> tokens > <limit>"),
     _wording(
         "anthropic",
-        r"input length and `?max_tokens`? exceed context limit: <tokens> \+ <n> > <limit>",
+        r"input length and `?max_tokens`? exceed context limit: <tokens> \+ <output> > <limit>",
     ),
     _wording(
         "anthropic",
@@ -113,7 +122,8 @@ WORDINGS: Final = (
     ),
     _wording(
         "hugging face",
-        r"`inputs` tokens \+ `max_new_tokens` must be <= <limit>\. given: <tokens> `inputs` tokens",
+        r"`inputs` tokens \+ `max_new_tokens` must be <= <limit>\. given: <tokens> `inputs` tokens"
+        r"(?: and <output> `max_new_tokens`)?",
     ),
     _wording("hugging face", r"`inputs` must have less than <limit> tokens\. given: <tokens>"),
     _wording("fireworks", r"prompt is too long: <tokens>, model maximum context length: <limit>"),
@@ -231,8 +241,10 @@ def overflow_in_text(text: str) -> Overflow | None:
     """Return the overflow that an error text reports; None without a known wording."""
     for wording in WORDINGS:
         if match := wording.pattern.search(text):
-            sizes = match.groupdict()
-            return Overflow(wording.provider, _size(sizes.get("limit")), _size(sizes.get("tokens")))
+            sizes = {name: _size(digits) for name, digits in match.groupdict().items()}
+            total, output = sizes.get("total"), sizes.get("output")
+            tokens = sizes.get("tokens") if total is None else max(total - (output or 0), 0)
+            return Overflow(wording.provider, sizes.get("limit"), tokens, output)
     return None
 
 
