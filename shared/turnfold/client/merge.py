@@ -3,12 +3,17 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from turnfold.client.provider import History, is_context_note, without_notes
+from turnfold.client.provider import History, split_notes
 from turnfold.core.recovery.assembler import leading_count, leading_systems
+from turnfold.core.text.tokens import text_of
+from turnfold.core.window.forms import CUT_MARK
 from turnfold.errors import BadRequest
 from turnfold.messages import META_MARK, Json
+
+LEAST_SHOWN: Final = 16
+"""The characters that a cut text must show. With fewer, it could be one of many messages."""
 
 
 class MergedHistory(NamedTuple):
@@ -67,8 +72,7 @@ def merge_history(own: Sequence[Json], history: History) -> MergedHistory:
             inserted.append(dict(result))
     if systems:
         provided = provided[leading_count(provided) :]
-    rest = without_notes(own[len(systems) :])
-    newer = _newer(rest, [body for body in provided if not is_context_note(body)])
+    newer = _newer(split_notes(own[len(systems) :])[1], split_notes(provided)[1])
     return MergedHistory(systems, with_marks(provided, own), newer, inserted)
 
 
@@ -104,37 +108,86 @@ def with_marks(messages: Sequence[Json], own: Sequence[Json]) -> list[dict[str, 
 def _newer(own: Sequence[dict[str, Any]], provided: Sequence[Json]) -> list[dict[str, Any]]:
     """Return the agent's messages after the newest provided one, or all if none was provided.
 
-    The two lists are aligned where the longest run of equal messages ends, so that a repeated
+    The two lists are aligned where the longest run of the same messages ends, so that a repeated
     message is not mistaken for its earlier copy. A list that ends with a user message always keeps
     it: if the history continues after that message, the message is sent again.
     """
-    own_keys, provided_keys = [_key(body) for body in own], [_key(body) for body in provided]
+    own_sides, provided_sides = list(map(_side, own)), list(map(_side, provided))
+    cut_places = [place for place, side in enumerate(own_sides) if side.is_cut]
     places: dict[str, list[int]] = {}
-    for place, key in enumerate(own_keys):
-        places.setdefault(key, []).append(place)
+    for place, side in enumerate(own_sides):
+        places.setdefault(side.key, []).append(place)
     # From the newest provided message backwards: the agent's list may lack some of the last ones.
-    for end in range(len(provided_keys) - 1, -1, -1):
-        if candidates := places.get(provided_keys[end]):
-            newer = list(own[_ends_longest_run(own_keys, provided_keys, end, candidates) + 1 :])
+    for end in range(len(provided_sides) - 1, -1, -1):
+        newest = provided_sides[end]
+        candidates = places.get(newest.key) or [
+            place
+            for place in (range(len(own_sides)) if newest.is_cut else cut_places)
+            if _is_same(own_sides[place], newest)
+        ]
+        if candidates:
+            newer = list(own[_ends_longest_run(own_sides, provided_sides, end, candidates) + 1 :])
             is_asked_again = (
-                not newer and end < len(provided_keys) - 1 and own[-1].get("role") == "user"
+                not newer and end < len(provided_sides) - 1 and own[-1].get("role") == "user"
             )
             return [own[-1]] if is_asked_again else newer
     return list(own)
 
 
 def _ends_longest_run(
-    own_keys: Sequence[str], provided_keys: Sequence[str], end: int, candidates: Sequence[int]
+    own: Sequence["_Side"], provided: Sequence["_Side"], end: int, candidates: Sequence[int]
 ) -> int:
     """Return the first of the candidate positions at which the longest run ends."""
     best, longest = candidates[0], 0
     for place in candidates:
         run = 0
-        while run <= min(place, end) and own_keys[place - run] == provided_keys[end - run]:
+        while run <= min(place, end) and _is_same(own[place - run], provided[end - run]):
             run += 1
         if run > longest:
             best, longest = place, run
     return best
+
+
+class _Side(NamedTuple):
+    """A message as it is compared.
+
+    Of a cut text, `head` and `tail` are what stands before and after the mark. Otherwise, both are
+    the whole text.
+    """
+
+    key: str
+    role: Any
+    head: str
+    tail: str
+    is_cut: bool
+
+
+def _side(body: Json) -> _Side:
+    text = text_of(body)
+    # Calls and results are compared by their ids alone.
+    is_text = body.get("role") != "tool" and not body.get("tool_calls")
+    marks = list(CUT_MARK.finditer(text)) if is_text else []
+    if not marks:
+        return _Side(_key(body), body.get("role"), text, text, is_cut=False)
+    head, tail = text[: marks[0].start()], text[marks[-1].end() :]
+    return _Side(_key(body), body.get("role"), head, tail, is_cut=True)
+
+
+def _is_same(one: _Side, other: _Side) -> bool:
+    """Return whether two messages are one: equal, or a text and what a window has cut it to.
+
+    Both may be cut, the agent's by an earlier window.
+    """
+    if one.key == other.key:
+        return True
+    less, more = (one, other) if len(one.head) <= len(other.head) else (other, one)
+    return (
+        less.is_cut
+        and less.role == more.role
+        and len(less.head) + len(less.tail) >= LEAST_SHOWN
+        and more.head.startswith(less.head)
+        and (more.tail.endswith(less.tail) or less.tail.endswith(more.tail))
+    )
 
 
 def _key(body: Json) -> str:

@@ -126,6 +126,16 @@ def _begins_with(body: Json, headings: tuple[str, ...]) -> bool:
     return body.get("role") == "user" and isinstance(content, str) and content.startswith(headings)
 
 
-def without_notes(messages: Sequence[Json]) -> list[dict[str, Any]]:
-    """Return the messages without what windows add to them."""
-    return [dict(body) for body in messages if not is_context_note(body)]
+def split_notes(messages: Sequence[Json]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the lasting notes of a list, and the list without what windows add to it.
+
+    The last user message is no note, whatever it says: windows add nothing after a request.
+    """
+    users = [place for place, body in enumerate(messages) if body.get("role") == "user"]
+    last = users[-1] if users else 0
+    rest = [
+        dict(body)
+        for place, body in enumerate(messages)
+        if place >= last or not is_context_note(body)
+    ]
+    return lasting_notes(messages[:last]), rest

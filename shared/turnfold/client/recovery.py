@@ -20,7 +20,7 @@ from turnfold.client.provider import (
     Provider,
     SessionProvider,
     lasting_notes,
-    without_notes,
+    split_notes,
 )
 from turnfold.client.reporting import WindowReports
 from turnfold.client.session import Session
@@ -360,12 +360,7 @@ class ContextRecovery:
             total = max(total - compressor.tokens(replaced), compressor.tokens(whole))
         if total <= most_tokens(budget) and whole and not validation_errors(whole):
             return Compressed(whole, total)
-        return fit(
-            lasting_notes(provided),
-            without_notes(whole),
-            budget,
-            compressor,
-        )
+        return fit(*split_notes(whole), budget, compressor)
 
     def _own_window(
         self, own: Sequence[dict[str, Any]], budget: ContextBudget, compressor: Compressor
@@ -377,8 +372,8 @@ class ContextRecovery:
         total = compressor.tokens(own)
         if total <= most_tokens(budget) and own and not validation_errors(own):
             return Compressed(list(own), total)
-        notes = lasting_notes(own) or self._notes
-        return fit(notes, without_notes(own), budget, compressor)
+        notes, rest = split_notes(own)
+        return fit(notes or self._notes, rest, budget, compressor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,30 @@ def patient(model: Model, session: Session, **options: Any) -> ContextRecovery:
     return ContextRecovery(model, session, patience_seconds=20, **options)
 
 
+@pytest.mark.proves("R1", "L2")
+async def test_a_long_answer_that_its_window_cuts_is_sent_once(
+    model: Model, session: Session
+) -> None:
+    """R1: the agent's whole answer followed the cut one."""
+    lines = "\n".join(f"line {number}, value {number * 37}" for number in range(3_000))
+    published = [
+        {"role": "user", "content": "Write a list."},
+        {"role": "assistant", "content": f"The list.\n{lines}"},
+    ]
+    await session.turn_completed(published)
+    window = await session.context(
+        max_tokens=10_000, model="gpt-4.1", placement="user", wait_ms=5_000
+    )
+
+    question = {"role": "user", "content": "Shorter, please."}
+    complete = ContextRecovery(model, session, budget_tokens=10_000, patience_seconds=20)
+    await complete(messages=[*published, question], model="gpt-4.1")
+
+    (sent,) = model.sent()
+    assert window.messages != published
+    assert sent == [*window.messages, question]
+
+
 # --- overflow
 
 

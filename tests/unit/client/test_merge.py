@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from turnfold import assemble
+from tests.histories import counter
+from turnfold import LadderCompressor, assemble
 from turnfold.client.merge import merge_history
 from turnfold.client.provider import History
 from turnfold.core.recall.block import HEADING as RECALL_HEADING
-from turnfold.core.window.framing import HEADING
+from turnfold.core.window.framing import DIGEST_TITLE, HEADING
 
 Json = dict[str, Any]
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -120,6 +121,55 @@ def test_messages_shortened_in_the_window_are_known_by_the_ids_of_their_calls() 
     assert together(
         [user("look"), calling("c1"), result("c1", "long " * 900), user("and?")], shortened
     ) == [*shortened, user("and?")]
+
+
+LIST = said("Here is the list.\n" + "\n".join(f"line {n}, value {n * 37}" for n in range(900)))
+
+
+def cut(message: Json, budget_tokens: int) -> Json:
+    """A long answer as a window of this budget shows it."""
+    shown = LadderCompressor(counter()).compress(
+        [user("A list."), message, user("Go on.")], budget_tokens
+    )
+    assert shown.messages[1] != message
+    return shown.messages[1]
+
+
+@pytest.mark.proves("R1", "L2")
+def test_a_long_answer_that_the_window_has_cut_is_not_sent_whole_as_well() -> None:
+    told = [user("A list."), cut(LIST, 900)]
+
+    assert together([user("A list."), LIST, user("Shorter.")], told) == [*told, user("Shorter.")]
+
+
+@pytest.mark.proves("R1", "L2")
+@pytest.mark.parametrize("told", [LIST, cut(LIST, 900)], ids=["whole", "cut otherwise"])
+def test_an_answer_that_was_cut_in_the_agents_list_is_known_in_the_window(told: Json) -> None:
+    own = [user("A list."), cut(LIST, 1_500), user("Shorter.")]
+
+    assert together(own, [user("A list."), told]) == [user("A list."), told, user("Shorter.")]
+
+
+@pytest.mark.proves("R1", "L1")
+def test_another_message_is_not_taken_for_the_one_that_was_cut() -> None:
+    other = LIST | {"content": "No list. " + str(LIST["content"])}
+
+    assert together([user("Again."), other, user("Why?")], [cut(LIST, 900)]) == [
+        cut(LIST, 900),
+        user("Again."),
+        other,
+        user("Why?"),
+    ]
+
+
+@pytest.mark.proves("R1", "L1")
+@pytest.mark.parametrize("told", [[user("one"), said("two")], []])
+@pytest.mark.parametrize("heading", [HEADING, DIGEST_TITLE, RECALL_HEADING])
+def test_a_request_that_begins_like_a_note_is_sent(heading: str, told: list[Json]) -> None:
+    own = [NOTE, user("one"), said("two"), user(f"{heading}\nSo says your page. Why?")]
+
+    assert together(own, [NOTE, *told])[-1] == own[-1]
+    assert together(own, [NOTE, *own[1:]]) == own
 
 
 @pytest.mark.proves("R1")

@@ -9,10 +9,12 @@ from tests.histories import counter, words
 from turnfold import ContextBudget, ContextOverflow, ContextRecovery, History, LadderCompressor
 from turnfold.client.provider import WindowReport
 from turnfold.core.history.validation import validation_errors
+from turnfold.core.window.framing import DIGEST_TITLE, HEADING
 from turnfold.errors import Unavailable
 
 Json = dict[str, Any]
 COUNTING = LadderCompressor(counter())
+NOTE: Json = {"role": "user", "content": f"{HEADING}\nThey met."}
 
 
 class TooLong(Exception):
@@ -74,7 +76,7 @@ async def test_a_long_tool_loop_overflows_once_and_never_again(tells_sizes: bool
 async def test_a_limit_that_counts_the_answer_leaves_the_messages_all_the_rest(
     settings: Json, answer: int
 ) -> None:
-    """G1: messages were compared with messages and answer, and got half of what fits."""
+    """R1: messages were compared with messages and answer, and got half of what fits."""
     sent: list[int] = []
     refused = 0
 
@@ -291,3 +293,23 @@ async def test_an_overflow_that_a_host_answers_as_text_is_recovered() -> None:
 
     assert answer["content"] == "ok"
     assert COUNTING.tokens(messages) <= 8_000
+
+
+@pytest.mark.proves("R1", "L1")
+@pytest.mark.parametrize("provider", [None, Reporting([NOTE])], ids=["alone", "summary only"])
+async def test_a_list_that_has_to_be_trimmed_keeps_a_request_that_begins_like_a_note(
+    provider: Reporting | None,
+) -> None:
+    sent: list[list[Json]] = []
+
+    async def call(*, messages: list[Json], **_: Any) -> str:
+        sent.append(messages)
+        return "ok"
+
+    request = {"role": "user", "content": f"{DIGEST_TITLE}So says your page. Why?"}
+    messages = [NOTE, *step(1), *step(3), *step(7), request]
+    await ContextRecovery(call, provider, budget_tokens=1_000)(messages=messages)
+
+    assert len(sent[0]) < len(messages) or COUNTING.tokens(sent[0]) < COUNTING.tokens(messages)
+    assert (sent[0][0], sent[0][-1]) == (NOTE, request)
+    assert sent[0].count(request) == 1

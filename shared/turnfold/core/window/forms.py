@@ -1,5 +1,6 @@
 """The forms of a message in a window, and the tokens of each form."""
 
+import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -82,6 +83,11 @@ def cut_mark(cut: TextCut, omitted_lines: int) -> str:
         return f"\n[TRUNCATED original~{cut.original_tokens} tokens]\n"
     return f"\n[... {omitted_lines} lines, {cut.omitted_tokens} tokens left out ...]\n"
 
+
+CUT_MARK: Final = re.compile(
+    r"\n\[(?:TRUNCATED original~\d+ tokens|\.\.\. \d+ lines, \d+ tokens left out \.\.\.)\]\n"
+)
+"""What `cut_mark` returns."""
 
 # A mark costs the same whatever its numbers are, so that a cut is priced before it is made.
 _WIDEST = 999_999_999
