@@ -4,6 +4,7 @@ A message on the subject of a notice is only a signal to read: anyone may have s
 """
 
 import asyncio
+import contextlib
 import json
 from collections import OrderedDict, deque
 from collections.abc import Mapping
@@ -76,6 +77,7 @@ class Notices:
         self._ready: deque[StoredNotice] = deque()
         self._signal = asyncio.Event()
         self._subscriptions: list[Subscription] = []
+        self._has_begun = False
         self._is_newest_only = False
         self._heads: dict[str, _Kept] = {}
         self._seen: OrderedDict[str, int] = OrderedDict()
@@ -96,11 +98,13 @@ class Notices:
         while not self._ready:
             self._raise_if_closed()
             try:
-                if not self._subscriptions:
+                if not self._has_begun:
                     await self._begin()
                 self._signal.clear()
                 await self._read()
             except Denied as error:
+                self._has_begun = False
+                await self._unsubscribe()
                 raise NotAllowed("these credentials may not read notices of this agent") from error
             except (nats.errors.Error, OSError):
                 self._raise_if_closed()
@@ -112,11 +116,12 @@ class Notices:
         """End the subscriptions; a waiting `__anext__` raises `Unavailable`."""
         self._is_closed = True
         self._signal.set()
-        for subscription in self._subscriptions:
-            try:
-                await subscription.unsubscribe()
-            except (nats.errors.Error, OSError):
-                return
+        await self._unsubscribe()
+
+    async def _unsubscribe(self) -> None:
+        while self._subscriptions:
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await self._subscriptions.pop().unsubscribe()
 
     def _raise_if_closed(self) -> None:
         if self._is_closed or self._bus.is_closed:
@@ -128,9 +133,14 @@ class Notices:
             self._raise_if_closed()
             await asyncio.sleep(_CONNECT_SECONDS)
         self._reconnects = self._bus.stats["reconnects"]
-        subscriptions = [
-            await self._bus.subscribe(subject, cb=self._on_signal) for subject in self._filters
-        ]
+        # Those of an attempt that failed before are used again.
+        for subject in self._filters[len(self._subscriptions) :]:
+            self._raise_if_closed()
+            subscription = await self._bus.subscribe(subject, cb=self._on_signal)
+            self._subscriptions.append(subscription)
+        if self._is_closed:
+            await self._unsubscribe()
+            self._raise_if_closed()
         try:
             newest = [await self._kept({"last_by_subj": subject}) for subject in self._filters]
         except Denied:
@@ -141,7 +151,7 @@ class Notices:
         if self._after is None:
             found = [kept for kept in newest if kept is not None]
             self._after = max((kept.seq for kept in found), default=0)
-        self._subscriptions = subscriptions
+        self._has_begun = True
 
     async def _on_signal(self, message: Msg) -> None:
         if self._is_newest_only and len(self._signaled) < _SUBJECTS_KNOWN:

@@ -9,14 +9,25 @@ from typing import Any
 
 import nats
 import pytest
+from nats.aio.msg import Msg
 
 import turnfold
 from tests.nats_server import NatsServer, nats_server
-from tests.running_system import eventually
+from tests.running_system import eventually, wait_until
 from turnfold.bus.streams import NOTICES_CONFIG
-from turnfold.errors import Unavailable
+from turnfold.client import notices as notices_module
+from turnfold.errors import NotAllowed, Unavailable
 
 AUDIT = {"rows": 3, "hash": "5e7b"}
+READS_NO_NOTICES = """
+authorization {
+  users: [
+    {user: support, password: secret, permissions: {
+      publish: ["turn.completed.support.>"],
+      subscribe: ["_INBOX.>", "*.*.support.*"]}}
+  ]
+}
+"""
 
 
 @pytest.fixture
@@ -162,3 +173,47 @@ async def test_every_thread_that_waits_when_a_client_is_closed_is_told(server: N
         await asyncio.to_thread(client.close)
         ended = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 20)
         assert {type(one) for one in ended} == {Unavailable}, ended
+
+
+@pytest.mark.proves("G2")
+async def test_attempts_to_begin_leave_no_subscriptions_while_nothing_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices_module, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(notices_module, "READ_SECONDS", 0.02)
+    attempts: list[bytes] = []
+
+    async def on_request(message: Msg) -> None:
+        attempts.append(message.data)
+
+    with nats_server(tmp_path) as silent:
+        bus = await nats.connect(silent.url)
+        await bus.subscribe("$JS.API.DIRECT.GET.>", cb=on_request)
+        async with turnfold.connect(silent.url, environ={}) as client:
+            before = len(asyncio.all_tasks())
+            notices = client.notices("a", after=0)
+            waiting = asyncio.create_task(anext(notices))
+            await wait_until(lambda: len(attempts) > 20)
+            during = len(asyncio.all_tasks())
+            await notices.aclose()
+            with pytest.raises(Unavailable, match="closed"):
+                await waiting
+            await wait_until(lambda: len(asyncio.all_tasks()) == before)
+        await bus.close()
+
+    # A task for each of the subscriptions, and those that wait for an answer.
+    assert during - before < 3 * 3
+
+
+@pytest.mark.proves("G2", "X1")
+async def test_credentials_that_may_not_read_notices_leave_no_subscriptions(
+    tmp_path: Path,
+) -> None:
+    with nats_server(tmp_path, more=READS_NO_NOTICES) as guarded:
+        environ = {"TURNFOLD_NATS_USER": "support", "TURNFOLD_NATS_PASSWORD": "secret"}
+        async with turnfold.connect(guarded.url, inbox_prefix="_INBOX", environ=environ) as client:
+            before = len(asyncio.all_tasks())
+            for _ in range(2):
+                with pytest.raises(NotAllowed):
+                    await anext(client.notices("support"))
+            await wait_until(lambda: len(asyncio.all_tasks()) == before)
