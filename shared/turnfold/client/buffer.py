@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from turnfold.client.events import OutgoingEvent, Receipt
 from turnfold.errors import TurnfoldError, Unavailable
 from turnfold.messages import SessionKey
+from turnfold.process.tasks import cancel_and_wait
 
 log = logging.getLogger("turnfold.client")
 
@@ -118,13 +119,13 @@ class Buffer:
         """
         self._is_closed = True
         tasks = list(self._tasks.values())
-        if tasks:
-            await asyncio.wait(tasks, timeout=self._options.close_seconds)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if left := len(self.waiting):
-            log.error("events.unpublished", extra={"events": left})
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=self._options.close_seconds)
+        finally:
+            await cancel_and_wait(*tasks)
+            if left := len(self.waiting):
+                log.error("events.unpublished", extra={"events": left})
 
     async def _drain(self, key: SessionKey) -> None:
         queue = self._queues[key]

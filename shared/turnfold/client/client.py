@@ -7,7 +7,7 @@ import asyncio
 import os
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -86,11 +86,11 @@ async def connect(
         may_be_away=buffering is not None,
     )
     client = Client(connection, buffering=buffering)
-    try:
+    # Closing waits, and may be canceled; the stack goes on with the next.
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(connection.close)
+        stack.push_async_callback(client.close)
         yield client
-    finally:
-        await client.close()
-        await connection.close()
 
 
 class Client:
@@ -147,10 +147,12 @@ class Client:
 
     async def close(self) -> None:
         """Wait for buffered events until the time limit; `connect` calls this at its end."""
-        for notices in self._notices:
-            await notices.aclose()
-        if self._buffer is not None:
-            await self._buffer.close()
+        try:
+            for notices in list(self._notices):
+                await notices.aclose()
+        finally:
+            if self._buffer is not None:
+                await self._buffer.close()
 
     async def _publish_now(self, event: OutgoingEvent) -> Receipt:
         receipt = await self._connection.publish(event)

@@ -121,11 +121,13 @@ class Connection:
         if self._opening is not None and not self._opening.done():
             await _stop_connecting(self._opening, self.bus)
             return
-        with contextlib.suppress(nats.errors.Error, OSError):
-            if self.bus.is_connected:
-                await self.bus.flush(timeout=2)
-        with contextlib.suppress(nats.errors.Error, OSError):
-            await self.bus.close()
+        try:
+            with contextlib.suppress(nats.errors.Error, OSError):
+                if self.bus.is_connected:
+                    await self.bus.flush(timeout=2)
+        finally:
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await self.bus.close()
 
     async def ask(
         self, subject: str, request: Mapping[str, Any], *, patience_seconds: float = 0.0

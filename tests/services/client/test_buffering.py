@@ -171,6 +171,36 @@ async def test_what_could_not_be_published_at_all_is_told_at_the_end() -> None:
         await said(client, "too late")
 
 
+@pytest.mark.proves("R3", "G2")
+async def test_a_close_that_is_cancelled_leaves_no_connection_and_no_task(tmp_path: Path) -> None:
+    kept: list[Client] = []
+
+    async def work(url: str) -> None:
+        buffering = BufferOptions(wait_seconds=0.1, close_seconds=60)
+        async with turnfold.connect(url, environ={}, buffering=buffering) as client:
+            kept.append(client)
+            await said(client, "never acknowledged")
+
+    async def is_closing() -> bool:
+        try:
+            for client in kept:
+                await said(client, "one more", "other")
+        except Unavailable as error:
+            return "closed" in str(error)
+        return False
+
+    with nats_server(tmp_path) as without_stream:
+        before = len(asyncio.all_tasks())
+        working = asyncio.create_task(work(without_stream.url))
+        await eventually(is_closing)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        await wait_until(lambda: len(asyncio.all_tasks()) == before)
+
+    assert kept[0].unpublished
+
+
 @pytest.mark.proves("R3", "X1")
 async def test_an_event_that_may_never_be_published_is_told_and_holds_up_no_other(
     tmp_path: Path,
