@@ -1,11 +1,13 @@
 """Credentials and addresses of the NATS servers that a client connects to."""
 
+import re
 from collections.abc import Mapping
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Final
 
 from turnfold.access.identity import INBOX, Identity
 from turnfold.errors import NotAllowed
+
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 def identity_options(environ: Mapping[str, str], inbox_prefix: str | None) -> dict[str, Any]:
@@ -22,6 +24,8 @@ def identity_options(environ: Mapping[str, str], inbox_prefix: str | None) -> di
 
 
 def without_password(url: str) -> str:
-    """Return the URL of a server without user and password."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    """Return the URL of a server, with or without a scheme, without user and password."""
+    # Not parsed: the URL may be wrong, or hold a password that is not escaped.
+    scheme = _SCHEME.match(url)
+    prefix = scheme[0] if scheme else ""
+    return prefix + url[len(prefix) :].rpartition("@")[2]

@@ -364,13 +364,35 @@ async def test_what_an_agent_may_not_do_is_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("X1")
-async def test_wrong_credentials_are_told_as_such(tmp_path: Path) -> None:
-    with (
-        nats_server(tmp_path, more=AGENT_ONLY) as guarded,
-        pytest.raises(NotAllowed, match="refuses these credentials"),
-    ):
-        async with turnfold.connect(guarded.url.replace("//", "//support:wrong@")):
+@pytest.mark.parametrize("scheme", ["nats://", ""])
+async def test_wrong_credentials_are_told_as_such_and_not_repeated(
+    tmp_path: Path, scheme: str
+) -> None:
+    with nats_server(tmp_path, more=AGENT_ONLY) as guarded:
+        address = guarded.url.removeprefix("nats://")
+        with pytest.raises(NotAllowed) as refused:
+            async with turnfold.connect(f"{scheme}support:wrong@{address}", environ={}):
+                pass
+
+    assert str(refused.value).startswith(f"{scheme}{address} refuses these credentials")
+
+
+@pytest.mark.proves("X1")
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("nats://[::1", "nats://[::1"),
+        ("nats://support:secret@[::1", "nats://[::1"),
+        ("nats://support:a/b@127.0.0.1:1", "nats://127.0.0.1:1"),
+        ("support:a://b@127.0.0.1:1", "127.0.0.1:1"),
+    ],
+)
+async def test_a_url_that_is_none_is_told_without_its_password(url: str, shown: str) -> None:
+    with pytest.raises(Unavailable) as failed:
+        async with turnfold.connect(url, environ={}, timeout_seconds=0.3):
             pass
+
+    assert str(failed.value).startswith(f"no server answers at {shown};")
 
 
 # --- the manual
