@@ -6,11 +6,13 @@ Hosts with loops that come and go, or with several threads, share one `PortalCli
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from concurrent.futures import CancelledError
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from weakref import WeakSet
 
 from turnfold.client.client import Client, connect
 from turnfold.client.events import OutgoingEvent, Receipt, session_key
@@ -25,6 +27,10 @@ Result = TypeVar("Result")
 CLOSED: Final = "the client is closed"
 END_SECONDS: Final = 1.0
 """The time that a caller's coroutine has to end after the client was closed."""
+
+_portals: "WeakSet[PortalClient]" = WeakSet()
+_inherited: list[Any] = []
+"""The state of clients that was used in the parent of this process."""
 
 
 class PortalClient:
@@ -45,10 +51,15 @@ class PortalClient:
     def __init__(self, url: str | None = None, **options: Any) -> None:
         self._url = url
         self._options = options
+        self._is_closed = False
+        self._begin()
+        _portals.add(self)
+
+    def _begin(self) -> None:
+        """Set the state of a client that was not used yet."""
         self._starting = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._is_closed = False
         self._stack = AsyncExitStack()
         self._connecting: asyncio.Task[Client] | None = None
         self._working: set[asyncio.Task[Any]] = set()
@@ -158,6 +169,14 @@ class PortalClient:
                 self._thread.join()
             loop.close()
 
+    def begin_after_fork(self) -> None:
+        """Connect anew in a forked process, which has no thread of this client."""
+        used = (self._loop, self._thread, self._stack, self._connecting, self._working)
+        # Never collected: a transport that ends here would leave the selector of the parent, which
+        # both processes share.
+        _inherited.extend([*used, self._client])
+        self._begin()
+
     @contextmanager
     def _running_loop(self) -> Generator[asyncio.AbstractEventLoop]:
         """Yield the loop of the own thread, which the first call starts, to schedule work in it.
@@ -228,6 +247,15 @@ def _hand_over(task: asyncio.Task[Result], result: asyncio.Future[Result]) -> No
         result.set_result(task.result())
 
 
+def _begin_all_after_fork() -> None:
+    for portal in list(_portals):
+        portal.begin_after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_all_after_fork)
+
+
 class PortalNotices:
     """An iterator over notices, for `async for` in any loop and `for` in a thread without one."""
 
@@ -235,6 +263,7 @@ class PortalNotices:
         self._portal = portal
         self._begin = begin
         self._notices: Notices | None = None
+        self._client: Client | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -255,6 +284,7 @@ class PortalNotices:
         return self._portal.run(self.__anext__())
 
     async def _next(self, client: Client) -> "StoredNotice":
-        if self._notices is None:
-            self._notices = self._begin(client)
+        # A forked process has another client.
+        if self._notices is None or self._client is not client:
+            self._notices, self._client = self._begin(client), client
         return await anext(self._notices)

@@ -1,6 +1,7 @@
 """One client for several event loops and threads, on a real bus."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -118,3 +119,42 @@ async def test_a_client_of_another_loop_fails_instead_of_waiting_for_ever(
         async with asyncio.timeout(5):
             with pytest.raises(Unavailable, match="PortalClient"):
                 await asyncio.to_thread(elsewhere)
+
+
+FORKS = """
+import asyncio, os, sys
+import turnfold
+
+client = turnfold.PortalClient(sys.argv[1], environ={})
+session = client.session("support", "user-42")
+
+def publish(end):
+    event = session.turn_completed([{"role": "user", "content": "Where is order 7341?"}])
+    return asyncio.run(event).seq if end == "loop" else client.run(event).seq
+
+print(publish("thread"))
+for end in ("loop", "thread"):
+    child = os.fork()
+    if child == 0:
+        print(publish(end), flush=True)
+        sys.exit(0)
+    os.waitpid(child, 0)
+    print(publish(end), flush=True)
+"""
+
+
+@pytest.mark.proves("G2")
+async def test_a_forked_process_and_its_parent_both_use_the_client(server: NatsServer) -> None:
+    """Servers such as gunicorn fork after they have loaded the program."""
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-W", "ignore", "-c", FORKS, server.url),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        output, _ = await asyncio.wait_for(program.communicate(), 30)
+    finally:
+        if program.returncode is None:
+            program.kill()
+
+    assert [int(line) for line in output.split()] == [1, 2, 3, 4, 5]
+    assert program.returncode == 0
