@@ -37,7 +37,9 @@ class ChatApi:
         """Return the messages after the instructions at the beginning."""
         leading, rest = split_leading(elements_of(body.get("messages")))
         tools = [body[name] for name in ("tools", "functions") if body.get(name)]
-        output = body.get("max_completion_tokens", body.get("max_tokens"))
+        # Clients write null for a limit that they do not set.
+        limits = [body.get(name) for name in ("max_completion_tokens", "max_tokens")]
+        output = next((one for one in limits if one is not None), None)
         return RequestConversation(
             instructions="\n".join(content_text(one.get("content")) for one in leading),
             tools=dumped(tools) if tools else "",

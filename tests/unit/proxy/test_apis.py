@@ -7,6 +7,7 @@ import pytest
 from turnfold.client.mirrored_list import ElementList, MirroredList
 from turnfold_proxy.apis import APIS
 from turnfold_proxy.apis.api import arguments_identity
+from turnfold_proxy.apis.chat import ChatApi
 
 pytestmark = pytest.mark.proves("G10", "C78")
 
@@ -42,3 +43,11 @@ def test_marks_of_a_cache_are_not_stored_and_arguments_of_that_name_are() -> Non
     stored = api.stored({"role": "user", "content": [text | MARK, use | MARK, marked], **MARK})
 
     assert stored == {"role": "user", "content": [text, use, result]}
+
+
+@pytest.mark.proves("G10")
+@pytest.mark.parametrize("limits", [{}, {"max_completion_tokens": None}])
+def test_a_limit_of_the_answer_counts_beside_one_that_is_null(limits: dict[str, None]) -> None:
+    body = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 700, **limits}
+
+    assert ChatApi().conversation(body).max_output_tokens == 700
