@@ -1,29 +1,78 @@
 """The client that all integrations of a program share, and answers and events that it can carry."""
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-from turnfold.client import PortalClient, Session, Window
-from turnfold.client.events import encoded
-from turnfold.errors import TooLarge
+from turnfold.client import OutgoingEvent, PortalClient, Session, StoredMessage, Window
+from turnfold.client.events import BATCH_EVENTS, batches, check_storable, encoded
+from turnfold.errors import TooLarge, Unavailable
 
 EVENT_MESSAGES: Final = 1_000
 EVENT_BYTES: Final = 4_000_000
 """The most messages of an event, and the most bytes of them; 4 MiB are the limit of an event."""
 MOST_MESSAGES: Final = 64
 """The messages of a window that is requested again because an answer could not carry it."""
+PAGE_MESSAGES: Final = 1_000
+CARRIER: Final = {"role": "user", "content": ""}
+"""A message that is retracted in the batch in which it is published."""
 
 Piece = TypeVar("Piece")
 
 _clients: dict[str | None, PortalClient] = {}
-_lock = threading.Lock()
 
 
 def shared_client(url: str | None) -> PortalClient:
     """Return the client of a URL of NATS, the same for every caller of the program."""
-    with _lock:
-        return _clients.setdefault(url, PortalClient(url))
+    return _clients.get(url) or _clients.setdefault(url, PortalClient(url))
+
+
+async def publish_all(session: Session, events: Sequence[OutgoingEvent]) -> None:
+    """Publish events in batches, if all of them can be stored.
+
+    Raises:
+        BadRequest: one of them would become a dead letter; none was published.
+    """
+    check_storable(events)
+    for batch in batches(events, most=BATCH_EVENTS):
+        await session.publish_batch(batch)
+
+
+async def newest_messages(session: Session, count: int, *, wait_ms: int) -> list[StoredMessage]:
+    """Return the newest `count` messages of a session, in order; all if it has fewer.
+
+    Raises:
+        UnknownSession: nothing was published yet.
+        Unavailable: not everything is stored yet.
+    """
+    messages: list[StoredMessage] = []
+    size = PAGE_MESSAGES
+    position: int | None = None
+    while len(messages) < count:
+        size = min(size, count - len(messages))
+        is_first = position is None
+        try:
+            page = await session.history(
+                newest=size if is_first else None,
+                limit=None if is_first else size,
+                before_position=position,
+                after="latest",
+                wait_ms=wait_ms,
+            )
+        except TooLarge:
+            if size == 1:
+                raise
+            # Long messages: fewer of them fit an answer of the bus.
+            size = max(size // 4, 1)
+            continue
+        if not page.fresh:
+            raise Unavailable(
+                f"the newest messages of the session are not stored after {wait_ms} ms; try again"
+            )
+        messages[:0] = page.messages
+        position = page.previous_position
+        if position is None:
+            break
+    return messages
 
 
 async def fitting_window(session: Session, **options: Any) -> Window:

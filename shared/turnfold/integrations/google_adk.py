@@ -25,6 +25,7 @@ from turnfold.integrations.mirrored import (
     call_arguments,
     content_text,
     file_part,
+    short_id,
 )
 
 with requires("google-adk"):
@@ -37,8 +38,8 @@ with requires("google-adk"):
 
 _TEMPORARY_ID = "adk-"
 """The beginning of ids that the ADK makes, and takes away again before it calls the model."""
-_BRANCH_BYTES = 128
-"""Longer branches are named by their hash, because ids have at most 256 bytes."""
+_PART_BYTES = 96
+"""Longer parts of an id are named by their hash, because ids have at most 256 bytes."""
 
 
 class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
@@ -46,13 +47,16 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
 
     Each agent of a session has a conversation of its own, because the ADK shows each of them
     another one: `<user>/<session>/<agent>`, followed by `/<branch>` for a copy of an agent that
-    runs in a branch such as `worker@1`. `client` is a `PortalClient`, or a URL of NATS (default:
-    `TURNFOLD_NATS_URL`). `max_tokens` is the budget of the window, without instructions and tools.
-    Without it, the `model` decides: by default that of the request. `window` has further options
-    of `turnfold.Session.context`.
+    runs in a branch such as `worker@1`. A long name is replaced by its hash. `client` is a
+    `PortalClient`, or a URL of NATS (default: `TURNFOLD_NATS_URL`). `max_tokens` is the budget of
+    the window, without instructions and tools. Without it, the `model` decides: by default that of
+    the request. `window` has further options of `turnfold.Session.context`.
 
     If Turnfold does not answer, the model gets the contents of the ADK, and the logger
     `turnfold.integrations` a warning.
+
+    Raises:
+        BadRequest: `agent_id` is empty, longer than 256 bytes or contains control characters.
     """
 
     def __init__(
@@ -69,6 +73,8 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
         self._windows = MirroredWindows(
             agent_id, client=client, max_tokens=max_tokens, window=window
         )
+        # An invalid id fails here, and not in the calls of the agent.
+        self._windows.session(agent_id)
         self._model = model
         self._asked: dict[tuple[str, str], tuple[Session, _RequestContents]] = {}
 
@@ -79,9 +85,9 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
         session = self._session(callback_context)
         call = _RequestContents(llm_request.contents)
         model = self._model or llm_request.model
-        shown = await self._windows.shown(session, call.asked, model=model)
-        if shown is not None:
-            llm_request.contents = call.window(shown)
+        contents = await self._windows.shown(session, call.asked, call.window, model=model)
+        if contents is not None:
+            llm_request.contents = contents
             # A call that failed is replaced by the next one of the run.
             key = callback_context.invocation_id, session.key.session_id
             self._asked[key] = session, call
@@ -110,12 +116,13 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
         place, part = context.session, context.agent_name
         # Only copies run in branches with ids of runs: `worker@1`, or `worker@<call>` for a tool.
         if "@" in (branch := context.branch or ""):
-            named = quote(branch, safe="@")
-            digest = blake2b(branch.encode(), digest_size=16).hexdigest()
-            part = f"{part}/{named if len(named) <= _BRANCH_BYTES else digest}"
-        return self._windows.session(
-            f"{quote(place.user_id, safe='@')}/{quote(place.id, safe='@')}", part
-        )
+            part = f"{part}/{_part(branch)}"
+        return self._windows.session(f"{_part(place.user_id)}/{_part(place.id)}", part)
+
+
+def _part(name: str) -> str:
+    """Return a name as a part of an id."""
+    return short_id(quote(name, safe="@", errors="surrogatepass"), _PART_BYTES)
 
 
 class _RequestContents:

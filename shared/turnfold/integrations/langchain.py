@@ -85,10 +85,12 @@ class TurnfoldMiddleware(AgentMiddleware):  # type: ignore[misc]  # without type
         """Call the model with the window, and record its answer."""
         call = _Call(request)
         session = self._session(request)
-        shown = self._windows.run(self._windows.shown(session, call.asked, model=self._name(call)))
-        if shown is None:
+        shorter = self._windows.run(
+            self._windows.shown(session, call.asked, call.with_window, model=self._name(call))
+        )
+        if shorter is None:
             return handler(request)
-        response = handler(call.with_window(shown))
+        response = handler(shorter)
         self._windows.run(self._windows.record(session, lambda: call.answered(response)))
         return response
 
@@ -98,10 +100,12 @@ class TurnfoldMiddleware(AgentMiddleware):  # type: ignore[misc]  # without type
         """Call the model with the window, and record its answer."""
         call = _Call(request)
         session = self._session(request)
-        shown = await self._windows.shown(session, call.asked, model=self._name(call))
-        if shown is None:
+        shorter = await self._windows.shown(
+            session, call.asked, call.with_window, model=self._name(call)
+        )
+        if shorter is None:
             return await handler(request)
-        response = await handler(call.with_window(shown))
+        response = await handler(shorter)
         await self._windows.record(session, lambda: call.answered(response))
         return response
 
@@ -212,6 +216,8 @@ def _converted(message: AnyMessage) -> Chat:
     try:
         return _openai(message)
     except _REFUSED:
+        if isinstance(message.content, str):
+            raise
         blocks = [_readable(message, block) for block in message.content]
         return _openai(message.model_copy(update={"content": blocks}))
 

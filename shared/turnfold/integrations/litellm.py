@@ -16,7 +16,13 @@ from turnfold.client import PortalClient
 from turnfold.client.merge import message_json
 from turnfold.errors import BadRequest
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import PATIENCE_SECONDS, Chat, MirroredWindows, without_bytes
+from turnfold.integrations.mirrored import (
+    PATIENCE_SECONDS,
+    Chat,
+    MirroredWindows,
+    Shown,
+    without_bytes,
+)
 from turnfold.messages import SYSTEM_ROLES
 
 with requires("litellm"):
@@ -116,16 +122,17 @@ class TurnfoldCallback(CustomLogger):
         while start < len(messages) and _role(messages[start]) in SYSTEM_ROLES:
             start += 1
         rest = messages[start:]
-        shown = await self._windows.shown(
-            session, lambda: [_chat(message) for message in rest], model=self._name(call)
+
+        def built(shown: Sequence[Shown]) -> list[Any]:
+            window = [
+                rest[one.place] if one.body is None and one.place is not None else one.body
+                for one in shown
+            ]
+            return [*messages[:start], *window]
+
+        return await self._windows.shown(
+            session, lambda: [_chat(message) for message in rest], built, model=self._name(call)
         )
-        if shown is None:
-            return None
-        window = [
-            rest[one.place] if one.body is None and one.place is not None else one.body
-            for one in shown
-        ]
-        return [*messages[:start], *window]
 
     def _name(self, call: Mapping[str, Any]) -> str | None:
         model = self._model or call.get("model")

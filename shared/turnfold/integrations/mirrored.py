@@ -9,13 +9,14 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Final, TypeVar
 
 from turnfold.client import PortalClient, Session, Window
 from turnfold.client.mirror import mirror
-from turnfold.errors import CannotFit, NotAllowed, TurnfoldError, Unavailable
+from turnfold.errors import CannotFit, NotAllowed, Unavailable
 from turnfold.integrations.clients import fitting_window, shared_client
 
 PATIENCE_SECONDS: Final = 5.0
@@ -24,6 +25,8 @@ PAUSE_SECONDS: Final = 0.1
 AWAY_SECONDS: Final = 15.0
 """How long Turnfold is not asked again after it did not answer."""
 WAIT_MS: Final = 4_000
+PART_BYTES: Final = 192
+"""The most bytes of the part of an id that names a sub-agent, so that a hash fits before it."""
 
 Chat = dict[str, Any]
 Item = TypeVar("Item")
@@ -62,7 +65,7 @@ class MirroredWindows:
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self._patience_seconds = patience_seconds
-        self._client = client if isinstance(client, PortalClient) else shared_client(client)
+        self._named_client = client
         self._agent_id = agent_id
         self._options: dict[str, Any] = {
             "placement": "user",
@@ -71,35 +74,51 @@ class MirroredWindows:
         }
         self._away_until = 0.0
 
+    @property
+    def _client(self) -> PortalClient:
+        # Looked up, because a client that a global variable holds at the end of the program cannot
+        # end without a message on standard error.
+        named = self._named_client
+        return named if isinstance(named, PortalClient) else shared_client(named)
+
     def session(self, session_id: str, part: str = "") -> Session:
-        """Return a session; with a `part`, that of a sub-agent of it.
+        """Return a session; with a `part`, that of a sub-agent of it. A long part is hashed.
 
         Raises:
             BadRequest: an id is empty, longer than 256 bytes or contains control characters.
         """
         session = self._client.session(self._agent_id, session_id)
-        return session.subsession(part) if part else session
+        return session.subsession(short_id(part, PART_BYTES)) if part else session
 
-    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result | None:
         """Run one of the methods below without an event loop, and block this thread."""
-        return self._client.run(coroutine)
+        try:
+            return self._client.run(coroutine)
+        except Unavailable as error:
+            self.warn(str(error))
+            return None
 
     async def shown(
-        self, session: Session, listed: Callable[[], Sequence[Chat]], *, model: str | None = None
-    ) -> list[Shown] | None:
+        self,
+        session: Session,
+        listed: Callable[[], Sequence[Chat]],
+        built: Callable[[list[Shown]], Result],
+        *,
+        model: str | None = None,
+    ) -> Result | None:
         """Publish what is new of a list, and return its window; None if the list must be sent.
 
         `listed` returns the host's messages as chat messages, one for each, without the system
-        messages at the beginning.
+        messages at the beginning. `built` returns a window as the host's messages.
         """
 
-        async def ask(messages: Sequence[Chat]) -> list[Shown] | None:
+        async def ask(messages: Sequence[Chat]) -> Result | None:
             await _record(session, messages)
             window = await self.fresh_window(session, model=model)
             if window.account.total != len(messages):
                 self.warn(f"the session has {window.account.total} of {len(messages)} messages")
                 return None
-            return _shown(window)
+            return built(_shown(window))
 
         return await self.attempt(listed, ask)
 
@@ -111,8 +130,24 @@ class MirroredWindows:
 
         await self.attempt(listed, publish)
 
-    async def fresh_window(self, session: Session, *, model: str | None = None) -> Window:
+    async def are_stored(self, event_ids: Collection[str]) -> bool:
+        """Return whether these events of the agent are stored; if not, log a warning.
+
+        For hosts that keep nothing but the window. A fresh window tells that the services have
+        received what was published, not that they could store it.
+        """
+        known = await self._client.use(
+            lambda client: client.known_events(self._agent_id, event_ids)
+        )
+        missing = len(set(event_ids) - known)
+        if missing:
+            self.warn(f"{missing} of {len(event_ids)} events are not stored")
+        return not missing
+
+    async def fresh_window(self, session: Session, **asked: Any) -> Window:
         """Return the window of a session that holds everything published before by this client.
+
+        `asked` are options of this window alone.
 
         If no valid window has the budget, it is the smallest that is valid. Messages that it shows
         as they were published have no body: their entries have the `carry` of their events.
@@ -121,11 +156,11 @@ class MirroredWindows:
             Unavailable: not all is stored yet. `attempt` tries again.
         """
         options = {
-            "model": model,
             "entries": True,
             "bodies": "changed",
             "wait_ms": WAIT_MS,
-            **self._options,
+            **asked,
+            **{name: value for name, value in self._options.items() if value is not None},
         }
         try:
             window = await fitting_window(session, **options)
@@ -135,7 +170,7 @@ class MirroredWindows:
             log.warning(
                 "window.enlarged to %d tokens: no valid window has %s",
                 error.needed_tokens,
-                options["max_tokens"],
+                options.get("max_tokens"),
             )
             window = await fitting_window(session, **options | {"max_tokens": error.needed_tokens})
         if not window.fresh:
@@ -150,8 +185,8 @@ class MirroredWindows:
         """Return the result of `work` on the host's messages; None if Turnfold cannot take part.
 
         While `work` raises `Unavailable` it is done again, for `patience_seconds` in all. After
-        that nothing is attempted for a while. Nothing is done with an empty list. No other error of
-        Turnfold, or of the conversion of messages, reaches the caller: a warning says what failed.
+        that nothing is attempted for a while. Nothing is done with an empty list. No error reaches
+        the caller: a warning says what failed.
         """
         if time.monotonic() < self._away_until:
             return None
@@ -173,7 +208,7 @@ class MirroredWindows:
         except (TimeoutError, NotAllowed) as error:
             self._away_until = time.monotonic() + AWAY_SECONDS
             self.warn(str(error) or reason)
-        except (TurnfoldError, LookupError, TypeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  # of a conversion, and none of the agent's
             # The text may quote a message.
             self.warn(type(error).__name__)
         return None
@@ -182,6 +217,12 @@ class MirroredWindows:
     def warn(reason: str) -> None:
         """Log that the host goes on without Turnfold; `reason` quotes no message."""
         log.warning("turnfold.unavailable: the model gets the whole list; %s", reason)
+
+
+def short_id(text: str, most: int) -> str:
+    """Return a part of an id: the text itself, or its hash if it has more than `most` bytes."""
+    encoded = text.encode("utf-8", "surrogatepass")
+    return text if len(encoded) <= most else blake2b(encoded, digest_size=16).hexdigest()
 
 
 def call_arguments(text: str) -> dict[str, Any]:

@@ -72,10 +72,12 @@ class TurnfoldCapability(AbstractCapability[Any]):  # type: ignore[misc]  # with
         if not history.ends_with_request:
             return request_context
         model = self._model or request_context.model.model_name
-        shown = await self._windows.shown(self._session(ctx), history.chat, model=model)
-        if shown is None:
+        messages = await self._windows.shown(
+            self._session(ctx), history.chat, history.window, model=model
+        )
+        if messages is None:
             return request_context
-        return replace(request_context, messages=history.window(shown))
+        return replace(request_context, messages=messages)
 
     async def after_run(
         self, ctx: RunContext[Any], *, result: AgentRunResult[Any]

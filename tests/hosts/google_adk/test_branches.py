@@ -18,6 +18,7 @@ from pydantic import Field
 from tests.hosts.conftest import RunningSystem
 from tests.hosts.google_adk.models import calls, says
 from turnfold.client import connect
+from turnfold.errors import BadRequest
 from turnfold.integrations.google_adk import TurnfoldPlugin
 
 PLACES = ("hall", "yard", "roof")
@@ -140,3 +141,26 @@ async def test_deep_branches_have_ids_that_fit(system: RunningSystem, session_id
     [(found, texts)] = (await conversations(session_id, system.nats_url)).items()
     assert found.startswith(f"ada/s/{name}/")
     assert len(texts) == 4
+
+
+@pytest.mark.proves("G5", "X2")
+@pytest.mark.parametrize(
+    ("user_id", "chat_id"), [("客户服务" * 10, "s"), ("ada", "s" * 255), ("a\ud83d", "s")]
+)
+async def test_ids_of_any_length_and_letters_do_not_stop_the_agent(
+    system: RunningSystem, session_id: str, user_id: str, chat_id: str
+) -> None:
+    model = PlacesModel()
+    agent = LlmAgent(name="guide", model=model, tools=[look])
+    plugin = TurnfoldPlugin(session_id, client=system.nats_url, max_tokens=8_000)
+    runner = InMemoryRunner(app=App(name="tests", root_agent=agent, plugins=[plugin]))
+
+    await runner.run_debug("See the hall.", user_id=user_id, session_id=chat_id, quiet=True)
+
+    [texts] = (await conversations(session_id, system.nats_url)).values()
+    assert len(texts) == 4
+
+
+def test_an_agent_id_that_is_none_fails_before_the_agent_runs() -> None:
+    with pytest.raises(BadRequest, match="agent_id"):
+        TurnfoldPlugin("")

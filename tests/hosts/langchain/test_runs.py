@@ -1,6 +1,7 @@
 """Agents of LangChain whose models see windows: always valid, and the state keeps every message."""
 
 import asyncio
+import datetime as dt
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -407,3 +408,22 @@ def test_a_run_without_a_thread_is_an_error_that_says_what_to_pass(system: Runni
 
     with pytest.raises(turnfold.BadRequest, match="thread_id"):
         agent.invoke({"messages": [HumanMessage("Hello.")]})
+
+
+@pytest.mark.proves("G4")
+async def test_a_message_that_has_no_form_as_a_chat_message_does_not_stop_the_agent(
+    system: RunningSystem, session_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = {"id": "one", "name": "look", "args": {"when": dt.date(2026, 11, 23)}}
+    state = [
+        HumanMessage("Look."),
+        AIMessage("I look.", tool_calls=[call]),
+        ToolMessage("Nothing.", tool_call_id="one"),
+    ]
+    model = ScriptedModel(script=[AIMessage("Fine.")])
+
+    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+        await turn(agent_of(model, system.nats_url), "And?", session_id, is_async=True, state=state)
+
+    assert len(model.calls[-1]) == 5
+    assert "the model gets the whole list" in caplog.text

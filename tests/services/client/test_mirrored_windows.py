@@ -1,0 +1,85 @@
+"""Windows of the lists that a host passes: no fault of theirs reaches the host."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.services.client.test_mirror import working
+from turnfold.client import turn_event
+from turnfold.errors import BadRequest
+from turnfold.integrations.clients import newest_messages, publish_all
+from turnfold.integrations.mirrored import PART_BYTES, MirroredWindows, Shown
+
+USER = {"role": "user", "content": "Where is order 7341?"}
+NOWHERE = "nats://127.0.0.1:9"
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    """Return a function of an adapter that meets a message which it does not expect."""
+
+    def convert(*_: Any) -> Any:
+        raise error
+
+    return convert
+
+
+@pytest.mark.proves("R3", "G8")
+@pytest.mark.parametrize(
+    "error", [AttributeError("get"), RecursionError("deep"), AssertionError(), KeyError("secret")]
+)
+async def test_an_error_of_a_conversion_is_a_warning_without_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    async with working(tmp_path) as (url, _):
+        windows = MirroredWindows("ada", client=url)
+        session = windows.session("s")
+
+        with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+            before = await windows.shown(session, failing(error), list)
+            after = await windows.shown(session, lambda: [USER], failing(error))
+        shown = await windows.shown(session, lambda: [USER], list)
+
+    assert (before, after, shown) == (None, None, [Shown(0, None)])
+    warnings = [one.getMessage() for one in caplog.records if one.name == "turnfold.integrations"]
+    assert [type(error).__name__ in one for one in warnings] == [True, True]
+    assert "secret" not in str(warnings)
+
+
+@pytest.mark.proves("L1")
+async def test_nothing_of_a_list_with_a_message_that_nests_too_deep_is_published(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    deep: Any = []
+    for _ in range(70):
+        deep = [deep]
+    async with working(tmp_path) as (url, client):
+        windows = MirroredWindows("ada", client=url)
+        session = client.session("ada", "s")
+        events = [
+            turn_event(session.key, [USER], event_id="first"),
+            turn_event(session.key, [USER], event_id="deep", carry=[deep]),
+        ]
+
+        with pytest.raises(BadRequest, match="too_deep"):
+            await publish_all(session, events)
+        assert not await session.exists()
+        await publish_all(session, events[:1])
+        await newest_messages(session, 1, wait_ms=5_000)
+
+        assert await windows.are_stored(["first"])
+        with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+            assert not await windows.are_stored(["first", "deep"])
+    assert "1 of 2 events are not stored" in caplog.text
+
+
+@pytest.mark.proves("X2")
+@pytest.mark.parametrize("size", [PART_BYTES, PART_BYTES + 1, 257, 10_000])
+def test_the_part_of_an_id_that_names_a_sub_agent_may_have_any_length(size: int) -> None:
+    windows = MirroredWindows("ada", client=NOWHERE)
+
+    ids = {windows.session("t" * 256, "x" * size + end).key.session_id for end in "ab"}
+
+    assert len(ids) == 2
