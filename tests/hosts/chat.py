@@ -46,3 +46,8 @@ def faults(messages: Sequence[Message]) -> list[str]:
 def size(messages: Sequence[Mapping[str, Any]]) -> int:
     """Return a rough number of tokens: a quarter of the characters."""
     return sum(len(json.dumps(message)) for message in messages) // 4
+
+
+def tree(depth: int = 35) -> dict[str, Any]:
+    """Return an element of a page with others inside; 35 of them nest deeper than an event may."""
+    return {"tag": "div", "children": [tree(depth - 1)] if depth else []}

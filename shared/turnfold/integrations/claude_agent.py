@@ -28,10 +28,10 @@ from turnfold.client import (
     new_event_id,
     turn_event,
 )
-from turnfold.client.events import BATCH_EVENTS, batches, retraction_event
+from turnfold.client.events import check_storable, retraction_event
 from turnfold.errors import BadRequest, TooLarge, Unavailable, UnknownSession
 from turnfold.integrations import requires
-from turnfold.integrations.clients import shared_client
+from turnfold.integrations.clients import CARRIER, publish_all, shared_client
 from turnfold.shapes import chat_from_anthropic
 
 with requires("claude-agent"):
@@ -54,7 +54,6 @@ PART_CHARACTERS = 450_000
 PROJECT_BYTES = 64
 
 _SPEAKERS = ("user", "assistant")
-_CARRIER = {"role": "user", "content": ""}
 
 
 class TurnfoldSessionStore:
@@ -88,8 +87,7 @@ class TurnfoldSessionStore:
                     carriers += [f"{event.event_id}#0" for event in of_entry]
             if carriers:
                 events.append(retraction_event(session.key, carriers))
-            for batch in batches(events, most=BATCH_EVENTS):
-                await session.publish_batch(batch)
+            await publish_all(session, events)
         # Lists do not wait: the next one shall have the session, also in another program.
         after = self._client.newest_seq(session.key)
         with suppress(UnknownSession, Unavailable):
@@ -168,23 +166,34 @@ def _events(session: Session, entry: Mapping[str, Any]) -> tuple[list[OutgoingEv
     text = json.dumps(entry, sort_keys=True)
     event_id = new_event_id()
     if entry.get("uuid"):
-        event_id = blake2b(text.encode(), digest_size=16).hexdigest()
-    if len(text) > WHOLE_CHARACTERS:
-        places = range(0, len(text), PART_CHARACTERS)
-        carried: list[dict[str, Any]] = [
-            {"of": event_id, "part": text[start : start + PART_CHARACTERS], "is_last": False}
-            for start in places
-        ]
-        carried[-1]["is_last"] = True
-        return [
-            turn_event(session.key, [_CARRIER], event_id=f"{event_id}-{number}", carry=[part])
-            for number, part in enumerate(carried)
-        ], False
+        # Of the session as well: its transcript may be copied to another one, entry by entry.
+        told = json.dumps([*session.key, text])
+        event_id = blake2b(told.encode(), digest_size=16).hexdigest()
+    if len(text) <= WHOLE_CHARACTERS:
+        # An entry that nests too deep for an event is carried as text.
+        with suppress(BadRequest):
+            event, is_message = _event(session, entry, event_id)
+            check_storable([event])
+            return [event], is_message
+    places = range(0, len(text), PART_CHARACTERS)
+    carried: list[dict[str, Any]] = [
+        {"of": event_id, "part": text[start : start + PART_CHARACTERS], "is_last": False}
+        for start in places
+    ]
+    carried[-1]["is_last"] = True
+    return [
+        turn_event(session.key, [CARRIER], event_id=f"{event_id}-{number}", carry=[part])
+        for number, part in enumerate(carried)
+    ], False
+
+
+def _event(session: Session, entry: Mapping[str, Any], event_id: str) -> tuple[OutgoingEvent, bool]:
+    """Return an entry as one event, and whether it is a message of the conversation."""
     carry: dict[str, Any] = {"entry": dict(entry)}
     message: Mapping[str, Any] = entry.get("message") or {}
     views = _views(entry["type"], message)
     if not views:
-        return [turn_event(session.key, [_CARRIER], event_id=event_id, carry=[carry])], False
+        return turn_event(session.key, [CARRIER], event_id=event_id, carry=[carry]), False
     element = {"role": message["role"], "content": message["content"]}
     if views == 1:
         # What the element has is not stored twice. Of several views, each has a part of it.
@@ -199,7 +208,7 @@ def _events(session: Session, entry: Mapping[str, Any]) -> tuple[list[OutgoingEv
         is_meta=is_meta,
         carry=[carry],
     )
-    return [event], True
+    return event, True
 
 
 def _views(kind: str, message: Any) -> int:

@@ -12,7 +12,7 @@ from claude_agent_sdk import (
 )
 from claude_agent_sdk.testing import run_session_store_conformance
 
-from tests.hosts.chat import BUDGETS, TURNS, size
+from tests.hosts.chat import BUDGETS, TURNS, size, tree
 from tests.hosts.conftest import RunningSystem
 from turnfold.client import connect
 from turnfold.integrations.claude_agent import TurnfoldSessionStore
@@ -112,6 +112,36 @@ async def test_every_entry_comes_back_to_the_letter(
     assert hit.message["content"] == "And hurry."
     assert window.messages[0]["content"][0]["text"] == "Look again, 0."
     assert not any(message["content"] in ("", []) for message in window.messages)
+
+
+@pytest.mark.proves("G9", "L1")
+async def test_an_entry_that_nests_deeper_than_an_event_may_is_stored_with_those_beside_it(
+    store: TurnfoldSessionStore,
+) -> None:
+    key: Any = {"project_key": PROJECT, "session_id": "s"}
+    entries: list[Any] = [
+        user("Read the page."),
+        user([result("page")], toolUseResult={"structuredContent": tree()}),
+        assistant({"type": "tool_use", "id": "draw", "name": "Draw", "input": tree()}),
+        assistant(text("It is read.")),
+    ]
+
+    await store.append(key, entries)
+
+    assert await store.load(key) == entries
+
+
+@pytest.mark.proves("G9", "L12")
+async def test_a_transcript_that_is_copied_to_another_project_is_stored_there_as_well(
+    store: TurnfoldSessionStore,
+) -> None:
+    keys: list[Any] = [{"project_key": one, "session_id": "s"} for one in (PROJECT, "-srv-moved")]
+    entries: list[Any] = [user("Where is order 7341?"), assistant(text("In Bonn."))]
+
+    for key in keys:
+        await store.append(key, entries)
+
+    assert [await store.load(key) for key in keys] == [entries, entries]
 
 
 async def test_the_helpers_of_the_sdk_read_list_and_fork_sessions(
