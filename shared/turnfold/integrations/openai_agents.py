@@ -13,11 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from turnfold.client import Client, PortalClient, StoredMessage
-from turnfold.client.events import BATCH_EVENTS, batches, turn_event
+from turnfold.client.events import check_storable, turn_event
 from turnfold.client.replies import read
 from turnfold.errors import TooLarge, Unavailable, UnknownSession
 from turnfold.integrations import requires
-from turnfold.integrations.clients import event_parts, fitting_window, shared_client
+from turnfold.integrations.clients import (
+    event_parts,
+    fitting_window,
+    publish_all,
+    shared_client,
+)
 from turnfold.shapes import check_responses, divide_responses, responses_from_chat
 
 with requires("openai-agents"):
@@ -56,6 +61,7 @@ class TurnfoldSession:
         if client is None or isinstance(client, str):
             client = shared_client(client)
         self.session_id = session_id
+        self._client = client
         self.session_settings = SessionSettings().resolve(session_settings)
         self._session = client.session(agent_id, session_id)
         # The SDK reads before it adds the new request, so a recall would look for the one before.
@@ -89,14 +95,17 @@ class TurnfoldSession:
         """Publish items; return when the stream has stored them.
 
         Raises:
-            BadRequest: an item is no item of the Responses API. Nothing was published.
+            BadRequest: an item is no item of the Responses API, or nests too deep to be stored.
+                Nothing was published.
         """
         # Before anything is published: an invalid item must not leave half of the list behind.
         check_responses(items)
         if not items:
             return
         try:
-            await self._session.turn_completed(items, shape="responses")
+            event = turn_event(self._session.key, items, shape="responses")
+            check_storable([event])
+            await self._client.publish(event)
         except TooLarge:
             if len(items) == 1:
                 raise
@@ -104,8 +113,7 @@ class TurnfoldSession:
                 turn_event(self._session.key, part, shape="responses")
                 for part in event_parts(divide_responses(items))
             ]
-            for batch in batches(events, most=BATCH_EVENTS):
-                await self._session.publish_batch(batch)
+            await publish_all(self._session, events)
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Retract the newest item and return it; None if there is none."""
@@ -152,7 +160,8 @@ class TurnfoldSession:
             position = page.get("previous_position")
             if position is None:
                 break
-        return read(_listed, {"messages": messages})[-limit:] if limit else []
+        items = read(_listed, {"messages": messages})
+        return items[-limit:] if limit > 0 else items
 
     async def _retracted_with(self, popped: StoredMessage) -> list[TResponseInputItem]:
         """Return the items before this one that left with it, because they are one response."""

@@ -7,6 +7,7 @@ import pytest
 from agents.memory import Session
 
 import turnfold
+from tests.hosts.chat import tree
 from tests.hosts.conftest import RunningSystem
 from tests.hosts.openai_agents.items import call, output, reasoning, user
 from turnfold.integrations.openai_agents import TurnfoldSession
@@ -56,6 +57,30 @@ async def test_a_list_with_an_invalid_item_leaves_nothing_behind(
             await session.add_items([user("look")] * count + [invalid])
 
     assert await session.get_items(limit=3) == []
+
+
+@pytest.mark.proves("G3", "L1")
+async def test_an_item_that_nests_deeper_than_an_event_may_is_refused_and_loses_no_other(
+    session: TurnfoldSession,
+) -> None:
+    tools = [{"name": "draw", "input_schema": tree()}]
+    listed: Any = {"type": "mcp_list_tools", "id": "m", "server_label": "s", "tools": tools}
+    await session.add_items([user("look")])
+
+    with pytest.raises(turnfold.BadRequest, match="too_deep"):
+        await session.add_items([user("again"), listed])
+    await session.add_items([user("again")])
+
+    assert await session.get_items() == [user("look"), user("again")]
+
+
+@pytest.mark.proves("G3")
+async def test_a_negative_limit_returns_all_items(session: TurnfoldSession) -> None:
+    items = [user(text) for text in "abc"]
+    await session.add_items(items)
+
+    assert [await session.get_items(limit) for limit in (-1, -9)] == [items, items]
+    assert await session.get_items(0) == []
 
 
 async def test_each_pop_takes_one_item_also_of_a_response(session: TurnfoldSession) -> None:
