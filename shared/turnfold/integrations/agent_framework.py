@@ -19,10 +19,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from turnfold.client import PortalClient, Session, StoredMessage, new_event_id
+from turnfold.client import PortalClient, Session, StoredMessage, new_event_id, turn_event
+from turnfold.client.events import check_storable
 from turnfold.errors import BadRequest, Unavailable, UnknownSession
 from turnfold.integrations import requires
-from turnfold.integrations.clients import event_parts, fitting_window, shared_client
+from turnfold.integrations.clients import (
+    event_parts,
+    fitting_window,
+    newest_messages,
+    shared_client,
+)
 from turnfold.integrations.mirrored import Chat, content_text, file_part
 
 with requires("agent-framework"):
@@ -37,7 +43,6 @@ with requires("agent-framework"):
 
 WAIT_MS = 5_000
 """How long a read waits at most for what was saved before, by this program or another."""
-TAIL_MESSAGES = 1_000
 NO_RESULT = "[No result of this call is known.]"
 
 _APPROVALS = ("function_approval_request", "function_approval_response")
@@ -139,7 +144,7 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
         again.
 
         Raises:
-            BadRequest: there is no session, or a message is not JSON.
+            BadRequest: there is no session, or a message cannot be stored. None was published.
         """
         if session_id is None:
             raise BadRequest("the run has no session; pass one to agent.run")
@@ -147,23 +152,25 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
         listed = [_pieces(message) for message in messages]
         known = await self._known(session, listed)
         pieces = [piece for parts in listed[known:] for piece in parts]
-        for part in event_parts([piece] for piece in pieces):
-            bodies, carry = [body for body, _ in part], [carried for _, carried in part]
-            await session.turn_completed(bodies, carry=carry)
+        events = [
+            turn_event(session.key, [body for body, _ in part], carry=[one for _, one in part])
+            for part in event_parts([piece] for piece in pieces)
+        ]
+        check_storable(events)
+        for event in events:
+            await self._client.publish(event)
 
     def _session(self, session_id: str) -> Session:
         return self._client.session(self._agent_id, session_id)
 
     async def _known(self, session: Session, listed: Sequence[list["_Piece"]]) -> int:
         """Return how many messages at the beginning are the end of the session."""
-        new = [_identity(parts) for parts in listed]
-        count = min(sum(map(len, listed)), TAIL_MESSAGES)
+        new = [_identity([carried for _, carried in parts]) for parts in listed]
         try:
-            page = await session.history(newest=max(count, 1), after="latest", wait_ms=WAIT_MS)
+            stored = await newest_messages(session, sum(map(len, listed)), wait_ms=WAIT_MS)
         except UnknownSession:
             return 0
-        _require_fresh(is_fresh=page.fresh)
-        old = _identities(page.messages)
+        old = _identities(stored)
         for size in range(min(len(old), len(new)), 0, -1):
             # An exchange again is more likely said again than sent again, unless it has ids, or
             # the list goes on after it.
@@ -174,7 +181,10 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
 
 
 _Piece = tuple[Chat, dict[str, Any]]
-"""A chat message, and what it carries: the message of the framework that it is a part of."""
+"""A chat message, and what it carries: the message of the framework that it is a part of.
+
+The message is JSON text, because it may nest deeper than an event may.
+"""
 
 
 def _pieces(message: Message) -> list[_Piece]:
@@ -184,14 +194,21 @@ def _pieces(message: Message) -> list[_Piece]:
         if content.type == "function_result" or not groups or _is_result(groups[-1]):
             groups.append([])
         groups[-1].append(content)
-    whole = json.loads(json.dumps(message.to_dict()))
+    whole = message.to_dict()
     of = new_event_id()
     pieces: list[_Piece] = []
     for group in groups or [[]]:
-        contents = [json.loads(json.dumps(content.to_dict())) for content in group]
-        carried = {"of": of, "message": {**whole, "contents": contents}}
+        contents = [content.to_dict() for content in group]
+        carried = {"of": of, "message": json.dumps({**whole, "contents": contents})}
         pieces.append((_chat(str(message.role), group), carried))
     return pieces
+
+
+def _carried_message(carried: Any) -> dict[str, Any]:
+    """Return the message of the framework that a piece carries; empty if it carries none."""
+    message: Any = carried["message"] if isinstance(carried, dict) else {}
+    read: dict[str, Any] = json.loads(message) if isinstance(message, str) else message
+    return read
 
 
 def _is_result(group: Sequence[Content]) -> bool:
@@ -209,14 +226,14 @@ def _chat(role: str, contents: Sequence[Content]) -> Chat:
         return body | ({"is_error": True} if result.exception else {})
     parts: list[Chat] = []
     calls: list[Chat] = []
-    others: list[Chat] = []
+    others: list[str] = []
     for content in contents:
         if _is_call(content):
             calls.append(_call(content))
         elif (part := _chat_part(content)) is not None:
             parts.append(part)
         elif content.type != "usage":
-            others.append(_without_data(json.loads(json.dumps(content.to_dict()))))
+            others.append(json.dumps(_without_data(json.loads(json.dumps(content.to_dict())))))
     body = {"role": role if role in _ROLES else "user", "content": _content(parts)}
     if calls:
         body |= {"role": "assistant", "tool_calls": calls}
@@ -276,7 +293,7 @@ def _joined(shown: Iterator[tuple[Chat | None, Any]]) -> list[Message]:
             continue
         if not isinstance(carried, dict):
             raise Unavailable("another program publishes to this session; give it one of its own")
-        message = Message.from_dict(carried["message"])
+        message = Message.from_dict(_carried_message(carried))
         if joined == carried["of"]:
             messages[-1].contents += message.contents
         else:
@@ -299,7 +316,7 @@ def _is_about_calls(body: Chat | None, entry: Mapping[str, Any]) -> bool:
     """Return whether a message of a window only has results or approvals of earlier calls."""
     if body is not None:
         return bool(body["role"] == "tool")
-    message = (entry.get("carry") or {}).get("message") or {}
+    message = _carried_message(entry.get("carry"))
     contents = message.get("contents") or ()
     return message.get("role") == "tool" or (
         bool(contents) and all(content["type"] in _APPROVALS for content in contents)
@@ -338,7 +355,7 @@ def _shortened(body: Chat, carried: Any) -> Message:
         function = call["function"]
         arguments = {"arguments": function["arguments"]}
         contents.append(Content.from_function_call(call["id"], function["name"], **arguments))
-    author = carried["message"].get("author_name") if isinstance(carried, dict) else None
+    author = _carried_message(carried).get("author_name")
     return Message(body["role"], contents, author_name=author)
 
 
@@ -353,21 +370,19 @@ _Identity = tuple[str | None, str]
 
 def _identities(stored: Sequence[StoredMessage]) -> list[_Identity]:
     """Return the identities of stored messages of the framework, of which the first may be cut."""
-    groups: dict[Any, list[_Piece]] = {}
+    groups: dict[Any, list[Any]] = {}
     for one in stored:
         of = one.carry["of"] if isinstance(one.carry, dict) else one.message_id
-        groups.setdefault(of, []).append((one.message, one.carry or {"message": {}}))
-    return [_identity(parts) for parts in groups.values()]
+        groups.setdefault(of, []).append(one.carry)
+    return list(map(_identity, groups.values()))
 
 
-def _identity(parts: Sequence[_Piece]) -> _Identity:
-    message = parts[0][1]["message"]
-    contents = [
-        content for _, carried in parts for content in carried["message"].get("contents", ())
-    ]
-    if message.get("message_id"):
-        return str(message["message_id"]), ""
-    return None, json.dumps([message.get("role"), contents], sort_keys=True)
+def _identity(carried: Sequence[Any]) -> _Identity:
+    messages = list(map(_carried_message, carried))
+    if message_id := messages[0].get("message_id"):
+        return str(message_id), ""
+    contents = [content for message in messages for content in message.get("contents", ())]
+    return None, json.dumps([messages[0].get("role"), contents], sort_keys=True)
 
 
 def _has_id(identity: _Identity) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from agent_framework import Content, Message
 
+from tests.hosts.chat import tree
 from tests.hosts.conftest import RunningSystem
 from turnfold.client import connect
 from turnfold.integrations.agent_framework import TurnfoldHistoryProvider
@@ -63,3 +64,45 @@ async def test_what_is_rebuilt_names_its_files(system: RunningSystem, session_id
     [_, rebuilt, _] = await history.get_messages("s")
     assert [content.type for content in rebuilt.contents] == ["text", "text", "function_call"]
     assert rebuilt.contents[1].text == "[file]"
+
+
+@pytest.mark.proves("G8", "L1")
+async def test_messages_that_nest_deeper_than_an_event_may_come_back_as_they_were(
+    system: RunningSystem, session_id: str
+) -> None:
+    history = TurnfoldHistoryProvider(session_id, client=system.nats_url, max_tokens=16_000)
+    call = Content.from_function_call("c1", "draw", arguments=tree())
+    messages = [
+        Message("user", ["Draw it."]),
+        Message("assistant", [call, Content.from_function_approval_request("a1", call)]),
+        Message("tool", [Content.from_function_result("c1", result="12 boxes")]),
+        Message("user", [Content.from_function_approval_response(True, "a1", call)]),
+        Message("assistant", ["Drawn."]),
+    ]
+
+    await history.save_messages("s", messages)
+
+    assert as_dicts(await history.get_messages("s")) == as_dicts(messages)
+
+
+@pytest.mark.proves("G8", "L2")
+@pytest.mark.parametrize(("count", "size"), [(1_100, 0), (12, 2_000_000)])
+async def test_a_transcript_longer_than_one_answer_that_is_saved_again_is_stored_once(
+    system: RunningSystem, session_id: str, count: int, size: int
+) -> None:
+    history = TurnfoldHistoryProvider(session_id, client=system.nats_url, max_tokens=8_000)
+    image = [Content.from_data(bytes(size), "image/png")] if size else []
+    transcript = [
+        Message("user", [f"Page {number}", *image])
+        if number % 2
+        else Message("assistant", [f"Read {number}."])
+        for number in range(1, count + 1)
+    ]
+    await history.save_messages("s", transcript)
+
+    await history.save_messages("s", [*transcript, Message("user", ["And now?"])])
+
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session(session_id, "s")
+        await session.history(newest=1, after="latest", wait_ms=5_000)
+        assert (await session.status())["messages_total"] == count + 1
