@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from turnfold.client import OutgoingEvent, PortalClient, Session, turn_event
-from turnfold.client.events import BATCH_EVENTS, batches, retraction_event
-from turnfold.errors import TooLarge, Unavailable, UnknownSession
+from turnfold.client.events import retraction_event
+from turnfold.errors import UnknownSession
 from turnfold.integrations import requires
+from turnfold.integrations.clients import newest_messages, publish_all
 from turnfold.integrations.mirrored import WAIT_MS, Chat, MirroredWindows
 from turnfold.integrations.strands_messages import (
     Message,
@@ -80,6 +81,7 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
         self._session = self._windows.session(session_id)
         self._held: dict[str, _Held] | None = None
         self._unnamed: set[str] = set()
+        self._unconfirmed: list[str] = []
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
         """Manage the messages before each call of the model."""
@@ -124,19 +126,24 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
     async def _managed(self, agent: Agent, windows: "_Windows") -> None:
         shown = await windows.after(agent.messages, self._publish, self._session)
         if shown is not None:
+            self._unconfirmed = []
             messages, self._held = _messages(shown)
             self.removed_message_count += max(0, _originals(agent.messages) - _originals(messages))
             agent.messages[:] = messages
 
-    async def _publish(self, messages: Sequence[Message]) -> None:
-        """Publish what is new or was changed since it was published."""
+    async def _publish(self, messages: Sequence[Message]) -> Sequence[str]:
+        """Publish what is new or was changed since it was published.
+
+        Returns the ids of the events that have been published since the last window.
+        """
         if self._held is None:
             self._name(messages)
             self._held = await _restored(self._session, messages, self._unnamed)
         events, held = _changes(self._session, messages, self._held)
-        for batch in batches(events, most=BATCH_EVENTS):
-            await self._session.publish_batch(batch)
+        await publish_all(self._session, events)
         self._held |= held
+        self._unconfirmed += [event.event_id for event in events]
+        return self._unconfirmed
 
 
 class _Windows(MirroredWindows):
@@ -152,8 +159,11 @@ class _Windows(MirroredWindows):
         """Publish, and return the window; None if the messages must stay."""
 
         async def ask(messages: Sequence[Message]) -> list[_Entry] | None:
-            await publish(messages)
+            published = await publish(messages)
             window = await self.fresh_window(session)
+            # The agent keeps nothing but the window.
+            if published and not await self.are_stored(published):
+                return None
             carried = [entry.get("carry") for entry in window.entries or ()]
             shown = list(zip(window.raw["messages"], carried, window.message_ids, strict=True))
             if not all(body or _is_message(message) for body, message, _ in shown):
@@ -164,7 +174,7 @@ class _Windows(MirroredWindows):
         return await self.attempt(lambda: messages, ask)
 
 
-_Publish = Callable[[Sequence[Message]], Awaitable[None]]
+_Publish = Callable[[Sequence[Message]], Awaitable[Sequence[str]]]
 _Entry = tuple[Chat | None, Any, Any]
 """A message of a window, None for one as it was published, what it carries, and its id."""
 
@@ -224,14 +234,10 @@ async def _stored(session: Session, count: int) -> dict[str, list[tuple[str, Mes
     """Return the newest stored messages of Strands by their ids."""
     stored: dict[str, list[tuple[str, Message]]] = {}
     try:
-        page = await session.history(
-            newest=min(count, TAIL_MESSAGES), after="latest", wait_ms=WAIT_MS
-        )
-    except (TooLarge, UnknownSession):
+        newest = await newest_messages(session, min(count, TAIL_MESSAGES), wait_ms=WAIT_MS)
+    except UnknownSession:
         return stored
-    if not page.fresh:
-        raise Unavailable("the newest messages are not stored yet")
-    for one in page.messages:
+    for one in newest:
         if _is_message(one.carry) and one.carry.get("tracking_id"):
             stored.setdefault(one.carry["tracking_id"], []).append((one.message_id, one.carry))
     return stored
@@ -336,9 +342,9 @@ def _event(
     session: Session, message: Message, parts: Sequence[Message], old: _Held | None
 ) -> OutgoingEvent:
     # An event that is published again, also by another program, is the same one, unless it was
-    # retracted.
+    # retracted, or the session is another one: agents may begin with the same messages.
     told = [parts, old.stored[0][0]] if old and old.stored else encode_bytes_values(message)
-    text = json.dumps(told, sort_keys=True)
+    text = json.dumps([session.key, told], sort_keys=True)
     return turn_event(
         session.key,
         [chat_of(part) for part in parts],

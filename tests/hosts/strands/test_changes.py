@@ -2,13 +2,14 @@
 
 import copy
 import json
+import logging
 from collections.abc import AsyncGenerator
-from hashlib import blake2b
 from typing import Any
 
 import pytest
 from strands import Agent, tool
 
+from tests.hosts.chat import tree
 from tests.hosts.conftest import RunningSystem
 from tests.hosts.strands.models import Message, ScriptedModel, calls, faults, says
 from turnfold.client import connect
@@ -151,21 +152,65 @@ async def test_a_history_that_was_saved_before_its_last_answer_is_not_published_
     assert faults(model.calls[-1]) == []
 
 
-@pytest.mark.proves("L1")
-async def test_the_event_of_a_message_has_the_id_that_older_releases_gave_it(
+@pytest.mark.proves("L1", "L12")
+async def test_agents_that_begin_with_the_same_messages_have_sessions_of_their_own(
     system: RunningSystem, session_id: str
 ) -> None:
-    agent = agent_of(ScriptedModel(says("Yes.")), session_id, system.nats_url)
-    message = {"role": "user", "content": says("One?"), "tracking_id": session_id}
-    agent.messages.append(message)
-    await agent.invoke_async()
+    first = agent_of(ScriptedModel(says("In Ghent.")), session_id, system.nats_url)
+    await first.invoke_async("I live in Ghent.")
+    model = ScriptedModel(says("There."))
+    branch = agent_of(
+        model, f"{session_id}-b", system.nats_url, messages=copy.deepcopy(first.messages)
+    )
 
+    await branch.invoke_async("Where?")
+
+    assert len(model.calls[-1]) == 3
+    assert await recorded(system, f"{session_id}-b") == [
+        *("I live in Ghent.", "In Ghent.", "Where?", "There.")
+    ]
+
+
+@pytest.mark.proves("L1")
+async def test_messages_that_cannot_be_stored_stay_with_the_agent(
+    system: RunningSystem, session_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = {"toolUseId": "one", "status": "success", "content": [{"text": "12 boxes"}]}
+    messages = [
+        {"role": "user", "content": says("Draw it.")},
+        {
+            "role": "assistant",
+            "content": [{"toolUse": {"toolUseId": "one", "name": "look", "input": tree()}}],
+        },
+        {"role": "user", "content": [{"toolResult": result}]},
+        {"role": "assistant", "content": says("Drawn.")},
+    ]
+    model = ScriptedModel(says("Twelve."))
+    agent = agent_of(model, session_id, system.nats_url, messages=copy.deepcopy(messages))
+
+    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+        await agent.invoke_async("How many?")
+
+    assert saved(model.calls[-1])[:4] == messages
+    assert len(agent.messages) == 6
+    assert "BadRequest" in caplog.text
+
+
+@pytest.mark.proves("L1")
+async def test_messages_that_turnfold_did_not_store_stay_with_the_agent(
+    system: RunningSystem, session_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = ScriptedModel(says("A."), says("B."))
+    agent = agent_of(model, session_id, system.nats_url)
+    await agent.invoke_async("One?")
     async with connect(system.nats_url, environ={}) as client:
-        session = client.session("strands", session_id)
-        page = await session.history(newest=2, after="latest", wait_ms=5_000)
-    text = json.dumps(message, sort_keys=True)
-    event_id = blake2b(text.encode(), digest_size=16).hexdigest()
-    assert page.messages[0].message_id == f"{event_id}#0"
+        await client.session("strands", session_id).erase()
+
+    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+        await agent.invoke_async("Two?")
+
+    assert len(model.calls[-1]) == 3
+    assert "1 of 2 events are not stored" in caplog.text
 
 
 @pytest.mark.proves("G1")
