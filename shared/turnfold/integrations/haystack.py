@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from turnfold.client import PortalClient, Session, turn_event
-from turnfold.client.events import BATCH_EVENTS, batches
+from turnfold.client import OutgoingEvent, PortalClient, Session, turn_event
+from turnfold.client.events import retraction_event
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import Chat, MirroredWindows
+from turnfold.integrations.clients import CARRIER, publish_all
+from turnfold.integrations.mirrored import Chat, MirroredWindows, content_text, file_part
 
 with requires("haystack"):
     from haystack.core.serialization import default_to_dict
@@ -64,15 +65,14 @@ class TurnfoldCompactor(Compactor):  # type: ignore[misc]  # without types here
             "client": None if isinstance(client, PortalClient) else client,
             "window": dict(window or {}),
         }
-        self._client = client
-        self._windows_of(1).session(session_id)
+        self._windows = _Compacted(agent_id, client=client, window=window)
+        self._windows.session(session_id)
 
     def compact(
         self, messages: list[ChatMessage], target_tokens: int, token_counter: TokenCounter
     ) -> list[ChatMessage] | None:
         """Return a window of the conversation; None if it is not smaller."""
-        windows = self._windows_of(target_tokens)
-        return windows.run(self.compact_async(messages, target_tokens, token_counter))
+        return self._windows.run(self.compact_async(messages, target_tokens, token_counter))
 
     async def compact_async(
         self, messages: list[ChatMessage], target_tokens: int, token_counter: TokenCounter
@@ -84,9 +84,8 @@ class TurnfoldCompactor(Compactor):  # type: ignore[misc]  # without types here
         )
         system = messages[:start]
         room = max(target_tokens - token_counter.count(messages=system), 1)
-        windows = self._windows_of(room)
-        session = windows.session(self._settings["session_id"])
-        shown = await windows.replaced(session, messages[start:])
+        session = self._windows.session(self._settings["session_id"])
+        shown = await self._windows.replaced(session, messages[start:], room)
         if shown is None:
             return None
         compacted = [*system, *shown]
@@ -99,36 +98,22 @@ class TurnfoldCompactor(Compactor):  # type: ignore[misc]  # without types here
         settings: dict[str, Any] = default_to_dict(self, **self._settings)
         return settings
 
-    def _windows_of(self, tokens: int) -> "_Compacted":
-        return _Compacted(
-            self._settings["agent_id"],
-            client=self._client,
-            max_tokens=tokens,
-            window=self._settings["window"],
-        )
-
 
 class _Compacted(MirroredWindows):
     """Windows of a session to which messages are only added."""
 
     async def replaced(
-        self, session: Session, messages: Sequence[ChatMessage]
+        self, session: Session, messages: Sequence[ChatMessage], tokens: int
     ) -> list[ChatMessage] | None:
         """Publish what is new, and return the window; None if the messages must stay."""
 
         async def ask(messages: Sequence[ChatMessage]) -> list[ChatMessage] | None:
-            events, digest = [], _hashed(session.key)
-            for one in messages:
-                body = _chat(one)
-                # Of the list up to here: what is published again, after an error of the model or in
-                # another process, is the same event.
-                digest = _hashed([digest, body])
-                if not {_KEPT, _MADE} & set(one.meta):
-                    carry = [one.to_dict()]
-                    events.append(turn_event(session.key, [body], event_id=digest, carry=carry))
-            for batch in batches(events, most=BATCH_EVENTS):
-                await session.publish_batch(batch)
-            window = await self.fresh_window(session)
+            events = _events(session, messages)
+            await publish_all(session, events)
+            window = await self.fresh_window(session, max_tokens=tokens)
+            # The agent keeps nothing but the window.
+            if not await self.are_stored([event.event_id for event in events]):
+                return None
             carried = [entry.get("carry") for entry in window.entries or ()]
             return [
                 _message(body, message)
@@ -138,6 +123,30 @@ class _Compacted(MirroredWindows):
         return await self.attempt(lambda: messages, ask)
 
 
+def _events(session: Session, messages: Sequence[ChatMessage]) -> list[OutgoingEvent]:
+    """Return the events of what is new in the messages, one for each message."""
+    events: list[OutgoingEvent] = []
+    digest = _hashed(session.key)
+    for one in messages:
+        body = _chat(one)
+        # Of the list up to here: what is published again, after an error of the model or in another
+        # process, is the same event.
+        digest = _hashed([digest, body])
+        if {_KEPT, _MADE} & set(one.meta):
+            continue
+        if one.is_from("system"):
+            # A system message that begins its event stands before the conversation, in place of
+            # the one before it. This one keeps its place.
+            bodies, carry = [CARRIER, body], [None, one.to_dict()]
+            events += [
+                turn_event(session.key, bodies, event_id=digest, carry=carry),
+                retraction_event(session.key, [f"{digest}#0"], event_id=f"{digest}-0"),
+            ]
+        else:
+            events.append(turn_event(session.key, [body], event_id=digest, carry=[one.to_dict()]))
+    return events
+
+
 def _chat(message: ChatMessage) -> Chat:
     """Return a message as a chat message, in which all calls and results have ids."""
     result = message.tool_call_result
@@ -145,11 +154,23 @@ def _chat(message: ChatMessage) -> Chat:
         parts = [one if isinstance(one, TextContent) else _named(one) for one in result.result]
         message = ChatMessage.from_tool(parts, origin=result.origin, error=result.error)
     body: Chat = message.to_openai_dict_format(require_tool_call_ids=False)
+    if isinstance(body.get("content"), list):
+        body["content"] = [_without_data(part) for part in body["content"]]
     for call, shown in zip(message.tool_calls, body.get("tool_calls") or (), strict=True):
         shown.setdefault("id", _id(call))
     if result is not None:
         body.setdefault("tool_call_id", _id(result.origin))
     return body
+
+
+def _without_data(part: Chat) -> Chat:
+    """Return a part of a content; of a file its hash, because the event carries its data."""
+    image, file = part.get("image_url") or {}, part.get("file") or {}
+    head, _, data = str(image.get("url") or file.get("file_data") or "").partition(",")
+    if not data:
+        return part
+    mime_type = head.removeprefix("data:").partition(";")[0]
+    return file_part(mime_type, file_id=_hashed(data))
 
 
 def _hashed(value: Any) -> str:
@@ -183,6 +204,8 @@ def _message(body: Chat | None, carried: Any) -> ChatMessage:
     if body["role"] != "assistant" and not body.get("content"):
         body = {**body, "content": "(empty)"}
     body = {name: value for name, value in body.items() if name in _FIELDS}
+    if isinstance(body.get("content"), list):
+        body["content"] = content_text(body["content"])
     body = _without_own_id(body, "tool_call_id")
     if body.get("tool_calls"):
         body["tool_calls"] = [_without_own_id(call, "id") for call in body["tool_calls"]]

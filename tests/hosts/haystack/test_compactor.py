@@ -1,6 +1,9 @@
 """Agents of Haystack whose conversations are compacted to windows: always valid, nothing lost."""
 
+import base64
 import logging
+import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +15,7 @@ from haystack.hooks.compaction import CompactionHook
 from haystack.token_counters import ApproximateTokenCounter
 from haystack.tools import Tool
 
-from tests.hosts.chat import BUDGETS, TURNS
+from tests.hosts.chat import BUDGETS, TURNS, tree
 from tests.hosts.conftest import RunningSystem
 from turnfold.client import connect
 from turnfold.integrations.haystack import TurnfoldCompactor
@@ -77,6 +80,17 @@ def faults(messages: Sequence[ChatMessage]) -> list[str]:
     return found + [f"open {one}" for one in called]
 
 
+def notes(count: int) -> list[ChatMessage]:
+    return [
+        message
+        for number in range(count)
+        for message in (
+            ChatMessage.from_user(f"Note {number}: calm weather, and nothing else to tell."),
+            ChatMessage.from_assistant("Noted."),
+        )
+    ]
+
+
 def size(messages: Sequence[ChatMessage]) -> int:
     """Return a rough number of tokens: a quarter of the characters."""
     said = [
@@ -115,14 +129,7 @@ async def test_two_hundred_steps_with_parallel_calls_break_no_pair(
 async def test_a_conversation_that_is_compacted_again_after_an_error_is_stored_once(
     system: RunningSystem, session_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    messages = [
-        message
-        for number in range(40)
-        for message in (
-            ChatMessage.from_user(f"Note {number}: calm weather, and nothing else to tell."),
-            ChatMessage.from_assistant("Noted."),
-        )
-    ]
+    messages = notes(40)
     counter = ApproximateTokenCounter()
 
     with caplog.at_level(logging.WARNING, "turnfold.integrations"):
@@ -167,6 +174,110 @@ async def test_calls_without_ids_and_results_with_images_are_compacted_as_well(
     assert len(stored) == len(messages)
     assert stored[1]["tool_calls"][0]["id"] == stored[2]["tool_call_id"]
     assert "[media: image/png]" in str(stored[2]["content"])
+
+
+@pytest.mark.proves("L1")
+async def test_messages_that_cannot_be_stored_are_not_replaced(
+    system: RunningSystem, session_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = ToolCall("draw", tree(), id="c1")
+    messages = [
+        *notes(40),
+        ChatMessage.from_assistant(tool_calls=[call]),
+        ChatMessage.from_tool("It is drawn.", origin=call),
+    ]
+    compactor = TurnfoldCompactor("haystack", session_id, client=system.nats_url)
+
+    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+        compacted = await compactor.compact_async(messages, 700, ApproximateTokenCounter())
+
+    assert compacted is None
+    assert "BadRequest" in caplog.text
+
+
+@pytest.mark.proves("L1")
+async def test_messages_that_turnfold_did_not_store_are_not_replaced(
+    system: RunningSystem, session_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    counter = ApproximateTokenCounter()
+    compactor = TurnfoldCompactor("haystack", session_id, client=system.nats_url)
+    messages = [ChatMessage.from_user(f"Note {number}: " + "calm " * 100) for number in range(8)]
+    assert await compactor.compact_async(messages[:6], 400, counter) is not None
+    async with connect(system.nats_url, environ={}) as client:
+        await client.session("haystack", session_id).erase()
+
+    # An event that was erased is not stored again.
+    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+        compacted = await compactor.compact_async(messages, 400, counter)
+
+    assert compacted is None
+    assert "6 of 8 events are not stored" in caplog.text
+
+
+@pytest.mark.proves("L1", "L3")
+async def test_system_messages_in_mid_conversation_keep_their_places(
+    system: RunningSystem, session_id: str
+) -> None:
+    counter = ApproximateTokenCounter()
+    compactor = TurnfoldCompactor(
+        "haystack", session_id, client=system.nats_url, window={"recall": False}
+    )
+    rules = [ChatMessage.from_system(f"Rule {one}: never mention prices.") for one in "ABC"]
+    talk = [*notes(160), *rules[:2], *notes(1)]
+
+    first = await compactor.compact_async(
+        [ChatMessage.from_system("You are a clerk."), *talk], 1_500, counter
+    )
+    assert first is not None
+    second = await compactor.compact_async([*first, rules[2], *notes(40), rules[2]], 500, counter)
+
+    texts = [str(one.text) for one in first]
+    assert texts[0] == "You are a clerk."
+    place = texts.index(str(rules[0].text))
+    assert texts[place - 1 : place + 2] == ["Noted.", *(rule.text for rule in rules[:2])]
+    assert second is not None
+    assert second[-1].text == rules[2].text
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session("haystack", session_id)
+        stored = [one.message["content"] async for one in session.originals()]
+    assert len(stored) == len(talk) + 82
+    assert [place for place, text in enumerate(stored) if text.startswith("Rule")] == [
+        *(320, 321),
+        *(len(talk), len(talk) + 81),
+    ]
+
+
+@pytest.mark.proves("I2")
+async def test_the_data_of_a_large_image_is_stored_once_and_comes_back(
+    system: RunningSystem, session_id: str
+) -> None:
+    data = base64.b64encode(os.urandom(1_700_000)).decode()
+    image = ImageContent(data, "image/png", validation=False)
+    asked = ChatMessage.from_user(content_parts=["What is this?", image])
+    compactor = TurnfoldCompactor("haystack", session_id, client=system.nats_url)
+
+    compacted = await compactor.compact_async(
+        [*notes(400), asked], 4_000, ApproximateTokenCounter()
+    )
+
+    assert compacted is not None
+    assert compacted[-1].images[0].base64_image == data
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session("haystack", session_id)
+        page = await session.history(newest=1, after="latest", wait_ms=5_000)
+    assert "base64" not in str(page.messages[0].message)
+
+
+def test_after_no_answer_the_next_compactions_do_not_wait(session_id: str) -> None:
+    compactor = TurnfoldCompactor("haystack", session_id, client=NOWHERE)
+    counter = ApproximateTokenCounter()
+    assert compactor.compact(notes(40), 600, counter) is None
+
+    begun = time.monotonic()
+    for _ in range(3):
+        assert compactor.compact(notes(40), 600, counter) is None
+
+    assert time.monotonic() - begun < 1
 
 
 def test_without_turnfold_the_messages_stay_and_a_warning_tells_no_text(
