@@ -1,20 +1,32 @@
 """Windows of the lists that a host passes: no fault of theirs reaches the host."""
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.services.client.test_mirror import working
-from turnfold.client import turn_event
+from turnfold.client import PortalClient, turn_event
 from turnfold.errors import BadRequest
 from turnfold.integrations.clients import newest_messages, publish_all
 from turnfold.integrations.mirrored import PART_BYTES, MirroredWindows, Shown
 
 USER = {"role": "user", "content": "Where is order 7341?"}
 NOWHERE = "nats://127.0.0.1:9"
+
+
+@asynccontextmanager
+async def portal(url: str) -> AsyncGenerator[PortalClient]:
+    """Yield a client with a thread of its own, which ends with the test."""
+    client = PortalClient(url)
+    try:
+        yield client
+    finally:
+        await asyncio.to_thread(client.close)
 
 
 def failing(error: Exception) -> Callable[..., Any]:
@@ -33,8 +45,8 @@ def failing(error: Exception) -> Callable[..., Any]:
 async def test_an_error_of_a_conversion_is_a_warning_without_text(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    async with working(tmp_path) as (url, _):
-        windows = MirroredWindows("ada", client=url)
+    async with working(tmp_path) as (url, _), portal(url) as own:
+        windows = MirroredWindows("ada", client=own)
         session = windows.session("s")
 
         with caplog.at_level(logging.WARNING, "turnfold.integrations"):
@@ -55,8 +67,8 @@ async def test_nothing_of_a_list_with_a_message_that_nests_too_deep_is_published
     deep: Any = []
     for _ in range(70):
         deep = [deep]
-    async with working(tmp_path) as (url, client):
-        windows = MirroredWindows("ada", client=url)
+    async with working(tmp_path) as (url, client), portal(url) as own:
+        windows = MirroredWindows("ada", client=own)
         session = client.session("ada", "s")
         events = [
             turn_event(session.key, [USER], event_id="first"),
