@@ -27,16 +27,16 @@ class Extractive:
         return extract(job, count=words)
 
 
-async def compacted(stores: Stores, now_ms: int = NOON + 1_000) -> Outcome:
+async def compacted(stores: Stores) -> Outcome:
     """Have the one job that is due written."""
-    (job,) = await stores.claim(now_ms)
+    (job,) = await stores.claim()
     return await compact(
         job,
         store=stores.jobs,
         summarizer=Extractive(),
         writing=SummaryConfig(),
         count=words,
-        now_ms=lambda: now_ms,
+        now_ms=lambda: NOON + 1_000,
     )
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.contract.compact.test_odd_arguments import compacted
 from tests.store_fixtures import (
     KEY,
     NOON,
@@ -23,7 +22,6 @@ from turnfold.contracts.requests import (
 )
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CallRef, SessionId, SessionKey, State, position_of
-from turnfold.operations.compact.compact import Committed
 
 HOUR_MS = 3_600_000
 
@@ -178,48 +176,6 @@ async def test_a_result_whose_call_was_evicted_is_live_answers_it_and_leaves_nex
     )
     await stores.ingest(*turns(11, 6))
     assert (await states(stores))["r#0"] is State.PENDING
-
-
-@pytest.mark.proves("E3", "C4")
-async def test_results_that_nobody_called_for_leave_by_themselves_and_are_summarized(
-    stores: Stores,
-) -> None:
-    await stores.ingest(*turns(1, 1))
-
-    for seq in range(2, 24):
-        await stores.ingest(result(seq, f"c{seq}", f"{seq} °C", at_ms=NOON + seq * HOUR_MS))
-
-    await stores.ingest(turn(30, assistant(None, "c23"), at_ms=NOON + 23 * HOUR_MS))
-    stored = await states(stores)
-    assert State.LIVE in {stored["e1#0"], stored["e1#1"]}
-    assert [stored[f"e{seq}#0"] for seq in (2, 13, 23)] == [
-        State.PENDING,
-        State.PENDING,
-        State.LIVE,
-    ]
-    newest = next(one for one in (await stores.facts()).messages if one.event_id == "e23")
-    assert newest.answers == CallRef(position_of(30, 0), 0)
-    assert isinstance(await compacted(stores, now_ms=NOON + 100 * HOUR_MS), Committed)
-
-
-@pytest.mark.proves("I1", "E3")
-@pytest.mark.parametrize("is_batch", [True, False])
-async def test_results_that_precede_the_calls_of_a_long_turn_stay(
-    stores: Stores, is_batch: bool
-) -> None:
-    ids = [f"c{number}" for number in range(30)]
-    events = [turn(1, user("look"))]
-    events += [result(seq, call_id, "42") for seq, call_id in enumerate(ids, start=2)]
-    events.append(turn(50, assistant(None, *ids)))
-
-    for batch in [events] if is_batch else [[event] for event in events]:
-        await stores.ingest(*batch)
-
-    assert set((await states(stores)).values()) == {State.LIVE}
-    facts = await stores.facts()
-    assert [one.answers for one in facts.messages if one.role == "tool"] == [
-        CallRef(position_of(50, 0), slot) for slot in range(30)
-    ]
 
 
 @pytest.mark.proves("E3", "E4", "C6")

@@ -77,9 +77,9 @@ def evicted(
     policy: Policy = POLICY,
     trigger: Trigger = Trigger.MESSAGES,
     *,
-    now_ms: int = 1_000,
+    now_ms: int = 0,
 ) -> list[int]:
-    """The sequences that leave, by default a second after the session began."""
+    """The sequences that leave."""
     match decide_eviction(live, policy, trigger, now_ms=now_ms):
         case Evict(evicted=gone):
             return [message.stream_seq for message in gone]
@@ -311,12 +311,8 @@ entries = st.lists(
     max_size=40,
 )
 policies = st.builds(
-    lambda keep, rounds, tokens, gain, timeout: replace(
-        POLICY, keep_messages=keep, keep_rounds=rounds, keep_tokens=tokens, min_gain_messages=gain,
-        open_call_timeout_seconds=timeout,
-    ),
+    lambda keep, rounds, tokens, gain: replace(POLICY, keep_messages=keep, keep_rounds=rounds, keep_tokens=tokens, min_gain_messages=gain),
     st.integers(0, 12), st.integers(0, 3), st.sampled_from([0, 500, 2_000]), st.integers(0, 6),
-    st.sampled_from([0, 3_600]),
 )  # fmt: skip
 triggers = st.sampled_from(Trigger)
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger
 from turnfold.core.history.blocks import Block, group, newest_request
 from turnfold.core.policy.presets import Policy
-from turnfold.messages import TOOL, USER, Message
+from turnfold.messages import USER, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,14 @@ def decide_eviction(
     message, the newest request, blocks with open calls, and the request of every block that stays
     stay. A gain below the minimum evicts nothing.
     """
-    keep = keep or Keep.of(policy)
     grouped = group(live)
     blocks = grouped.blocks
-    first_kept = _boundary(blocks, policy, keep)
+    first_kept = _boundary(blocks, policy, keep or Keep.of(policy))
     old = (*blocks[:first_kept], *_surplus(blocks[first_kept:], policy))
-    unmatched = _old_unmatched(grouped.loose, blocks[first_kept:], policy, keep, now_ms)
-    if not old and not unmatched:
+    if not old:
         return NoEviction()
     request = newest_request(live)
+    border = blocks[first_kept].position if first_kept < len(blocks) else None
     leaving_blocks = [
         block
         for block in old
@@ -74,12 +73,7 @@ def decide_eviction(
         if block.position not in needed:
             leaving += block.stored
     # Loose messages belong to no block. They leave with what surrounds them.
-    border = blocks[first_kept].position if old else 0
-    leaving += [
-        message
-        for message in grouped.loose
-        if message.position < border or message.position in unmatched
-    ]
+    leaving += [message for message in grouped.loose if border is None or message.position < border]
     evicted = tuple(sorted(leaving, key=_position))
     return Evict(evicted) if _is_worth_it(evicted, policy, trigger) else NoEviction()
 
@@ -134,32 +128,6 @@ def _surplus(kept: Sequence[Block], policy: Policy) -> Sequence[Block]:
     return tools[: -policy.max_live_tool_blocks] if policy.max_live_tool_blocks else ()
 
 
-def _old_unmatched(
-    loose: Sequence[Message], kept: Sequence[Block], policy: Policy, keep: Keep, now_ms: int
-) -> Collection[int]:
-    """Return the positions of the results outside of blocks that are too old to stay.
-
-    The newest stay until they and the kept blocks are enough. A session may have thousands of such
-    results, and no old block to leave with.
-    """
-    results = [message for message in loose if message.role is TOOL]
-    first_kept = len(results) - max(policy.keep_messages, 1)
-    if first_kept <= 0:
-        return ()
-    staying = [message for block in kept for message in block.stored] + results[first_kept:]
-    messages, tokens = len(staying), sum([message.tokens for message in staying])
-    # They begin no rounds: if there are as many as to keep, the kept blocks have them.
-    while first_kept and not _is_enough(messages, tokens, keep.rounds, keep):
-        first_kept -= 1
-        messages += 1
-        tokens += results[first_kept].tokens
-    return {
-        message.position
-        for message in results[:first_kept]
-        if not _may_be_called_for(message, policy, now_ms)
-    }
-
-
 def _is_enough(messages: int, tokens: int, rounds: int, keep: Keep) -> bool:
     if rounds < keep.rounds:
         return False
@@ -169,18 +137,12 @@ def _is_enough(messages: int, tokens: int, rounds: int, keep: Keep) -> bool:
 
 
 def _may_be_answered(block: Block, policy: Policy, now_ms: int) -> bool:
-    return bool(block.results) and bool(block.open_calls) and _is_young(block.head, policy, now_ms)
-
-
-def _may_be_called_for(result: Message, policy: Policy, now_ms: int) -> bool:
-    """Return whether a result may precede its call, which agents may publish when a turn ends."""
-    # A later call is known already, but not present yet, if it came in the same batch.
-    is_first = result.answers is None or result.answers.position > result.position
-    return is_first and not result.is_copy and _is_young(result, policy, now_ms)
-
-
-def _is_young(message: Message, policy: Policy, now_ms: int) -> bool:
-    return now_ms - message.created_at_ms < policy.open_call_timeout_seconds * 1000
+    age_ms = now_ms - block.head.created_at_ms
+    return (
+        bool(block.results)
+        and bool(block.open_calls)
+        and age_ms < policy.open_call_timeout_seconds * 1000
+    )
 
 
 def _is_worth_it(evicted: Sequence[Message], policy: Policy, trigger: Trigger) -> bool:
