@@ -120,11 +120,15 @@ def _newer(own: Sequence[dict[str, Any]], provided: Sequence[Json]) -> list[dict
     # From the newest provided message backwards: the agent's list may lack some of the last ones.
     for end in range(len(provided_sides) - 1, -1, -1):
         newest = provided_sides[end]
-        candidates = places.get(newest.key) or [
-            place
-            for place in (range(len(own_sides)) if newest.is_cut else cut_places)
-            if _is_same(own_sides[place], newest)
-        ]
+        candidates = places.get(newest.key, [])
+        # Of two texts of one template a cut may show the same. Where the history goes on after a
+        # text that only looks the same, the agent's list may have begun anew.
+        if not candidates and end == len(provided_sides) - 1:
+            candidates = [
+                place
+                for place in (range(len(own_sides)) if newest.is_cut else cut_places)
+                if _is_same(own_sides[place], newest)
+            ]
         if candidates:
             newer = list(own[_ends_longest_run(own_sides, provided_sides, end, candidates) + 1 :])
             is_asked_again = (

@@ -373,7 +373,10 @@ class ContextRecovery:
         if total <= most_tokens(budget) and own and not validation_errors(own):
             return Compressed(list(own), total)
         notes, rest = split_notes(own)
-        return fit(notes or self._notes, rest, budget, compressor)
+        # Without any request, the list's own summary is its last user message.
+        if not notes and not lasting_notes(rest):
+            notes = self._notes
+        return fit(notes, rest, budget, compressor)
 
 
 @dataclass(frozen=True, slots=True)

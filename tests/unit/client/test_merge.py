@@ -162,6 +162,21 @@ def test_another_message_is_not_taken_for_the_one_that_was_cut() -> None:
     ]
 
 
+@pytest.mark.proves("R1", "L5")
+def test_a_new_request_of_the_same_template_as_a_cut_one_is_sent() -> None:
+    def request(name: str) -> Json:
+        rules = "Read each line, and name the part that failed. " * 40
+        return user(rules + f"The log of {name}. " * 400 + rules)
+
+    told = (
+        LadderCompressor(counter()).compress([request("hall 1"), said("The pump.")], 500).messages
+    )
+    assert told[0] != request("hall 1")
+    own = [request("hall 2"), calling("c2"), result("c2", "ok")]
+
+    assert together(own, list(told)) == [*told, *own]
+
+
 @pytest.mark.proves("R1", "L1")
 @pytest.mark.parametrize("told", [[user("one"), said("two")], []])
 @pytest.mark.parametrize("heading", [HEADING, DIGEST_TITLE, RECALL_HEADING])

@@ -313,3 +313,28 @@ async def test_a_list_that_has_to_be_trimmed_keeps_a_request_that_begins_like_a_
     assert len(sent[0]) < len(messages) or COUNTING.tokens(sent[0]) < COUNTING.tokens(messages)
     assert (sent[0][0], sent[0][-1]) == (NOTE, request)
     assert sent[0].count(request) == 1
+
+
+@pytest.mark.proves("R1", "R3")
+async def test_without_any_request_the_summary_in_the_list_is_sent_once() -> None:
+    class Leaving:
+        is_away = False
+
+        async def history(self, _: ContextBudget) -> History:
+            if self.is_away:
+                raise Unavailable("away")
+            return History([NOTE, *step(20)], COUNTING.tokens([NOTE, *step(20)]))
+
+    provider, model = Leaving(), SmallModel(1_500, tells_sizes=True)
+    complete = ContextRecovery(model, provider, budget_tokens=1_500)
+    messages: list[Json] = [{"role": "system", "content": "Watch."}]
+    for number in range(30):
+        messages += step(number)
+    await complete(messages=messages)
+    provider.is_away = True
+    for number in range(30, 60):
+        messages += step(number)
+
+    await complete(messages=messages)
+
+    assert [model.sent[0].count(NOTE), model.sent[-1].count(NOTE)] == [1, 1]
