@@ -11,6 +11,7 @@ from typing import Any, Final, Self, TypeVar
 import nats.errors
 from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
+from nats.protocol.parser import PERMISSIONS_ERR
 
 from turnfold.nats_client.handover import Handover
 from turnfold.nats_client.responses import API, is_response, response_type, tells_no_responders
@@ -41,9 +42,7 @@ class Denied(nats.errors.Error):
 
 
 class NatsClient(Client):
-    """A NATS client that leaves no connection open and survives messages that cannot be decoded.
-
-    It corrects nats-py (2.16) in these points:
+    """A NATS client that corrects nats-py (2.16) in these points.
 
     - nats-py does not close the connection to a server that sent no greeting before it tries the
       next one. It continues to connect after `close`, and `close` fails if the canceled
@@ -148,8 +147,9 @@ class NatsClient(Client):
                 # The server reports a denial as an error of the connection, and the request would
                 # time out.
                 inbox.deny()
-        elif self.is_connected and not self._is_over:
-            await self._process_op_err(nats.errors.Error(f"nats: {err_msg}"))
+        elif self.is_connected and not self._is_over and PERMISSIONS_ERR not in err_msg:
+            await self._error_cb(error := nats.errors.Error(f"nats: {err_msg}"))
+            await self._process_op_err(error)
             return
         await super()._process_err(err_msg)
 

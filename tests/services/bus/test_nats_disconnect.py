@@ -268,17 +268,33 @@ async def test_a_request_without_a_connection_fails_and_is_never_sent(
 
 
 @pytest.mark.proves("O7")
-async def test_an_error_of_the_server_is_a_lost_connection_and_no_end(
-    dying: tuple[DyingServer, str],
+@pytest.mark.parametrize(
+    ("says", "is_lost"),
+    [
+        (b"Maximum Payload Violation", True),
+        (b'Permissions Violation for Publish to "events"', False),
+        (b'Permissions Violation for Publish with Reply of "inbox"', False),
+    ],
+)
+async def test_an_error_of_the_server_is_told_and_ends_at_most_the_connection(
+    dying: tuple[DyingServer, str], says: bytes, is_lost: bool
 ) -> None:
+    told: list[str] = []
+
+    async def tell(error: Exception) -> None:
+        told.append(str(error))
+
     server, url = dying
-    client = await connected(url)
+    client = NatsClient()
+    await client.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0, error_cb=tell)
 
     for writer in server.open:
-        writer.write(b"-ERR 'Maximum Payload Violation'\r\n")
-    await wait_until(lambda: server.taken == 2 and client.is_connected, seconds=10)
+        writer.write(b"-ERR '" + says + b"'\r\n")
+    await wait_until(lambda: bool(told), seconds=10)
+    await wait_until(lambda: server.taken == 1 + is_lost and client.is_connected, seconds=10)
     await client.flush()
 
+    assert says.decode().lower() in told[0]
     await client.close()
     assert client.is_closed
 
