@@ -25,6 +25,7 @@ from tests.store_fixtures import (
 )
 from turnfold.contracts.history_requests import HistoryRequest, SearchRequest
 from turnfold.contracts.requests import PolicyRequest
+from turnfold.core.summary.cooldown import COOLDOWN_MS
 from turnfold.errors import Conflict, LostLease
 from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey, State
 from turnfold.operations.query.history import history
@@ -575,3 +576,23 @@ async def test_evictions_that_lost_their_version_are_summarized_in_jobs_of_bound
     assert max(len(job) for job in jobs) <= 20
     assert not (await stores.facts()).pending
     assert (await audit_phases(stores))[-1] == "summary_done"
+
+
+@pytest.mark.proves("G1", "S4")
+async def test_after_a_stand_in_the_rest_of_a_fold_waits_for_the_model(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first_seq in range(1, 40, 6):
+        await stores.ingest(*turns(first_seq, 6))
+        for job in await stores.claim():
+            await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
+    monkeypatch.setattr(rows, "MOST_MESSAGES", 20)
+    await stores.ingest(retracted(43, "e1#0"))
+    (job,) = await stores.claim(NOON + 1_000)
+
+    stand_in = summary(kind="extractive")
+    await stores.jobs.commit(job, stand_in, reason="timeout", now_ms=NOON + 1_000)
+
+    assert await stores.claim(NOON + 1_000 + COOLDOWN_MS - 1) == []
+    await fold(stores)
+    assert await ids(stores, State.PENDING) == []

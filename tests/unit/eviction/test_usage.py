@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from turnfold.core.eviction.batch import Eviction, plan_evictions
 from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, Trigger, TriggerLimits
 from turnfold.core.eviction.usage import (
+    COMPACTIONS_LOOKED_AT,
     ReportDelta,
     UsageInput,
     UsageReading,
@@ -123,7 +124,7 @@ def test_a_difference_with_a_compaction_between_teaches_nothing() -> None:
     assert calibration_factor(known, {1: [0, 1_500, 2_500, 3_999]}) == 1.2
     assert calibration_factor(known, {2: [0, 1_500, 2_500, 3_999]}) == 2.5
     # Of more compactions than are looked at, the older ones may lie anywhere.
-    assert calibration_factor(known, {1: [4_000 - 1] * 8}) == 1.2
+    assert calibration_factor(known, {1: [4_000 - 1] * COMPACTIONS_LOOKED_AT}) == 1.2
 
 
 # --- the trigger

@@ -11,7 +11,7 @@ REPORTS_LOOKED_AT: Final = 60
 DIFFERENCES_USED: Final = 20
 DIFFERENCES_NEEDED: Final = 3
 """The fewest differences from which a factor is learned."""
-COMPACTIONS_LOOKED_AT: Final = 8
+COMPACTIONS_LOOKED_AT: Final = 64
 FACTOR_AT_LEAST: Final = 0.5
 FACTOR_AT_MOST: Final = 2.5
 REPORT_AT_MOST: Final = 1_000_000_000

@@ -138,8 +138,8 @@ def commit_version(
     _notify_version(connection, journal, session, job, version, tokens_after)
     if is_activated:
         end_rewriting(connection, session, journal, now_ms=now_ms)
-        continue_fold(connection, session, journal, new_id, now_ms=now_ms)
         _cool_down(connection, session, job, version.draft.kind, reason, journal, now_ms, new_id)
+        continue_fold(connection, session, journal, new_id, now_ms=now_ms)
     # The parts of the answer were kept for another attempt, which nobody will make now.
     delete_chunk_summaries(connection, job.sid)
     journal.write(connection)
