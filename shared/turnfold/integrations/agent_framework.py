@@ -17,6 +17,7 @@ publishes one event.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from turnfold.client import PortalClient, Session, StoredMessage, new_event_id, turn_event
@@ -49,6 +50,8 @@ _APPROVALS = ("function_approval_request", "function_approval_response")
 _IMAGE = "image/"
 _FILES = ("data", "uri", "hosted_file")
 _DATA_URL = re.compile(r"data:[^,\s]*;base64,")
+# The event is escaped as a whole, where it must be.
+_text = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
 
 
 class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without types here
@@ -199,7 +202,7 @@ def _pieces(message: Message) -> list[_Piece]:
     pieces: list[_Piece] = []
     for group in groups or [[]]:
         contents = [content.to_dict() for content in group]
-        carried = {"of": of, "message": json.dumps({**whole, "contents": contents})}
+        carried = {"of": of, "message": _text({**whole, "contents": contents})}
         pieces.append((_chat(str(message.role), group), carried))
     return pieces
 
@@ -207,8 +210,7 @@ def _pieces(message: Message) -> list[_Piece]:
 def _carried_message(carried: Any) -> dict[str, Any]:
     """Return the message of the framework that a piece carries; empty if it carries none."""
     message: Any = carried["message"] if isinstance(carried, dict) else {}
-    read: dict[str, Any] = json.loads(message) if isinstance(message, str) else message
-    return read
+    return dict(json.loads(message) if isinstance(message, str) else message)
 
 
 def _is_result(group: Sequence[Content]) -> bool:
@@ -233,7 +235,7 @@ def _chat(role: str, contents: Sequence[Content]) -> Chat:
         elif (part := _chat_part(content)) is not None:
             parts.append(part)
         elif content.type != "usage":
-            others.append(json.dumps(_without_data(json.loads(json.dumps(content.to_dict())))))
+            others.append(_text(_without_data(json.loads(json.dumps(content.to_dict())))))
     body = {"role": role if role in _ROLES else "user", "content": _content(parts)}
     if calls:
         body |= {"role": "assistant", "tool_calls": calls}

@@ -106,3 +106,20 @@ async def test_a_transcript_longer_than_one_answer_that_is_saved_again_is_stored
         session = client.session(session_id, "s")
         await session.history(newest=1, after="latest", wait_ms=5_000)
         assert (await session.status())["messages_total"] == count + 1
+
+
+@pytest.mark.proves("G8", "L1")
+async def test_long_texts_beyond_ascii_are_stored(system: RunningSystem, session_id: str) -> None:
+    """Proves G8: a message and what it carries fit an event that has the text twice."""
+    history = TurnfoldHistoryProvider(session_id, client=system.nats_url, max_tokens=3_000_000)
+    reasoning = Content.from_text_reasoning(text="\u8ba2" * 450_000)
+    messages = [
+        Message("user", ["\u8ba2" * 450_000]),
+        Message("assistant", [reasoning, "Sent."]),
+        Message("assistant", ["\ud83d \u8ba2", Content.from_text_reasoning(text="\udc00")]),
+    ]
+
+    for message in messages:
+        await history.save_messages("s", [message])
+
+    assert as_dicts(await history.get_messages("s")) == as_dicts(messages)
