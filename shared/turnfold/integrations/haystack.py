@@ -13,12 +13,12 @@ window: system messages, the summary, and the newest messages.
 # pyright takes `haystack` for this file.
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
 from turnfold.client import OutgoingEvent, PortalClient, Session, turn_event
-from turnfold.client.events import retraction_event
+from turnfold.client.events import BATCH_EVENTS, retraction_event
 from turnfold.integrations import requires
 from turnfold.integrations.clients import CARRIER, publish_all
 from turnfold.integrations.mirrored import Chat, MirroredWindows, content_text, file_part
@@ -102,17 +102,23 @@ class TurnfoldCompactor(Compactor):  # type: ignore[misc]  # without types here
 class _Compacted(MirroredWindows):
     """Windows of a session to which messages are only added."""
 
+    _lost: frozenset[str] = frozenset()
+    """The ids of messages under which they are not stored."""
+
     async def replaced(
         self, session: Session, messages: Sequence[ChatMessage], tokens: int
     ) -> list[ChatMessage] | None:
         """Publish what is new, and return the window; None if the messages must stay."""
 
         async def ask(messages: Sequence[ChatMessage]) -> list[ChatMessage] | None:
-            events = _events(session, messages)
+            events = _events(session, messages, self._lost)
             await publish_all(session, events)
             window = await self.fresh_window(session, max_tokens=tokens)
             # The agent keeps nothing but the window.
-            if not await self.are_stored([event.event_id for event in events]):
+            names = [event.event_id for event in events]
+            if missing := await self.missing(names):
+                self.warn(f"{len(missing)} of {len(names)} events are not stored")
+                await self._lose(session, names, missing)
                 return None
             carried = [entry.get("carry") for entry in window.entries or ()]
             return [
@@ -122,9 +128,19 @@ class _Compacted(MirroredWindows):
 
         return await self.attempt(lambda: messages, ask)
 
+    async def _lose(self, session: Session, names: Sequence[str], missing: set[str]) -> None:
+        """Let what follows the first missing event have other ids next time, in its order."""
+        first = next(place for place, name in enumerate(names) if name in missing)
+        stale = [f"{name}#{index}" for name in names[first:] for index in (0, 1)]
+        for start in range(0, len(stale), BATCH_EVENTS):
+            await session.retract(*stale[start : start + BATCH_EVENTS])
+        self._lost |= {name.partition("-")[0] for name in missing}
 
-def _events(session: Session, messages: Sequence[ChatMessage]) -> list[OutgoingEvent]:
-    """Return the events of what is new in the messages, one for each message."""
+
+def _events(
+    session: Session, messages: Sequence[ChatMessage], lost: Collection[str]
+) -> list[OutgoingEvent]:
+    """Return the events of what is new in the messages, one for each message, without lost ids."""
     events: list[OutgoingEvent] = []
     digest = _hashed(session.key)
     for one in messages:
@@ -132,6 +148,8 @@ def _events(session: Session, messages: Sequence[ChatMessage]) -> list[OutgoingE
         # Of the list up to here: what is published again, after an error of the model or in another
         # process, is the same event.
         digest = _hashed([digest, body])
+        while digest in lost:
+            digest = _hashed([digest])
         if {_KEPT, _MADE} & set(one.meta):
             continue
         if one.is_from("system"):

@@ -130,19 +130,17 @@ class MirroredWindows:
 
         await self.attempt(listed, publish)
 
-    async def are_stored(self, event_ids: Collection[str]) -> bool:
-        """Return whether these events of the agent are stored; if not, log a warning.
+    async def missing(self, event_ids: Collection[str]) -> set[str]:
+        """Return which of these events of the agent are not stored.
 
         For hosts that keep nothing but the window. A fresh window tells that the services have
-        received what was published, not that they could store it.
+        received what was published, not that they could store it. Missing after such a window, an
+        event is never stored under its id: it was erased, or is a dead letter.
         """
         known = await self._client.use(
             lambda client: client.known_events(self._agent_id, event_ids)
         )
-        missing = len(set(event_ids) - known)
-        if missing:
-            self.warn(f"{missing} of {len(event_ids)} events are not stored")
-        return not missing
+        return set(event_ids) - known
 
     async def fresh_window(self, session: Session, **asked: Any) -> Window:
         """Return the window of a session that holds everything published before by this client.

@@ -14,7 +14,6 @@ replaced by the window: the summary, and the newest messages.
 import json
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from itertools import takewhile
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -30,6 +29,7 @@ from turnfold.integrations.strands_messages import (
     block_texts,
     chat_of,
     is_made,
+    longest_row,
     marked,
     parts_of,
     rebuilt,
@@ -124,18 +124,15 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
         await self._managed(event.agent, self._small if self._is_reduced else self._windows)
 
     async def _managed(self, agent: Agent, windows: "_Windows") -> None:
-        shown = await windows.after(agent.messages, self._publish, self._session)
+        publish, confirm = self._publish, self._is_confirmed
+        shown = await windows.after(agent.messages, publish, confirm, self._session)
         if shown is not None:
-            self._unconfirmed = []
             messages, self._held = _messages(shown)
             self.removed_message_count += max(0, _originals(agent.messages) - _originals(messages))
             agent.messages[:] = messages
 
-    async def _publish(self, messages: Sequence[Message]) -> Sequence[str]:
-        """Publish what is new or was changed since it was published.
-
-        Returns the ids of the events that have been published since the last window.
-        """
+    async def _publish(self, messages: Sequence[Message]) -> None:
+        """Publish what is new or was changed since it was published."""
         if self._held is None:
             self._name(messages)
             self._held = await _restored(self._session, messages, self._unnamed)
@@ -143,7 +140,26 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
         await publish_all(self._session, events)
         self._held |= held
         self._unconfirmed += [event.event_id for event in events]
-        return self._unconfirmed
+
+    async def _is_confirmed(self) -> bool:
+        """Return whether a fresh window may replace the messages, as far as they were published.
+
+        Messages that are not stored are published again next time, unless they were erased.
+        """
+        asked, held = self._unconfirmed, self._held or {}
+        missing = await self._windows.missing(asked) if asked else set()
+        stored = [one for one in held.values() if not one.is_lost]
+        others = {name for one in stored for name in one.event_ids}.difference(asked)
+        # Events that were stored are missing only if their session was erased.
+        is_erased = bool(missing and others and await self._windows.missing(others))
+        self._unconfirmed = []
+        if missing and not is_erased:
+            self._windows.warn(f"{len(missing)} of {len(asked)} events are not stored")
+            self._held = {
+                name: one._replace(is_lost=one.is_lost or bool(missing & one.event_ids))
+                for name, one in held.items()
+            }
+        return not missing or is_erased
 
 
 class _Windows(MirroredWindows):
@@ -154,15 +170,19 @@ class _Windows(MirroredWindows):
         await self.attempt(lambda: messages, publish)
 
     async def after(
-        self, messages: Sequence[Message], publish: "_Publish", session: Session
+        self,
+        messages: Sequence[Message],
+        publish: "_Publish",
+        confirm: Callable[[], Awaitable[bool]],
+        session: Session,
     ) -> "list[_Entry] | None":
         """Publish, and return the window; None if the messages must stay."""
 
         async def ask(messages: Sequence[Message]) -> list[_Entry] | None:
-            published = await publish(messages)
+            await publish(messages)
             window = await self.fresh_window(session)
             # The agent keeps nothing but the window.
-            if published and not await self.are_stored(published):
+            if not await confirm():
                 return None
             carried = [entry.get("carry") for entry in window.entries or ()]
             shown = list(zip(window.raw["messages"], carried, window.message_ids, strict=True))
@@ -174,7 +194,7 @@ class _Windows(MirroredWindows):
         return await self.attempt(lambda: messages, ask)
 
 
-_Publish = Callable[[Sequence[Message]], Awaitable[Sequence[str]]]
+_Publish = Callable[[Sequence[Message]], Awaitable[None]]
 _Entry = tuple[Chat | None, Any, Any]
 """A message of a window, None for one as it was published, what it carries, and its id."""
 
@@ -182,11 +202,16 @@ _Entry = tuple[Chat | None, Any, Any]
 class _Held(NamedTuple):
     """A message of the agent: its blocks when it was published or shown, and what is stored of it.
 
-    `stored` has the ids and the originals of stored messages.
+    `stored` has the ids and the originals of stored messages; `is_lost` says that they are not.
     """
 
     texts: list[str]
     stored: list[tuple[str, Message]]
+    is_lost: bool = False
+
+    @property
+    def event_ids(self) -> set[str]:
+        return {message_id.rpartition("#")[0] for message_id, _ in self.stored}
 
 
 async def _restored(
@@ -224,7 +249,7 @@ def _found(
     """
     firsts = len(messages) if begins_window(messages[0]) else 1
     theirs = [_texts([one for _, one in parts]) for parts in stored]
-    size, at, place = _row(list(map(_comparable, messages)), theirs, firsts, is_cut=is_cut)
+    size, at, place = longest_row(list(map(_comparable, messages)), theirs, firsts, is_cut=is_cut)
     known = [*([[]] * place), *stored[at : at + size]]
     pairs = zip(messages, known, strict=False)
     return {_named(one): _Held(block_texts(one), parts) for one, parts in pairs}
@@ -250,25 +275,6 @@ def _texts(parts: Sequence[Message]) -> list[str]:
 def _comparable(message: Message) -> list[str]:
     """Return the blocks of a message as texts, in the order in which they are stored."""
     return _texts(parts_of(message))
-
-
-def _row(
-    ours: Sequence[list[str]], theirs: Sequence[list[str]], firsts: int, *, is_cut: bool
-) -> tuple[int, int, int]:
-    """Return the size of the longest row in both lists, and where it begins in `theirs` and `ours`.
-
-    It begins at one of the `firsts` of `ours`, or where `theirs` begins if that `is_cut`: the first
-    message of `theirs` may then lack its beginning.
-    """
-    best = (0, 0, 0)
-    for at in range(len(theirs)):
-        for place in range(len(ours) if is_cut and at < 2 else firsts):
-            if place and at and ours[place - 1] == theirs[at - 1]:
-                continue
-            pairs = zip(ours[place:], theirs[at:], strict=False)
-            if size := sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)):
-                best = max(best, (size, at, place))
-    return best
 
 
 def _named(message: Message) -> str:
@@ -308,14 +314,14 @@ def _changes(
 
 
 def _is_changed(old: _Held | None, texts: list[str]) -> bool:
-    return old is not None and bool(old.stored) and old.texts != texts
+    return old is not None and bool(old.stored) and (old.is_lost or old.texts != texts)
 
 
 def _parts(message: Message, old: _Held | None) -> list[Message]:
     """Return what is published of a message; nothing for one that Turnfold wrote."""
     if old is None:
         return [] if is_made(message) else parts_of(message)
-    if _is_changed(old, block_texts(message)):
+    if _is_changed(old._replace(is_lost=False), block_texts(message)):
         return _changed_parts(message, old)
     return [original for _, original in old.stored]
 

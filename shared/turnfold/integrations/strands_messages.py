@@ -4,6 +4,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from turnfold.integrations import requires
@@ -131,3 +132,22 @@ def rebuilt(body: Chat) -> Message:
         blocks.append({"toolUse": {**use, "input": call_arguments(function["arguments"])}})
     role = "assistant" if body["role"] == "assistant" else "user"
     return {"role": role, "content": blocks or [{"text": "(empty)"}], "metadata": marked({})}
+
+
+def longest_row(
+    ours: Sequence[list[str]], theirs: Sequence[list[str]], firsts: int, *, is_cut: bool
+) -> tuple[int, int, int]:
+    """Return the size of the longest row in both lists, and where it begins in `theirs` and `ours`.
+
+    It begins at one of the `firsts` of `ours`, or where `theirs` begins if that `is_cut`: the first
+    message of `theirs` may then lack its beginning.
+    """
+    best = (0, 0, 0)
+    for at in range(len(theirs)):
+        for place in range(len(ours) if is_cut and at < 2 else firsts):
+            if place and at and ours[place - 1] == theirs[at - 1]:
+                continue
+            pairs = zip(ours[place:], theirs[at:], strict=False)
+            if size := sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)):
+                best = max(best, (size, at, place))
+    return best

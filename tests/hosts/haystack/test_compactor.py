@@ -196,7 +196,7 @@ async def test_messages_that_cannot_be_stored_are_not_replaced(
 
 
 @pytest.mark.proves("L1")
-async def test_messages_that_turnfold_did_not_store_are_not_replaced(
+async def test_messages_that_turnfold_did_not_store_are_not_replaced_until_they_are(
     system: RunningSystem, session_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     counter = ApproximateTokenCounter()
@@ -212,6 +212,13 @@ async def test_messages_that_turnfold_did_not_store_are_not_replaced(
 
     assert compacted is None
     assert "6 of 8 events are not stored" in caplog.text
+    # Next time they have other ids.
+    assert await compactor.compact_async(messages, 400, counter) is not None
+    assert await compactor.compact_async(messages, 400, counter) is not None
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session("haystack", session_id)
+        page = await session.history(newest=99, after="latest", wait_ms=5_000)
+    assert [one.message["content"] for one in page.messages] == [one.text for one in messages]
 
 
 @pytest.mark.proves("L1", "L3")

@@ -197,20 +197,53 @@ async def test_messages_that_cannot_be_stored_stay_with_the_agent(
 
 
 @pytest.mark.proves("L1")
-async def test_messages_that_turnfold_did_not_store_stay_with_the_agent(
+async def test_messages_that_turnfold_did_not_store_are_published_again_in_their_order(
     system: RunningSystem, session_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = ScriptedModel(says("A."), says("B."))
-    agent = agent_of(model, session_id, system.nats_url)
-    await agent.invoke_async("One?")
+    first = agent_of(ScriptedModel(says("A.")), session_id, system.nats_url)
+    await first.invoke_async("One?")
+    await recorded(system, session_id)
+    async with connect(system.nats_url, environ={}) as client:
+        await client.session("strands", session_id).erase()
+    model = ScriptedModel(says("B."), says("C."), says("D."))
+    agent = agent_of(model, session_id, system.nats_url, messages=first.messages)
+
+    # Events that were erased are not stored under their ids again.
+    with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+        await agent.invoke_async("Two?")
+    assert len(model.calls[-1]) == 3
+    assert "2 of 3 events are not stored" in caplog.text
+    caplog.clear()
+    await agent.invoke_async("Three?")
+    await agent.invoke_async("Four?")
+
+    texts = ["One?", "A.", "Two?", "B.", "Three?", "C.", "Four?", "D."]
+    assert await recorded(system, session_id) == texts
+    assert [one["content"][0]["text"] for one in model.calls[-1]] == texts[:-1]
+    assert not caplog.records
+
+
+@pytest.mark.proves("L1", "A6")
+async def test_after_its_session_was_erased_an_agent_goes_on_with_windows_of_what_is_new(
+    system: RunningSystem, session_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = ScriptedModel(*[says(f"{number} " + "word " * 200) for number in range(9)])
+    agent = agent_of(model, session_id, system.nats_url, tokens=700)
+    await agent.invoke_async(SECRET)
+    await recorded(system, session_id)
     async with connect(system.nats_url, environ={}) as client:
         await client.session("strands", session_id).erase()
 
     with caplog.at_level(logging.WARNING, "turnfold.integrations"):
-        await agent.invoke_async("Two?")
+        for number in range(1, 9):
+            await agent.invoke_async(f"Tell {number}.")
 
-    assert len(model.calls[-1]) == 3
-    assert "1 of 2 events are not stored" in caplog.text
+    assert not caplog.records
+    assert "4929" not in json.dumps(model.calls[1:])
+    assert max(map(len, model.calls)) < 9
+    texts = await recorded(system, session_id)
+    assert texts[0] == "Tell 1."
+    assert len(texts) == 16
 
 
 @pytest.mark.proves("G1")
