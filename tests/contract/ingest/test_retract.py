@@ -57,6 +57,14 @@ async def entries(stores: Stores, **fields: Any) -> list[dict[str, Any]]:
     return found
 
 
+async def seven_versions(stores: Stores) -> None:
+    """Store 42 turns, and summarize what leaves after every sixth."""
+    for first_seq in range(1, 40, 6):
+        await stores.ingest(*turns(first_seq, 6))
+        for job in await stores.claim():
+            await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
+
+
 async def fold(stores: Stores) -> list[list[str]]:
     """Summarize everything that is due, job by job; the ids of the messages that each one read."""
     read: list[list[str]] = []
@@ -559,10 +567,7 @@ async def test_an_erasure_takes_the_retracted_originals_as_well(stores: Stores) 
 async def test_evictions_that_lost_their_version_are_summarized_in_jobs_of_bounded_size(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for first_seq in range(1, 40, 6):
-        await stores.ingest(*turns(first_seq, 6))
-        for job in await stores.claim():
-            await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
+    await seven_versions(stores)
     evicted = await ids(stores, State.COVERED)
     monkeypatch.setattr(rows, "MOST_MESSAGES", 20)
 
@@ -582,10 +587,7 @@ async def test_evictions_that_lost_their_version_are_summarized_in_jobs_of_bound
 async def test_after_a_stand_in_the_rest_of_a_fold_waits_for_the_model(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for first_seq in range(1, 40, 6):
-        await stores.ingest(*turns(first_seq, 6))
-        for job in await stores.claim():
-            await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
+    await seven_versions(stores)
     monkeypatch.setattr(rows, "MOST_MESSAGES", 20)
     await stores.ingest(retracted(43, "e1#0"))
     (job,) = await stores.claim(NOON + 1_000)

@@ -160,7 +160,7 @@ def first_eviction(
     policy: Policy,
     *,
     now_ms: int,
-    factor: float = 1.0,
+    factor: float,
 ) -> tuple[FiredTrigger | None, tuple[Message, ...]]:
     """Return the first trigger for which enough messages would leave, and those messages.
 

@@ -147,11 +147,7 @@ def continue_fold(
     *,
     now_ms: int,
 ) -> None:
-    """Open a compaction for the evictions that a fold left, because one job has a limit.
-
-    It waits for the cooldown of the model: stand-ins for all parts would stay, because one rewrite
-    replaces only the newest of them.
-    """
+    """Open a compaction for the evictions that a fold left, because one job has a limit."""
     lost = [eviction.compaction_id for eviction in uncovered(connection, session.sid)]
     _open_fold(connection, session, journal, new_id, lost, now_ms=now_ms)
 
@@ -168,6 +164,7 @@ def _open_fold(
     if not lost:
         return None
     ((first, last),) = _SPAN.rows(connection, lost)
+    # Stand-ins for all parts would stay, because one rewrite replaces only the newest of them.
     begins_ms = max(now_ms + SUMMARY_DELAY_MS, session.cooldown_until_ms)
     work = _Work(new_id(), Trigger.REQUEST, begins_ms, span=(first, last))
     _open(connection, session, journal, work, now_ms=now_ms)
