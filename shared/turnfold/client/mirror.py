@@ -22,6 +22,7 @@ from turnfold.client.merge import message_json
 from turnfold.client.mirrored_list import (
     Element,
     ElementList,
+    EventRun,
     MirroredList,
     event_id_of,
     hashed,
@@ -99,9 +100,21 @@ async def mirror(
     if carry is not None and len(carry) != len(elements):
         raise BadRequest(f"carry has {len(carry)} values for {len(elements)} messages")
     listed = ElementList(elements, shape, identity, _beginning(session, shape))
+    fields = _EventFields(shape, model, usage, carry)
     common = await _common(session, listed, compare_all=compare_all)
-    event = _EventFields(shape, model, usage, carry)
-    return await _published(session, listed, common, event)
+    if common is None and listed.length:
+        runs = list(listed.runs(0, UNMARKED))
+        first, newest = runs[0], runs[-1]
+        erased = await session.erased_events({first.event_id, newest.event_id})
+        if newest.event_id in erased:
+            # All of the list was there before, and is not stored again.
+            return MirrorReceipt(0, 0, False, 0, listed.mirrored(0, 0, UNMARKED))
+        if first.event_id in erased:
+            # The comparison after it gives the others new ids. The stream takes those that they had
+            # for duplicates, and each of them would be waited for.
+            await session.publish_batch([_turn(session, listed, newest, fields)])
+            common = await _common(session, listed, compare_all=compare_all)
+    return await _published(session, listed, common or _Common(), fields)
 
 
 async def mirror_longer(
@@ -145,7 +158,6 @@ async def _published(
     session: Session, listed: ElementList, common: _Common, fields: _EventFields
 ) -> MirrorReceipt:
     """Publish what a session lacks of a list, and retract what it has besides."""
-    shape, model, usage, carry = fields
     events: list[OutgoingEvent] = []
     # Before what is new: a retraction concerns only messages that stand before it in the stream.
     if common.has_more:
@@ -155,19 +167,8 @@ async def _published(
                 session.key, after=common.last_id, is_all=not common.kept, event_id=event_id
             )
         )
-    for run in listed.runs(common.kept, common.mark):
-        is_last = run.end == listed.length
-        events.append(
-            turn_event(
-                session.key,
-                listed.elements_of(run),
-                event_id=run.event_id,
-                shape=shape,
-                model=model,
-                usage=usage if is_last else None,
-                carry=None if carry is None else listed.carried(run, carry),
-            )
-        )
+    runs = listed.runs(common.kept, common.mark)
+    events += [_turn(session, listed, run, fields) for run in runs]
     check_storable(events)
     seq = 0
     for batch in batches(events, most=BATCH_EVENTS):
@@ -182,13 +183,28 @@ async def _published(
     )
 
 
+def _turn(
+    session: Session, listed: ElementList, run: EventRun, fields: _EventFields
+) -> OutgoingEvent:
+    shape, model, usage, carry = fields
+    return turn_event(
+        session.key,
+        listed.elements_of(run),
+        event_id=run.event_id,
+        shape=shape,
+        model=model,
+        usage=usage if run.end == listed.length else None,
+        carry=None if carry is None else listed.carried(run, carry),
+    )
+
+
 def _beginning(session: Session, shape: ShapeName | None) -> MirroredList:
     """Return the empty list of a session."""
     return MirroredList(0, hashed(*session.key, shape or "chat"), 0, UNMARKED)
 
 
-async def _common(session: Session, listed: ElementList, *, compare_all: bool) -> _Common:
-    """Compare a session with a list."""
+async def _common(session: Session, listed: ElementList, *, compare_all: bool) -> _Common | None:
+    """Compare a session with a list; return None if nothing is stored of the session."""
     try:
         # With `latest`: an older state would have messages published again that are on their way.
         page = await session.history(
@@ -200,7 +216,7 @@ async def _common(session: Session, listed: ElementList, *, compare_all: bool) -
             )
         total = (await session.status())["messages_total"]
     except UnknownSession:
-        return _Common()
+        return None
     if not page.messages:
         return _Common()
     newest = page.messages[-1]

@@ -17,6 +17,7 @@ from turnfold.client.events import (
 )
 from turnfold.client.replies import StoredMessage, Summary, Window, read
 from turnfold.client.session_history import SessionHistory, wait_seconds
+from turnfold.contracts.subjects import token_of
 from turnfold.errors import UnknownSession
 from turnfold.messages import Json, SessionId, ShapeName, ToolFormat, WindowFormat
 
@@ -148,6 +149,13 @@ class Session(SessionHistory):
     async def publish_batch(self, events: Iterable[OutgoingEvent]) -> list[Receipt]:
         """Publish at most 1,000 events of this session, all or none; see `Client.publish_batch`."""
         return await self._client.publish_batch(events)
+
+    async def erased_events(self, event_ids: Iterable[str]) -> set[str]:
+        """Return which of at most 1,000 events were erased: they are not stored again."""
+        subject = f"events.known.{token_of(self.key.agent_id)}"
+        answer = await self._client.ask(subject, {"event_ids": list(event_ids)})
+        # An older query service does not tell them.
+        return set(answer.get("erased", ()))
 
     # --- take back
 

@@ -15,6 +15,13 @@ class ListedSession(NamedTuple):
     last_event_at_ms: int | None
 
 
+class KnownEvents(NamedTuple):
+    """The ids of events that are stored, and of those that were stored and erased."""
+
+    stored: frozenset[str]
+    erased: frozenset[str]
+
+
 class AgentLists(Protocol):
     """Look up what an agent has, by ids.
 
@@ -26,6 +33,4 @@ class AgentLists(Protocol):
         self, agent_id: AgentId, *, prefix: str, after: str | None, limit: int
     ) -> Sequence[ListedSession]: ...
 
-    async def known_events(
-        self, agent_id: AgentId, event_ids: Collection[str]
-    ) -> Collection[str]: ...
+    async def known_events(self, agent_id: AgentId, event_ids: Collection[str]) -> KnownEvents: ...

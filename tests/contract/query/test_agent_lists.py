@@ -61,7 +61,7 @@ async def test_only_stored_events_of_the_agent_are_known(stores: Stores) -> None
 
     known = await agent_lists.known_events(ADA, request, lists=stores.lists)
 
-    assert known == {"agent_id": "ada", "known": ["e2", "e1"]}
+    assert known == {"agent_id": "ada", "known": ["e2", "e1"], "erased": []}
 
 
 @pytest.mark.proves("G1", "A6")
@@ -72,10 +72,15 @@ async def test_sessions_are_erased_by_prefix_and_the_others_stay(stores: Stores)
     erased = await stores.changes.erase(ADA, last_seq=9, now_ms=NOON, prefix="draft")
     await stores.ingest(turn(1, user("draft 1"), key=SessionKey(ADA, SessionId("draft 1"))))
 
-    request = EventsKnownRequest(event_ids=[f"e{seq}" for seq in range(1, 10)])
+    request = EventsKnownRequest(event_ids=[f"e{seq}" for seq in range(1, 11)])
     known = await agent_lists.known_events(ADA, request, lists=stores.lists)
+    await stores.delete_rows()
+    later = await agent_lists.known_events(ADA, request, lists=stores.lists)
     assert (erased.sessions, erased.messages) == (4, 4)
     assert sorted(await listed(stores)) == ["Draft 4", "final", "草稿", "草稿 2"]
     assert known["known"] == ["e4", "e6", "e7", "e8"]
+    assert known["erased"] == ["e1", "e2", "e3", "e5"]
+    # The same without the rows, which are deleted later.
+    assert later == known
     other = SessionKey(AgentId("bob"), SessionId("draft 1"))
     assert (await stores.history.counts(other)).messages_total == 1

@@ -117,6 +117,25 @@ async def test_what_others_changed_is_mended(tmp_path: Path) -> None:
     assert held == talk(3)
 
 
+@pytest.mark.proves("G2", "A6", "L12")
+async def test_an_erased_list_that_grew_is_stored_again_by_one_call(tmp_path: Path) -> None:
+    """G2: under other ids, because no erased event is stored again under its own."""
+    async with working(tmp_path) as (_, client):
+        session = client.session("support", "user-42")
+        await sent(session, talk(3))
+        await session.history(newest=1, after="latest", wait_ms=5_000)
+        await session.erase()
+
+        same = await sent(session, talk(3), talk(2))
+        listed = [one async for one in client.sessions("support")]
+        grown = await sent(session, talk(4), talk(4))
+        held = await stored_messages(session)
+
+    assert (same, listed) == ([(0, 0, False)] * 2, [])
+    assert grown == [(0, 9, True), (9, 0, False)]
+    assert held == talk(4)
+
+
 @pytest.mark.proves("G2", "C78", "L2", "L3")
 async def test_several_mirrors_at_once_publish_one_list_and_the_next_call_ends_a_quarrel(
     tmp_path: Path,

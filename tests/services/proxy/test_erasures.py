@@ -29,7 +29,7 @@ async def sent(scene: ProxyScene, session: str, messages: list[Json]) -> tuple[l
     body = {"model": "gpt-4.1", "messages": messages}
     answer = await scene.http.post(PATH, json=body, headers=headers)
     messages.append(answer.json()["choices"][0]["message"])
-    messages.append({"role": "tool", "tool_call_id": call["id"], "content": "Ghent"})
+    messages.append({"role": "tool", "tool_call_id": call["id"], "content": "Ghent, " * 60})
     received: list[Json] = scene.provider.requests[-1].body["messages"]
     return received, int(answer.headers.get("x-turnfold-version", 0))
 
@@ -45,8 +45,10 @@ async def trimmed(scene: ProxyScene, session: Session) -> list[Json]:
     await sent(scene, session.key.session_id, messages)
 
     async def is_later() -> bool:
-        if await session.summaries():
+        summaries = await session.summaries()
+        if summaries and len(summaries) < LATER:
             await session.regenerate()
+            return False
         return (await sent(scene, session.key.session_id, messages))[1] >= LATER
 
     await eventually(is_later)

@@ -275,12 +275,15 @@ class SessionNamesAnswer(Answer):
 
 
 class EventsKnownAnswer(Answer):
-    """Which of the events are stored."""
+    """Which of the events are stored, and which were erased."""
 
-    model_config = example(agent_id="support", known=["e1"])
+    model_config = example(agent_id="support", known=["e1"], erased=[])
 
     agent_id: AgentField
     known: list[str] = Field(description="The stored ones of the event ids, in the order asked.")
+    erased: list[str] = Field(
+        description="The ones that were erased, which are not stored again under these ids."
+    )
 
 
 class AuditEntry(Answer):

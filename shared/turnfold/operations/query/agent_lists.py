@@ -13,11 +13,15 @@ from turnfold.ports.agent_lists import AgentLists
 async def known_events(
     agent_id: AgentId, request: EventsKnownRequest, *, lists: AgentLists
 ) -> dict[str, Any]:
-    """Return the stored ones of the event ids, each once."""
+    """Return the stored ones of the event ids and the erased ones, each once."""
     # No event has another id, and not every text can be compared in a database.
     possible = [name for name in dict.fromkeys(request.event_ids) if id_fault(name) is None]
     known = await lists.known_events(agent_id, possible)
-    return {"agent_id": agent_id, "known": [name for name in possible if name in known]}
+    return {
+        "agent_id": agent_id,
+        "known": [name for name in possible if name in known.stored],
+        "erased": [name for name in possible if name in known.erased],
+    }
 
 
 async def sessions(

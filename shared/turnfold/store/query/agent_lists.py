@@ -5,10 +5,11 @@ from collections.abc import Collection, Sequence
 from sqlalchemy import ColumnElement, Connection, func, select
 
 from turnfold.messages import AgentId
-from turnfold.ports.agent_lists import ListedSession
+from turnfold.ports.agent_lists import KnownEvents, ListedSession
 from turnfold.store.database.engine import Database
 from turnfold.store.database.predicates import is_of_kept
-from turnfold.store.database.schema import events, sessions
+from turnfold.store.database.schema import erased_events, events, sessions
+from turnfold.store.ingest.tombstones import digest_of
 
 LAST_CHARACTERS = "\U0010ffff" * 64
 """After a prefix, this sorts behind every id that begins with it: ids have at most 256 bytes."""
@@ -43,16 +44,22 @@ class SqlAgentLists:
 
         return await self._database.snapshot(read)
 
-    async def known_events(self, agent_id: AgentId, event_ids: Collection[str]) -> Collection[str]:
-        """Return the stored ones of these event ids."""
-        chosen = select(events.c.event_id).where(
-            events.c.agent_id == agent_id,
-            events.c.event_id.in_(event_ids),
-            is_of_kept(events.c.sid),
+    async def known_events(self, agent_id: AgentId, event_ids: Collection[str]) -> KnownEvents:
+        """Return which of these event ids are stored, and which were erased."""
+        digests = {digest_of(agent_id, event_id): event_id for event_id in event_ids}
+        of_agent = select(events.c.event_id, is_of_kept(events.c.sid)).where(
+            events.c.agent_id == agent_id, events.c.event_id.in_(event_ids)
         )
-        return await self._database.snapshot(
-            lambda connection: frozenset(connection.execute(chosen).scalars())
-        )
+        forgotten = select(erased_events.c.digest).where(erased_events.c.digest.in_(digests))
+
+        def read(connection: Connection) -> KnownEvents:
+            kept = {name: bool(is_kept) for name, is_kept in connection.execute(of_agent)}
+            erased = {digests[bytes(one)] for one in connection.execute(forgotten).scalars()}
+            stored = frozenset(name for name, is_kept in kept.items() if is_kept)
+            # An erased session keeps its rows for a while, and its events get no digest before.
+            return KnownEvents(stored, frozenset(erased | kept.keys()) - stored)
+
+        return await self._database.snapshot(read)
 
 
 def begins_with(connection: Connection, prefix: str) -> ColumnElement[bool]:
