@@ -16,7 +16,7 @@ from turnfold.client import Client
 from turnfold.contracts.subjects import token_of
 from turnfold.core.policy.presets import Mode
 
-COLUMNS = ("number", "value", "from")
+COLUMNS = ("setting", "value", "from")
 
 MaybeSession = Annotated[
     str | None,
@@ -32,21 +32,24 @@ def register(app: typer.Typer) -> None:
 
 
 def show(agent: Agent, session: MaybeSession = None, as_json: AsJson = False) -> None:
-    """Show the policy in force: mode, preset, and each number with the place that sets it."""
+    """Show the policy in force: mode, preset and numbers, each with the place that sets it."""
     answer = asyncio.run(_read(agent, session))
     if as_json:
         show_json(answer)
         return
+    named = {
+        name: {"value": answer[name], "from": answer[f"{name}_from"]} for name in ("mode", "preset")
+    }
     rows = [
         {
-            "number": name,
-            "value": "unset" if number["value"] is None else number["value"],
-            "from": number["from"],
+            "setting": name,
+            "value": "unset" if setting["value"] is None else setting["value"],
+            "from": setting["from"],
         }
-        for name, number in answer["numbers"].items()
+        for name, setting in {**named, **answer["numbers"]}.items()
     ]
-    title = f"mode {answer['mode']}, preset {answer['preset']}"
-    print_rows(title, COLUMNS, rows, as_json=False, empty="No numbers.")
+    title = f"policy of {_name(agent, session)}"
+    print_rows(title, COLUMNS, rows, as_json=False, empty="No settings.")
 
 
 def set_(  # a parameter for each option
@@ -78,13 +81,16 @@ def set_(  # a parameter for each option
     if as_json:
         show_json(answer)
         return
-    name = agent if session is None else f"{agent} {session}"
     count = len(answer["overrides"])
     counted = "1 number" if count == 1 else f"{count} numbers"
     typer.echo(
-        f"The policy of {name} has mode {answer['mode'] or 'unset'},"
+        f"The policy of {_name(agent, session)} has mode {answer['mode'] or 'unset'},"
         f" preset {answer['preset'] or 'unset'} and {counted} of its own."
     )
+
+
+def _name(agent: str, session: str | None) -> str:
+    return agent if session is None else f"{agent} {session}"
 
 
 def _overrides(pairs: Sequence[str]) -> dict[str, Any]:
