@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, event, inspect, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DatabaseError, InterfaceError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from turnfold.bus.connection import connect
@@ -24,7 +24,7 @@ from turnfold.store.database.instance_lock import (
     refuse_early_schema,
 )
 from turnfold.store.database.schema import REVISION
-from turnfold.store.database.sqlite_files import connect_sqlite
+from turnfold.store.database.sqlite_files import BUSY_SECONDS, connect_sqlite
 
 if TYPE_CHECKING:
     # Loading Alembic takes 0.2 s, and only a service's first start needs it.
@@ -49,8 +49,7 @@ async def upgrade(database_url: str, revision: str = "head") -> None:
         if revision != "head" or (current or "") < REVISION:
             from alembic import command  # noqa: PLC0415
 
-            # Inside the transaction of the read above, Alembic would not commit.
-            connection.commit()
+            _begin_migrations(connection)
             command.upgrade(_config(connection), revision)
 
     await _with_connection(database_url, work)
@@ -62,6 +61,7 @@ async def downgrade(database_url: str, revision: str) -> None:
     def work(connection: Connection) -> None:
         from alembic import command  # noqa: PLC0415
 
+        _begin_migrations(connection)
         command.downgrade(_config(connection), revision)
 
     await _with_connection(database_url, work)
@@ -90,14 +90,22 @@ async def _with_connection(database_url: str, work: Callable[[Connection], None]
     with _one_at_a_time(database_url):
         url, arguments = split_ssl_options(make_url(database_url))
         is_sqlite = url.get_backend_name() == "sqlite"
-        options = {"async_creator_fn": connect_sqlite} if is_sqlite else arguments
+        # A transaction of the driver ends before each change of a table, and a migration that was
+        # killed could never be run again.
+        of_sqlite = {
+            "async_creator_fn": connect_sqlite,
+            "timeout": BUSY_SECONDS,
+            "isolation_level": None,
+        }
+        options = of_sqlite if is_sqlite else arguments
         engine = create_async_engine(url, connect_args=options)
         try:
             await _run(engine, work)
         except OSError as error:
             raise StartError(f"the database cannot be reached: {error}") from error
-        except (OperationalError, InterfaceError) as error:
-            raise StartError(f"the database cannot be migrated: {error.orig}") from error
+        except (DatabaseError, InterfaceError) as error:
+            name = f" {url.database}" if is_sqlite else ""
+            raise StartError(f"the database{name} cannot be migrated: {error.orig}") from error
         finally:
             await engine.dispose()
 
@@ -115,6 +123,14 @@ async def _run(engine: AsyncEngine, work: Callable[[Connection], None]) -> None:
             await connection.commit()
         await connection.run_sync(work)
         await connection.commit()
+
+
+def _begin_migrations(connection: Connection) -> None:
+    # Inside the transaction of an earlier read, Alembic would not commit.
+    connection.commit()
+    if connection.dialect.name == "sqlite":
+        # At once as a writer: one that has read first may find that another has written since.
+        event.listen(connection, "begin", lambda begun: begun.exec_driver_sql("BEGIN IMMEDIATE"))
 
 
 @contextmanager

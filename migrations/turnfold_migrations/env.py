@@ -13,6 +13,8 @@ context.configure(
     render_as_batch=True,
     compare_type=True,
     transaction_per_migration=True,
+    # Not the default for SQLite, whose driver has to be told to leave transactions to others.
+    transactional_ddl=True,
 )
 with context.begin_transaction():
     context.run_migrations()

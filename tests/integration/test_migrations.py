@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +13,8 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy.event import listen
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -249,15 +252,52 @@ async def test_several_may_bring_the_tables_up_at_once(database_url: str) -> Non
     assert await looked_up(database_url, differences) == []
 
 
+def bring_up_and_die(url: str, revision: str, after: int) -> None:
+    """Kill this process so many statements after it has noted a revision, or begun."""
+    left = after if not revision else None
+
+    def on_executed(_1: object, _2: object, statement: str, given: object, *_: object) -> None:
+        nonlocal left
+        if left is None:
+            left = (
+                after
+                if "alembic_version" in statement and revision in f"{statement} {given}"
+                else None
+            )
+        elif left > 1:
+            left -= 1
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    listen(Engine, "after_cursor_execute", on_executed)
+    asyncio.run(upgrade(url))
+
+
+@pytest.mark.proves("O6", "L1")
+async def test_migrations_that_are_killed_are_run_again(database_url: str) -> None:
+    """O6: killed within the first and within later ones, one death after the other."""
+    seen: list[str | None] = []
+    for revision, after in (("", 20), ("", 50), ("1001", 2), ("1008", 4), ("1012", 9)):
+        process = await asyncio.to_thread(begun, bring_up_and_die, database_url, revision, after)
+        assert await ended(process) == -signal.SIGKILL
+        seen.append(await looked_up(database_url, revision_of))
+
+    await upgrade(database_url)
+
+    assert seen == [None, None, "1001", "1008", "1012"]
+    assert await looked_up(database_url, differences) == []
+
+
 @pytest.mark.proves("O3")
 async def test_a_database_out_of_reach_is_told_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
 
     for url in (
+        f"sqlite+aiosqlite:///{tmp_path}/file",
         f"sqlite+aiosqlite:///{tmp_path}/file/turnfold.db",
         "postgresql+asyncpg://nobody@127.0.0.1:1/nothing",
     ):
-        with pytest.raises(StartError, match="the database cannot be"):
+        with pytest.raises(StartError, match=r"the database .*cannot be"):
             await upgrade(url)
 
 

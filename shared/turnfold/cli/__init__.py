@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from turnfold.cli.help_panels import COMPLETE_VARIABLE
 from turnfold.errors import TurnfoldError
@@ -16,6 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Databases, logs, streams and keys are readable by their owner alone.
     os.umask(0o077)
+    _open_streams()
     try:
         sys.exit(_run(words))
     except ModuleNotFoundError as error:
@@ -26,8 +28,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except TurnfoldError as error:
         sys.stderr.write(f"turnfold: {' '.join(str(error).split())}\n")
         sys.exit(1)
+    except OSError as error:
+        # For example a full disk behind the output.
+        named = f"{error.filename}: " if error.filename else ""
+        sys.stderr.write(f"turnfold: {named}{error.strerror or error}\n")
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _open_streams() -> None:
+    """Open the standard streams that whoever started this command has closed, on nothing."""
+    nowhere = Path(os.devnull)
+    sys.stdin = sys.stdin or nowhere.open()
+    sys.stdout = sys.stdout or nowhere.open("w")
+    sys.stderr = sys.stderr or nowhere.open("w")
 
 
 def _run(words: list[str]) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from turnfold.access.bearers import is_loopback
+from turnfold.cli.output import counted
 
 if TYPE_CHECKING:
     from turnfold.bus.health import BusHealth
@@ -189,7 +190,10 @@ def of_work(health: "DatabaseHealth", *, now_ms: int, is_outbox_moving: bool) ->
             " after a fix run `turnfold deadletters replay --all`"
         )
         yield Finding(
-            "dead letters", "warning", f"{health.dead_letters:,} events could not be stored", advice
+            "dead letters",
+            "warning",
+            f"{counted(health.dead_letters, 'event')} could not be stored",
+            advice,
         )
     else:
         yield Finding("dead letters", "ok", "none to replay")

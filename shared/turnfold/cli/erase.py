@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from turnfold.cli.connection import System, changing, system_to_change
-from turnfold.cli.output import show_json
+from turnfold.cli.output import counted, show_json
 from turnfold.cli.parameters import Agent, AsOneJson
 from turnfold.errors import UnknownSession
 
@@ -62,8 +62,8 @@ def erase(
         show_json(counts)
         return
     typer.echo(
-        f"Erased {what}: {_counted(counts['sessions'], 'session')},"
-        f" {_counted(counts['messages'], 'message')}. System: {system.name}"
+        f"Erased {what}: {counted(counts['sessions'], 'session')},"
+        f" {counted(counts['messages'], 'message')}. System: {system.name}"
     )
 
 
@@ -74,7 +74,3 @@ async def _erased(
         if session is not None:
             return await client.session(agent, session).erase()
         return await client.erase_agent(agent, prefix=prefix)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

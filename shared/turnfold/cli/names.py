@@ -43,6 +43,13 @@ async def unknown_session(client: Client, agent: str, session: str) -> UnknownSe
     )
 
 
+async def has_sessions(client: Client, agent: str) -> bool:
+    """Return whether an agent has published anything."""
+    async for _ in client.sessions(agent):
+        return True
+    return False
+
+
 async def unknown_agent(agent: str) -> UnknownSession:
     """Return an error that names the agents with a similar id."""
     names: set[str] = set()

@@ -62,6 +62,15 @@ def print_rows(
     show_table(console(), title, columns, row_list, texts=texts, headings=headings)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things.
+
+    >>> counted(1, "event"), counted(1_200, "event")
+    ('1 event', '1,200 events')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """Replace characters that could control the terminal."""
     return "".join(

@@ -9,10 +9,9 @@ import typer
 
 from turnfold.cli.command_groups import group
 from turnfold.cli.connection import System, changing, connected_client, system_to_change
-from turnfold.cli.names import existing_session, unknown_agent
-from turnfold.cli.output import print_rows, show_json
+from turnfold.cli.names import existing_session, has_sessions, unknown_agent
+from turnfold.cli.output import counted, print_rows, show_json
 from turnfold.cli.parameters import Agent, AsJson
-from turnfold.client import Client
 from turnfold.contracts.subjects import token_of
 from turnfold.core.policy.presets import Mode
 
@@ -81,11 +80,10 @@ def set_(  # a parameter for each option
     if as_json:
         show_json(answer)
         return
-    count = len(answer["overrides"])
-    counted = "1 number" if count == 1 else f"{count} numbers"
+    numbers_set = counted(len(answer["overrides"]), "number")
     typer.echo(
         f"The policy of {_name(agent, session)} has mode {answer['mode'] or 'unset'},"
-        f" preset {answer['preset'] or 'unset'} and {counted} of its own."
+        f" preset {answer['preset'] or 'unset'} and {numbers_set} of its own."
     )
 
 
@@ -112,19 +110,13 @@ async def _read(agent: str, session: str | None) -> dict[str, Any]:
             answer = await client.ask(f"agent.policy.{token_of(agent)}", {})
             origins = {number["from"] for number in answer["numbers"].values()}
             is_set = "agent" in origins | {answer["mode_from"], answer["preset_from"]}
-            if not is_set and not await _has_sessions(client, agent):
+            if not is_set and not await has_sessions(client, agent):
                 raise await unknown_agent(agent)
             return answer
         async with existing_session(client, agent, session) as chosen:
             # The policy of a session that does not exist yet is no error, but a wrong name is.
             await chosen.status()
             return await chosen.ask("session.policy")
-
-
-async def _has_sessions(client: Client, agent: str) -> bool:
-    async for _ in client.sessions(agent):
-        return True
-    return False
 
 
 async def _set(

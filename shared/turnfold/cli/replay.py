@@ -20,7 +20,7 @@ from rich.progress import (
 )
 
 from turnfold.cli.connection import System, changing, system_to_change
-from turnfold.cli.output import print_rows
+from turnfold.cli.output import counted, print_rows
 from turnfold.cli.recordings import Recording, Step, events_of, load_recordings
 from turnfold.client import Client, OutgoingEvent, Receipt, Session
 from turnfold.errors import CannotFit, TooLarge, Unavailable
@@ -146,7 +146,7 @@ def _tell_refused(summaries: Sequence[ReplaySummary]) -> bool:
     refused = [summary for summary in summaries if summary.refused]
     for summary in refused:
         typer.echo(
-            f"{summary.session_id}: {summary.refused} events are dead letters; see"
+            f"{summary.session_id}: {counted(summary.refused, 'event')} could not be stored; see"
             " `turnfold deadletters list`, and erase a session that changed"
             " before you replay it again",
             err=True,

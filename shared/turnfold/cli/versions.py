@@ -15,7 +15,7 @@ from turnfold.cli.command_groups import group
 from turnfold.cli.connection import System, changing, connected_client, system_to_change
 from turnfold.cli.context import show_summary
 from turnfold.cli.diff import Version, diff
-from turnfold.cli.names import existing_session
+from turnfold.cli.names import existing_session, has_sessions, unknown_agent
 from turnfold.cli.output import console, print_rows, show_json
 from turnfold.cli.parameters import Agent, AsJson, SessionName
 from turnfold.cli.replay import progress
@@ -148,7 +148,7 @@ def regenerate(  # noqa: PLR0917  # a parameter for each option
     options: dict[str, Any] = {
         "model": model,
         "style": style,
-        "prompt": prompt.read_text() if prompt else None,
+        "prompt": _prompt(prompt) if prompt else None,
     }
     system = system_to_change()
     if agent is None or session is None:
@@ -164,6 +164,13 @@ def regenerate(  # noqa: PLR0917  # a parameter for each option
         show_json(summary)
     else:
         _print_regenerated(agent, session, summary)
+
+
+def _prompt(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{path} is not text in UTF-8") from error
 
 
 def _print_regenerated(agent: str, session: str, summary: dict[str, Any]) -> None:
@@ -190,6 +197,8 @@ async def _run_campaign(
         f"agent.regenerate.{token_of(agent)}" if agent is not None else "installation.regenerate"
     )
     async with changing(system) as client:
+        if agent is not None and not await has_sessions(client, agent):
+            raise await unknown_agent(agent)
         campaign = await client.ask(
             subject, {name: value for name, value in options.items() if value is not None}
         )
@@ -274,7 +283,9 @@ def restore(
             metavar="COMPACTION", help="The compaction (default: the newest that can be undone)."
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Restore without confirmation.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Ask nothing. Without a terminal, nothing is asked.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Undo a compaction: its messages are live again, and the previous version is in force."""

@@ -361,7 +361,7 @@ class _System:
 
     def _cannot_start(self, part: ProcessSpec, status: int) -> str:
         if part.announces:
-            return f"{part.name} could not start (exit status {status}); its own words stand above"
+            return f"{part.name} could not start (exit status {status}); see its message above"
         return (
             f"nats-server could not start (exit status {status}): {log_tail(self._nats_directory)}"
         )

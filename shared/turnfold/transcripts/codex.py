@@ -74,7 +74,7 @@ class Rollout:
     def _add_bare(self, record: Json) -> None:
         if "record_type" in record:
             self.left_out[str(record["record_type"])] += 1
-        elif "type" not in record and "role" not in record and "id" in record:
+        elif "id" in record and record.keys().isdisjoint(("type", "role", "messages")):
             self._add_meta(record)
         else:
             self._add_item(record)

@@ -53,6 +53,40 @@ def test_wrong_usage_ends_with_status_2(arguments: tuple[str, ...]) -> None:
     assert turnfold(*arguments).returncode == 2
 
 
+@pytest.mark.proves("O3")
+def test_streams_that_are_closed_or_full_cause_no_traceback() -> None:
+    command = f"{sys.executable} -P -m turnfold.cli"
+
+    ended = [
+        subprocess.run(
+            f"{command} {words}",
+            shell=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        for words in ("--help >/dev/full", "--help >&-", "replay - <&-", "replay - <&- 2>&-")
+    ]
+
+    assert (ended[0].returncode, ended[0].stderr) == (1, "turnfold: No space left on device\n")
+    assert (ended[1].returncode, ended[1].stderr) == (0, "")
+    assert [one.returncode for one in ended[2:]] == [1, 1]
+    assert ended[2].stderr.startswith("turnfold: ")
+    assert "Traceback" not in ended[2].stderr
+
+
+@pytest.mark.proves("O3", "A4")
+def test_an_instruction_that_is_no_text_is_wrong_usage(tmp_path: Path) -> None:
+    path = tmp_path / "prompt"
+    path.write_bytes(b"\xff\xfe")
+
+    ended = turnfold("summaries", "regenerate", "ada", "--prompt", str(path))
+
+    assert ended.returncode == 2
+    assert "is not text in UTF-8" in ended.stderr
+
+
 @pytest.mark.proves("O3", "V6")
 def test_a_wrong_command_is_answered_with_the_one_that_is_close_to_it() -> None:
     ended = turnfold("sesions")

@@ -68,4 +68,4 @@ async def test_each_log_becomes_a_session_once_with_its_calls_and_results(tmp_pa
     assert len(originals) == 13
     assert (longer.status, longer.rows[0]["messages"], longer.rows[0]["refused"]) == (0, 7, 0)
     assert (changed.status, changed.rows[0]["messages"], changed.rows[0]["refused"]) == (1, 7, 1)
-    assert "telegram:4711: 1 events are dead letters" in changed.err
+    assert "telegram:4711: 1 event could not be stored" in changed.err

@@ -114,6 +114,7 @@ CHANGES = (
     "replay talk.json --agent replayed-{width}",
     "policy set ada policy --number max_live_messages=40",
     "summaries regenerate ada long",
+    "summaries regenerate adda",
     "summaries promote ada long 1",
     "restore ada tall",
     "erase ada nothing --yes",

@@ -161,6 +161,7 @@ def test_a_list_of_chat_messages_stays_a_chat() -> None:
         ([[{"role": "user", "content": "a"}]], Format.TURNFOLD, "line 1: neither a conversation"),
         ([[{"type": "reasoning"}, {"role": "tool"}]], None, "line 1: message 1 cannot be read: a message needs"),
         ([{"type": "reasoning"}, {"type": "message", "role": 7}], None, "line 2: message 1 cannot be read"),
+        ([{"id": "a", "messages": []}], Format.CODEX, "line 1: not a record of codex: a message needs"),
         ([{"role": "user", "content": "a"}], Format.CLAUDE_CODE, "line 1: not a record of claude-code"),
     ],
 )  # fmt: skip
