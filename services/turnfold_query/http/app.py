@@ -15,6 +15,7 @@ from turnfold.access.bearers import TokenRegistry
 from turnfold.access.own_site import OwnSiteMiddleware
 from turnfold.contracts.answers.errors import ErrorAnswer
 from turnfold.contracts.events import EventLimits
+from turnfold.contracts.reading import first_fault
 from turnfold.contracts.requests import (
     MAX_WAIT_MS,
 )
@@ -141,9 +142,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def on_invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        first = error.errors()[0]
-        message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        return json_response(BadRequest(message).as_json(), BadRequest.status)
+        return json_response(BadRequest(first_fault(error.errors())).as_json(), BadRequest.status)
 
     @app.exception_handler(HTTPException)
     async def on_http(_: Request, error: Exception) -> Response:

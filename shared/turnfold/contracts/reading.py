@@ -1,7 +1,8 @@
 """Read requests into their models, and say what is wrong with one in a sentence."""
 
 import json
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -37,7 +38,7 @@ def read_request(shape: type[Shape], body: bytes) -> Shape:
     try:
         return shape.model_validate_json(body or b"{}", strict=True)
     except ValidationError as error:
-        raise BadRequest(_first_fault(error)) from None
+        raise BadRequest(first_fault(_faults(error))) from None
 
 
 def read_command(
@@ -67,12 +68,29 @@ def read_query(shape: type[Shape], fields: dict[str, str]) -> Shape:
     try:
         return shape.model_validate(fields)
     except ValidationError as error:
-        raise BadRequest(_first_fault(error)) from None
+        raise BadRequest(first_fault(_faults(error))) from None
 
 
-def _first_fault(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
+def _faults(error: ValidationError) -> Sequence[Mapping[str, Any]]:
+    return error.errors(include_url=False, include_input=False, include_context=False)
+
+
+def first_fault(faults: Sequence[Mapping[str, Any]]) -> str:
+    """Return the first of pydantic's faults; of a value with several forms, what each form wants.
+
+    >>> wrong = {"type": "int_parsing", "loc": ("after", "constrained-int"), "msg": "No integer"}
+    >>> first_fault([wrong, {**wrong, "loc": ("after", "literal['a']"), "msg": "Not 'a'"}])
+    "after: No integer; or: Not 'a'"
+    """
+    first = faults[0]
+    where = _field(first)
     if first["type"] == "extra_forbidden":
         return f"unknown field {where[:MAX_NAME_CHARACTERS]!r}; correct its name or omit it"
-    return f"{where}: {first['msg']}" if where else first["msg"]
+    told = "; or: ".join(fault["msg"] for fault in faults if _field(fault) == where)
+    return f"{where}: {told}" if where else told
+
+
+def _field(fault: Mapping[str, Any]) -> str:
+    # Pydantic appends the name that it has for the form of a value.
+    parts = map(str, fault["loc"])
+    return ".".join(part for part in parts if not part.startswith(("constrained-", "literal[")))
