@@ -174,8 +174,9 @@ class QueryDispatcher:
         """Answer a request about what an agent has."""
         if isinstance(key, SessionKey):
             raise BadRequest(f"{name} takes an agent alone")
-        # A prefix that few sessions have may need a look at all of them.
-        place.search()
+        if isinstance(request, SessionListRequest):
+            # A prefix that few sessions have may need a look at all of them.
+            place.search()
         began = time.perf_counter()
         try:
             async with asyncio.timeout(self._seconds):

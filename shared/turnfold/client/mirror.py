@@ -112,8 +112,11 @@ async def mirror(
         if first.event_id in erased:
             # The comparison after it gives the others new ids. The stream takes those that they had
             # for duplicates, and each of them would be waited for.
+            check_storable([_turn(session, listed, run, fields) for run in runs])
             await session.publish_batch([_turn(session, listed, newest, fields)])
             common = await _common(session, listed, compare_all=compare_all)
+            if common is None:
+                raise Unavailable("the session was erased meanwhile; try again", is_answer=True)
     return await _published(session, listed, common or _Common(), fields)
 
 
@@ -204,7 +207,7 @@ def _beginning(session: Session, shape: ShapeName | None) -> MirroredList:
 
 
 async def _common(session: Session, listed: ElementList, *, compare_all: bool) -> _Common | None:
-    """Compare a session with a list; return None if nothing is stored of the session."""
+    """Compare a session with a list; return None if it has no messages."""
     try:
         # With `latest`: an older state would have messages published again that are on their way.
         page = await session.history(
@@ -218,7 +221,7 @@ async def _common(session: Session, listed: ElementList, *, compare_all: bool) -
     except UnknownSession:
         return None
     if not page.messages:
-        return _Common()
+        return None
     newest = page.messages[-1]
     run = run_of(newest.message_id)
     if (
@@ -230,7 +233,10 @@ async def _common(session: Session, listed: ElementList, *, compare_all: bool) -
         and not listed.joins(run.end)
     ):
         return _Common(run.end, total, newest.message_id, False, newest.message_id, run.mark)
-    return await _compared(session, listed, newest.message_id)
+    try:
+        return await _compared(session, listed, newest.message_id)
+    except UnknownSession as error:
+        raise Unavailable("the session was erased meanwhile; try again", is_answer=True) from error
 
 
 async def _compared(session: Session, listed: ElementList, newest_id: str) -> _Common:

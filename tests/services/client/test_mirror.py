@@ -136,6 +136,39 @@ async def test_an_erased_list_that_grew_is_stored_again_by_one_call(tmp_path: Pa
     assert held == talk(4)
 
 
+@pytest.mark.proves("G2", "A6", "L12")
+async def test_an_erased_session_with_a_policy_begins_again_too(tmp_path: Path) -> None:
+    """G2: nothing of a list that cannot be stored is published, and a policy is no message."""
+    deep: Json = {"role": "user", "content": []}
+    for _ in range(200):
+        deep = {"role": "user", "content": [deep]}
+    async with working(tmp_path) as (_, client):
+        session = client.session("support", "user-42")
+        await sent(session, talk(3))
+        await session.history(newest=1, after="latest", wait_ms=5_000)
+        await session.erase()
+        await session.policy(mode="off")
+
+        with pytest.raises(BadRequest):
+            await sent(session, [*talk(3), deep, *talk(1)])
+        same = await sent(session, talk(3))
+        grown = await sent(session, talk(4))
+        held = await stored_messages(session)
+
+    assert (same, grown) == ([(0, 0, False)], [(0, 9, True)])
+    assert held == talk(4)
+
+
+@pytest.mark.proves("G2", "X6")
+async def test_many_conversations_may_begin_at_once(tmp_path: Path) -> None:
+    """G2: the first call of each looks up two events, which is no search."""
+    async with working(tmp_path) as (_, client):
+        sessions = [client.session("support", f"user-{number}") for number in range(40)]
+        done = await asyncio.gather(*(sent(one, talk(2)) for one in sessions))
+
+    assert done == [[(0, 5, False)]] * 40
+
+
 @pytest.mark.proves("G2", "C78", "L2", "L3")
 async def test_several_mirrors_at_once_publish_one_list_and_the_next_call_ends_a_quarrel(
     tmp_path: Path,
