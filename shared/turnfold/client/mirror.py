@@ -35,6 +35,7 @@ from turnfold.messages import ShapeName
 
 WAIT_MS: Final = 5_000
 UNMARKED: Final = "0"
+ERASED_MEANWHILE: Final = "the session was erased meanwhile; try again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ async def mirror(
     Elements for which it is None are uncounted: the list is the same without them. They are
     published with the element after them.
     With `compare_all`, every stored event is compared, and not only the newest one.
+    A list that was erased stays erased, with nothing kept or published, until it has a new message.
     Several processes may send the same list, or longer ones, at once. If they send different lists
     at once, the session may hold parts of both, until the next call.
 
@@ -116,7 +118,7 @@ async def mirror(
             await session.publish_batch([_turn(session, listed, newest, fields)])
             common = await _common(session, listed, compare_all=compare_all)
             if common is None:
-                raise Unavailable("the session was erased meanwhile; try again", is_answer=True)
+                raise Unavailable(ERASED_MEANWHILE, is_answer=True)
     return await _published(session, listed, common or _Common(), fields)
 
 
@@ -236,7 +238,7 @@ async def _common(session: Session, listed: ElementList, *, compare_all: bool) -
     try:
         return await _compared(session, listed, newest.message_id)
     except UnknownSession as error:
-        raise Unavailable("the session was erased meanwhile; try again", is_answer=True) from error
+        raise Unavailable(ERASED_MEANWHILE, is_answer=True) from error
 
 
 async def _compared(session: Session, listed: ElementList, newest_id: str) -> _Common:

@@ -84,6 +84,26 @@ async def test_no_list_no_sum_and_no_queue_counts_an_erased_session(stores: Stor
             break
 
 
+@pytest.mark.proves("A6", "G2")
+async def test_an_event_that_was_on_its_way_to_an_erased_session_is_known_as_erased(
+    stores: Stores,
+) -> None:
+    """G2: so a host that holds its list publishes it under another id at once."""
+    await stores.ingest(*turns(1, 2))
+    await erase(stores)
+
+    await stores.ingest(turn(100, user("on its way")))
+    below = await stores.lists.known_events(KEY.agent_id, ["e1", "e100"])
+    while await stores.erasures.delete_rows():
+        pass
+    # The same event again, at a sequence after the erasure.
+    await stores.ingest(turn(100, user("on its way"))._replace(stream_seq=101))
+    after = await stores.lists.known_events(KEY.agent_id, ["e1", "e100"])
+
+    assert below == after == (frozenset(), frozenset({"e1", "e100"}))
+    assert (await stores.seen()).sessions == {}
+
+
 @pytest.mark.proves("A6", "T4")
 async def test_reports_of_an_erased_session_teach_no_other(stores: Stores) -> None:
     await stores.ingest(*reporting(12))

@@ -12,7 +12,8 @@ import turnfold
 from tests.running_system import running_parts
 from turnfold.client import Client, Session, connect
 from turnfold.client.mirror import mirror_longer
-from turnfold.errors import BadRequest
+from turnfold.client.replies import StoredMessage
+from turnfold.errors import BadRequest, Unavailable
 
 Json = dict[str, Any]
 
@@ -157,6 +158,32 @@ async def test_an_erased_session_with_a_policy_begins_again_too(tmp_path: Path) 
 
     assert (same, grown) == ([(0, 0, False)], [(0, 9, True)])
     assert held == talk(4)
+
+
+@pytest.mark.proves("G2", "A6")
+async def test_an_erasure_during_a_comparison_asks_for_the_list_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G2: the comparison ends with an error that is safe to retry, and the retry stores the list."""
+    read = Session.originals
+
+    async def erased_first(session: Session) -> AsyncGenerator[StoredMessage]:
+        await session.erase()
+        async for one in read(session):
+            yield one
+
+    async with working(tmp_path) as (_, client):
+        session = client.session("support", "user-42")
+        await sent(session, talk(3))
+        with monkeypatch.context() as patched:
+            patched.setattr(Session, "originals", erased_first)
+            with pytest.raises(Unavailable, match="erased meanwhile"):
+                await sent(session, talk(4, at_3="Another question?"))
+        again = await sent(session, talk(4, at_3="Another question?"))
+        held = await stored_messages(session)
+
+    assert again == [(0, 9, True)]
+    assert held == talk(4, at_3="Another question?")
 
 
 @pytest.mark.proves("G2", "X6")

@@ -120,9 +120,19 @@ def erased_before(
         ),
     ]
     placed = [(key, seq) for key, seq in claims if key is not None]
-    erased = _below_tombstone(connection, placed, replays) | _stored_before_erasure(
-        connection, arrivals, placed
+    dropped = _below_tombstone(connection, placed, replays)
+    # They never had a row that leaves its digest. A host that holds their list asks which of its
+    # events were erased, and publishes those under other ids. (A replay is no event of its own: the
+    # same id may have been published again after the erasure.)
+    remember_erased(
+        connection,
+        [
+            (one.key.agent_id, one.event_id)
+            for one in arrivals
+            if one.stream_seq in dropped and one.stream_seq not in replays
+        ],
     )
+    erased = dropped | _stored_before_erasure(connection, arrivals, placed)
     purge_from_stream(connection, erased)
     return erased
 
@@ -212,6 +222,16 @@ def digest_of(agent_id: str, event_id: str) -> bytes:
     return sha256(
         len(agent).to_bytes(4) + agent + event_id.encode("utf-8", "surrogatepass")
     ).digest()
+
+
+def remember_erased(connection: Connection, event_ids: Iterable[tuple[str, str]]) -> None:
+    """Keep digests of erased events, given by agent and id.
+
+    Without them, an event that is delivered again would create its session again.
+    """
+    digests = {digest_of(agent_id, event_id) for agent_id, event_id in event_ids}
+    # In their order, so that two batches cannot wait for each other.
+    insert_missing(connection, erased_events, sorted(digests))
 
 
 def purge_from_stream(connection: Connection, sequences: Iterable[int]) -> None:
