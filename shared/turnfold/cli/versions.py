@@ -284,7 +284,8 @@ def restore(
         ),
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Ask nothing. Without a terminal, nothing is asked.")
+        bool,
+        typer.Option("--yes", "-y", help="Skip the confirmation, which only a terminal asks for."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""What is wrong with a request, in a sentence."""
+"""Sentences that say why a request is refused."""
 
 import pytest
 
