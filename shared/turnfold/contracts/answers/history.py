@@ -220,7 +220,9 @@ class SessionAnswer(Answer):
     messages_pending: Count
     messages_covered: Count
     tokens_total: Count
-    tokens_live: Count
+    tokens_live: Count = Field(
+        description="Tokens of live messages without system messages, which are never evicted."
+    )
     factor: float = Field(description="How many times more tokens the model counts than Turnfold.")
     summary_version: int | None = Field(description="The version in force; null if none is.")
     summary_versions: Count = Field(description="Versions that were written.")

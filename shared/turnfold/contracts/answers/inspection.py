@@ -57,8 +57,8 @@ class StatsAnswer(Answer):
     sessions: Count
     messages: Count
     tokens: Count = Field(description="Tokens of all messages.")
-    live_messages: Count
-    live_tokens: Count
+    live_messages: Count = Field(description="Live messages without system messages.")
+    live_tokens: Count = Field(description="Their tokens.")
     summaries: Count = Field(description="Versions of summaries that were written.")
     summary_tokens: Count = Field(description="Tokens of the versions in force.")
     sessions_cooling_down: Count = Field(
@@ -70,8 +70,8 @@ class StatsAnswer(Answer):
     )
     dead_letters: Count = Field(description="Dead letters that were not replayed.")
     tokens_saved: Count = Field(
-        description="Tokens of all messages beyond those of live messages and of the versions in"
-        " force."
+        description="Tokens of all messages, system messages among them, beyond `live_tokens` and"
+        " `summary_tokens`."
     )
     windows: Count = Field(description="Windows that this server has answered since it started.")
 

@@ -153,8 +153,8 @@ class AgentEntry(Answer):
     sessions: Count
     messages: Count
     tokens: Count = Field(description="Tokens of all messages.")
-    live_messages: Count
-    live_tokens: Count
+    live_messages: Count = Field(description="Live messages without system messages.")
+    live_tokens: Count = Field(description="Their tokens.")
     summaries: Count = Field(description="Versions of summaries that were written.")
     sessions_cooling_down: Count = Field(
         description="Sessions whose newest attempt at a summary failed."
