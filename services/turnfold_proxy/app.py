@@ -88,7 +88,7 @@ async def _run(settings: Settings, upstream_url: str) -> None:
                 has_date=False,
             )
             try:
-                await listener.opened()
+                await listener.open()
                 tune_interpreter()
                 _tell(http_url(settings.proxy_host, listener.port))
                 stopping = asyncio.create_task(stop.wait())

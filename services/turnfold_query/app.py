@@ -10,7 +10,6 @@ from functools import partial
 import structlog
 import uvloop
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from starlette.types import ASGIApp
 
 from turnfold.access.bearers import TokenRegistry, check_bind_address, is_loopback
@@ -18,7 +17,6 @@ from turnfold.bus.broker import Broker
 from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.streams import wait_for_streams
 from turnfold.cache import SessionCaches
-from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.errors import Unavailable
 from turnfold.model_info.context_windows import installed_windows
 from turnfold.nats_client.connection import NatsClient
@@ -52,6 +50,7 @@ from turnfold_query.ingest_signal import NatsIngestSignal
 from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics
 from turnfold_query.newest import NewestLookup
+from turnfold_query.notices import follow_notices
 
 log = structlog.get_logger()
 
@@ -189,12 +188,18 @@ async def _begin(
 ) -> bool:
     """Take requests; return True, which tells it from an interrupted start."""
     await lane.start()
-    await _subscribe_to_ingest(client, arrivals, erasures, lane)
+
+    def on_erased() -> None:
+        erasures.notify()
+        lane.notify_of_erasure()
+
+    # Before any request: a session that was cached before would outlive its erasure in memory.
+    await follow_notices(client, on_ingested=arrivals.notify, on_erased=on_erased)
     for name in DIRECT:
         await server.listen(client, name)
     await broker.start()
     await _confirm_subscriptions(client, broker.config.connection_state.connection)
-    await listener.opened()
+    await listener.open()
     return True
 
 
@@ -238,20 +243,6 @@ async def _confirm_subscriptions(*connections: Client) -> None:
     for connection in connections:
         await connection.flush()
         await connection.flush()
-
-
-async def _subscribe_to_ingest(
-    client: NatsClient, arrivals: NatsIngestSignal, erasures: ErasureFollower, lane: Lane
-) -> None:
-    """Wake waiting requests when events were ingested; forget what was erased."""
-
-    async def on_ingested(message: Msg) -> None:
-        if message.data == ERASED:
-            erasures.notify()
-            lane.notify_of_erasure()
-        arrivals.notify()
-
-    await client.subscribe(INGESTED, cb=on_ingested)
 
 
 def _http_app(  # all collaborators of the routes

@@ -150,7 +150,7 @@ async def _http_server(settings: Settings, telemetry: Telemetry) -> AsyncGenerat
         port_setting="TURNFOLD_WORKER_HTTP_PORT",
         connections=HEALTH_CONNECTIONS,
     )
-    await server.opened()
+    await server.open()
     log.info("worker.listening", port=server.port)
     try:
         yield

@@ -160,7 +160,7 @@ async def _serve(port: int, size: int) -> None:
         await send(end)
 
     server = HttpServer(answer, host="127.0.0.1", port=port, port_setting="port", connections=100)
-    await server.opened()
+    await server.open()
     print("{}", flush=True)
     await asyncio.Event().wait()
 

@@ -36,7 +36,7 @@ async def main(url: str, port: int) -> None:
     server = HttpServer(
         forward, host="127.0.0.1", port=port, port_setting="--port", connections=CONNECTIONS
     )
-    await server.opened()
+    await server.open()
     print("{}", flush=True)
     await asyncio.Event().wait()
 

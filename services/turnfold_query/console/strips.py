@@ -82,7 +82,8 @@ def _marks(timeline: Mapping[str, Any], parts: Sequence[Part]) -> list[StripMark
         for compaction in timeline["compactions"]
         if compaction["restored_at"] is not None and compaction["last_position"] is not None
     ]
-    # The newest of many: marks that touch each other tell nothing.
+    marks.sort(key=lambda mark: mark.x)
+    # The last of many: marks that touch each other tell nothing.
     kept = [mark for mark in marks if mark.is_in_force] + marks[-MARKS_MOST:]
     return sorted(set(kept), key=lambda mark: mark.x)
 

@@ -13,6 +13,7 @@ from typing import Annotated
 
 from fastapi import FastAPI, Header, Query, Request, Response
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from turnfold.errors import Unavailable, UnknownSession
 from turnfold.messages import SessionKey
@@ -42,8 +43,8 @@ class ChangeStreams:
         self._is_stopping = is_stopping
         self._open: Counter[Hashable] = Counter()
 
-    def check_room(self, caller: Hashable) -> None:
-        """Raise an error if there are too many streams.
+    def take(self, caller: Hashable) -> Callable[[], None]:
+        """Count one more stream of a caller; return the function that ends it.
 
         Raises:
             Unavailable: the server or the caller has too many.
@@ -53,6 +54,13 @@ class ChangeStreams:
                 "too many streams of changes are open; read the session at intervals",
                 retry_after_ms=RETRY_AFTER_MS,
             )
+        self._open[caller] += 1
+
+        def end() -> None:
+            self._open[caller] -= 1
+            self._open += Counter()  # Drops callers without a stream.
+
+        return end
 
     async def first(self, key: SessionKey) -> SessionMark:
         """Return the counters with which a stream begins.
@@ -65,7 +73,6 @@ class ChangeStreams:
     async def events(
         self,
         key: SessionKey,
-        caller: Hashable,
         mark: SessionMark,
         known: str | None,
         seconds: float,
@@ -73,7 +80,6 @@ class ChangeStreams:
         """Yield an event now, unless the caller knows this state, and after each change."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
-        self._open[caller] += 1
         try:
             yield f"retry: {RETRY_MS}\n\n"
             sent_at = loop.time()
@@ -91,9 +97,25 @@ class ChangeStreams:
                     mark = await self._store.mark(key)
         except UnknownSession:
             yield "event: erased\ndata: {}\n\n"
+
+
+class ChangesResponse(StreamingResponse):
+    """The response of a stream; `on_end` is called at its end, also if it never began."""
+
+    def __init__(self, events: AsyncGenerator[str], on_end: Callable[[], None]) -> None:
+        super().__init__(
+            events,
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+        )
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        try:
+            await super().__call__(scope, receive, send)
         finally:
-            self._open[caller] -= 1
-            self._open += Counter()  # Drops callers without a stream.
+            self._on_end()
 
 
 def _id_of(mark: SessionMark) -> str:
@@ -138,10 +160,8 @@ def add_changes(app: FastAPI, streams: ChangeStreams) -> None:
         ] = None,
     ) -> Response:
         key, caller = session_key(agent_id, session_id), askers_of(http.scope)[-1]
-        streams.check_room(caller)
         mark = await streams.first(key)
-        return StreamingResponse(
-            streams.events(key, caller, mark, last_event_id, seconds),
-            media_type="text/event-stream",
-            headers={"cache-control": "no-store", "x-accel-buffering": "no"},
-        )
+        # Nothing is awaited between the two, so requests at the same time cannot exceed the limit,
+        # and a stream that was counted always ends.
+        end = streams.take(caller)
+        return ChangesResponse(streams.events(key, mark, last_event_id, seconds), end)

@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 
 class HttpServer:
-    """Serves an application until it is closed. `ended` is done if the server fails.
+    """Serves an application from `open` to `close`.
 
     For port 0, `port` is the free port that was chosen. `port_setting` tells a user how to choose
     another. With a certificate and its key (PEM files), the server uses TLS. Without
@@ -72,19 +72,26 @@ class HttpServer:
             ),
             most=_within_file_limit(connections),
         )  # fmt: skip
-        self.ended = asyncio.create_task(self._server.serve(), name="http")
+        self._serving: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
         """The port on which the server listens."""
         return int(self._server.servers[0].sockets[0].getsockname()[1])
 
-    async def opened(self) -> None:
-        """Wait until the server listens.
+    @property
+    def ended(self) -> asyncio.Task[None]:
+        """The task that serves; it is done if the server fails. Only after `open`."""
+        assert self._serving is not None
+        return self._serving
+
+    async def open(self) -> None:
+        """Start to serve, and wait until the server listens.
 
         Raises:
             StartError: the port is in use.
         """
+        self._serving = asyncio.create_task(self._server.serve(), name="http")
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait([self.ended, listening], return_when=asyncio.FIRST_COMPLETED)
         listening.cancel()
@@ -101,8 +108,12 @@ class HttpServer:
     async def close(self) -> None:
         """Finish the running requests within some seconds, and stop."""
         self.refuse()
+        if self._serving is None:
+            return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(self.ended, return_exceptions=True), STOP_SECONDS)
+            await asyncio.wait_for(
+                asyncio.gather(self._serving, return_exceptions=True), STOP_SECONDS
+            )
 
 
 class _State(ServerState):

@@ -85,7 +85,7 @@ async def connected(app: Application) -> AsyncGenerator[Peer]:
     server = HttpServer(
         app, host="127.0.0.1", port=free_port(), port_setting="port", connections=100
     )
-    await server.opened()
+    await server.open()
     peer = Peer(*await asyncio.open_connection("127.0.0.1", server.port))
     try:
         yield peer

@@ -13,6 +13,7 @@ import pytest
 
 from tests.running_system import Parts, eventually, running_parts
 from turnfold.client import connect
+from turnfold_query.http.changes import STREAMS_EACH
 
 Json = dict[str, Any]
 SESSION = "/v1/agents/support/sessions/user-42"
@@ -97,6 +98,17 @@ async def check_stream(http: httpx.AsyncClient, parts: Parts) -> None:
     assert (await http.get("/v1/agents/support/sessions/never/changes")).status_code == 404
 
 
+async def check_streams_at_once(http: httpx.AsyncClient) -> None:
+    """Of many streams that begin at once, a caller has no more than its share, and gets it back."""
+
+    async def status() -> int:
+        return (await http.get(f"{SESSION}/changes", params={"seconds": 2})).status_code
+
+    for _ in range(2):
+        statuses = await asyncio.gather(*(status() for _ in range(STREAMS_EACH + 10)))
+        assert sorted(statuses) == [200] * STREAMS_EACH + [503] * 10
+
+
 async def next_event(lines: AsyncIterator[str]) -> dict[str, str]:
     """The fields of the next event of a stream; comments and the time to retry are none."""
     fields: dict[str, str] = {}
@@ -161,6 +173,7 @@ async def test_totals_timelines_compactions_and_erasures_are_told_and_the_audit_
         verified = (await http.get(f"{SESSION}/audit/verification")).json()
         assert verified == {"rows": counts["audit"]["rows"], "is_intact": True, "fault": None}
         await check_stream(http, parts)
+        await check_streams_at_once(http)
         change_audit_row(parts.database)
         assert (await http.get(f"{SESSION}/audit/verification")).json()["fault"] == (
             "row 2 was changed"
