@@ -208,9 +208,12 @@ async def _stop(listener: HttpServer, broker: Broker, server: QueryServer) -> No
     listener.refuse()
 
     async def refuse_on_the_bus() -> None:
+        # In this order, or the replies of requests that still run would be lost.
+        with contextlib.suppress(Exception):
+            await broker.stop_taking()
+        await server.close()
         with contextlib.suppress(Exception):
             await broker.stop()
-        await server.close()
 
     await asyncio.gather(refuse_on_the_bus(), listener.close())
 

@@ -80,6 +80,9 @@ async def _started(broker: Broker, actors: Actors, server: CommandServer) -> Asy
     try:
         yield
     finally:
+        # In this order, or the replies of requests that still run would be lost.
+        with suppress(Exception):
+            await broker.stop_taking()
+        await server.close()
         with suppress(Exception):
             await broker.stop()
-        await server.close()

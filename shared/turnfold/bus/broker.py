@@ -15,6 +15,11 @@ class Broker(NatsBroker):
         self.config.connect(client)
         return client
 
+    async def stop_taking(self) -> None:
+        """Take no more requests. `stop` also ends the connection, on which replies are sent."""
+        for subscriber in self.subscribers:
+            await subscriber.stop()
+
 
 async def passthrough_decoder(message: NatsMessage) -> NatsMessage:
     """Pass the raw message to the handler, which reads it with the model of its request."""

@@ -1,9 +1,12 @@
 """Services stop on a signal, even if their database hangs, and while they still wait to start."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from signal import SIGTERM
 
+import nats
 import pytest
 
 from tests.ports import free_port
@@ -41,6 +44,30 @@ async def test_services_stop_while_their_database_server_hangs(
         async with parts.running("worker") as another, parts.running("query"):
             await wait_until(lambda: another.is_ready, told=parts.words)
             assert len((await session.context()).messages) == 1
+
+
+@pytest.mark.proves("O4")
+async def test_a_worker_that_stops_answers_the_requests_that_it_runs(tmp_path: Path) -> None:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("worker") as worker,
+        connect(parts.server.url, timeout_seconds=30, environ={}) as client,
+    ):
+        bus = await nats.connect(parts.server.url)
+        arrived = await bus.subscribe("session.policy.>")
+        await bus.flush()
+        with closing(sqlite3.connect(parts.database, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            asked = asyncio.create_task(client.session("ada", "s-1").policy(mode="off"))
+            await arrived.next_msg(30)
+            await asyncio.sleep(0.2)
+            worker.signal(SIGTERM)
+            await asyncio.sleep(0.5)
+            database.execute("ROLLBACK")
+
+        assert (await asked)["mode"] == "off"
+        assert await worker.ended() == 0, parts.words()
+        await bus.close()
 
 
 async def test_a_query_service_gives_up_reading_a_sequence_from_a_server_that_hangs(
