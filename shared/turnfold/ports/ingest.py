@@ -134,7 +134,8 @@ class DeadLetter(NamedTuple):
         key: SessionKey | None,
     ) -> "DeadLetter":
         """Return the dead letter of an event, with the beginning of its bytes."""
-        # Both databases refuse lone surrogates and NUL, and a dead letter must always be storable.
+        # A dead letter must always be storable: no database takes lone surrogates, and PostgreSQL
+        # takes no NUL.
         subject = subject.encode("utf-8", "replace").decode().replace("\0", "")
         kept = payload[:PAYLOAD_KEPT_BYTES]
         return cls(stream_seq, at_ms, subject, str(fault), detail, len(payload), kept, key)

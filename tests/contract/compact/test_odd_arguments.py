@@ -42,11 +42,14 @@ async def compacted(stores: Stores) -> Outcome:
 
 @pytest.mark.proves("I2", "S7", "L1")
 @pytest.mark.parametrize("character", ["\ud83d", "\0", "\x1b[31m"])
+@pytest.mark.parametrize("is_escaped", [True, False])
 @pytest.mark.parametrize("name", CALLS)
 async def test_half_a_character_in_arguments_loses_no_event_and_no_summary(
-    stores: Stores, name: str, character: str
+    stores: Stores, name: str, character: str, is_escaped: bool
 ) -> None:
-    arguments = json.dumps({CALLS[name]: f"/srv/party{character}.md"})
+    arguments = json.dumps({CALLS[name]: "/srv/party?.md"})
+    shown = json.dumps(character)[1:-1] if is_escaped else character
+    arguments = arguments.replace("?", shown)
     function = {"name": name, "arguments": arguments}
     calling = {
         "role": "assistant",

@@ -67,6 +67,29 @@ async def test_a_session_of_items_is_answered_in_every_format(stores: Stores) ->
     assert {total_of(told) for told in (items, chat, blocks)} == {len(TURN)}
 
 
+@pytest.mark.proves("G1", "L5", "L12")
+@pytest.mark.parametrize("role", ["user", "assistant"])
+async def test_blocks_that_are_none_stop_no_window(stores: Stores, role: str) -> None:
+    """G1: whoever stored them, the session has windows in every format and of every size."""
+    words = "The lantern is in store 1042, behind the blue door. " * 40
+    odd: list[Any] = ["hello", " ", words, ["no block"], 5, None, {"type": "text", "text": 7}]
+    said: list[Json] = [{"role": role, "content": odd}, {"role": "user", "content": ["Where?"]}]
+    await stores.ingest(arrival(1, said, "anthropic"))
+    asker = Asker(stores)
+
+    for shape in ("openai", "anthropic", "responses"):
+        whole = await asker.told(format=shape)
+        small = await asker.told(format=shape, max_tokens=300)
+        assert total_of(whole) == total_of(small) == 2
+        assert "Where?" in json.dumps(whole["messages"])
+        assert len(json.dumps(small)) < len(json.dumps(whole))
+    blocks = (await asker.told(format="anthropic"))["messages"]
+    texts = [one["text"] for message in blocks for one in message["content"]]
+    assert "hello" in texts
+    assert '["no block"]' in texts
+    assert " " not in texts
+
+
 @pytest.mark.proves("G1", "L1")
 async def test_a_session_of_chat_messages_is_answered_as_items(stores: Stores) -> None:
     said: list[Json] = [

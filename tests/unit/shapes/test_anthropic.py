@@ -1,5 +1,6 @@
 """Blocks of the Anthropic API as chat messages, and chat messages as blocks."""
 
+import json
 from typing import Any
 
 import pytest
@@ -33,6 +34,19 @@ def test_a_block_that_is_no_result_of_a_call_stays_a_part_of_what_the_user_said(
 
     assert said["role"] == "user"
     assert compact(block) in compact(said["content"]).replace('\\"', '"')
+
+
+@pytest.mark.proves("L1", "G1")
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "naïve"])
+def test_the_parts_of_a_message_are_json_whatever_its_members_are_called(name: str) -> None:
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": "7"}
+    content = [result, {"type": "text", "text": "Thanks."}]
+    message: Json = {"role": "user", name: 1, "content": content}
+
+    first, second = [json.loads(view.text) for view in chat_views([message], [json_text(message)])]
+
+    assert first == {"role": "user", name: 1, "content": [result]}
+    assert second == {"role": "user", "content": content[1:]}
 
 
 @pytest.mark.proves("G1")

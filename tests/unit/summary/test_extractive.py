@@ -266,6 +266,8 @@ def test_secrets_reach_neither_text_nor_ledger() -> None:
         "xoxb-1234567890-abcdef",
         "eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeKKF2QT4",
         "Bearer abcdefghijklmnop1234",
+        "Bearer\tabcdefghijklmnop1234",
+        "redis://:hunter2secret@cache",
     ],
 )
 @pytest.mark.proves("X4")

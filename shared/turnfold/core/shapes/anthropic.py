@@ -15,6 +15,7 @@ from turnfold.core.shapes.views import (
     text_part,
     unknown_fields,
 )
+from turnfold.core.text.json_text import json_text
 from turnfold.messages import Element
 
 RESULT: Final = "tool_result"
@@ -64,7 +65,7 @@ def _results(
     parts = [[place] for place in results] + ([rest] if rest else [])
     members = member_texts(text)
     blocks = element_texts(members["content"])
-    others = [f'"{name}": {value}' for name, value in members.items() if name not in PARTS]
+    others = [f"{json_text(name)}: {value}" for name, value in members.items() if name not in PARTS]
     for number, places in enumerate(parts):
         # Fields of the message itself stay with its first part.
         head = ['"role": "user"', *(others if number == 0 else ())]

@@ -159,7 +159,7 @@ class TrimCandidates:
     def change_priority(self, block: BlockView, priority: int) -> None:
         """Queue a block again after a result changed its priority.
 
-        Its older entries stay in the queues. `WindowBuilder.apply_step` skips them.
+        Its older entries stay in the queues. `WindowBuilder.fold_step` skips them.
         """
         block.queued_priority = priority
         if not block.in_round.is_closed:

@@ -40,7 +40,7 @@ def parsed_arguments(arguments: str) -> dict[str, Any]:
         parsed = json.loads(arguments, strict=False)
         if not isinstance(parsed, dict):
             return {}
-        is_plain = "\\u" not in arguments and arguments.isascii()
+        is_plain = arguments.isascii() and arguments.isprintable() and "\\u" not in arguments
         return parsed if is_plain else dict(printable_json(parsed))
     except (ValueError, RecursionError):
         return {}

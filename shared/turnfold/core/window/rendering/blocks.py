@@ -54,13 +54,17 @@ def sendable_blocks(text: str, api_ids: Mapping[str, str]) -> list[str]:
             if api_id is not None:
                 same = api_id == block[name]
                 shown.append(block_text if same else json_text({**block, name: api_id}))
+        elif not isinstance(block, Mapping):
+            # The API takes only objects, and this is read as text everywhere else.
+            text = block if isinstance(block, str) else block_text
+            shown += [json_text({"type": "text", "text": text})] if text.strip() else []
         elif not _is_blank(block):
             shown.append(block_text)
     return shown
 
 
-def _is_blank(block: Any) -> bool:
-    text = block.get("text") if isinstance(block, Mapping) else None
+def _is_blank(block: Mapping[str, Any]) -> bool:
+    text = block.get("text")
     return block.get("type") == "text" and isinstance(text, str) and not text.strip()
 
 
