@@ -2,11 +2,13 @@
 
 Three sessions of 100, 10,000 and 100,000 messages with the same last hundred take turns, 400
 each: publish a turn, wait until it is stored, time a request with `max_tokens` 8,000 and `after`,
-which is never cached, and time an echo. All evict at the same moments. Recall is on, and the texts
-share a vocabulary so small that each of its words stands in every long session's messages.
+which is never cached, and time an echo. All evict at the same moments. Recall is on
+(`BENCH_CONTEXT_RECALL=0` for off), and the texts share a vocabulary so small that each of its words
+stands in every long session's messages.
 """
 
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ WARM_TURNS = 30
 MAX_TOKENS = 8_000
 TAIL_TURNS = 25
 TURNS_PER_EVENT = 200
+RECALL = {"recall": False} if os.environ.get("BENCH_CONTEXT_RECALL") == "0" else {}
 
 
 @dataclass
@@ -180,7 +183,8 @@ async def ask_in_turns(
 
 async def ask(client: Client, session: Session, *, after: int) -> tuple[float, int]:
     """One window that holds the sequence `after`: how long it took, and its size in bytes."""
-    body = json.dumps({"max_tokens": MAX_TOKENS, "after": after, "wait_ms": 5_000}).encode()
+    fields = {"max_tokens": MAX_TOKENS, "after": after, "wait_ms": 5_000, **RECALL}
+    body = json.dumps(fields).encode()
     asked = time.perf_counter()
     reply = await client.request(question(session.session_id), body, timeout=10)
     seconds = time.perf_counter() - asked
