@@ -23,7 +23,7 @@ from typing import Any, Self, cast
 
 import turnfold.cli
 from turnfold.models.child import run as run_summarizer
-from turnfold.process import child_process, supervisor
+from turnfold.process import child_process
 from turnfold.process.ready import ANNOUNCE, die_with_parent
 
 PATIENCE_SECONDS = 100.0
@@ -85,7 +85,7 @@ def system(
     os.setpgid(0, 0)
     _become(environ, out, err, "ab")
     if not is_forked or "PYTHONPATH" in environ:
-        os.execve(sys.executable, [*supervisor.TURNFOLD, *arguments], os.environ)
+        os.execve(sys.executable, [*child_process.TURNFOLD, *arguments], os.environ)
     main = turnfold.cli.main
     # The services of the system are copies of it, and begin with this.
     setattr(turnfold.cli, "main", lambda words: _serve(main, words))  # noqa: B010 - the types say it is constant

@@ -189,6 +189,14 @@ def test_urls_are_shown_without_user_and_password() -> None:
     assert (
         redacted("sqlite+aiosqlite:////data/turnfold.db") == "sqlite+aiosqlite:////data/turnfold.db"
     )
+    for password in ("pa/ss", "p@/ss", "pa,ss", "pa?ss", "pa?s@s", "pa://ss"):
+        shown = redacted(f"postgresql+asyncpg://me:{password}@host:5432/db")
+        assert "ss" not in shown.removeprefix("postgresql")
+        assert "pa" not in shown
+    assert redacted("nats://me:pa/ss@a:4222, tls://b:4222") == "nats://a:4222,tls://b:4222"
+    assert redacted("a:4222,b:4222") == "a:4222,b:4222"
+    assert redacted("postgresql://host/db?password=a@b") == "postgresql://…"
+    assert redacted("sqlite:////data/me@home.db?mode=ro") == "sqlite:////data/me@home.db"
     assert http_url("0.0.0.0", 1) == "http://127.0.0.1:1"
     assert http_url("::1", 1) == "http://[::1]:1"
     assert (

@@ -109,7 +109,7 @@ def _seed_in(path: str, variable: str) -> str:
         # The value may be a mistyped seed, so the message must not quote it.
         raise ValueError(
             f"{PREFIX}{variable} names no file that can be read ({type(error).__name__})"
-        ) from error
+        ) from None
     if seed is None:
         raise ValueError(f"the file that {PREFIX}{variable} names holds no seed of an nkey (SU…)")
     return seed[0]

@@ -26,6 +26,7 @@ from turnfold.cli.tables import show_table, show_text
 from turnfold.client import Client, Session, Summary, Window
 from turnfold.core.text.lines import clip
 from turnfold.errors import StartError
+from turnfold.process.child_process import TURNFOLD
 from turnfold.settings import Settings, read_settings
 
 SHIPPED = Path(__file__).parent / "conversations"
@@ -229,8 +230,7 @@ async def _started(data_dir: Path) -> AsyncGenerator[Mapping[str, Any], None]:
     ports = ("--nats-port", "0", "--http-port", "0")
     with log.open("ab") as errors:
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "turnfold.cli", "up", "--json", "--data-dir", str(data_dir),
-            *ports,
+            *TURNFOLD, "up", "--json", "--data-dir", str(data_dir), *ports,
             stdout=asyncio.subprocess.PIPE, stderr=errors, env=environ,
         )  # fmt: skip
     assert child.stdout is not None

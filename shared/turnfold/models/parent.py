@@ -3,7 +3,6 @@
 import asyncio
 import os
 import subprocess
-import sys
 from asyncio import Queue, Task
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -22,7 +21,7 @@ from turnfold.models.wire import (
     failure_from_json,
     job_as_json,
 )
-from turnfold.process.child_process import ChildProcess
+from turnfold.process.child_process import PYTHON, ChildProcess
 from turnfold.process.tasks import at_most
 
 START_SECONDS: Final = 45.0
@@ -141,7 +140,7 @@ class ChildSummarizer:
             await self._end_process()
             try:
                 process = ChildProcess(
-                    (sys.executable, "-m", "turnfold.models", *["--preload"] * self._preload),
+                    (*PYTHON, "turnfold.models", *["--preload"] * self._preload),
                     environment=_environment(self._environment),
                     stderr=subprocess.DEVNULL,
                 )

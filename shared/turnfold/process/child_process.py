@@ -31,7 +31,9 @@ Heartbeats are counted and no clock is read, so that a machine may sleep between
 MAX_BODY_BYTES: Final = 1 << 30
 _LENGTH_BYTES: Final = 4
 _READ_BYTES: Final = 4 * 1024 * 1024
-_TURNFOLD: Final = (sys.executable, "-m", "turnfold.cli")
+# With -P, modules in the working directory do not replace those of Python and Turnfold.
+PYTHON: Final = (sys.executable, "-P", "-m")
+TURNFOLD: Final = (*PYTHON, "turnfold.cli")
 _PARENTS: Final = {"receiver": "worker", "lane": "query"}
 
 
@@ -75,7 +77,7 @@ def decode_message(body: bytes) -> Any:
 
 def command_of(role: str) -> Sequence[str]:
     """Return the command of a child of a service: `receiver` or `lane`."""
-    return (*_TURNFOLD, role)
+    return (*TURNFOLD, role)
 
 
 def serve_parent(role: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> int:
@@ -228,7 +230,7 @@ class ChildProcess:
         self._socket, child_socket = socket.socketpair()
         with contextlib.ExitStack() as on_error, child_socket:
             on_error.callback(self._socket.close)
-            if client is not None and tuple(self._command[:-1]) == _TURNFOLD:
+            if client is not None and tuple(self._command[:-1]) == TURNFOLD:
                 with contextlib.suppress(OSError):
                     self._fork = self._request(client, child_socket.fileno())
             if self._fork is None:

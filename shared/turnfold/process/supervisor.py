@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from turnfold.process.child import (
     fork,
     reap_others,
 )
+from turnfold.process.child_process import TURNFOLD
 from turnfold.process.directory import DataDirectory
 from turnfold.process.forked_process import ForkClient, can_fork
 from turnfold.process.forking import Copies, ForkServer, until_signal
@@ -44,7 +44,6 @@ LONGEST_PAUSE_SECONDS = 5.0
 STEADY_SECONDS = 30.0
 """A child that ran for so long is restarted without a longer delay."""
 
-TURNFOLD = (sys.executable, "-P", "-m", "turnfold.cli")
 COMMANDS: Mapping[str, Sequence[str]] = {
     name: (*TURNFOLD, name) for name in ("migrate", "worker", "query")
 }

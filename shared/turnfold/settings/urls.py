@@ -1,5 +1,10 @@
 """URLs of servers: the address to connect to, and the form without credentials."""
 
+import re
+
+# A password may contain a comma, but hardly one before a scheme.
+_SEPARATOR = re.compile(r",(?=\s*[a-z][a-z0-9+.-]*://)")
+
 
 def http_url(host: str, port: int, *, is_encrypted: bool = False) -> str:
     """Return the URL at which this machine reaches a server that listens on `host`."""
@@ -15,9 +20,18 @@ def http_url(host: str, port: int, *, is_encrypted: bool = False) -> str:
 
 def redacted(url: str) -> str:
     """Return one or several URLs, separated by commas, without credentials and query, for logs."""
-    shown = []
-    for server in url.split(","):
-        scheme, mark, rest = server.strip().rpartition("://")
-        authority, slash, path = rest.partition("/")
-        shown.append(f"{scheme}{mark}{authority.rpartition('@')[2]}{slash}{path.partition('?')[0]}")
-    return ",".join(shown)
+    return ",".join(_without_credentials(server.strip()) for server in _SEPARATOR.split(url))
+
+
+def _without_credentials(url: str) -> str:
+    # Not parsed: the URL may be wrong, or hold a password that is not escaped.
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        scheme, rest = "", url
+    if rest.startswith("/"):
+        return f"{scheme}{mark}{rest.partition('?')[0]}"
+    before, _, after = rest.rpartition("@")
+    if "?" in before:
+        # Either is possible: the query has an "@", or the password a "?".
+        return f"{scheme}{mark}…"
+    return f"{scheme}{mark}{after.partition('?')[0]}"
