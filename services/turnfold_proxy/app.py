@@ -94,6 +94,7 @@ async def _run(settings: Settings, upstream_url: str) -> None:
                 stopping = asyncio.create_task(stop.wait())
                 await asyncio.wait([stopping, listener.ended], return_when=asyncio.FIRST_COMPLETED)
             finally:
+                # The listener first, so that answers that end now are still recorded.
                 await listener.close()
                 await recorder.close()
             log.info("proxy.stopped")

@@ -30,6 +30,7 @@ class AgentErasures:
         if agent_id not in self._signals and len(self._signals) < MOST_AGENTS:
             self._signals[agent_id] = self._signals_of(agent_id, self._on_erased)
         if agent_id in self._signals:
+            # With each call, because it does nothing while there is no connection.
             await self._signals[agent_id].begin()
         return self.connection(agent_id)
 

@@ -69,6 +69,7 @@ class ProxyApp:
             return
         except httpx.HTTPError as error:
             log.warning("proxy.upstream", error=type(error).__name__)
+            # Nothing was sent yet: an answer that breaks off later is an `UpstreamBroken`.
             await _refuse(502, "the provider does not answer; check TURNFOLD_PROXY_UPSTREAM")(
                 scope, receive, send
             )
@@ -105,6 +106,7 @@ class ProxyApp:
                 call = await until_gone(self._tools.offered(call), receive)
             prepared, number = await until_gone(self._recorder.prepare(call), receive)
             if prepared.body is not None:
+                # Without the added tools, because lookups fall back to this request.
                 content = encoded(call.without_added_tools(prepared.body))
             added |= _told(prepared)
         except CallerGone:
@@ -113,6 +115,7 @@ class ProxyApp:
             prepared = None
             added[own_headers.BYPASSED] = reason = _reason(error)
             self._metrics.bypassed(reason)
+        # `content` is still the caller's own object unless a window has replaced it.
         sent = "bypassed" if prepared is None else "whole" if content is body else "trimmed"
         self._metrics.prepared(sent, time.perf_counter() - started)
         ready = None if call is None or prepared is None else (call, prepared, number)
@@ -145,6 +148,7 @@ class ProxyApp:
         held = await lookups.answered(partial(self._sent, scope, receive), receive)
         self._metrics.looked_up(held.lookups)
         added[own_headers.LOOKUPS] = str(held.lookups)
+        # Before the caller sees the end, so that its next call comes later.
         if held.answer is not None:
             ended(held.answer, held.is_whole)
         await _relayed(held.pass_on(send, added))

@@ -184,6 +184,7 @@ class Lookups:
         """Run calls; return their ids and what the model reads."""
         results: list[tuple[str, str]] = []
         for place, call in enumerate(calls):
+            # Providers require a result for each call, so those above the limit have one as well.
             text = await self._result(call) if place < CALLS else _FAILED
             results.append((call.call_id, f"{text}\n{_LAST}" if is_last else text))
         return results

@@ -95,6 +95,7 @@ def shows_all(window: Window, mirrored: MirroredList, *, is_compared: bool) -> b
         window.account.total == mirrored.messages
         and bool(shown)
         and mirrored.is_newest(shown[-1])
+        # Ids are None for messages that are not stored, such as the summary.
         and all(one is None or place_of(one) is not None for ids in shown for one in ids)
     )
 

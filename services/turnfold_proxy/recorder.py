@@ -272,8 +272,10 @@ class Recorder:
         if not self._is_current(call, state):
             raise UnknownSession(ERASED)
         session, beside = self._session(*call.key), self._beside(call)
+        # Before the window is read, or the signal of an erasure in between would be missed.
         connection = await self._erasures.begin(call.agent_id)
         own, event = call.conversation.elements, EventOf(session, call.api, call.model)
+        # None until all has succeeded: after a failure, the session is asked what it holds.
         recorded, state.recorded = state.recorded, None
         mirrored = None
         if recorded is not None and own_bytes.begins_with(recorded.listed):

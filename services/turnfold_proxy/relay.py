@@ -49,6 +49,7 @@ class AnswerTap:
             self._body += chunk
             return
         for data in self._events.feed(chunk):
+            # Streams of chat completions end with this text, which is no JSON.
             if data != b"[DONE]":
                 self._add(data)
 
@@ -135,6 +136,7 @@ async def until_gone(work: Coroutine[Any, Any, Result], receive: Receive) -> Res
     finally:
         for task in (working, leaving):
             task.cancel()
+        # Awaited, so that no two tasks wait in `receive` at once.
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 

@@ -30,7 +30,9 @@ def session_id(
     credential = "\n".join(headers.get(name, "") for name in _CREDENTIALS)
     digest = blake2b(digest_size=16)
     for part in (credential, conversation.instructions, conversation.first_user_text):
+        # JSON may contain lone surrogates, which strict UTF-8 refuses.
         text = part.encode("utf-8", "surrogatepass")
+        # With the lengths, no two ways to divide one text give the same id.
         digest.update(len(text).to_bytes(8))
         digest.update(text)
     return f"proxy-{digest.hexdigest()}"

@@ -13,6 +13,7 @@ class SseDecoder:
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the data of the events that this chunk completes."""
         self._rest += chunk
+        # To split a long line again with each of its chunks would take quadratic time.
         if b"\n" not in chunk:
             return
         *lines, rest = bytes(self._rest).split(b"\n")

@@ -51,6 +51,8 @@ class Upstream:
         Raises:
             httpx.HTTPError: the provider does not answer.
         """
+        # `build_request` would add the client's headers, and cookies of earlier answers, which may
+        # belong to other callers.
         request = httpx.Request(
             method,
             self._address(target),
@@ -72,6 +74,7 @@ def response_headers(
 ) -> list[tuple[bytes, bytes]]:
     """Return the headers of a response for the caller, and those of the proxy."""
     return [
+        # The length and the encoding stay, because the body is relayed without decoding.
         *_without(response.headers.raw, _HOP_BY_HOP),
         *((name.encode(), value.encode("latin-1", "replace")) for name, value in more.items()),
     ]
@@ -83,6 +86,7 @@ def encoded(body: Mapping[str, Any]) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
+        # A lone surrogate has no form in UTF-8, but JSON can escape it.
         return json.dumps(body, separators=(",", ":")).encode()
 
 
@@ -91,6 +95,7 @@ def _request_headers(headers: Headers, *, is_plain: bool) -> list[tuple[bytes, b
     own = PREFIX.encode()
     kept = [(name, value) for name, value in kept if not name.lower().startswith(own)]
     if is_plain:
+        # The proxy reads the answer while it passes, and does not decompress it.
         kept = [(name, value) for name, value in kept if name.lower() != b"accept-encoding"]
         kept.append((b"accept-encoding", b"identity"))
     return kept
@@ -100,6 +105,7 @@ def _without(
     headers: Iterable[tuple[bytes, bytes]], names: frozenset[str]
 ) -> list[tuple[bytes, bytes]]:
     pairs = list(headers)
+    # Headers that `Connection` names are meant for this connection alone.
     named = {
         word.strip().lower()
         for name, value in pairs

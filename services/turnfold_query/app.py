@@ -101,6 +101,7 @@ async def _run(
     )
     on_wait = partial(log.info, "tables.awaited", made_by="turnfold migrate")
     try:
+        # If `stop` is set, the next wait ends at once as well, so that one check is enough.
         await unless(stop, wait_for_schema(database, on_wait=on_wait))
         client = await unless(stop, connect(settings, name="query", seconds=60.0))
         if client is None:
@@ -166,12 +167,14 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
     forgetting = asyncio.create_task(erasures.run(), name="erasures")
     try:
         if await unless(stop, _begin(client, lane, arrivals, erasures, server, broker, listener)):
+            # After the start: objects that exist by now are exempt from garbage collection.
             tune_interpreter()
             announcement.open(lane.pid)
             log.info("query.started", pid=os.getpid(), port=listener.port)
             await _stopped(stop, listener.ended)
     finally:
         await at_most(STOP_SECONDS, _stop(listener, broker, server))
+        # After `_stop`, because the requests that end there may still wait for an event.
         await arrivals.close()
         await cancel_and_wait(sending, trimming, forgetting)
     log.info("query.stopped")
@@ -198,6 +201,7 @@ async def _begin(
     for name in DIRECT:
         await server.listen(client, name)
     await broker.start()
+    # Before the announcement, or a request that follows it may find no responder.
     await _confirm_subscriptions(client, broker.config.connection_state.connection)
     await listener.open()
     return True

@@ -31,6 +31,7 @@ class ErasureFollower:
         """Work off the signals until cancelled."""
         while True:
             await self._noticed.wait()
+            # Before the read, so that a notice that arrives meanwhile causes another round.
             self._noticed.clear()
             # Twice: a request that was running may have cached what it had read before.
             for _ in range(2):
@@ -45,6 +46,7 @@ class ErasureFollower:
             self.forget_all()
         else:
             self._caches.remove(erased)
+            # These caches are keyed by arguments and not by sessions, so they are emptied whole.
             forget_texts()
 
     def forget_all(self) -> None:

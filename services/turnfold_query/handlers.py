@@ -206,6 +206,7 @@ class QueryDispatcher:
         if not seq or seq <= await self._windows.ingested_to():
             return True
         await PlacedSignal(self._arrivals, place).reached(seq, request.wait_seconds)
+        # The wait may also have ended by its time limit.
         return seq <= await self._windows.ingested_to()
 
     async def _with_sequence(self, key: SessionKey, request: Fresh) -> Fresh:

@@ -82,15 +82,18 @@ class NatsIngestSignal:
         try:
             while self._waiting:
                 await at_most(LOOK_SECONDS, self._signal.wait())
+                # Before the read, so that a signal that arrives meanwhile causes another read.
                 self._signal.clear()
                 # Requests that wait reach their own time limits. The next round tries again.
                 with contextlib.suppress(Unavailable):
                     self._newest = await self._ingested_to()
                     self._wake(self._newest)
         finally:
+            # Nothing is awaited after the loop, so no new request relies on this poller.
             self._poller = None
 
     def _wake(self, ingested_to: int) -> None:
+        # Woken requests remove themselves when their tasks run, so the dict does not change here.
         for waiter, seq in self._waiting.items():
             if seq <= ingested_to and not waiter.done():
                 waiter.set_result(None)

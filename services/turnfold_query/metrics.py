@@ -140,6 +140,7 @@ class _Times:
     def add(self, seconds: float) -> None:
         """Count one."""
         self.sum += seconds
+        # A bucket of Prometheus includes its upper edge.
         self._counts[bisect_left(SECONDS, seconds)] += 1
 
     def buckets(self) -> list[tuple[str, float]]:

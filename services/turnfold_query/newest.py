@@ -42,6 +42,7 @@ class NewestLookup:
             Unavailable: the stream did not reply in time, or the database cannot be read.
             RequestError: `read` has failed, and the newest event was stored before.
         """
+        # Before `read` begins, so that `read` includes every event up to this sequence.
         ingested_to = await self._ingested_to()
 
         async def read_meanwhile() -> Reply:
@@ -49,12 +50,14 @@ class NewestLookup:
             await asyncio.sleep(0)
             return await read()
 
+        # With `return_exceptions`, neither of them runs on after the other has failed.
         newest, reply = await asyncio.gather(
             self._newest_after(key, ingested_to), read_meanwhile(), return_exceptions=True
         )
         if isinstance(newest, BaseException):
             raise newest
         if newest > ingested_to:
+            # An error of `read` is dropped as well: the session may not have existed when it began.
             return newest, None
         if isinstance(reply, BaseException):
             raise reply

@@ -134,6 +134,7 @@ async def _serve(
     stop: asyncio.Event,
 ) -> None:
     """Run the worker with its HTTP server for health and metrics."""
+    # Before the start, so that `/readyz` says what the start waits for.
     async with _http_server(settings, telemetry):
         await _start(settings, database, receiver_process, telemetry, stop)
 
@@ -317,6 +318,7 @@ async def _running(
     try:
         yield tasks
     finally:
+        # After the broker, whose last requests may wait for events that are stored here.
         await cancel_and_wait(*tasks)
         await ingest.finish()
         log.info("worker.stopped")
@@ -343,6 +345,7 @@ async def _until_stopped(stop: asyncio.Event, tasks: Sequence[asyncio.Task[None]
     stopped = asyncio.create_task(stop.wait(), name="stop")
     ended, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
     for task in ended - {stopped}:
+        # Loops end only with an error, which this raises.
         task.result()
 
 

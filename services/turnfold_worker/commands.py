@@ -65,6 +65,7 @@ class Commands:
     ingested_to: Callable[[], Awaitable[int]]
     on_change: Callable[[], object]
     on_erased: Callable[[ErasedSessions], Awaitable[None]]
+    # Weak: a lock lives while a request holds or awaits it, so that their number stays bounded.
     _locks: WeakValueDictionary[SessionKey, asyncio.Lock] = field(
         default_factory=WeakValueDictionary
     )

@@ -51,6 +51,7 @@ class CommandServer:
         async def on_request(message: NatsMessage) -> None:
             raw = message.raw_message
             assert isinstance(raw, Msg)
+            # In a task: nats-py reads the next message only after this has returned.
             task = asyncio.get_running_loop().create_task(self._answer(name, handle, raw))
             self._open.add(task)
             task.add_done_callback(self._open.discard)

@@ -149,6 +149,7 @@ class MessagesReader:
         kind, place = event.get("type"), event.get("index", 0)
         message = event.get("message") if kind == "message_start" else event
         if isinstance(message, dict) and isinstance(usage := message.get("usage"), dict):
+            # The start counts the tokens of the request, and the last delta those of the answer.
             self._usage |= {name: value for name, value in usage.items() if value is not None}
         if kind == "message":
             self._blocks = dict(enumerate(elements_of(event.get("content"))))
@@ -162,6 +163,8 @@ class MessagesReader:
 
     def answer(self) -> ModelAnswer:
         """Return the message; none if it has no block."""
+        # Of a block that was cut off, only text is of use: thoughts lack their signature, and calls
+        # a part of their JSON.
         blocks = [
             block
             for place, block in sorted(self._blocks.items())
@@ -180,6 +183,7 @@ class MessagesReader:
             block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
 
     def _end(self, place: int) -> None:
+        # A call without arguments keeps the empty input of its start.
         if text := self._inputs.pop(place, ""):
             self._blocks[place]["input"] = json.loads(text)
         self._ended.add(place)

@@ -144,6 +144,7 @@ class ResponsesReader:
             if isinstance(usage := response.get("usage"), dict):
                 self._usage = usage
             if response.get("status") != "in_progress" and response.get("output"):
+                # The last event repeats all items of the answer.
                 self._items = dict(enumerate(elements_of(response["output"])))
                 self._texts.clear()
         if kind == "response.output_item.done":

@@ -121,6 +121,7 @@ class StreamedAnswer(Response):
         known = Headers(scope=scope).get("last-event-id")
         if known is not None:
             asked["headers"].append((b"last-event-id", known.encode("latin-1")))
+        # With the browser's `receive`, so that the stream ends when the browser hangs up.
         await self._api.app(asked, receive, send)
 
 

@@ -146,6 +146,7 @@ class _Pages:
         """Ask for a token, and keep it in a cookie if the API knows it."""
         if request.method != "POST":
             return page(request, "sign_in.html", next=request.query_params.get("next", ""))
+        # A page of another site must not sign its visitors in with a token of its own.
         if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
             return _to_sign_in(request)
         try:

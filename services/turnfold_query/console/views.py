@@ -54,6 +54,7 @@ class PageView:
     def whole(self, name: str, *, most: int = MOST_EXACT) -> int | None:
         """Return a parameter as a number from 0 to `most`; None if it is none."""
         value = self.text(name)
+        # `isdigit` alone is also true of superscripts, which `int` refuses.
         if value is None or not value.isascii() or not value.isdigit() or len(value) > 19:
             return None
         return min(int(value), most)

@@ -46,6 +46,7 @@ async def visitor_of(request: Request, api: ApiCaller) -> Visitor:
     cookies = cookies_of(request.headers)
     token = cookies.get(TOKEN_COOKIE) or None
     asking = ApiCaller(api.app, token)
+    # The API checks the token for each page, so a revoked one ends at once.
     access: dict[str, Any] = await asking.get("/v1/access")
     agents = access["agents"]
     return Visitor(
@@ -102,6 +103,8 @@ def form_proof(secret: str, visitor: Visitor) -> str:
 
 def is_own_form(secret: str, visitor: Visitor, request: Request, proof: str) -> bool:
     """Return whether a form was made for this visitor, and sent from a page of this origin."""
+    # Not every browser sends this header; without it, the proof alone decides.
     site = request.headers.get("sec-fetch-site", "same-origin")
     expected = form_proof(secret, visitor)
+    # As bytes, because `compare_digest` refuses texts with characters outside ASCII.
     return site == "same-origin" and hmac.compare_digest(expected.encode(), proof.encode())

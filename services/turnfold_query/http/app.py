@@ -114,6 +114,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
         api = OwnSiteMiddleware(limited, is_local=is_local, on_refusal=on_refusal)
     console = make_console(guarded, read_secret, is_open=bearers is None and is_local)
     served: ASGIApp = ConsoleRouter(api, console)
+    # Outermost, so that the token check, the limits and the routes read the same path.
     return EncodedPaths(TracingMiddleware(served) if is_enabled() else served)
 
 

@@ -106,6 +106,7 @@ class ChangesResponse(StreamingResponse):
         super().__init__(
             events,
             media_type="text/event-stream",
+            # Without the second header, nginx would hold events back in a buffer.
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
         )
         self._on_end = on_end

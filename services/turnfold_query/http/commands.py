@@ -71,6 +71,7 @@ class Forwarder:
                 "a request that writes takes its fields in the body, not in the query of its URL"
             )
         body = add_fields(await http.body(), path_fields)
+        # After the fields of the path were added: the signature covers the body as it is sent.
         headers = await actor_headers(http.scope, subject, body, self._read_secret)
         try:
             read = partial(_read_reply, request_name(subject))

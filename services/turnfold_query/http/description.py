@@ -194,6 +194,7 @@ class DescribedApp(FastAPI):
 
     def openapi(self) -> Json:
         """Return the document; it is made once, in some tenths of a second."""
+        # Routes call this in threads, and several may do so at once.
         with self._making:
             return self._made()
 

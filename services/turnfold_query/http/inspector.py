@@ -53,6 +53,7 @@ class Inspector:
         async def count() -> Json:
             return await inspection.stats(agent_ids, windows=self.windows(), store=self.inspections)
 
+        # The agents are in the key, so that no caller reads the totals of another token's agents.
         return await self._keep(("stats", agent_ids), count)
 
     async def costs(self, agent_ids: frozenset[str] | None, *, days: int, now_ms: int) -> Json:

@@ -35,5 +35,6 @@ class TracingMiddleware:
         parent = Headers(scope=scope).get(HEADER)
         with span(scope["method"], kind="server", parent=parent) as request_span:
             await self._app(scope, receive, send)
+            # The router writes the route into this scope, so it is known only afterwards.
             if path := getattr(scope.get("route"), "path", None):
                 request_span.rename(f"{scope['method']} {path}")

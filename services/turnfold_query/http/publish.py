@@ -64,6 +64,7 @@ def add_publish(
         except BadEvent as error:
             is_large = error.reason is EventFault.TOO_LARGE
             raise (TooLarge if is_large else BadRequest)(str(error)) from None
+        # The token was checked for the agent in the path alone.
         if event.key != key:
             raise BadRequest("the event names another agent or session than the path")
         subject = session_subject(event_type, key)

@@ -86,6 +86,7 @@ class BodyMemory:
             if held:
                 self._taken -= held
                 self._each[asker] -= held
+                # Callers without memory are removed: any client may name a new agent.
                 if not self._each[asker]:
                     del self._each[asker]
 
@@ -144,6 +145,7 @@ class ConcurrencyMiddleware:
             answer.on_begin = place.release
             # In this scope and no copy: tracing reads from it which route took the request.
             scope[_PLACE] = place
+            # Other requests run to their end: a command that was sent cannot be taken back.
             if scope["method"] == "GET":
                 await self._read(scope, body, receive, answer)
             else:
@@ -159,11 +161,13 @@ class ConcurrencyMiddleware:
         except TimeoutError:
             if not limit.expired():
                 raise
+            # The limit also ends requests whose callers have left, and these need no answer.
             if not departure.is_seen:
                 raise Unavailable(
                     "the request took too long and was ended", retry_after_ms=RETRY_AFTER_MS
                 ) from None
         finally:
+            # `close` may cause another `stop`, which must not reschedule a timeout that has ended.
             answer.is_over = True
             departure.close()
 
@@ -188,6 +192,7 @@ class _Departure:
 
     async def message(self) -> Message:
         """Return the message that the caller has hung up, when it has."""
+        # The watch uses the same future, so a reader that is cancelled must not cancel it.
         return await asyncio.shield(self._begun())
 
     def close(self) -> None:
@@ -198,6 +203,7 @@ class _Departure:
 
     def _begun(self) -> asyncio.Future[Message]:
         if self._watching is None:
+            # The body was read before, so the next message can only be the end of the connection.
             self._watching = asyncio.ensure_future(self._receive())
         return self._watching
 
@@ -245,6 +251,7 @@ class _Answer:
         size = len(message.get("body", b""))
         if size > LEAST_BYTES:
             try:
+                # A long answer is one part, so its head is unsent and a refusal can replace it.
                 self._take(size)
             except Unavailable as error:
                 self.is_over = True

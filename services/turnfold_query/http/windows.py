@@ -34,6 +34,7 @@ async def answer_window(
     request = query.request()
     tag = Headers(scope=scope).get("if-none-match")
     if tag is not None and request.etag is None:
+        # A proxy that compresses answers may have marked the tag as weak.
         etag = tag.strip().removeprefix("W/").strip('"')
         request = request.model_copy(update={"etag": etag})
     key = session_key(agent_id, session_id)
@@ -69,6 +70,7 @@ class WindowRoute:
 
 def query_of(query_string: bytes) -> ContextQuery | None:
     """Read the fields of a URL; None if they are invalid, and FastAPI tells why."""
+    # As Starlette reads it, so that a URL means the same on both routes.
     fields = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
     try:
         return ContextQuery.model_validate(dict(fields))

@@ -98,12 +98,14 @@ class LaneServer:
                 # A callback, because a task that is cancelled before its first step never runs.
                 task.add_done_callback(partial(self._reply, message.number))
             case wire.Cancel(number):
+                # The answer may already be on its way to the query server.
                 if (cancelled := self._open.get(number)) is not None:
                     cancelled.cancel()
             case wire.Erased():
                 self.erasures.notify()
 
     async def _answer(self, message: wire.Ask) -> Answer:
+        # Each request is a task with a context of its own, so this names its caller alone.
         ASKER.set(message.asker)
         try:
             return await self._execute(message)
@@ -122,6 +124,7 @@ class LaneServer:
         """Send the answer; None if the request was cancelled."""
         del self._open[number]
         answer = None if task.cancelled() else task.result()
+        # Without `drain`: the query server has at most two requests here, so few answers wait.
         self._writer.write(encode_frame(encode_message(wire.Answered(number, answer))))
 
     async def _execute(self, message: wire.Ask) -> bytes | ContextReply:

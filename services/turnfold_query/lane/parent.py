@@ -99,6 +99,7 @@ class Lane:
 
         # A turn per agent, so that one agent's long searches do not keep out the others.
         asker = await self._turns.take()
+        # Nothing is awaited from here to the entry in `_pending`, so `_fail_all` misses no request.
         process = self._process
         if process is None:
             self._turns.release(asker)
@@ -107,11 +108,13 @@ class Lane:
         pending = self._pending[number] = _PendingRequest(
             asker, asyncio.get_running_loop().create_future()
         )
+        # If the process has just ended, the frame is dropped, and `_fail_all` ends the request.
         process.send(encode_message(wire.Ask(number, asker, key, request)))
         try:
             return await pending.answer
         except asyncio.CancelledError:
             if number in self._pending:
+                # The reply to this returns the turn, once the thread in the lane has stopped.
                 process.send(encode_message(wire.Cancel(number)))
                 # SQLite answers an interrupt soon, but a computation in Python does not.
                 pending.giving_up = asyncio.get_running_loop().call_later(

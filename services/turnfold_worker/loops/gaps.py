@@ -34,6 +34,8 @@ class GapFinder(PollingLoop):
                 for first, last in gaps
                 if first < state.first_seq
             ]
+            # Without deletions, the stream still has every event from its first sequence on: a gap
+            # is on its way, or `CatchUp` stores it.
             if state.num_deleted:
                 absent += await self._deleted(
                     [

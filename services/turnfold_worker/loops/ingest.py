@@ -65,6 +65,7 @@ class IngestLoop:
         await self.may_begin.wait()
         self._receiver.receive()
         while True:
+            # The receiver has only a few batches without a reply at once, which bounds these tasks.
             task = asyncio.create_task(self._process(await self._gather()), name="batch")
             self._running.add(task)
             task.add_done_callback(self._end_batch)
@@ -111,6 +112,8 @@ class IngestLoop:
         try:
             result = await self.store(batch)
         except BaseException as error:
+            # Also if cancelled: should the commit take place, the redelivered events are
+            # duplicates.
             for received in together:
                 received.nack(delay_seconds=RETRY_SECONDS)
             # `CatchUp` meets a `StartError` as well, and ends the worker.

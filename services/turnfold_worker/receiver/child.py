@@ -101,6 +101,8 @@ class ReceiverChild:
         trimming = asyncio.create_task(forget_and_return_memory(), name="memory")
         try:
             await asyncio.wait([*tasks, self._receiving], return_when=asyncio.FIRST_COMPLETED)
+            # `Stop`, or a consumer that is gone, ends receiving alone. The worker may still
+            # report the results of batches that were sent before.
             if self._receiving.done() and (
                 self._receiving.cancelled() or self._receiving.exception() is None
             ):
@@ -155,6 +157,7 @@ class ReceiverChild:
                 self._slots.release()
                 continue
             number += 1
+            # Before it is sent, because the reply may arrive while `_send` waits.
             self._sent[number], self._decoding = messages, ()
             await self._send(wire.BatchReady(number, batch, consumer.in_flight))
 
@@ -172,6 +175,7 @@ class ReceiverChild:
         if foreign:
             log.warning("messages.dropped", messages=len(foreign))
             consumer.drop(foreign)
+            # In place: the caller and `_decoding` hold this list, too.
             messages[:] = delivered
         return deliveries
 

@@ -200,6 +200,7 @@ class Receiver:
         return await self._exchange(process) or self._is_stopping
 
     async def _discard_process(self) -> None:
+        # Otherwise `held` would keep background loops waiting until the next process reports.
         process, self._process, self.held = self._process, None, 0
         if process is not None:
             await process.child.close(seconds=0.0)
@@ -226,6 +227,7 @@ class Receiver:
         finally:
             beating.cancel()
             reading.cancel()
+            # Nothing more is read from the process, so `stop` must not wait for its reply.
             process.stopped.set()
 
     async def _read(self, process: ReceiverProcess, monitor: HeartbeatMonitor) -> bool:
@@ -238,6 +240,7 @@ class Receiver:
                     self._received.put_nowait(ReceivedBatch(message, process))
                 case wire.Heartbeat(held, activity, idle_seconds):
                     self.held = held
+                    # With the id, because the counter of a new process may show the same number.
                     self.activity = None if activity is None else (process.child.pid, activity)
                     self._served_at = asyncio.get_running_loop().time() - idle_seconds
                 case wire.Stopped():

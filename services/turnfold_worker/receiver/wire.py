@@ -90,6 +90,7 @@ _MESSAGES: Final = DecodedEvent._fields.index("messages")
 
 def encode(message: ReceiverMessage) -> bytes:
     """Return a message as the body of a frame."""
+    # Without events there are no rows that could be turned into columns.
     if isinstance(message, BatchReady) and message.batch.arrivals:
         return encode_message(_to_columns(message))
     return encode_message(message)

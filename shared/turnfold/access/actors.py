@@ -46,8 +46,10 @@ def verified_actor(
         at_ms, actor = int(at), bytes.fromhex(encoded).decode()
         expected = _signature(secret, actor, subject, body, at_ms)
         is_ours = hmac.compare_digest(signature, expected)
+    # `compare_digest` raises TypeError for texts beyond ASCII.
     except (ValueError, TypeError):
         return None
+    # In both directions: the clock of the query server may be ahead.
     return actor if is_ours and abs(now_ms - at_ms) <= VALID_MS else None
 
 

@@ -70,6 +70,7 @@ class TokenRegistry:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        # Before the file is read: a change in between is then noticed by the next request.
         self._seen = _stamp(path)
         self._grants = _grants(path)
 

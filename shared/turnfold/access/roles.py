@@ -91,6 +91,7 @@ class Export(NamedTuple):
         if key.agent_id is None:
             return self.subject
         token = token_of(key.agent_id)
+        # A token contains neither wildcard, so the second replacement leaves the first alone.
         return self.subject.replace("*", token, 1).replace(">", f"{token}.*")
 
 

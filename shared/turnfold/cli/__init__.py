@@ -21,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         sys.exit(_run(words))
     except ModuleNotFoundError as error:
+        # A missing module of Turnfold itself is a fault, for which no extra helps.
         if (error.name or "turnfold").partition(".")[0].startswith("turnfold"):
             raise
         sys.stderr.write(f"turnfold: {_missing(words, str(error.name))}\n")

@@ -73,6 +73,7 @@ def audit(
     It exits with status 1 if a row was changed, removed or cut off.
     """
     arguments = words or []
+    # Two words name a session, also one of an agent that is called verify.
     is_verify = arguments[:1] == ["verify"] and len(arguments) != 2
     session = arguments[1:] if is_verify else arguments
     if len(session) not in (0, 2):

@@ -47,6 +47,7 @@ def system_here(*, changes: bool = False) -> System:
             )
         return System(settings, _in_directory(settings.data_dir, settings))
     if running_system(DEFAULT_DATA_DIR) is not None:
+        # Read again, because the addresses of this system are in the ready file of its directory.
         settings = read_settings({**variables, "TURNFOLD_DATA_DIR": str(DEFAULT_DATA_DIR)})
         return System(settings, _in_directory(DEFAULT_DATA_DIR, settings))
     if changes:

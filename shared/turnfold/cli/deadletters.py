@@ -131,6 +131,7 @@ async def _pages(
                 "deadletters.replay", request, patience_seconds=PATIENCE_SECONDS
             )
             yield answer["dead_letters"]
+            # The first `until` stays: letters that fail again get greater ids, and are not chosen.
             is_done, request = (
                 answer["is_done"],
                 request | {"after": answer["after"], "until": answer["until"]},

@@ -86,6 +86,7 @@ def _files(value: Any) -> list[str]:
 
 
 def _compared(old: Sequence[str], new: Sequence[str]) -> Iterable[tuple[Mark, str]]:
+    # Without `autojunk`, which ignores frequent lines of texts with 200 lines or more.
     for what, first, last, begin, end in SequenceMatcher(
         a=list(old), b=list(new), autojunk=False
     ).get_opcodes():

@@ -310,6 +310,7 @@ async def _jobs_and_notices(database: "Database") -> list[Finding]:
 
     first = health = await read_health()
     deadline = asyncio.get_running_loop().time() + OUTBOX_SECONDS
+    # The relay publishes the oldest notice first, so another first one shows that it works.
     while (
         health.outbox
         and health.outbox_first == first.outbox_first
@@ -362,6 +363,7 @@ def _disk(settings: Settings) -> list[Finding]:
         for folder in (file.parent if file else None, settings.data_dir)
         if folder is not None and folder.is_dir()
     ]
+    # Reversed, so that of two folders on one disk the first is named.
     disks = {folder.stat().st_dev: folder for folder in reversed(kept)}
     usages = [(folder, shutil.disk_usage(folder)) for folder in disks.values()]
     return [of_disk(str(folder), free=usage.free, total=usage.total) for folder, usage in usages]

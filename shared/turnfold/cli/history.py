@@ -52,6 +52,7 @@ def history(
         for stored in messages:
             text = plain_text(stored.message)
             row = (stored.position, stored.message_id, stored.state, stored.message.get("role"))
+            # Published texts may have lone surrogates, which no UTF-8 stream carries.
             typer.echo("\t".join([*map(str, row), text]).encode("utf-8", "replace").decode())
     else:
         _show(messages, limit=UNLIMITED if full else CLIP)

@@ -117,6 +117,7 @@ def snippet_of(text: str, q: str) -> tuple[str, list[tuple[int, int]]]:
         "".join(character if character.isprintable() else " " for character in text).split()
     )
     whole = re.compile(re.escape(" ".join(q.split())), re.IGNORECASE)
+    # Longest first: an alternation takes the first word that matches, not the longest.
     words = re.compile(
         "|".join(re.escape(word) for word in sorted(q.split(), key=len, reverse=True)) or "(?!)",
         re.IGNORECASE,

@@ -165,6 +165,7 @@ def _settings(role: str, options: Mapping[str, Any] | None = None) -> Settings:
     """Read the settings of a service, configure its logs, and bind its life to its parent's."""
     settings = read_settings(os.environ, options, options=OPTIONS)
     _check_system_is_named(settings, role)
+    # Before the next import: it loads structlog, which imports rich if it can.
     _skip_unused_imports(settings.nats_url)
     from turnfold.observability.logs import configure_logs
     from turnfold.process.ready import follow_parent

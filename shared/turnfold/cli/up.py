@@ -107,6 +107,7 @@ def _plan(settings: Settings, nats_port: int) -> "SystemConfig":
         has_tokens=settings.http_tokens is not None,
         is_checked_elsewhere=settings.http_checked_elsewhere,
     )
+    # The proxy checks no tokens of its own, so those of HTTP do not protect it.
     if settings.proxy_upstream is not None:
         check_bind_address(
             settings.proxy_host,

@@ -118,6 +118,7 @@ class Buffer:
         `waiting` still returns the events that were not acknowledged.
         """
         self._is_closed = True
+        # No event is accepted from here on, so no other task will be created.
         tasks = list(self._tasks.values())
         try:
             if tasks:
@@ -135,6 +136,7 @@ class Buffer:
                 try:
                     receipt = await self._publish(waiting.event)
                 except Unavailable:
+                    # Also if the stream is full: the event waits until an operator has made room.
                     await asyncio.sleep(0.2)
                     continue
                 except TurnfoldError as error:
@@ -154,6 +156,8 @@ class Buffer:
                 queue.popleft()
                 self._events -= 1
                 self._bytes -= len(waiting.event.payload)
+            # Nothing was awaited since the queue was found empty, so the next event of the session
+            # finds neither queue nor task, and creates both.
             del self._queues[key]
         finally:
             del self._tasks[key]

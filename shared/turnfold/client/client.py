@@ -88,6 +88,7 @@ async def connect(
     client = Client(connection, buffering=buffering)
     # Closing waits, and may be canceled; the stack goes on with the next.
     async with AsyncExitStack() as stack:
+        # Callbacks run in reverse order: the client empties its buffer over the open connection.
         stack.push_async_callback(connection.close)
         stack.push_async_callback(client.close)
         yield client
@@ -160,6 +161,8 @@ class Client:
         return receipt
 
     def _note(self, event: OutgoingEvent, receipt: Receipt) -> None:
+        # A copy has the sequence of its original, which must not replace a newer one. Taken
+        # out first, the session moves to the end: the one longest without an event is dropped.
         self._newest[event.key] = max(receipt.seq, self._newest.pop(event.key, 0))
         if len(self._newest) > REMEMBERED_SESSIONS:
             _, seq = self._newest.popitem(last=False)

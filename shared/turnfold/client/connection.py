@@ -93,6 +93,7 @@ class Connection:
         )
         try:
             async with asyncio.timeout(timeout_seconds):
+                # Shielded, because with `may_be_away` the attempt goes on after the timeout.
                 await asyncio.shield(opening)
         except (TimeoutError, OSError, nats.errors.Error, ValueError) as error:
             last = bus.last_error or error
@@ -196,6 +197,7 @@ class Connection:
                 {event.subject}, send, f"event {event.event_id}"
             )
             publishing.set_attributes(stream_seq=acknowledgement.seq)
+            # The broker compares ids alone, so the event that it stores may have other content.
             if acknowledgement.is_duplicate:
                 await check_duplicate(event, acknowledgement, self.ask)
             return Receipt(event.event_id, acknowledgement.seq, acknowledgement.is_duplicate)
@@ -228,6 +230,7 @@ class Connection:
             )
             if acknowledgement is not None and acknowledgement.is_batch:
                 publishing.set_attributes(stream_seq=acknowledgement.seq)
+                # A batch has consecutive sequences, and its acknowledgement has the last of them.
                 return [
                     Receipt(event.event_id, seq)
                     for seq, event in enumerate(events, acknowledgement.seq - len(events) + 1)
@@ -261,6 +264,7 @@ class Connection:
             )
             if reply is not None:
                 return reply
+            # No reply is requested for these: the last event commits all of the batch or nothing.
             for number, event in enumerate(middle, 2):
                 await self.bus.publish(event.subject, event.payload, headers=headers_of(number))
         headers = headers_of(len(events)) | {"Nats-Batch-Commit": "1"}

@@ -45,6 +45,7 @@ async def check_duplicate(event: OutgoingEvent, acknowledgement: Acknowledgement
     stored: list[Any] = []
     try:
         page = await ask(session_subject("history.get", event.key), fields)
+        # Not everything is stored yet, so messages that are missing prove nothing.
         if page.get("fresh") is not True:
             return
         stored = [entry.get("message") for entry in page["messages"]]

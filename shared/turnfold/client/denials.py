@@ -36,6 +36,7 @@ class DenialWatch:
                 raise NotAllowed(f"these credentials may not use {denied.result()}")
             return await working
         finally:
+            # `asyncio.wait` leaves its tasks running, also when it is canceled itself.
             working.cancel()
             for subject in subjects:
                 waiting = self._waiting[subject.lower()]

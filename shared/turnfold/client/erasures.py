@@ -38,6 +38,7 @@ class ErasureSignals:
         """Receive signals from now on, if there is a connection."""
         if self._has_begun or not self._bus.is_connected:
             return
+        # Before the await, so that a concurrent call does not subscribe as well.
         self._has_begun = True
         await self._bus.subscribe(self._subject, cb=self._on_signal)
 

@@ -69,6 +69,7 @@ def batches(events: Iterable[OutgoingEvent], *, most: int) -> Iterator[list[Outg
     for event in events:
         batch.append(event)
         size += len(event.payload)
+        # The event that reaches the size is included, so a batch may have almost 12 MiB.
         if len(batch) >= most or size >= BATCH_BYTES:
             yield batch
             batch, size = [], 0

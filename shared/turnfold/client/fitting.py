@@ -24,6 +24,7 @@ def fit(
     if notes:
         notes_tokens = compressor.tokens(notes)
         left = max(0, most_tokens(budget) - notes_tokens)
+        # The compressor takes three fifths of an emergency budget: it gets five thirds of the rest.
         budget_tokens = emergency_budget(left) if budget.is_emergency else left
         try:
             fitted = compressor.compress(rest, budget_tokens, is_emergency=budget.is_emergency)

@@ -84,6 +84,7 @@ def place_of(message_id: str) -> ListPlace | None:
     if run is None or not index.isdecimal():
         return None
     bits = run.uncounted
+    # Bounded: an Anthropic element may be several messages, so the index may lie beyond it.
     before = min(int(index), run.end - run.start + bits.bit_count())
     counted = before - (bits & ((1 << before) - 1)).bit_count()
     is_uncounted = bool(bits >> min(int(index), bits.bit_length()) & 1)
@@ -127,9 +128,11 @@ class ElementList:
             raise BadRequest(fault)
         compared: list[Any] = list(elements if identity is None else map(identity, elements))
         counted = [at for at, one in enumerate(compared) if one is not None]
+        # Indexed by place: the number of elements up to the counted one before that place.
         self._ends = [0, *(at + 1 for at in counted)]
         self.length = self._first + len(counted)
         texts = [_canonical(compared[at]) for at in counted]
+        # Chained to the hash of the beginning, so that its elements are not needed.
         digests = accumulate(texts, hashed, initial=beginning.digest)
         counts = self._message_counts()
         totals = accumulate([counts[at] for at in counted], initial=0)

@@ -100,6 +100,7 @@ class Notices:
             try:
                 if not self._has_begun:
                     await self._begin()
+                # Cleared before the read: a signal that arrives during the read causes another one.
                 self._signal.clear()
                 await self._read()
             except Denied as error:
@@ -138,9 +139,11 @@ class Notices:
             self._raise_if_closed()
             subscription = await self._bus.subscribe(subject, cb=self._on_signal)
             self._subscriptions.append(subscription)
+        # `aclose` may have run during the last `subscribe`, and could not end its subscription.
         if self._is_closed:
             await self._unsubscribe()
             self._raise_if_closed()
+        # After the subscriptions, so that each notice beyond this position causes a signal.
         try:
             newest = [await self._kept({"last_by_subj": subject}) for subject in self._filters]
         except Denied:
@@ -183,6 +186,7 @@ class Notices:
         reconnects = self._bus.stats["reconnects"]
         if reconnects != self._reconnects:
             self._signaled |= set(self._seen)
+        # A copy, because signals that arrive during the reads change the set.
         for subject in list(self._signaled):
             kept = await self._newest(subject)
             self._signaled.discard(subject)
@@ -194,6 +198,7 @@ class Notices:
                 self._seen.popitem(last=False)
             if kept.notice is not None:
                 self._ready.append(kept.notice)
+        # Only after all reads: if one of them failed, the next attempt reads all subjects again.
         self._reconnects = reconnects
         self._ready = deque(sorted(self._ready, key=lambda notice: notice.seq))
 

@@ -122,6 +122,7 @@ class PortalClient:
             tasks[0].add_done_callback(end)
 
         def cancel() -> None:
+            # A loop runs its callbacks in the order in which they were scheduled: `begin` has run.
             tasks[0].cancel()
 
         def end(task: asyncio.Task[Result]) -> None:
@@ -164,6 +165,7 @@ class PortalClient:
         try:
             asyncio.run_coroutine_threadsafe(self._disconnect(), loop).result()
         finally:
+            # Stopped, and its thread joined, before it is closed: a running loop cannot be closed.
             loop.call_soon_threadsafe(loop.stop)
             if self._thread is not None:
                 self._thread.join()
@@ -210,6 +212,7 @@ class PortalClient:
             # Shielded: the others wait for the same connection.
             return await work(await asyncio.shield(self._connecting))
         except asyncio.CancelledError:
+            # `_disconnect` has canceled this task. For the caller that is no cancellation.
             if self._is_closed:
                 raise Unavailable(CLOSED) from None
             raise
@@ -221,6 +224,7 @@ class PortalClient:
         return self._client
 
     async def _disconnect(self) -> None:
+        # First, because a connection that still opens would enter the stack after it is closed.
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.gather(self._connecting, return_exceptions=True)

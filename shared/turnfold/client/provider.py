@@ -92,6 +92,7 @@ class SessionProvider:
             max_tokens=budget.budget_tokens, model=budget.model, mode=mode, placement="user"
         )
         numbered = enumerate(zip(window.messages, window.message_ids, strict=True))
+        # Every stored message has an id, so a tool result without one is a placeholder.
         synthesised = frozenset(
             index
             for index, (body, message_id) in numbered

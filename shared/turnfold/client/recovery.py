@@ -127,6 +127,7 @@ class ContextRecovery:
             self._reports.succeeded(call_budget.model, answer)
             return answer
         budget_tokens = self._lower_budget(call_budget, answer.overflow, window.tokens)
+        # Before the emergency window is requested, so that the service may have compacted by then.
         await self._reports.overflowed(call_budget.model, answer.overflow)
         emergency = await self._emergency_window(
             own, call_budget, budget_tokens, compressor, answer
@@ -238,6 +239,7 @@ class ContextRecovery:
         counted = sent_tokens + call_budget.tools_tokens
         if overflow.limit_tokens is None:
             budget = min(call_budget.budget_tokens, sent_tokens)
+            # Only a size that failed is known, so later windows get that of the emergency window.
             self._learned[call_budget.model] = max(budget * EMERGENCY_FIFTHS // 5, 1)
             return budget
         # Providers count otherwise than we do. The failed call shows by how much.

@@ -80,6 +80,7 @@ class Account:
     @classmethod
     def of(cls, answer: Fields) -> Self:
         """Read the account from an answer."""
+        # A dataclass with `slots=True` lists its own fields there, in their order.
         return cls(**{name: answer.get(name) or 0 for name in cls.__slots__})
 
 

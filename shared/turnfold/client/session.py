@@ -256,6 +256,7 @@ class Session(SessionHistory):
         # An agent sees its own last turn without naming it.
         after = after if after is not None else self._client.newest_seq(self.key)
         etag = known.etag if known is not None else None
+        # Sequences begin at 1: with 0 nothing was published here, and there is nothing to wait for.
         answer = await self.ask(
             "context.get",
             {**fields, "after": after or None, "wait_ms": wait_ms, "etag": etag or None},

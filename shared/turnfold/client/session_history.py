@@ -136,6 +136,7 @@ class SessionHistory:
         most_ms = min(WAIT_MS if wait_ms is None else wait_ms, MOST_WAIT_MS)
         is_flushed = await self._client.flushed(self.key, seconds=most_ms / 1000)
         waited_ms = round((loop.time() - began) * 1000)
+        # Unchanged if no time has passed: without a value, the service applies its own default.
         return is_flushed, max(0, most_ms - waited_ms) if waited_ms else wait_ms
 
     async def originals(

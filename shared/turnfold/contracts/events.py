@@ -95,6 +95,7 @@ def read_event(subject: str, payload: bytes, limits: EventLimits = LIMITS) -> Ev
     """
     kind = _kind_of(subject)
     event = read_payload(kind, payload, limits)
+    # With roles, a key publishes only to subjects of its agent. The payload must name the same.
     if (
         subject != kind
         and subject != f"{kind}.{_token(event.key.agent_id)}.{_token(event.key.session_id)}"
@@ -128,6 +129,7 @@ def is_same_event(event: Event, stored: Event) -> bool:
     return event.key == stored.key and (
         event.digest == stored.digest
         or (
+            # Events without messages would be equal here: only their digests tell them apart.
             bool(event.parsed)
             and (event.shape, event.parsed) == (stored.shape, stored.parsed)
             and event.is_error == stored.is_error
@@ -187,6 +189,7 @@ def _turn_completed(
     digest = _digest(elements)
     metas = [
         (is_meta or META_MARK in message)
+        # First, because the mark is taken off even if the whole event is marked.
         and (_take_mark(message, elements, index) or is_meta)
         and message.get("role") == "user"
         for index, message in enumerate(messages)

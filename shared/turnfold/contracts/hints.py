@@ -36,5 +36,6 @@ def read_hint(subject: str, payload: bytes) -> tuple[SessionKey, BudgetHint] | N
     if not isinstance(key, SessionKey) or not isinstance(fields, dict):
         return None
     hint = BudgetHint(fields.get("budget_tokens", 0), fields.get("folded", 0))
+    # Not `isinstance`, for which true and false are numbers.
     is_valid = all(type(number) is int and 0 <= number <= MOST_EXACT for number in hint)
     return (key, hint) if is_valid and hint.tokens else None

@@ -13,6 +13,7 @@ from turnfold.messages import AgentId, SessionKey
 
 def is_policy_read(body: bytes) -> bool:
     """Return whether a policy request only reads: it contains no field that changes the policy."""
+    # Workers and query servers both decide by this function, so that exactly one of them answers.
     if not body:
         return True
     try:

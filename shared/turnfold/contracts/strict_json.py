@@ -22,6 +22,7 @@ def _refuse(text: str) -> NoReturn:
 
 def _finite(text: str) -> float:
     value = float(text)
+    # 1e999 becomes infinity, and infinity minus itself is NaN.
     return value if value - value == 0 else _refuse(text)
 
 
@@ -55,6 +56,7 @@ def read_members(payload: bytes, depth: int) -> tuple[dict[str, Any], dict[str, 
         fields, raw, elements = _object(text)
     except RecursionError:
         raise BadEvent(EventFault.TOO_DEEP, f"more than {depth} levels") from None
+    # The scanner raises StopIteration where no value begins.
     except (ValueError, StopIteration, IndexError):
         raise BadEvent(EventFault.NOT_JSON, _fault_of(payload)) from None
     # Walking the values costs as much as parsing. Nearly no event has that many brackets.

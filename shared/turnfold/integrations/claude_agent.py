@@ -85,6 +85,7 @@ class TurnfoldSessionStore:
                 events += of_entry
                 if not is_message:
                     carriers += [f"{event.event_id}#0" for event in of_entry]
+            # Last, because a retraction concerns only what stands before it in the stream.
             if carriers:
                 events.append(retraction_event(session.key, carriers))
             await publish_all(session, events)
@@ -229,6 +230,7 @@ def _entry(stored: StoredMessage, parts: dict[str, str]) -> dict[str, Any] | Non
     if not isinstance(carried, dict):
         return None
     if "part" in carried:
+        # Messages arrive in the stream's order, which is the order of the parts.
         text = parts.pop(carried["of"], "") + carried["part"]
         if not carried["is_last"]:
             parts[carried["of"]] = text

@@ -23,6 +23,7 @@ _clients: dict[str | None, PortalClient] = {}
 
 def shared_client(url: str | None) -> PortalClient:
     """Return the client of a URL of NATS, the same for every caller of the program."""
+    # Threads that race all get the client that was stored first. Others never connect.
     return _clients.get(url) or _clients.setdefault(url, PortalClient(url))
 
 

@@ -222,6 +222,7 @@ class _RequestContents:
         text = content_text(body.get("content"))
         parts = [types.Part(text=text)] if text else []
         # The signatures of thoughts stay with the calls: models refuse calls without.
+        # By identity, because calls that are equal may have different signatures.
         signed = {id(part.function_call): part for part in own or () if part.function_call}
         for call in body.get("tool_calls") or ():
             was = self._calls.get(call["id"])

@@ -131,9 +131,11 @@ class _Compacted(MirroredWindows):
     async def _lose(self, session: Session, names: Sequence[str], missing: set[str]) -> None:
         """Let what follows the first missing event have other ids next time, in its order."""
         first = next(place for place, name in enumerate(names) if name in missing)
+        # An event has two messages at most, with its carrier. Unknown ids have no effect.
         stale = [f"{name}#{index}" for name in names[first:] for index in (0, 1)]
         for start in range(0, len(stale), BATCH_EVENTS):
             await session.retract(*stale[start : start + BATCH_EVENTS])
+        # The retraction of a carrier has the id of its event with a suffix.
         self._lost |= {name.partition("-")[0] for name in missing}
 
 

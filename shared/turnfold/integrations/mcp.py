@@ -177,6 +177,7 @@ def _window_text(window: Window) -> str:
             omitted = len(text) - MESSAGE_CHARACTERS
             shown = f"{text[:MESSAGE_CHARACTERS]} [{omitted} characters left out]"
             text = shown
+        # No older message either, even if it would fit: the window has no gaps.
         if len(text) > left:
             break
         left -= len(text)

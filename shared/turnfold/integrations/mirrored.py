@@ -115,6 +115,7 @@ class MirroredWindows:
         async def ask(messages: Sequence[Chat]) -> Result | None:
             await _record(session, messages)
             window = await self.fresh_window(session, model=model)
+            # Places in the window are those of this list only if the session holds nothing else.
             if window.account.total != len(messages):
                 self.warn(f"the session has {window.account.total} of {len(messages)} messages")
                 return None
@@ -157,6 +158,7 @@ class MirroredWindows:
             "entries": True,
             "bodies": "changed",
             "wait_ms": WAIT_MS,
+            # In this order: options that the program has set replace those of one window.
             **asked,
             **{name: value for name, value in self._options.items() if value is not None},
         }
@@ -193,6 +195,7 @@ class MirroredWindows:
             "start a system with `turnfold up`, or set TURNFOLD_NATS_URL"
         )
         try:
+            # Once, not for each attempt: adapters collect places of messages while they convert.
             messages = listed()
             if not messages:
                 return None
@@ -205,6 +208,7 @@ class MirroredWindows:
                     await asyncio.sleep(PAUSE_SECONDS)
         except (TimeoutError, NotAllowed) as error:
             self._away_until = time.monotonic() + AWAY_SECONDS
+            # A `TimeoutError` has no text. The reason is then that of the newest attempt.
             self.warn(str(error) or reason)
         except Exception as error:  # noqa: BLE001  # of a conversion, and none of the agent's
             # The text may quote a message.

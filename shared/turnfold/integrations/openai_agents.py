@@ -161,6 +161,7 @@ class TurnfoldSession:
             if position is None:
                 break
         items = read(_listed, {"messages": messages})
+        # One chat message may be several items, so there may be more of them than the limit.
         return items[-limit:] if limit > 0 else items
 
     async def _retracted_with(self, popped: StoredMessage) -> list[TResponseInputItem]:

@@ -145,6 +145,7 @@ class _History:
             while silent and silent[0] < end:
                 pieces.append(self._pieces[silent.popleft()])
 
+        # Not empty: `MirroredWindows.attempt` requests no window for an empty list.
         add_silent(self._spoken[0])
         for one in shown:
             source, own = (-1, None)

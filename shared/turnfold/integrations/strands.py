@@ -138,6 +138,7 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
             self._held = await _restored(self._session, messages, self._unnamed)
         events, held = _changes(self._session, messages, self._held)
         await publish_all(self._session, events)
+        # Only after the acknowledgement: if publishing fails, the next attempt repeats it.
         self._held |= held
         self._unconfirmed += [event.event_id for event in events]
 
@@ -297,6 +298,7 @@ def _changes(
     pairs = enumerate(zip(before, texts, strict=True))
     start = next((place for place, pair in pairs if _is_changed(*pair)), len(messages))
     stale = [message_id for old in before[start:] if old for message_id, _ in old.stored]
+    # Before the new events: a retraction concerns only what stands before it in the stream.
     events = [retraction_event(session.key, stale)] if stale else []
     held: dict[str, _Held] = {}
     for place, message in enumerate(messages):

@@ -145,6 +145,7 @@ def longest_row(
     best = (0, 0, 0)
     for at in range(len(theirs)):
         for place in range(len(ours) if is_cut and at < 2 else firsts):
+            # This row is the end of one that begins earlier in both lists, and is longer.
             if place and at and ours[place - 1] == theirs[at - 1]:
                 continue
             pairs = zip(ours[place:], theirs[at:], strict=False)

@@ -27,6 +27,7 @@ def policy_resolver(
     A session's overrides precede its agent's. The ceilings of `allowance` limit both.
     """
 
+    # Never stale: the other inputs are settings, which do not change while a process runs.
     @lru_cache(maxsize=4_096)
     def resolve(agent: PolicyOverrides, session: PolicyOverrides) -> Policy:
         return allowance.bounded(
@@ -61,6 +62,7 @@ def explanation(
         def origin(name: str) -> str:
             if getattr(policy, name) != getattr(wished, name):
                 return origins.get(f"limit.{name}", "preset")
+            # Setting one of the others makes this number 0, so its origin is theirs.
             names = {name, *SET_ASIDE.get(name, ())}
             if names & own.keys() or (name == "mode" and session.mode):
                 return "session"

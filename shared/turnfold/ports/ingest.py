@@ -20,6 +20,7 @@ from turnfold.messages import EventId, SessionKey, ToolCall
 
 
 def _random_id() -> int:
+    # Both databases store ids as signed numbers of 64 bits.
     return randbits(62)
 
 

@@ -52,6 +52,7 @@ class Rounds:
     def _next(self) -> None:
         """Start the next round."""
         self._is_scheduled = False
+        # A caller whose request is woken keeps its entry, and so has had its turn in this round.
         for asker, later in list(self._later.items()):
             if not _wake_first(later):
                 del self._later[asker]

@@ -72,6 +72,7 @@ class _ForkedService:
 
     def send_signal(self, sig: int, /) -> None:
         """Signal the process, if it runs."""
+        # Until `poll` has reaped the process, no other one can have its id.
         if self.poll() is None:
             os.kill(self.pid, sig)
 
@@ -92,6 +93,7 @@ def execute(part: ProcessSpec, environ: Mapping[str, str]) -> ChildHandle:
             stderr=errors,
             env=dict(environ),
             pass_fds=part.inherits,
+            # In its own group: Ctrl-C reaches only the supervisor, which stops processes in order.
             process_group=0,
             preexec_fn=die_with_parent(part.orphaned_by),  # noqa: PLW1509 - a system call
         )
@@ -125,6 +127,7 @@ async def fork(part: ProcessSpec, environ: Mapping[str, str], client: ForkClient
 def reap_others(children: Collection[int]) -> None:
     """Reap copies that services requested, when they have exited, but none of these children."""
     with contextlib.suppress(ChildProcessError):
+        # WNOWAIT leaves the status to the handle, if the process is one of these children.
         while (
             exited := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         ) is not None and exited.si_pid not in children:
@@ -160,6 +163,7 @@ class SupervisedProcess:
         status = self._process.poll()
         if status is None or self.ended.done():
             return
+        # Its last lines may still be in the pipe: SIGCHLD can come before they were read.
         self._read()
         self._close()
         # Its own children, such as a receiver, belong to its process group.
@@ -175,6 +179,7 @@ class SupervisedProcess:
     async def stop(self, *, seconds: float) -> None:
         """Send SIGTERM, and SIGKILL if the process still runs after `seconds`."""
         self.signal(signal.SIGTERM)
+        # Shielded: at its end, the time limit would cancel the future, for which others wait, too.
         await at_most(seconds, asyncio.shield(self.ended))
         self.signal(signal.SIGKILL)
         await asyncio.shield(self.ended)

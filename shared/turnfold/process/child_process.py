@@ -145,6 +145,8 @@ class ChildProcess:
     ) -> None:
         names = os.environ if environment is None else environment
         self._command = list(command)
+        # With ANNOUNCE, the child would read its standard input to notice the supervisor's end.
+        # Here that is the socket of the frames.
         self._environ = {name: value for name, value in names.items() if name != ANNOUNCE}
         self._stderr = stderr
         self._process: ProcessHandle | None = None
@@ -230,6 +232,7 @@ class ChildProcess:
         self._socket, child_socket = socket.socketpair()
         with contextlib.ExitStack() as on_error, child_socket:
             on_error.callback(self._socket.close)
+            # The summarizer is executed in any case: a copy would hold credentials in its memory.
             if client is not None and tuple(self._command[:-1]) == TURNFOLD:
                 with contextlib.suppress(OSError):
                     self._fork = self._request(client, child_socket.fileno())

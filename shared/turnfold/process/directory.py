@@ -112,6 +112,7 @@ def running_system(path: Path) -> Mapping[str, Any] | None:
 def _is_locked(path: Path) -> bool:
     lock_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        # Shared, so that two commands that look at once do not take each other for a system.
         fcntl.flock(lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

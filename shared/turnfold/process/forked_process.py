@@ -58,6 +58,7 @@ class ForkedProcess:
 
     def kill(self) -> None:
         """Kill the process, if it runs."""
+        # By its pidfd: the supervisor reaps the process, and then another one may get its id.
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 

@@ -87,6 +87,7 @@ class ForkServer:
 
     def __init__(self, main: Main) -> None:
         self._main = main
+        # Packets: several processes send requests here, and each arrives whole, with its files.
         self._requests, self.requester = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         """`requester` is the other end, on which requests are sent."""
 
@@ -140,6 +141,7 @@ def _run_copy(
     try:
         bind()
         _leave_loop()
+        # Only now that no handler of the parent is left.
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         _take_over(request, files)
         main(request.arguments)
@@ -156,6 +158,7 @@ def _leave_loop() -> None:
     signal.set_wakeup_fd(-1)
     for number in _HANDLED:
         signal.signal(number, signal.SIG_DFL)
+    # As Python sets it at its start: SIGINT raises KeyboardInterrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     asyncio._set_running_loop(None)  # noqa: SLF001
 

@@ -175,6 +175,7 @@ class _Connection(HttpToolsProtocol):
         # The first byte of a further request on the same connection. Its time begins here.
         if self._head_timer is None and not self._has_request:
             self._wait_for_request()
+        # The exception of an upgrade names an offset in the bytes that were parsed last.
         self._data = data
         self._unseen_bytes += len(data)
         super().data_received(data)
@@ -222,6 +223,7 @@ class _Connection(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         """Read the request as one without a wish to upgrade, whose body the parser would skip."""
+        # uvicorn calls this while it handles the exception of the parser.
         upgrade = sys.exc_info()[1]
         assert isinstance(upgrade, httptools.HttpParserUpgrade)
         method, rest = self.scope["method"], self._data[upgrade.args[0] :]
@@ -258,6 +260,7 @@ class _Connection(HttpToolsProtocol):
 
     def drop(self) -> None:
         """Close at once and discard unsent data."""
+        # Not left to `connection_lost`, which comes later: `make_room` counts the connections.
         self.connections.discard(self)
         self._open.without_request.pop(self, None)
         self.transport.abort()

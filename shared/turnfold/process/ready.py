@@ -58,4 +58,5 @@ def _end_with_input() -> None:
             pass
     except OSError:
         return
+    # Not `sys.exit`, which would end only this thread.
     os._exit(1)

@@ -32,6 +32,7 @@ class Places:
             Unavailable: the total limit, or the limit of one caller, is reached.
         """
         each = self._each
+        # All limits come before any change: a request that is refused holds no place.
         for asker in askers:
             if each.get(asker, 0) >= self.most_each:
                 raise Unavailable(

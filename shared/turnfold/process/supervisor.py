@@ -95,6 +95,7 @@ async def run(
     """
     directory = DataDirectory.claim(plan.data_dir)
     with contextlib.ExitStack() as stack:
+        # The lock is released last: the ready line of a later system must not be deleted.
         stack.callback(directory.close)
         directory.forget_ready()
         stack.callback(directory.forget_ready)
@@ -253,6 +254,7 @@ class _System:
                     if (part := parts.pop(name, None)) is not None:
                         self._has_forked.clear()
                         keepers.append(self._guarded(part))
+                        # Loading holds up the event loop, and the fork with it.
                         await self._has_forked.wait()
                     if self._stop.is_set():
                         break
@@ -319,6 +321,7 @@ class _System:
             child = SupervisedProcess(part, await self._process(part), on_ready)
         except OSError as error:
             raise StartError(f"{part.command[0]} cannot be run ({error.strerror})") from error
+        # Before the event loop runs again: `reap_others` could reap an unregistered copy.
         self._children[part.name] = child
         if part.inherits:
             self._directory.sign({"up": os.getpid(), part.name: child.pid})

@@ -101,4 +101,5 @@ class Watchdog:
         logging.start()
         # Not longer: a full disk or a closed pipe must not keep a hung process alive.
         logging.join(LOG_SECONDS)
+        # Not `sys.exit`: it would end only the watchdog's thread, or run cleanup that may hang.
         os._exit(STUCK_STATUS)

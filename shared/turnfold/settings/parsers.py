@@ -70,6 +70,7 @@ def whole_number(minimum: int, maximum: int | None = None) -> Callable[[Any], in
 
     def read(raw: Any) -> int:
         try:
+            # TOML has booleans and fractions, which `int` would convert in silence.
             number = int(raw) if not isinstance(raw, bool | float) else None
         except ValueError:
             number = None

@@ -141,6 +141,7 @@ def _with_policy(
             f"the policy is not valid: {error};"
             f" correct TURNFOLD_PRESET, TURNFOLD_MODE or {POLICY_PREFIX}*"
         ) from error
+    # The environment has texts, and the policy has them checked and converted.
     typed = {name: getattr(policy, name) for name in numbers}
     return Settings(**values, overrides=typed, short_overrides=short, policy=policy)
 

@@ -124,6 +124,7 @@ def _add_request(conversation: ParsedConversation, message: Json, *, is_meta: bo
         if block.get("is_error"):
             result["is_error"] = True
         conversation.messages.append(result)
+    # After the results: in a chat, results directly follow the message with their calls.
     if own_blocks:
         if is_meta:
             conversation.machine_made_indexes.add(len(conversation.messages))

@@ -53,6 +53,7 @@ def is_item(value: Json) -> bool:
 _FITS: Final[tuple[tuple[Format, Callable[[Json], bool]], ...]] = (
     (Format.TURNFOLD, is_conversation),
     (Format.NANOBOT, lambda value: "_type" in value),
+    # Before Claude Code, whose only sign is a type: lines of rollouts and items have one, too.
     (Format.CODEX, lambda value: isinstance(value.get("payload"), Mapping)),
     (Format.CODEX, lambda value: "record_type" in value),
     (Format.OPENAI, lambda value: is_item(value) or "role" in value),

@@ -115,6 +115,7 @@ def _opened(path: Path | str) -> Generator[io.BufferedIOBase, None, None]:
             buffered = sys.stdin.buffer
         else:
             buffered = io.BufferedReader(io.BytesIO(sys.stdin.buffer.read()))
+        # Peeked and not read, because standard input cannot be rewound.
         yield (
             stack.enter_context(gzip.open(buffered)) if buffered.peek(2)[:2] == _GZIP else buffered
         )

@@ -52,6 +52,7 @@ async def timeline(view: PageView) -> Response:
         messages=messages,
         is_newest=position is None and before is None,
         earlier=messages[0]["position"] if messages and has_earlier else None,
+        # Positions are exclusive: the page after this one begins with `before` itself.
         later=history["next_position"] if position is not None else (before and before - 1),
     )
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+# Each hash depends on this order: with another one, no stored chain would verify.
 SEALED_FIELDS = (
     "agent_id", "session_id", "ordinal", "at_ms", "compaction_id", "phase", "reason",
     "tokens_before", "tokens_after", "details",

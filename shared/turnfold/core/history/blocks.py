@@ -115,6 +115,7 @@ def _matched(
         if answer is None or owner is None or place_of_slot(owner.calls, answer.slot) is None:
             unmatched.append(message)
         else:
+            # A named tuple equals the plain pair by which `group` looks it up.
             answered[answer] = message
     return answered, unmatched
 

@@ -89,6 +89,7 @@ def encode(gist: Gist) -> str:
 
 def gist_of(message: Message) -> Gist:
     """Return the gist of a message, as far as it has one."""
+    # The gist of a short text begins with a digit instead: the number of its tokens.
     if message.gist[:1] == "[":
         return _whole(message.gist)
     if not message.short_body:

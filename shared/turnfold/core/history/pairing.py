@@ -126,9 +126,11 @@ class _Matching:
         """Let the oldest waiting result answer a call."""
         while self._waiting:
             answer = self._waiting.popleft()
+            # An answer without positions was retracted while it waited.
             if answer.positions:
                 answer.call = call
                 return
+        # A retraction may free a call that is older than others without an answer.
         insort(self._unanswered, call)
 
     def add_result(self, result: ResultPosition) -> None:
@@ -136,6 +138,7 @@ class _Matching:
         position = result.position
         # The newest call: ids may repeat, and an older call of this id may never be answered.
         call = self._unanswered.pop() if self._unanswered else None
+        # An answer whose results were all retracted is no last result that a copy could repeat.
         while self._answers and not self._answers[-1].positions:
             self._answers.pop()
         last = self._answers[-1] if self._answers and call is None else None

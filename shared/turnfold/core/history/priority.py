@@ -46,6 +46,7 @@ def _phrase(phrase: str, more: str = r"(?![a-z])", *, word: str = "") -> _Phrase
     return _Phrase(
         phrase,
         re.compile(phrase + rf"(?<![a-z0-9_.]{phrase})" + more),
+        # Apostrophes separate words, so "mustn't" is looked up as "mustn".
         (word, f"{word}s", f"{word}n"),
     )
 
@@ -248,6 +249,7 @@ def _command(arguments: object) -> str:
         return ""
     command = arguments.get("command", arguments.get("cmd", arguments.get(INPUT)))
     if isinstance(command, list) and command:
+        # As in ["bash", "-lc", "ls"], where the last word alone is the command line.
         is_wrapped = (
             len(command) > 2
             and isinstance(command[1], str)

@@ -52,6 +52,7 @@ def is_named(name: str, patterns: Sequence[str]) -> bool:
 def _begins(name: str, pattern: str) -> bool:
     if pattern == "*":
         return True
+    # "gpt-*" must not allow "gpt-evil/x": the part before a slash names a provider.
     return name.startswith(pattern[:-1]) and ("/" in pattern or "/" not in name)
 
 

@@ -21,6 +21,7 @@ def may_be_written_by_program(body: str, policy: Policy) -> bool:
 
     Parsing each message would take a tenth of the time of storing it.
     """
+    # An escape may stand for any character of a prefix, which is then not found as text.
     if "\\u" in body:
         return True
     return any(prefix in body for prefix in _verbatim(policy.meta_prefixes))
@@ -46,4 +47,5 @@ def _prefixes(separated: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1_024)
 def _verbatim(separated: str) -> tuple[str, ...]:
+    # Only up to the first character that JSON may escape; an empty beginning is in every body.
     return tuple({_ESCAPED.split(prefix, 1)[0] for prefix in _prefixes(separated)})

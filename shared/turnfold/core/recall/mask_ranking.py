@@ -100,6 +100,7 @@ def _few_ordinals_in(mask: Mask) -> Iterator[int]:
 
 def _digits(mask: Mask, number: int) -> Digits:
     # A byte for each message: adding two integers then adds the counts of all messages at once.
+    # Reversed, because the binary form begins with the newest message.
     return f"{mask:0{number}b}".encode().translate(_BITS)[::-1]
 
 

@@ -75,6 +75,8 @@ def question_of(text: str) -> RecallQuestion:
     """
     read = normalize(text[:READ_CHARACTERS])
     words = dict.fromkeys(runs(read))
+    # Sorted, because the order of a set differs between processes, and every server must choose
+    # the same values.
     values = sorted(exact_terms(read))[:MOST_VALUES]
     content = [word for word in words if word not in FUNCTION_WORDS]
     forms = dict.fromkeys(form for word in content for form in _forms(word))

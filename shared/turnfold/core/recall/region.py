@@ -69,11 +69,14 @@ class Region:
         A message that is near several matches counts for the nearest one: within each reach of a
         match it counts one step more, five beside a match and one five messages away.
         """
+        # A byte holds at most 15 steps, so no sum of them carries into the next message.
         within, steps = matches, _OWN * matches
         for _ in range(REACH):
             within |= within << 8 | within >> 8
             steps += within
+        # Shifting moves bits up to REACH bytes past the last message. These bytes are cut off.
         self._wide[::_SCORE_BYTES] = steps.to_bytes(self.size + REACH, "little")[: self.size]
+        # At most 24 lookups of 15 steps, each of a rarity below 45: a score fits in four bytes.
         self._total += int.from_bytes(self._wide, "little") * round(rarity * _UNITS)
 
     def scores(self) -> defaultdict[int, float]:

@@ -158,6 +158,7 @@ class LadderCompressor:
         """
         rest_tokens = max(cap - system_tokens, 0)
         asked = WindowRequest(
+            # Three fifths of this budget, which an emergency window takes, are all of the rest.
             budget_tokens=emergency_budget(rest_tokens) if is_emergency else rest_tokens,
             is_emergency=is_emergency,
             tells_omitted=False,
@@ -258,6 +259,7 @@ def to_messages(
     messages: list[Message] = []
     for index, (body, tokens, text_cuts) in enumerate(zip(bodies, measured, cuts, strict=True)):
         role = _role(index, body)
+        # Calls of another role may not be sent. Such a message is irregular: rendering mends it.
         own_calls = tokens.calls if role is Role.ASSISTANT else ()
         for call in tokens.calls:
             called[call.call_id] = body["tool_calls"][call.slot]

@@ -101,6 +101,7 @@ def answer_blocks(
     blocks.extend(
         text_block(text.rstrip()) for text in texts if isinstance(text, str) and text.strip()
     )
+    # Rendering has removed the calls that may not be sent, so both have the same length.
     for call, call_json in zip(calls, body.get("tool_calls") or (), strict=True):
         name = _UNFIT.sub("_", call.name)[:NAME_CHARACTERS]
         arguments = _object(arguments_of(call_json), call.tokens - token_upper_bound(call.name))
@@ -189,6 +190,7 @@ def _strict(text: str) -> object:
 
 def _finite(text: str) -> float:
     value = float(text)
+    # 1e999 becomes infinity, and infinity minus itself is no number.
     return value if value - value == 0 else _refuse(text)
 
 
@@ -198,6 +200,7 @@ def _refuse(text: str) -> NoReturn:
 
 def _is_shallow(value: object, text: str) -> bool:
     """Return whether the nesting is shallow enough for any parser."""
+    # No value nests deeper than its text has opening brackets, so most need no walk.
     if text.count("{") + text.count("[") <= DEEPEST_ARGUMENTS:
         return True
     level: list[Any] = [value]

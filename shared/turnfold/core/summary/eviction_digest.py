@@ -127,6 +127,7 @@ def digest(
                 return ""
             first = []
             continue
+        # At least one line leaves each time, so that the loop ends.
         kept = kept[
             max(1, len(kept) - len(kept) * max(max_tokens - _LEFT_OUT_LINE_TOKENS, 0) // tokens) :
         ]

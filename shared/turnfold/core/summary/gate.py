@@ -73,6 +73,7 @@ def response_text(content: str | None) -> str:
         return ""
     if "<" not in content:
         return content.strip()
+    # Whole thoughts first: a closing tag that is left then ends one that the prompt has begun.
     return _WRAPPER.sub("", _THOUGHT_TO_END.sub("", _THOUGHT.sub("", content))).strip()
 
 

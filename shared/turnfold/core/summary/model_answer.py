@@ -150,6 +150,7 @@ def _object_in(answer: str) -> Mapping[str, Any] | None:
             raise SummarizerError(Reason.UNPARSABLE, "the answer is a list")
         return None
     has_key = _KEY.search(candidate) is not None
+    # `raw_decode` ignores the text after the object; `strict=False` allows line ends in strings.
     for attempt in (candidate[start:], _TRAILING_COMMA.sub(r"\1", candidate[start:])):
         try:
             value = printable_json(json.JSONDecoder(strict=False).raw_decode(attempt)[0])

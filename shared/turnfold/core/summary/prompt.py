@@ -217,6 +217,7 @@ def _previous_record(previous: PreviousSummary, style: str) -> Any:
 
 
 def _shortened_record(text: str) -> str:
+    # Redacted before it is cut, because a pattern can miss half of a secret.
     return printable(head_and_tail(redact(text), 12_000, 6_000))
 
 

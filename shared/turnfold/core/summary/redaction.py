@@ -65,6 +65,7 @@ def redact(text: str) -> str:
         text = _AUTHORIZATION.sub(r"\1[REDACTED:token]", text)
     if "://" in text and "@" in text:
         text = _URL_PASSWORD.sub(r"\1[REDACTED:password]@", text)
+    # Last, so that an assigned key of a known form is labeled as a key.
     names = _ASSIGNMENT.split(text)[:-1]
     if any(name.rstrip().rstrip("\"'").endswith(_SECRET_NAME_ENDS) for name in names):
         text = _ASSIGNED_SECRET.sub(r"\1[REDACTED:secret]", text)
@@ -127,6 +128,7 @@ def without_secrets(job: SummaryJob) -> SummaryJob:
     request = None if job.newest_request is None else without(job.newest_request, patterns)
     # A version may be older than a pattern, and carry what the pattern now matches.
     previous = None if job.previous is None else _redacted_summary(job.previous, patterns)
+    # `following` stays as it is: no text of it is kept, only numbers that stand for its names.
     return replace(job, sources=sources, previous=previous, newest_request=request)
 
 

@@ -65,6 +65,7 @@ def shorten_arguments(entry: Mapping[str, Any], shorten: Callable[[object], str]
     """Replace the arguments of a call in place by what `shorten` returns, the JSON of an object."""
     arguments = shorten(arguments_of(entry))
     if is_custom(entry):
+        # The object holds the shortened input, a preview of it, or nothing.
         entry["custom"]["input"] = next(iter(json.loads(arguments).values()), "")
     else:
         entry["function"]["arguments"] = arguments

@@ -37,6 +37,7 @@ BOUNDED = re.compile(
     r"(?P<word>(?: |(?<![^\n0-9!-&(-/:-@[-`{-~])|(?<=[a-z])(?=[A-Z]))"
     r"[A-Z]?[a-z]+(?=[^a-z'\u0080-\U0010ffff]|\Z))"
     r"|(?P<letters>[a-ilmnopr-wy]+)"
+    # The tokenizer groups digits of all alphabets by threes: next to others, groups are unknown.
     r"|(?P<digits>(?<![^\x00-\x7f])[0-9]+(?![^\x00-\x7f]))"
     r"|(?P<spaces> +)"
     r"|(?s:.)"

@@ -306,6 +306,7 @@ def _share(times: int, length: int) -> float:
 def _lookup(asked: Iterable[Term]) -> Lookup:
     """Choose the most selective terms: exact ones first, then long ones."""
     return tuple(
+        # Terms of exact values begin with "y", those of words with "x".
         sorted(set(asked), key=lambda term: (term.text[0] != "y", -len(term.text), term))[
             :MOST_TERMS
         ]
@@ -344,6 +345,7 @@ def _parts(word: str) -> list[str]:
 
 def _begins_value(text: str, at: int) -> bool:
     before = text[at - 1 : at]
+    # Every string contains the empty one, so the start of the text needs a test of its own.
     return (
         not (before.isalnum() or before in _JOINING_BEFORE)
         or not before

@@ -115,6 +115,8 @@ class TokenOffsets:
         """The number of lines, as `lines_of` counts them."""
         if len(self.offsets) == 1:
             return 0
+        # The start of the last line is a point: the last stretch holds a line end only if the text
+        # ends with one.
         return self.line_ends[-1] + (self.line_ends[-1] == self.line_ends[-2])
 
     def head_lines(self, lines: int) -> CutPoint:
@@ -161,6 +163,8 @@ class TokenOffsets:
 
 
 PUNCTUATION: Final = r"""[]!"#$%&()*+,./:;<=>?@[\\^`{|}~，。、；：？！（）「」『』【】《》…—-]"""
+# In o200k_base, a run of signs takes the line ends and slashes after it into one piece: a text is
+# split before a slash only if a letter or a digit precedes the line end.
 LINE_START: Final = r"(?:(?<=\n)(?=[^\r\n/])|(?<=[^\W_]\n)(?=/))"
 WORD_END: Final = rf"(?<=[^\W_])(?={PUNCTUATION})"
 RUN: Final = r"(?<=([^\r\n]))(?=\1{8})(?<=\1{8})|(?<=[0-9])(?=[0-9])"

@@ -23,6 +23,7 @@ _CODES = "BHIQ"
 _LIMITS = (1 << 8, 1 << 16, 1 << 32)
 _HEADER = struct.Struct("<HQBI")
 _BLOCK = struct.Struct("<HB")
+# No term contains a line end: terms are words, or digests in hexadecimal digits.
 _SEPARATOR = b"\n"
 
 Postings = Mapping[bytes, Sequence[int]]
@@ -40,6 +41,7 @@ class SegmentHeader(NamedTuple):
         """Return the numbers of the pieces that may contain a term, or terms that begin so."""
         if not self.first_terms:
             return range(1)
+        # A prefix sorts before its own terms, and so may sort before the first term of block 1.
         first = max(1, bisect_right(self.first_terms, term))
         if not is_prefix:
             return range(first, first + 1)
@@ -141,6 +143,7 @@ def posting_lists(
     )
     start = _BLOCK.size + size + (len(counts) << width)
     start += sum(counts[:number]) << _width(messages - 1)
+    # Terms are sorted, so those with one beginning stand together.
     while terms.startswith(term, at + 1):
         end = terms.find(_SEPARATOR, at + 1)
         yield PostingList(terms[at + 1 : end], block, start, counts[number], code)

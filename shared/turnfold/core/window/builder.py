@@ -257,6 +257,7 @@ class WindowBuilder:
             return
         view = MessageView(message, calls[place])
         block.add_result(place, view)
+        # A new block counts a stand-in for each call, and the result takes the place of one.
         block.tokens += view.tokens - STAND_IN_TOKENS
         if block.is_shown:
             self.total += view.tokens - STAND_IN_TOKENS

@@ -17,6 +17,7 @@ from turnfold.messages import Role
 
 CHARACTERS_PER_REASONING_TOKEN: Final = 4
 
+# Equal numbers mean one object that was queued twice, so a heap never has to order two blocks.
 Candidate = tuple[int, int, BlockView, MessageView]
 """Priority, position, block and message."""
 
@@ -84,6 +85,7 @@ class TrimCandidates:
                 yield block
             if block.is_shown:
                 kept.append(block)
+        # Reached only if the caller exhausts the generator, as every caller does.
         self.passed_over = [*kept, *postponed]
 
     def close_round(self, closed: RoundView) -> None:

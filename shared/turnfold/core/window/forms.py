@@ -73,6 +73,7 @@ class Form(NamedTuple):
         return self == WHOLE
 
 
+# Renderers test for WHOLE by identity: an unchanged message must have this very object.
 WHOLE: Final = Form()
 MENDED: Final = Form(is_mended=True)
 
@@ -202,6 +203,7 @@ def cut_characters(
 def _priced(
     message: Message, offsets: TokenOffsets, head: int, tail: int, *, is_preview: bool = False
 ) -> TextCut | None:
+    # Head and tail meet, so the whole text stays: a cut is shorter only if it omits media.
     if tail <= head:
         head = tail = offsets.characters
     kept = offsets.tokens_between(0, head) + offsets.tokens_between(tail, offsets.characters)

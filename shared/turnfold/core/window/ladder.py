@@ -169,6 +169,7 @@ def digest_pending(window: WindowBuilder, target: int) -> None:
             continue
         window.digested.add(pending.compaction_id)
         for block in leaving:
+            # A request that left before it may have taken it along.
             if block.is_shown:
                 window.fold_digested(block)
 

@@ -346,6 +346,7 @@ def with_block(
 ) -> WindowPlan:
     """Return the plan of a window with a block that fits, directly before the newest request."""
     shown = [shown for shown in window.blocks if shown.is_shown]
+    # A plan has one part per shown block, in the same order, so one index fits both.
     place = shown.index(window.request) if window.request is not None else len(shown)
     return replace(
         plan,

@@ -122,6 +122,7 @@ async def _attempt(
             return RolledBack(None)
         async with renewed_lease(job, store, writing.lease_seconds, now_ms):
             return await _write(job, job_input, model, store, summarizer, writing, count, now_ms)
+    # `compact` discards after a lost lease. Without a database, nothing can be recorded.
     except (LostLease, Unavailable):
         raise
     except Exception as error:

@@ -130,6 +130,7 @@ def to_dead_letter(delivery: Delivery, error: BadEvent) -> DeadLetter:
         delivery.at_ms,
         delivery.subject,
         error.reason,
+        # Escaped, because no database takes lone surrogates, and PostgreSQL no NUL.
         json.dumps(detail)[1:-1],
         delivery.payload,
         key_of_event_subject(delivery.subject) or claimed_key(delivery.payload),

@@ -70,6 +70,7 @@ def _digest_of_content(result: dict[str, Any]) -> bytes:
     """Return a digest that is equal for results with the same content."""
     content = result.get("content")
     text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
+    # JSON may contain lone surrogates, for which UTF-8 has no encoding.
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 

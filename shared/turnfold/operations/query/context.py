@@ -84,6 +84,7 @@ async def context(
                 planned = await with_recall(seen, reading, store, answering.recall)
                 rendered = _rendered(planned, bodies)
                 if limit and (characters := _characters(planned, rendered)) > limit:
+                    # It grows by a quarter or more: the window fits, or `CannotFit` ends the loop.
                     chars_per_token = next_chars_per_token(chars_per_token, characters, limit)
                     continue
                 originals = await _originals(planned, store)
@@ -140,6 +141,7 @@ def _reply(
     # Not a partial recall: it improves when the index catches up, and that changes no etag.
     if planned.recall is None or not planned.recall.is_partial:
         environment.keep_reply(session.sid, reply)
+    # An emergency window is always built from the start.
     if not planned.asked.is_emergency:
         environment.keep_builder(session.sid, planned.asked, planned.builder, len(body))
     return with_hint(reply, session, planned.policy)

@@ -99,6 +99,7 @@ async def _chosen(
         True
     ) != 1:
         raise BadRequest("name dead_letter_ids, or a reason, or all")
+    # Before the replay: letters that fail again get greater ids, and are not chosen.
     until = await store.newest_id() if request.until is None else request.until
     if request.dead_letter_ids is not None:
         return await store.letters(request.dead_letter_ids), until, True

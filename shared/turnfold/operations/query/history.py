@@ -101,6 +101,7 @@ class _Span:
             if not read:
                 return [], None
             page = read[:limit]
+            # By what was read, not by what is seen: a page of the past may show no message.
             end = page[-1].position
             span = replace(span, before=end) if newest_first else replace(span, after=end)
             # A page may also be short because of long messages.

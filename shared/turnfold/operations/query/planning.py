@@ -192,6 +192,7 @@ class WindowReading:
         session, policy, _, etag = self._terms(snapshot)
         if session is None:
             return None if self.request.etag != etag else _not_modified(etag)
+        # Also for a known etag: its budget may be due as a hint by now.
         reply = self.environment.cached_reply(session.sid, etag)
         if self.request.etag == etag:
             reply = _not_modified(etag, None if reply is None else reply.budget)
@@ -224,6 +225,7 @@ class WindowReading:
             # By number, not by name: a session that begins afresh after it was erased has another.
             # An earlier state must not take the builder: it would begin again from the start.
             earlier = self.environment.builders.pop((session.sid, asked))
+        # Building changes `earlier`, which no other request has since it left the cache.
         builder = build_window(stored, asked, policy, earlier)
         return PlannedWindow(
             self.key,
@@ -241,6 +243,7 @@ class WindowReading:
     def _terms(self, snapshot: WindowSnapshot) -> _Terms:
         """Return the terms under which a session is shown; both steps of a reading need them."""
         session, terms = snapshot.session, self._last_terms
+        # The second step of a past reading gets the session as it was, which has other terms.
         if terms is None or terms.session is not session:
             policy, model_window = self._policy(session)
             etag = self._etag(snapshot, policy, model_window)

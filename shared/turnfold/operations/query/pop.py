@@ -44,6 +44,7 @@ async def pop(
     """
     ends = time.monotonic() + POP_SECONDS
     while True:
+        # Before the messages are chosen: a retraction in between makes `retract` fail.
         newest = await stream.newest(key)
         if not await _stored(newest.seq, ingested_to, ends):
             raise Unavailable("the newest events of the session are not stored yet; try again")

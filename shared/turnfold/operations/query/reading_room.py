@@ -14,6 +14,7 @@ class ReadingRoom:
     @property
     def share_left(self) -> float:
         """The share that is left."""
+        # The divisor is never 0: a block has more room than its frame takes (`LEAST_ROOM`).
         return self._left / self.tokens
 
     def take(self, ordinal: int) -> None:

@@ -71,6 +71,7 @@ class NameUses:
             {
                 number: _Use(weight, messages)
                 for number, weight, messages in _ITEM.iter_unpack(packed)
+                # A half float may be infinite or no number: neither passes both comparisons.
                 if 0 < weight < _MOST_WEIGHT
             }
         )

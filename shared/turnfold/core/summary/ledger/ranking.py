@@ -148,6 +148,7 @@ def _inherit_times(ranked: Sequence[Candidate], kept: Sequence[Candidate]) -> bo
     Otherwise the contained path would leave the ledger together with its worth.
     """
     is_changed = False
+    # Reversed, so that the first of several paths that contain it takes over.
     containing = {part: candidate for candidate in reversed(kept) for part in candidate.path_parts}
     for candidate in ranked:
         outer = containing.get(candidate.value.text)

@@ -24,6 +24,7 @@ _REDIRECT = re.compile(r"(?<![0-9&>=-])>{1,2}\s*([A-Za-z0-9_./~-]+)")
 _PLAIN_PATH = re.compile(
     r"[A-Za-z0-9_.~@+-]*(?:/[A-Za-z0-9_.~@+-]+)+|[A-Za-z0-9_-]+\.[A-Za-z][A-Za-z0-9]{0,5}"
 )
+# The "&" of "2>&1" is no separator.
 _UNQUOTED = re.compile(r"(?:[^;&|\n\"']|(?<=>)&)+")
 _QUOTED = re.compile(r"'[^'\n]*+'|\"[^\"\n]*+\"")
 _OPENED_QUOTE = re.compile(r'"(?:[^"\\]|\\.)*+')

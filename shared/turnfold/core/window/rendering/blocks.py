@@ -76,6 +76,7 @@ def _in_form(entry: ShownMessage, text: str) -> str:
     chat = entry_body(entry, _chat_of(message))
     content = message.get("content")
     if entry.call is not None:
+        # Ingest stores each result of a message apart, so there is exactly one.
         (result,) = [block for block in content if is_result(block)]
         return json_text({**message, "content": [result | {"content": chat["content"]}]})
     if not isinstance(content, list):
@@ -92,6 +93,7 @@ def _shortened(entry: Entry, content: list[Any], chat: Mapping[str, Any]) -> lis
     assert isinstance(entry, ShownMessage)
     form = entry.form
     calls = chat.get("tool_calls") or ()
+    # A mended view lacks the calls that may not be sent, so its places are not the slots.
     slots = [call.slot for call in entry.message.calls] if form.is_mended else range(len(calls))
     entries = dict(zip(slots, calls, strict=True))
     caps = form.arguments or {}

@@ -105,6 +105,7 @@ def sendable(texts: Sequence[str], ids: Sequence[Ids]) -> tuple[tuple[str, ...],
         item = json.loads(text) if f'"{REASONING}"' in text or not kept else None
         is_reasoning = item is not None and kind_of(item) == REASONING
         if is_reasoning and not is_followed:
+            # The list is built from its end, so its last text is the one that follows.
             if not kept or not _is_of_model(kept[-1][0]):
                 continue
             is_followed = True

@@ -101,6 +101,7 @@ def visible_summary(
     if form is None:
         return "", ()
     text, entries = _defused(summary_text, tuple(ledger))
+    # Defusing keeps lengths, so the planned number of characters still holds.
     return text[: form.characters], entries[: form.entries]
 
 

@@ -45,6 +45,7 @@ def render_shaped(
     )
     texts = list(rendered.messages)
     is_stored = plan.pinned is not None and is_item(plan.pinned) and plan.shows_pinned_as_stored
+    # A system message that was stored as an item stands first, and stays to the letter.
     for place in range(is_stored, before):
         texts[place] = item_text(texts[place])
     messages, ids = sendable(texts, rendered.message_ids)
