@@ -56,10 +56,12 @@ def load_recordings(
         missing: Counter[str] = Counter()
         for conversation in read_conversations(file, form, left_out=missing):
             agent_id = agent or conversation.agent or DEFAULT_AGENT
-            key = session_key(agent_id, conversation.conversation_id)
-            taken[key] += 1
-            if taken[key] > 1:
-                key = session_key(agent_id, f"{conversation.conversation_id}-{taken[key]}")
+            key = first = session_key(agent_id, conversation.conversation_id)
+            # A name with a number may be taken as well.
+            while taken[key]:
+                taken[first] += 1
+                key = session_key(agent_id, f"{conversation.conversation_id}-{taken[first]}")
+            taken[key] = 1
             recordings.append(Recording(key, conversation))
         if left_out is not None and (counts := {name: n for name, n in missing.items() if n}):
             left_out[file] = counts

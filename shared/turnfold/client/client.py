@@ -163,7 +163,9 @@ class Client:
     def _note(self, event: OutgoingEvent, receipt: Receipt) -> None:
         # A copy has the sequence of its original, which must not replace a newer one. Taken
         # out first, the session moves to the end: the one longest without an event is dropped.
-        self._newest[event.key] = max(receipt.seq, self._newest.pop(event.key, 0))
+        self._newest[event.key] = max(
+            receipt.seq, self._newest.pop(event.key, self._newest_dropped)
+        )
         if len(self._newest) > REMEMBERED_SESSIONS:
             _, seq = self._newest.popitem(last=False)
             # A token that is too new only waits longer. One that is too old would hide the newest

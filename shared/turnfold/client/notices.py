@@ -33,6 +33,8 @@ POLL_SECONDS: Final = 5.0
 READ_SECONDS: Final = 5.0
 _CONNECT_SECONDS: Final = 0.1
 _SUBJECTS_KNOWN: Final = 10_000
+_READS: Final = 2
+"""Reads of a subject after a signal: the stream may store the notice after the first one."""
 _GET: Final = f"$JS.API.DIRECT.GET.{NOTICES_STREAM}"
 _NONE_STATUS: Final = ("404", "408")
 
@@ -81,7 +83,8 @@ class Notices:
         self._is_newest_only = False
         self._heads: dict[str, _Kept] = {}
         self._seen: OrderedDict[str, int] = OrderedDict()
-        self._signaled: set[str] = set() if session_id is None else set(self._filters)
+        named = () if session_id is None else self._filters
+        self._signaled: dict[str, int] = dict.fromkeys(named, _READS)
         self._reconnects = 0
         self._is_closed = False
 
@@ -158,7 +161,7 @@ class Notices:
 
     async def _on_signal(self, message: Msg) -> None:
         if self._is_newest_only and len(self._signaled) < _SUBJECTS_KNOWN:
-            self._signaled.add(message.subject)
+            self._signaled[message.subject] = _READS
         self._signal.set()
 
     async def _read(self) -> None:
@@ -185,11 +188,18 @@ class Notices:
         """Read the newest message of each subject with a signal; after a reconnection, of all."""
         reconnects = self._bus.stats["reconnects"]
         if reconnects != self._reconnects:
-            self._signaled |= set(self._seen)
-        # A copy, because signals that arrive during the reads change the set.
+            self._signaled |= dict.fromkeys(self._seen, _READS)
+        # A copy, because signals that arrive during the reads change it.
         for subject in list(self._signaled):
-            kept = await self._newest(subject)
-            self._signaled.discard(subject)
+            # Before the read, so that a signal that arrives during it causes others.
+            self._signaled[subject] -= 1
+            try:
+                kept = await self._newest(subject)
+            except BaseException:
+                self._signaled[subject] = _READS
+                raise
+            if not self._signaled[subject]:
+                del self._signaled[subject]
             if kept is None or kept.seq <= self._seen.get(subject, self._after or 0):
                 continue
             self._seen[subject] = kept.seq

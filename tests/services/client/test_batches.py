@@ -11,6 +11,7 @@ from nats.aio.client import Client as Bus
 from nats.js.api import DiscardPolicy, StreamConfig
 
 import turnfold
+import turnfold.client.client as client_module
 from tests.nats_server import NatsServer, nats_server, subscriptions_known
 from turnfold.client import BufferOptions, OutgoingEvent, session_key, turn_event
 from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
@@ -76,6 +77,24 @@ async def test_a_batch_is_in_the_stream_in_its_order_when_publishing_returns(
         (f"e{number}", number + 1) for number in range(50)
     ]
     assert newest == [49, 50, 48]
+
+
+@pytest.mark.proves("W5")
+async def test_an_old_event_that_is_published_again_makes_no_token_older(
+    server: NatsServer, bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W5: also of a session that was dropped for newer ones: its windows would lack messages."""
+    monkeypatch.setattr(client_module, "REMEMBERED_SESSIONS", 2)
+    async with turnfold.connect(server.url) as client:
+        for number in range(3):
+            await client.publish(event(f"first-{number}", "old"))
+        for session in ("a", "b", "c"):
+            await client.publish(event(session, session))
+        await client.publish(event("first-0", "old"))
+
+        assert client.newest_seq(session_key("support", "old")) >= 3
+
+    assert len(await stored(bus)) == 6
 
 
 async def test_batches_of_none_of_one_and_of_as_many_as_may_be_are_stored(

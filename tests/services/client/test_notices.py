@@ -16,6 +16,7 @@ from tests.nats_server import NatsServer, nats_server
 from tests.running_system import eventually, wait_until
 from turnfold.bus.streams import NOTICES_CONFIG
 from turnfold.client import notices as notices_module
+from turnfold.contracts.subjects import NOTICES_STREAM
 from turnfold.errors import NotAllowed, Unavailable
 
 AUDIT = {"rows": 3, "hash": "5e7b"}
@@ -28,6 +29,17 @@ authorization {
   ]
 }
 """
+
+READS_THE_NEWEST_NOTICES = """
+authorization {
+  users: [
+    {user: worker, password: secret}
+    {user: support, password: secret, permissions: {
+      publish: ["$JS.API.DIRECT.GET.NOTICES.>"],
+      subscribe: ["_INBOX.>", "*.*.a.*"]}}
+  ]
+}
+""".replace("NOTICES", NOTICES_STREAM)
 
 
 @pytest.fixture
@@ -217,3 +229,38 @@ async def test_credentials_that_may_not_read_notices_leave_no_subscriptions(
                 with pytest.raises(NotAllowed):
                     await anext(client.notices("support"))
             await wait_until(lambda: len(asyncio.all_tasks()) == before)
+
+
+@pytest.mark.proves("G2")
+async def test_a_signal_that_arrives_before_its_notice_is_stored_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G2: for a key that reads only the newest notice of a subject, nothing else tells of it."""
+    reads: list[object] = []
+    read = notices_module.Notices._newest
+
+    async def stored_late(notices: notices_module.Notices, subject: str) -> Any:
+        # The first read after the signal is that of a stream which is not as far yet.
+        kept = await read(notices, subject)
+        reads.append(kept)
+        return kept if [one for one in reads if one][1:] else None
+
+    monkeypatch.setattr(notices_module.Notices, "_newest", stored_late)
+    with nats_server(tmp_path, more=READS_THE_NEWEST_NOTICES) as running:
+        worker = running.url.replace("nats://", "nats://worker:secret@")
+        bus = await nats.connect(worker)
+        await bus.jetstream().add_stream(NOTICES_CONFIG)
+        environ = {"TURNFOLD_NATS_USER": "support", "TURNFOLD_NATS_PASSWORD": "secret"}
+        async with turnfold.connect(running.url, environ=environ) as client:
+            iterating = asyncio.create_task(collect(client.notices("a"), 1))
+            await eventually(lambda: is_reading(reads))
+            fields = json.dumps(summary(1)).encode()
+            await bus.jetstream().publish("summary.updated.a.s", fields)
+
+            assert versions(await iterating) == [1]
+        await bus.close()
+
+
+async def is_reading(reads: list[object]) -> bool:
+    """Whether the iteration has begun, and found nothing."""
+    return bool(reads)

@@ -149,6 +149,18 @@ def test_conversations_of_one_id_get_sessions_of_their_own(tmp_path: Path) -> No
     assert [one.key for one in found] == [("support", "same"), ("support", "same-2")]
 
 
+def test_no_two_conversations_get_one_session_whatever_their_ids_are(tmp_path: Path) -> None:
+    ids = ["a", "a-2", "a", "a", "a-2", "a-3", "a-2-2"]
+    file = tmp_path / "all.jsonl"
+    lines = [json.dumps({"id": name, "agent": "support", "messages": [USER]}) for name in ids]
+    file.write_text("\n".join(lines))
+
+    found = [one.key.session_id for one in load_recordings([str(file)])]
+
+    assert found == ["a", "a-2", "a-3", "a-4", "a-2-2", "a-3-2", "a-2-2-2"]
+    assert len(set(found)) == len(ids)
+
+
 @pytest.mark.parametrize(("agent", "told"), [(None, "replay"), ("mine", "mine")])
 def test_the_agent_is_the_one_asked_for_else_the_conversations_own(
     tmp_path: Path, agent: str | None, told: str
