@@ -210,16 +210,7 @@ async def _begin(
 async def _stop(listener: HttpServer, broker: Broker, server: QueryServer) -> None:
     """Refuse new connections, then new requests, and wait for the running ones."""
     listener.refuse()
-
-    async def refuse_on_the_bus() -> None:
-        # In this order, or the replies of requests that still run would be lost.
-        with contextlib.suppress(Exception):
-            await broker.stop_taking()
-        await server.close()
-        with contextlib.suppress(Exception):
-            await broker.stop()
-
-    await asyncio.gather(refuse_on_the_bus(), listener.close())
+    await asyncio.gather(broker.finish(server.close), listener.close())
 
 
 async def _stopped(stop: asyncio.Event, listener_ended: asyncio.Task[None]) -> None:

@@ -1,7 +1,7 @@
 """The FastStream broker of a worker: the requests that write."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 
 from faststream.nats import NatsRouter
@@ -80,9 +80,4 @@ async def _started(broker: Broker, actors: Actors, server: CommandServer) -> Asy
     try:
         yield
     finally:
-        # In this order, or the replies of requests that still run would be lost.
-        with suppress(Exception):
-            await broker.stop_taking()
-        await server.close()
-        with suppress(Exception):
-            await broker.stop()
+        await broker.finish(server.close)

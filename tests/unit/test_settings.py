@@ -193,7 +193,13 @@ def test_urls_are_shown_without_user_and_password() -> None:
         shown = redacted(f"postgresql+asyncpg://me:{password}@host:5432/db")
         assert "ss" not in shown.removeprefix("postgresql")
         assert "pa" not in shown
-    assert redacted("nats://me:pa/ss@a:4222, tls://b:4222") == "nats://a:4222,tls://b:4222"
+    assert redacted("nats://me:pa/ss@a:4222, tls://b:4222") == "nats://…@a:4222,tls://b:4222"
+    assert redacted("nats://u:s,x://y@h") == "nats://…@h"
+    assert redacted("postgresql+asyncpg:///me:secret@host/db") == "postgresql+asyncpg://…@host/db"
+    assert redacted("postgresql://me:se?cret") == "postgresql://…"
+    assert redacted("https://proxy:8080/v1/@cf/llama") == "https://…@cf/llama"
+    assert redacted("https://api.example/v1?key=secret") == "https://api.example/v1"
+    assert redacted("nats://[::1]:4222") == "nats://[::1]:4222"
     assert redacted("a:4222,b:4222") == "a:4222,b:4222"
     assert redacted("postgresql://host/db?password=a@b") == "postgresql://…"
     assert redacted("sqlite:////data/me@home.db?mode=ro") == "sqlite:////data/me@home.db"

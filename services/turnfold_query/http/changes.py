@@ -43,8 +43,8 @@ class ChangeStreams:
         self._is_stopping = is_stopping
         self._open: Counter[Hashable] = Counter()
 
-    def take(self, caller: Hashable) -> Callable[[], None]:
-        """Count one more stream of a caller; return the function that ends it.
+    def check_room(self, caller: Hashable) -> None:
+        """Raise an error if there are too many streams.
 
         Raises:
             Unavailable: the server or the caller has too many.
@@ -54,6 +54,14 @@ class ChangeStreams:
                 "too many streams of changes are open; read the session at intervals",
                 retry_after_ms=RETRY_AFTER_MS,
             )
+
+    def take(self, caller: Hashable) -> Callable[[], None]:
+        """Count one more stream of a caller; return the function that ends it.
+
+        Raises:
+            Unavailable: the server or the caller has too many.
+        """
+        self.check_room(caller)
         self._open[caller] += 1
 
         def end() -> None:
@@ -161,6 +169,8 @@ def add_changes(app: FastAPI, streams: ChangeStreams) -> None:
         ] = None,
     ) -> Response:
         key, caller = session_key(agent_id, session_id), askers_of(http.scope)[-1]
+        # Also before the read, so that a stream that is refused costs none.
+        streams.check_room(caller)
         mark = await streams.first(key)
         # Nothing is awaited between the two, so requests at the same time cannot exceed the limit,
         # and a stream that was counted always ends.

@@ -53,18 +53,18 @@ class ErasureRunner(PollingLoop):
             await self._erase_expired()
             self._expired_at = time.monotonic()
         requests = self._requests
-        is_due = self._must_tidy and self._wait_seconds() <= 0
+        is_due, is_told = self._must_tidy and self._wait_seconds() <= 0, True
         if is_due:
             # First, because deleting the rows takes a minute for a million messages.
             self._tidied_at = time.monotonic()
-            await self._tell_query_servers()
+            is_told = await self._tell_query_servers()
         # One transaction each, between which ingest has its turn.
         while await self._store.delete_rows():
             self._must_tidy = True
         if is_due:
             is_tidy = await self._store.tidy()
             # Texts that were erased meanwhile are still in memory.
-            self._must_tidy = not is_tidy or self._requests > requests
+            self._must_tidy = not (is_tidy and is_told) or self._requests > requests
         # Last, and in portions: the stream can take an hour, and the next erasure must not wait.
         if await self._remove_events():
             return 0.0
@@ -74,10 +74,17 @@ class ErasureRunner(PollingLoop):
         """Return how long to wait until copies may be removed again."""
         return self._tidied_at + self.tidy_seconds - time.monotonic()
 
-    async def _tell_query_servers(self) -> None:
-        """Have query servers forget erased texts. Processes of workers forget by themselves."""
-        with contextlib.suppress(nats.errors.Error):
+    async def _tell_query_servers(self) -> bool:
+        """Have query servers forget erased texts; return whether the bus has the notice.
+
+        Processes of workers forget by themselves.
+        """
+        try:
             await self._client.publish(INGESTED, ERASED)
+            await self._client.flush(self.signal_seconds)
+        except nats.errors.Error:
+            return False
+        return True
 
     async def _erase_expired(self) -> None:
         after: int | None = 0

@@ -1,9 +1,19 @@
 """FastStream's broker on this project's NATS client."""
 
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import nats.errors
 from faststream.nats import NatsBroker, NatsMessage
 from nats.aio.client import Client
 
 from turnfold.nats_client.connection import NatsClient
+from turnfold.process.tasks import at_most
+
+DRAIN_SECONDS: Final = 1.0
+CLOSE_SECONDS: Final = 1.0
 
 
 class Broker(NatsBroker):
@@ -15,10 +25,24 @@ class Broker(NatsBroker):
         self.config.connect(client)
         return client
 
-    async def stop_taking(self) -> None:
-        """Take no more requests. `stop` also ends the connection, on which replies are sent."""
-        for subscriber in self.subscribers:
-            await subscriber.stop()
+    async def finish(self, running: Callable[[], Awaitable[object]]) -> None:
+        """Take no more requests, let those that are `running` end, and close the connection.
+
+        Unlike `stop`, it leaves the connection open for their replies.
+        """
+        try:
+            await at_most(DRAIN_SECONDS, asyncio.gather(*map(_drained, self.subscribers)))
+            await running()
+        finally:
+            with contextlib.suppress(Exception):
+                await at_most(CLOSE_SECONDS, self.stop())
+
+
+async def _drained(subscriber: Any) -> None:
+    """Unsubscribe, and hand over what was delivered. FastStream's own end would drop that."""
+    subscription, subscriber.subscription = subscriber.subscription, None
+    with contextlib.suppress(nats.errors.Error):
+        await subscription.drain()
 
 
 async def passthrough_decoder(message: NatsMessage) -> NatsMessage:

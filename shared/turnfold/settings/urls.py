@@ -2,8 +2,9 @@
 
 import re
 
-# A password may contain a comma, but hardly one before a scheme.
-_SEPARATOR = re.compile(r",(?=\s*[a-z][a-z0-9+.-]*://)")
+# A password may contain a comma, but hardly one before a scheme of NATS.
+_SEPARATOR = re.compile(r",(?=\s*(?:nats|tls|wss?)://)")
+_HOSTS = re.compile(r"(?:(?:\[[0-9A-Fa-f:.]*\]|[^\[\]:,]*)(?::\d*)?(?:,\s*|$))+")
 
 
 def http_url(host: str, port: int, *, is_encrypted: bool = False) -> str:
@@ -28,10 +29,16 @@ def _without_credentials(url: str) -> str:
     scheme, mark, rest = url.partition("://")
     if not mark:
         scheme, rest = "", url
-    if rest.startswith("/"):
-        return f"{scheme}{mark}{rest.partition('?')[0]}"
-    before, _, after = rest.rpartition("@")
+    start = f"{scheme}{mark}"
+    if scheme.startswith("sqlite"):
+        return start + rest.partition("?")[0]
+    before, at, after = rest.rpartition("@")
+    # Either is possible: the query has an "@", or the password a "?".
     if "?" in before:
-        # Either is possible: the query has an "@", or the password a "?".
-        return f"{scheme}{mark}…"
-    return f"{scheme}{mark}{after.partition('?')[0]}"
+        return f"{start}…"
+    # The same for a path.
+    if "/" in before:
+        start += "…@"
+    shown = after.partition("?")[0]
+    is_host = at or _HOSTS.fullmatch(rest.partition("/")[0])
+    return start + shown if is_host else f"{start}…"

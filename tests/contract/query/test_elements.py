@@ -74,17 +74,23 @@ async def test_blocks_that_are_none_stop_no_window(stores: Stores, role: str) ->
     words = "The lantern is in store 1042, behind the blue door. " * 40
     odd: list[Any] = ["hello", " ", words, ["no block"], 5, None, {"type": "text", "text": 7}]
     said: list[Json] = [{"role": role, "content": odd}, {"role": "user", "content": ["Where?"]}]
+    calls = [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}]
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": ["seen", 5, " "]}
+    said += [{"role": "assistant", "content": calls}, {"role": "user", "content": [result]}]
     await stores.ingest(arrival(1, said, "anthropic"))
     asker = Asker(stores)
 
     for shape in ("openai", "anthropic", "responses"):
         whole = await asker.told(format=shape)
         small = await asker.told(format=shape, max_tokens=300)
-        assert total_of(whole) == total_of(small) == 2
+        assert total_of(whole) == total_of(small) == 4
         assert "Where?" in json.dumps(whole["messages"])
         assert len(json.dumps(small)) < len(json.dumps(whole))
     blocks = (await asker.told(format="anthropic"))["messages"]
-    texts = [one["text"] for message in blocks for one in message["content"]]
+    shown = [one for message in blocks for one in message["content"]]
+    (seen,) = [one["content"] for one in shown if one["type"] == "tool_result"]
+    assert seen == [{"type": "text", "text": "seen"}, {"type": "text", "text": "5"}]
+    texts = [one["text"] for one in shown if one["type"] == "text"]
     assert "hello" in texts
     assert '["no block"]' in texts
     assert " " not in texts

@@ -70,6 +70,36 @@ async def test_a_worker_that_stops_answers_the_requests_that_it_runs(tmp_path: P
         await bus.close()
 
 
+@pytest.mark.proves("O4", "L12")
+async def test_no_request_is_lost_while_one_of_two_query_servers_stops(tmp_path: Path) -> None:
+    other = {"TURNFOLD_HTTP_PORT": str(free_port())}
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("worker"),
+        parts.running("query") as query,
+        parts.running("query", environ=other),
+        connect(parts.server.url, timeout_seconds=30, environ={}) as client,
+    ):
+        session = client.session("ada", "s-1")
+        await session.turn_completed([{"role": "user", "content": "Is anybody there?"}])
+        await session.context()
+        bus = await nats.connect(parts.server.url)
+
+        async def asked(number: int) -> bytes:
+            if number == 1_000:
+                query.signal(SIGTERM)
+            return (await bus.request("session.get.ada.s-1", b"{}", timeout=20)).data
+
+        # Not all at once, because servers refuse what is beyond an agent's share.
+        answers: list[bytes] = []
+        for start in range(0, 3_000, 20):
+            answers += await asyncio.gather(*map(asked, range(start, start + 20)))
+
+        assert {b'"messages_total"' in answer for answer in answers} == {True}
+        assert await query.ended() == 0, parts.words()
+        await bus.close()
+
+
 async def test_a_query_service_gives_up_reading_a_sequence_from_a_server_that_hangs(
     postgres: Postgres,
 ) -> None:

@@ -284,6 +284,12 @@ def test_ordinary_text_is_not_redacted() -> None:
     text = f"The token count is 1200; monkey: banana, task-1234567890, hash {'a1' * 20}, {UUID}."
 
     assert redact(text) == text
+    for title in (
+        "Visual Basic\n================",
+        "# Basic\n\n----------------",
+        "Basic\n/usr/share/doc/",
+    ):
+        assert redact(title) == title
 
 
 @pytest.mark.proves("S2", "O10")

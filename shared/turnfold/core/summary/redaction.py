@@ -30,7 +30,7 @@ _KNOWN_KEY = re.compile(
 _JSON_WEB_TOKEN = re.compile(
     r"(?<![A-Za-z0-9_])eyJ[A-Za-z0-9_-]{8,}+(\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+)?"
 )
-_AUTHORIZATION = re.compile(r"((?:[Bb]earer|[Bb]asic)\s+)[A-Za-z0-9._~+/=-]{16,}")
+_AUTHORIZATION = re.compile(r"((?:[Bb]earer|[Bb]asic)[ \t]+)[A-Za-z0-9._~+/=-]{16,}")
 _URL_PASSWORD = re.compile(r"(://[^\s/:@]{0,200}:)[^\s/@]{3,200}@")
 _ASSIGNED_SECRET = re.compile(
     r"((?:[Pp]assword|PASSWORD|[Pp]asswd|[Ss]ecret(?:_?[Kk]ey)?|SECRET(?:_KEY)?"
@@ -61,7 +61,7 @@ def redact(text: str) -> str:
         text = _JSON_WEB_TOKEN.sub(lambda match: "[REDACTED:key]" if match[1] else match[0], text)
     if any(hint in text for hint in _KEY_HINTS):
         text = _KNOWN_KEY.sub("[REDACTED:key]", text)
-    if "earer" in text or "asic" in text:
+    if any(scheme in text for scheme in ("earer ", "earer\t", "asic ", "asic\t")):
         text = _AUTHORIZATION.sub(r"\1[REDACTED:token]", text)
     if "://" in text and "@" in text:
         text = _URL_PASSWORD.sub(r"\1[REDACTED:password]@", text)

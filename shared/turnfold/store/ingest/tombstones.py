@@ -120,19 +120,9 @@ def erased_before(
         ),
     ]
     placed = [(key, seq) for key, seq in claims if key is not None]
-    dropped = _below_tombstone(connection, placed, replays)
-    # They never had a row that leaves its digest. A host that holds their list asks which of its
-    # events were erased, and publishes those under other ids. (A replay is no event of its own: the
-    # same id may have been published again after the erasure.)
-    remember_erased(
-        connection,
-        [
-            (one.key.agent_id, one.event_id)
-            for one in arrivals
-            if one.stream_seq in dropped and one.stream_seq not in replays
-        ],
+    erased = _below_tombstone(connection, placed, replays) | _stored_before_erasure(
+        connection, arrivals, placed
     )
-    erased = dropped | _stored_before_erasure(connection, arrivals, placed)
     purge_from_stream(connection, erased)
     return erased
 

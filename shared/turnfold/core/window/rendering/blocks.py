@@ -5,6 +5,7 @@ Blocks are copied byte for byte, unless the window shortens them.
 
 import json
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from turnfold.contracts.strict_json import element_texts, member_texts
@@ -52,15 +53,32 @@ def sendable_blocks(text: str, api_ids: Mapping[str, str]) -> list[str]:
             name = "id" if is_call(block) else "tool_use_id"
             api_id = api_ids.get(str(block.get(name)))
             if api_id is not None:
-                same = api_id == block[name]
-                shown.append(block_text if same else json_text({**block, name: api_id}))
+                sendable = _with_objects(block)
+                same = sendable is block and api_id == block[name]
+                shown.append(block_text if same else json_text({**sendable, name: api_id}))
         elif not isinstance(block, Mapping):
-            # The API takes only objects, and this is read as text everywhere else.
-            text = block if isinstance(block, str) else block_text
-            shown += [json_text({"type": "text", "text": text})] if text.strip() else []
+            shown += map(json_text, _as_block(block))
         elif not _is_blank(block):
             shown.append(block_text)
     return shown
+
+
+def _with_objects(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a call or a result whose content has only objects."""
+    content = block.get("content")
+    if not isinstance(content, list) or all(isinstance(part, Mapping) for part in content):
+        return block
+    parts = [[part] if isinstance(part, Mapping) else _as_block(part) for part in content]
+    return {**block, "content": list(chain.from_iterable(parts))}
+
+
+def _as_block(value: Any) -> list[Mapping[str, Any]]:
+    """Return a value that is no object as a block, if it is not blank.
+
+    The API takes only objects, and everywhere else such a value is read as text.
+    """
+    text = value if isinstance(value, str) else json_text(value)
+    return [{"type": "text", "text": text}] if text.strip() else []
 
 
 def _is_blank(block: Mapping[str, Any]) -> bool:
