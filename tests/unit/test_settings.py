@@ -200,6 +200,9 @@ def test_urls_are_shown_without_user_and_password() -> None:
     assert redacted("https://proxy:8080/v1/@cf/llama") == "https://…@cf/llama"
     assert redacted("https://api.example/v1?key=secret") == "https://api.example/v1"
     assert redacted("nats://[::1]:4222") == "nats://[::1]:4222"
+    many = ", ".join(f"h{number}" for number in range(60))
+    assert redacted(f"nats://{many}:4222") == f"nats://{many}:4222"
+    assert redacted(f"nats://{many}:x") == "nats://…"
     assert redacted("a:4222,b:4222") == "a:4222,b:4222"
     assert redacted("postgresql://host/db?password=a@b") == "postgresql://…"
     assert redacted("sqlite:////data/me@home.db?mode=ro") == "sqlite:////data/me@home.db"

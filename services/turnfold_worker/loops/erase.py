@@ -79,12 +79,14 @@ class ErasureRunner(PollingLoop):
 
         Processes of workers forget by themselves.
         """
+        connections = self._client.stats["reconnects"]
         try:
             await self._client.publish(INGESTED, ERASED)
             await self._client.flush(self.signal_seconds)
         except nats.errors.Error:
             return False
-        return True
+        # nats-py's `flush` also returns when the connection ends.
+        return self._client.is_connected and self._client.stats["reconnects"] == connections
 
     async def _erase_expired(self) -> None:
         after: int | None = 0

@@ -28,21 +28,22 @@ class Broker(NatsBroker):
     async def finish(self, running: Callable[[], Awaitable[object]]) -> None:
         """Take no more requests, let those that are `running` end, and close the connection.
 
-        Unlike `stop`, it leaves the connection open for their replies.
+        Unlike `stop`, it keeps the connection for their replies, and waits for no silent server.
         """
         try:
             await at_most(DRAIN_SECONDS, asyncio.gather(*map(_drained, self.subscribers)))
             await running()
         finally:
-            with contextlib.suppress(Exception):
-                await at_most(CLOSE_SECONDS, self.stop())
+            if self._connection is not None:
+                await at_most(CLOSE_SECONDS, self._connection.close())
 
 
 async def _drained(subscriber: Any) -> None:
     """Unsubscribe, and hand over what was delivered. FastStream's own end would drop that."""
-    subscription, subscriber.subscription = subscriber.subscription, None
-    with contextlib.suppress(nats.errors.Error):
-        await subscription.drain()
+    # None before the start.
+    if subscriber.subscription is not None:
+        with contextlib.suppress(nats.errors.Error):
+            await subscriber.subscription.drain()
 
 
 async def passthrough_decoder(message: NatsMessage) -> NatsMessage:

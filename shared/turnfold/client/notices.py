@@ -6,6 +6,7 @@ A message on the subject of a notice is only a signal to read: anyone may have s
 import asyncio
 import contextlib
 import json
+import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ POLL_SECONDS: Final = 5.0
 READ_SECONDS: Final = 5.0
 _CONNECT_SECONDS: Final = 0.1
 _SUBJECTS_KNOWN: Final = 10_000
-_READS: Final = 2
-"""Reads of a subject after a signal: the stream may store the notice after the first one."""
+_NOW: Final = 0.0
+_LAST: Final = float("inf")
 _GET: Final = f"$JS.API.DIRECT.GET.{NOTICES_STREAM}"
 _NONE_STATUS: Final = ("404", "408")
 
@@ -83,8 +84,10 @@ class Notices:
         self._is_newest_only = False
         self._heads: dict[str, _Kept] = {}
         self._seen: OrderedDict[str, int] = OrderedDict()
-        named = () if session_id is None else self._filters
-        self._signaled: dict[str, int] = dict.fromkeys(named, _READS)
+        self._named = () if session_id is None else tuple(self._filters)
+        # When each subject with a signal is read: at once, and again after a while, because the
+        # stream may store a notice after its signal has arrived.
+        self._signaled: dict[str, float] = dict.fromkeys(self._named, _NOW)
         self._reconnects = 0
         self._is_closed = False
 
@@ -153,15 +156,16 @@ class Notices:
             self._is_newest_only = True
             # Fails if the credentials are those of another agent.
             await self._newest(self._filters[0].replace("*", "any"))
-            newest = [await self._newest(subject) for subject in self._signaled]
+            newest = [await self._newest(subject) for subject in self._named]
         if self._after is None:
             found = [kept for kept in newest if kept is not None]
             self._after = max((kept.seq for kept in found), default=0)
         self._has_begun = True
 
     async def _on_signal(self, message: Msg) -> None:
-        if self._is_newest_only and len(self._signaled) < _SUBJECTS_KNOWN:
-            self._signaled[message.subject] = _READS
+        # Also before it is known that only the newest notices can be read.
+        if len(self._signaled) < _SUBJECTS_KNOWN:
+            self._signaled[message.subject] = _NOW
         self._signal.set()
 
     async def _read(self) -> None:
@@ -188,17 +192,20 @@ class Notices:
         """Read the newest message of each subject with a signal; after a reconnection, of all."""
         reconnects = self._bus.stats["reconnects"]
         if reconnects != self._reconnects:
-            self._signaled |= dict.fromkeys(self._seen, _READS)
+            self._signaled |= dict.fromkeys([*self._seen, *self._named], _NOW)
+        now = time.monotonic()
         # A copy, because signals that arrive during the reads change it.
-        for subject in list(self._signaled):
+        for subject, due in list(self._signaled.items()):
+            if due > now:
+                continue
             # Before the read, so that a signal that arrives during it causes others.
-            self._signaled[subject] -= 1
+            self._signaled[subject] = now + POLL_SECONDS if due == _NOW else _LAST
             try:
                 kept = await self._newest(subject)
             except BaseException:
-                self._signaled[subject] = _READS
+                self._signaled[subject] = _NOW
                 raise
-            if not self._signaled[subject]:
+            if self._signaled[subject] == _LAST:
                 del self._signaled[subject]
             if kept is None or kept.seq <= self._seen.get(subject, self._after or 0):
                 continue

@@ -4,7 +4,7 @@ import re
 
 # A password may contain a comma, but hardly one before a scheme of NATS.
 _SEPARATOR = re.compile(r",(?=\s*(?:nats|tls|wss?)://)")
-_HOSTS = re.compile(r"(?:(?:\[[0-9A-Fa-f:.]*\]|[^\[\]:,]*)(?::\d*)?(?:,\s*|$))+")
+_HOSTS = re.compile(r"(?:(?:\[[\w:.%-]*\]|[^\[\]:,\s]*)(?::\d*)?(?:,\s*|$))+")
 
 
 def http_url(host: str, port: int, *, is_encrypted: bool = False) -> str:

@@ -1,10 +1,11 @@
 """Services stop on a signal, even if their database hangs, and while they still wait to start."""
 
 import asyncio
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGCONT, SIGSTOP, SIGTERM
 
 import nats
 import pytest
@@ -68,6 +69,24 @@ async def test_a_worker_that_stops_answers_the_requests_that_it_runs(tmp_path: P
         assert (await asked)["mode"] == "off"
         assert await worker.ended() == 0, parts.words()
         await bus.close()
+
+
+@pytest.mark.proves("O4")
+async def test_services_stop_in_time_while_their_bus_is_silent(tmp_path: Path) -> None:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("worker") as worker,
+        parts.running("query") as query,
+    ):
+        os.kill(parts.server.pid, SIGSTOP)
+        try:
+            for service in (query, worker):
+                service.signal(SIGTERM)
+
+                assert await service.ended() == 0, parts.words()
+        finally:
+            os.kill(parts.server.pid, SIGCONT)
+        assert "stopped_late" not in parts.words()
 
 
 @pytest.mark.proves("O4", "L12")
