@@ -163,8 +163,8 @@ class Notices:
         self._has_begun = True
 
     async def _on_signal(self, message: Msg) -> None:
-        # Also before it is known that only the newest notices can be read.
-        if len(self._signaled) < _SUBJECTS_KNOWN:
+        # Also before it is known whether only the newest notices can be read.
+        if (self._is_newest_only or not self._has_begun) and len(self._signaled) < _SUBJECTS_KNOWN:
             self._signaled[message.subject] = _NOW
         self._signal.set()
 
@@ -193,9 +193,9 @@ class Notices:
         reconnects = self._bus.stats["reconnects"]
         if reconnects != self._reconnects:
             self._signaled |= dict.fromkeys([*self._seen, *self._named], _NOW)
-        now = time.monotonic()
         # A copy, because signals that arrive during the reads change it.
-        for subject, due in list(self._signaled.items()):
+        for subject in list(self._signaled):
+            due, now = self._signaled[subject], time.monotonic()
             if due > now:
                 continue
             # Before the read, so that a signal that arrives during it causes others.
