@@ -94,6 +94,20 @@ async def connected(app: Application) -> AsyncGenerator[Peer]:
         await server.close()
 
 
+@pytest.mark.proves("A6")
+async def test_no_connection_is_accepted_before_the_server_is_opened() -> None:
+    """A6: a query server opens it last, when it hears of erasures; a server that never opened closes."""
+    port = free_port()
+    server = HttpServer(
+        Application(), host="127.0.0.1", port=port, port_setting="port", connections=1
+    )
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+        with pytest.raises(OSError, match="Connect"):
+            await asyncio.open_connection("127.0.0.1", port)
+    await server.close()
+
+
 async def test_requests_of_one_connection_are_answered_one_after_the_other() -> None:
     async with connected(Application()) as peer:
         for number in range(3):

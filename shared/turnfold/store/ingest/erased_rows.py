@@ -26,6 +26,7 @@ from turnfold.store.database.predicates import is_erased
 from turnfold.store.database.schema import (
     compactions,
     duplicate_events,
+    erased_events,
     events,
     messages,
     metadata,
@@ -36,7 +37,7 @@ from turnfold.store.database.schema import (
     word_index,
     word_index_segments,
 )
-from turnfold.store.ingest.tombstones import purge_from_stream, remember_erased
+from turnfold.store.ingest.tombstones import digest_of, insert_missing, purge_from_stream
 from turnfold.store.ingest.word_index.removal import note_merge, queue_index_removal
 
 SESSIONS_AT_ONCE = 50
@@ -99,8 +100,12 @@ class _Kind(NamedTuple):
 
 
 def _note_events(connection: Connection, rows: Sequence[Any]) -> None:
-    """Remember the events, and queue their places in the stream for purging."""
-    remember_erased(connection, ((row.agent_id, row.event_id) for row in rows))
+    """Keep hashes of the event ids, and queue the places of the events in the stream for purging.
+
+    Without the hashes, an event that is delivered again would create the session again.
+    """
+    hashes = {digest_of(row.agent_id, row.event_id) for row in rows}
+    insert_missing(connection, erased_events, sorted(hashes))
     purge_from_stream(connection, (row.stream_seq for row in rows))
 
 

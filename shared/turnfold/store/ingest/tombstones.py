@@ -214,16 +214,6 @@ def digest_of(agent_id: str, event_id: str) -> bytes:
     ).digest()
 
 
-def remember_erased(connection: Connection, event_ids: Iterable[tuple[str, str]]) -> None:
-    """Keep digests of erased events, given by agent and id.
-
-    Without them, an event that is delivered again would create its session again.
-    """
-    digests = {digest_of(agent_id, event_id) for agent_id, event_id in event_ids}
-    # In their order, so that two batches cannot wait for each other.
-    insert_missing(connection, erased_events, sorted(digests))
-
-
 def purge_from_stream(connection: Connection, sequences: Iterable[int]) -> None:
     """Queue sequences to be deleted from the stream."""
     insert_missing(connection, stream_purges, sorted(set(sequences)))
