@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterable
 from functools import partial
 
+import nats.errors
 import structlog
 import uvloop
 from nats.aio.client import Client
@@ -237,10 +238,10 @@ def _explanation_of(settings: Settings) -> Explain:
 
 
 async def _confirm_subscriptions(*connections: Client) -> None:
-    # One flush may overtake the subscriptions it should follow; a second cannot.
     for connection in connections:
-        await connection.flush()
-        await connection.flush()
+        # If the bus is away, it hears of the subscriptions when it is back.
+        with contextlib.suppress(nats.errors.TimeoutError):
+            await connection.flush()
 
 
 def _http_app(  # all collaborators of the routes

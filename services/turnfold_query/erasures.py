@@ -5,14 +5,17 @@ erasure of one session must not make the windows of all others slow.
 """
 
 import asyncio
+from math import ceil
 
 from turnfold.cache import SessionCaches
 from turnfold.core.text.caches import forget_texts
 from turnfold.errors import Unavailable
+from turnfold.store.database.engine import LONGEST_REQUEST_SECONDS
 from turnfold.store.query.window import SqlWindowStore
 
 FORGET_SECONDS = 5.0
 """Shortest interval between two rounds, because any client may send notices at any rate."""
+ROUNDS = 1 + ceil(LONGEST_REQUEST_SECONDS / FORGET_SECONDS)
 
 
 class ErasureFollower:
@@ -33,8 +36,8 @@ class ErasureFollower:
             await self._noticed.wait()
             # Before the read, so that a notice that arrives meanwhile causes another round.
             self._noticed.clear()
-            # Twice: a request that was running may have cached what it had read before.
-            for _ in range(2):
+            # Again, until no request runs that began before: it caches what it had read.
+            for _ in range(ROUNDS):
                 await self.forget_erased()
                 await asyncio.sleep(FORGET_SECONDS)
 

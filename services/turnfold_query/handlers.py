@@ -1,19 +1,15 @@
 """What is asked on the bus becomes a reading operation, and its outcome an answer."""
 
 import asyncio
-import contextlib
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Final, TypeVar
 
-import nats.errors
 import structlog
 from faststream.nats import NatsMessage, NatsRouter
-from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 
 from turnfold.bus.answering import answer
 from turnfold.bus.broker import passthrough_decoder
@@ -51,6 +47,7 @@ from turnfold.contracts.subjects import (
 )
 from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
 from turnfold.messages import AgentId, SessionKey
+from turnfold.nats_client.connection import NatsClient
 from turnfold.nats_client.handover import Handover
 from turnfold.observability.tracing import extract_traceparent, span
 from turnfold.operations import policy
@@ -64,6 +61,7 @@ from turnfold.ports.query import (
     WindowStore,
 )
 from turnfold.process.request_limits import RETRY_AFTER_MS, ConcurrencyLimiter, Place
+from turnfold.process.tasks import at_most
 from turnfold_query.hints import HintSender
 from turnfold_query.ingest_signal import PlacedSignal
 from turnfold_query.lane import Lane
@@ -299,7 +297,7 @@ class QueryServer:
         self._metrics = metrics
         self._admission = admission
         self._open: set[asyncio.Task[None]] = set()
-        self._heard: list[Subscription] = []
+        self._drains: list[Callable[[], Awaitable[None]]] = []
 
     def take(self, name: str, message: Msg) -> None:
         """Start a task that answers a request."""
@@ -308,20 +306,16 @@ class QueryServer:
         self._open.add(task)
         task.add_done_callback(self._open.discard)
 
-    async def listen(self, client: Client, name: str) -> None:
+    async def listen(self, client: NatsClient, name: str) -> None:
         """Subscribe without a framework, whose work per message takes as long as most windows."""
         handover = Handover(partial(self.take, name))
-        self._heard.append(
-            await client.subscribe(f"{name}.*.*", queue=QUERY_QUEUE, future=handover)
-        )
+        heard = await client.subscribe(f"{name}.*.*", queue=QUERY_QUEUE, future=handover)
+        self._drains.append(partial(client.drain_subscription, heard))
 
     async def close(self) -> None:
         """Stop taking requests, and finish those in progress."""
-        with contextlib.suppress(nats.errors.Error, TimeoutError):
-            async with asyncio.timeout(DRAIN_SECONDS):
-                for subscription in self._heard:
-                    # nats-py does not declare that it returns nothing.
-                    await subscription.drain()  # type: ignore[no-untyped-call]
+        drains = [drain() for drain in self._drains]
+        await at_most(DRAIN_SECONDS, asyncio.gather(*drains, return_exceptions=True))
         await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _answer(self, name: str, message: Msg) -> None:

@@ -14,7 +14,7 @@ from nats.errors import Error as BusError
 from turnfold.access.actors import ACTOR_HEADER, key_actor, verified_actor
 from turnfold.access.roles import SERVICES_ACCOUNT, USER_INFO
 from turnfold.core.history.audit_chain import LOCAL
-from turnfold.nats_client.connection import REQUEST_INFO
+from turnfold.nats_client.corrected import REQUEST_INFO
 from turnfold.process.tasks import at_most
 
 log = structlog.get_logger()

@@ -85,8 +85,9 @@ class ErasureRunner(PollingLoop):
             await self._client.flush(self.signal_seconds)
         except nats.errors.Error:
             return False
-        # nats-py's `flush` also returns when the connection ends.
-        return self._client.is_connected and self._client.stats["reconnects"] == connections
+        # A connection that ended since then may have taken the notice along.
+        connections_now: int = self._client.stats["reconnects"]
+        return connections_now == connections
 
     async def _erase_expired(self) -> None:
         after: int | None = 0

@@ -41,6 +41,7 @@ DECODE_BYTES = 256 * 1024
 """Events decoded before other tasks may run, and their size. Decoding takes some milliseconds."""
 CONNECT_SECONDS = 24 * 3600.0
 """The worker was connected when it started, so the receiver waits for the bus."""
+LEAVE_SECONDS = 1
 RETRY_SECONDS = 1.0
 ACK_TOKENS = 9
 
@@ -120,7 +121,7 @@ class ReceiverChild:
             for messages in self._sent.values():
                 await self._active_consumer().nack(messages)
             if self._client is not None:
-                await self._client.flush()
+                await self._client.flush(LEAVE_SECONDS)
         if self._client is not None:
             await self._client.close()
 

@@ -8,7 +8,7 @@ import structlog
 from nats.aio.msg import Msg
 
 from turnfold.access.roles import SERVICES_ACCOUNT
-from turnfold.nats_client.connection import REQUEST_INFO
+from turnfold.nats_client.corrected import REQUEST_INFO
 
 log = structlog.get_logger()
 

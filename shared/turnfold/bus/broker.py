@@ -13,17 +13,18 @@ from turnfold.nats_client.connection import NatsClient
 from turnfold.process.tasks import at_most
 
 DRAIN_SECONDS: Final = 1.0
-CLOSE_SECONDS: Final = 1.0
 
 
 class Broker(NatsBroker):
     """A broker that uses `NatsClient`, as all connections of the services do."""
 
+    _bus: NatsClient | None = None
+
     async def _connect(self) -> Client:
-        client = NatsClient()
-        await client.connect(**self._connection_kwargs)
-        self.config.connect(client)
-        return client
+        self._bus = NatsClient()
+        await self._bus.connect(**self._connection_kwargs)
+        self.config.connect(self._bus)
+        return self._bus
 
     async def finish(self, running: Callable[[], Awaitable[object]]) -> None:
         """Take no more requests, let those that are `running` end, and close the connection.
@@ -31,19 +32,18 @@ class Broker(NatsBroker):
         Unlike `stop`, it keeps the connection for their replies, and waits for no silent server.
         """
         try:
-            await at_most(DRAIN_SECONDS, asyncio.gather(*map(_drained, self.subscribers)))
+            await at_most(DRAIN_SECONDS, asyncio.gather(*map(self._drain, self.subscribers)))
             await running()
         finally:
-            if self._connection is not None:
-                await at_most(CLOSE_SECONDS, self._connection.close())
+            if self._bus is not None:
+                await self._bus.close()
 
-
-async def _drained(subscriber: Any) -> None:
-    """Unsubscribe, and hand over what was delivered. FastStream's own end would drop that."""
-    # None before the start.
-    if subscriber.subscription is not None:
-        with contextlib.suppress(nats.errors.Error):
-            await subscriber.subscription.drain()
+    async def _drain(self, subscriber: Any) -> None:
+        """Unsubscribe, and hand over what was delivered. FastStream's own end would drop that."""
+        # None before the start.
+        if self._bus is not None and subscriber.subscription is not None:
+            with contextlib.suppress(nats.errors.Error):
+                await self._bus.drain_subscription(subscriber.subscription)
 
 
 async def passthrough_decoder(message: NatsMessage) -> NatsMessage:

@@ -1,4 +1,4 @@
-"""A nats-py client that survives invalid messages, and requests that ignore foreign replies."""
+"""A NATS client whose requests ignore foreign replies."""
 
 import asyncio
 import re
@@ -9,29 +9,18 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import nats.errors
-from nats.aio.client import Client, Srv
 from nats.aio.msg import Msg
-from nats.protocol.parser import PERMISSIONS_ERR
 
+from turnfold.nats_client.corrected import CorrectedClient
 from turnfold.nats_client.handover import Handover
 from turnfold.nats_client.responses import API, is_response, response_type, tells_no_responders
-from turnfold.nats_client.transport import ConnectionTransport
 
-REQUEST_INFO = "Nats-Request-Info"
-"""The header with the client's identity, which the server adds to requests of other accounts.
-
-Only imports with `share` add it.
-"""
-_INFO_BEGIN = f"{REQUEST_INFO}: ".encode()
-_LINE, _END = b"\r\n", b"\r\n\r\n"
 NO_RESPONDERS_SECONDS: Final = 0.2
 """Time to wait for a reply after "no responders", which any client can forge."""
 _DENIED: Final = re.compile(r'permissions violation for (\w+) to "([^"]+)"', re.IGNORECASE)
 MOST_REPLIES: Final = 1_000
 """The maximum number of unread replies per request. Further ones are dropped."""
 MOST_EXPIRED: Final = 1_000
-
-_CONNECTED_POLL_SECONDS: Final = 0.02
 
 
 NatsReply = TypeVar("NatsReply")
@@ -41,25 +30,9 @@ class Denied(nats.errors.Error):
     """The credentials do not allow publishing to the subject."""
 
 
-class NatsClient(Client):
-    """A NATS client that corrects nats-py (2.16) in these points.
+class NatsClient(CorrectedClient):
+    """A client whose requests to JetStream ignore foreign replies, and notice denials."""
 
-    - nats-py does not close the connection to a server that sent no greeting before it tries the
-      next one. It continues to connect after `close`, and `close` fails if the canceled
-      reconnection waits for the same connection to end.
-    - nats-py stops reading, while it still counts as connected, if it cannot decode the headers,
-      the subject or the reply subject of a message. Servers check none of them, so one message
-      would end every subscriber. Here, such headers are read line by line, and invalid bytes of
-      a subject become U+FFFD.
-    - nats-py takes a lost connection of uvloop for the end of the loop; see `ConnectionTransport`.
-      Here, what was to be sent waits for the next connection.
-    - nats-py closes for good on any error of the server that is no denial. Here, it reconnects.
-    - nats-py returns the first header of a name. The server appends the identity of the client as
-      the last line and removes an exact copy, but a client can forge one with an unterminated
-      block and a blank after the name. Here, the last line counts.
-    """
-
-    _is_over = False
     _replies: "Replies | None" = None
 
     def __init__(self) -> None:
@@ -68,75 +41,6 @@ class NatsClient(Client):
         """The waiting requests by subject in lower case, as nats-py names a denied subject."""
         self.denied: dict[str, int] = {}
         """The connections that were denied a subscription, by its subject in lower case."""
-
-    async def _connect_to_server(self, s: Srv) -> None:
-        if self._transport is not None:
-            self._transport.close()  # type: ignore[no-untyped-call]
-        elif not s.uri.scheme.startswith("ws"):
-            self._transport = ConnectionTransport()  # type: ignore[no-untyped-call]
-        await super()._connect_to_server(s)
-        if self._is_over and self._transport is not None:
-            self._transport.close()  # type: ignore[no-untyped-call]
-            raise asyncio.CancelledError
-
-    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
-        if not headers:
-            return None
-        try:
-            parsed: dict[str, str] | None = await super()._process_headers(headers)
-        except Exception as error:  # noqa: BLE001  # the connection must survive any error
-            await self._error_cb(error)
-            # If raised, it would end reading, so that one message would silence the whole service.
-            parsed = self._parse_header_lines(headers.partition(_LINE)[2])
-        parsed = parsed or {}
-        parsed.pop(REQUEST_INFO, None)
-        last = headers.removesuffix(_END).rpartition(_LINE)[2]
-        if _INFO_BEGIN in last:
-            # If other text precedes the name in this line, the rest is no JSON and is not trusted.
-            parsed[REQUEST_INFO] = last.removeprefix(_INFO_BEGIN).decode("utf-8", "replace")
-        return parsed or None
-
-    def _build_message(
-        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
-    ) -> Msg:
-        try:
-            message: Msg = super()._build_message(sid, subject, reply, data, headers)
-        except UnicodeDecodeError:
-            subject, reply = (
-                subject.decode(errors="replace").encode(),
-                reply.decode(errors="replace").encode(),
-            )
-            message = super()._build_message(sid, subject, reply, data, headers)
-        return message
-
-    async def _read_loop(self) -> None:
-        """Read until the connection ends. Reconnect if reading has ended before the connection."""
-        await super()._read_loop()
-        if self.is_connected and not self._is_over:
-            await self._process_op_err(nats.errors.ProtocolError())
-
-    async def _ping_interval(self) -> None:
-        """Send pings until the connection ends."""
-        try:
-            await super()._ping_interval()
-        except OSError as error:
-            await self._process_op_err(error)
-
-    async def _flush_pending(self, force_flush: bool = False) -> Any:  # noqa: FBT001, FBT002
-        """Send what waits. If the connection ends meanwhile, it waits for the next one."""
-        try:
-            return await super()._flush_pending(force_flush)
-        except OSError as error:
-            await self._process_op_err(error)
-
-    async def _close(self, status: int, do_cbs: bool = True) -> None:  # noqa: FBT001, FBT002
-        try:
-            await super()._close(status, do_cbs)
-        except OSError:
-            # The connection ended before the last bytes were sent, and nothing is closed yet.
-            self._pending, self._pending_data_size = [], 0
-            self._status = Client.DISCONNECTED
-            await super()._close(status, do_cbs)
 
     async def _process_err(self, err_msg: str) -> None:
         if denial := _DENIED.search(err_msg):
@@ -147,31 +51,7 @@ class NatsClient(Client):
                 # The server reports a denial as an error of the connection, and the request would
                 # time out.
                 inbox.deny()
-        elif self.is_connected and not self._is_over and PERMISSIONS_ERR not in err_msg:
-            await self._error_cb(error := nats.errors.Error(f"nats: {err_msg}"))
-            await self._process_op_err(error)
-            return
         await super()._process_err(err_msg)
-
-    async def publish(
-        self,
-        subject: str,
-        payload: bytes = b"",
-        reply: str = "",
-        headers: dict[str, Any] | None = None,
-    ) -> None:
-        """Publish as nats-py does, but also count the headers, as the server does."""
-        if headers and len(payload) + _header_bytes(headers) > self.max_payload:
-            raise nats.errors.MaxPayloadError
-        await super().publish(subject, payload, reply, headers)
-
-    async def _until_connected(self, deadline: float) -> None:
-        """Wait for the connection. Without one, nats-py would send a request after its deadline."""
-        while not (self.is_connected or self.is_closed):
-            left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
-                raise nats.errors.TimeoutError
-            await asyncio.sleep(min(left, _CONNECTED_POLL_SECONDS))
 
     async def request(
         self,
@@ -229,18 +109,6 @@ class NatsClient(Client):
         if is_unheard:
             raise nats.errors.NoRespondersError
         raise nats.errors.TimeoutError
-
-    async def close(self) -> None:
-        """Close the connection, and do not reconnect."""
-        self._is_over = True
-        try:
-            await super().close()
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            # Somebody canceled the caller. Otherwise it is the reconnection that `close` itself
-            # canceled.
-            if task and task.cancelling():
-                raise
 
 
 class Replies:
@@ -383,15 +251,6 @@ class _Inbox:
             raise Denied
         self._is_expired = True
         return None
-
-
-def _header_bytes(headers: Mapping[str, str]) -> int:
-    r"""Return the size of headers on the wire: a first line, one for each header, and an empty one.
-
-    >>> _header_bytes({"a": "b"}) == len(b"NATS/1.0\r\na: b\r\n\r\n")
-    True
-    """
-    return 12 + sum([len(name) + len(value.encode()) + 4 for name, value in headers.items()])
 
 
 def _done(arrived: asyncio.Future[None]) -> None:

@@ -51,6 +51,11 @@ class ConnectionTransport(TcpTransport):
         with self._lost():
             super().writelines(payload)  # type: ignore[no-untyped-call]
 
+    def abort(self) -> None:
+        """Close the connection at once, without what was not sent yet."""
+        if self._io_writer is not None:
+            self._io_writer.transport.abort()
+
     async def connect_tls(
         self, uri: Any, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
     ) -> None:

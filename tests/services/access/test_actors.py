@@ -23,7 +23,7 @@ from turnfold.access.bearers import TokenRegistry, new_token, read_tokens
 from turnfold.access.roles import USER_INFO
 from turnfold.client import connect, session_key
 from turnfold.errors import StartError
-from turnfold.nats_client.connection import REQUEST_INFO
+from turnfold.nats_client.corrected import REQUEST_INFO
 
 KEY = session_key("support", "s")
 POLICY = "session.policy.support.s"

@@ -15,7 +15,7 @@ from tests.running_system import Parts, wait_until
 from tests.services.access.guarded import STREAM_API, Guarded, Json, Person, person
 from turnfold.access.roles import EXPORTS, SERVICES, Key, permissions_of
 from turnfold.bus.answering import is_led
-from turnfold.nats_client.connection import REQUEST_INFO
+from turnfold.nats_client.corrected import REQUEST_INFO
 
 CLIENTS = ("support", "other", "auditor", "operator")
 LED = "led-by-"

@@ -17,7 +17,7 @@ from turnfold.bus.broker import Broker, passthrough_decoder
 from turnfold.bus.connection import broker_options, connect
 from turnfold.client import connect as client_connect
 from turnfold.client import session_key, turn_event
-from turnfold.nats_client.connection import REQUEST_INFO
+from turnfold.nats_client.corrected import REQUEST_INFO
 from turnfold.settings import Settings
 
 ACCOUNTS = """
