@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import closing
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
@@ -78,16 +79,18 @@ class Inspector:
         self._kept[key] = ended + KEPT_SHARE * (ended - began), answer
         return answer
 
-    async def reply(self, http: Request, answering: Awaitable[Any]) -> Response:
+    async def reply(self, http: Request, answering: Coroutine[Any, Any, Any]) -> Response:
         """Return the answer to a request as JSON.
 
         Raises:
             Unavailable: it took too long.
         """
-        place_of(http.scope).search()
         try:
-            async with asyncio.timeout(self._seconds):
-                return json_response(await answering)
+            # A search that is refused has not begun; its coroutine is closed.
+            with closing(answering):
+                place_of(http.scope).search()
+                async with asyncio.timeout(self._seconds):
+                    return json_response(await answering)
         except TimeoutError:
             raise Unavailable(
                 f"the request took longer than {self._seconds:g} s and was ended",

@@ -81,7 +81,7 @@ def audit(
     if is_verify:
         _verify(session, as_json=as_json)
         return
-    rows = asyncio.run(_rows(session))
+    rows = asyncio.run(_rows(session, most_sessions=PAGE if limit else None))
     rows.sort(key=lambda row: (row["at_ms"], row["agent_id"], row["session_id"], row["ordinal"]))
     rows = rows[-limit:] if limit else rows
     if as_json:
@@ -116,8 +116,8 @@ def _verify(session: Sequence[str], *, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-async def _rows(session: Sequence[str]) -> list[Row]:
-    keys = await _keys(session, limit=PAGE)
+async def _rows(session: Sequence[str], *, most_sessions: int | None) -> list[Row]:
+    keys = await _keys(session, limit=most_sessions)
     async with connected_client() as client:
         return [row for key in keys for row in await _trail(client, key)]
 

@@ -267,6 +267,8 @@ def test_secrets_reach_neither_text_nor_ledger() -> None:
         "eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeKKF2QT4",
         "Bearer abcdefghijklmnop1234",
         "Bearer\tabcdefghijklmnop1234",
+        "Basic dXNlcjpwYXNzd29yZA==",
+        "Basic Zm9vYmFyYmF6cXV4cXV4",
         "redis://:hunter2secret@cache",
     ],
 )
@@ -288,6 +290,9 @@ def test_ordinary_text_is_not_redacted() -> None:
         "Visual Basic\n================",
         "# Basic\n\n----------------",
         "Basic\n/usr/share/doc/",
+        "the basic responsibilities of a bearer authentication-service",
+        "Basic Responsibilities",
+        "Visual Basic ================",
     ):
         assert redact(title) == title
 

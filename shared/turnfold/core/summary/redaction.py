@@ -30,7 +30,10 @@ _KNOWN_KEY = re.compile(
 _JSON_WEB_TOKEN = re.compile(
     r"(?<![A-Za-z0-9_])eyJ[A-Za-z0-9_-]{8,}+(\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+)?"
 )
-_AUTHORIZATION = re.compile(r"((?:[Bb]earer|[Bb]asic)[ \t]+)[A-Za-z0-9._~+/=-]{16,}")
+# A token has a digit, or a capital behind its first letter; "basic responsibilities" has neither.
+_AUTHORIZATION = re.compile(
+    r"((?:[Bb]earer|[Bb]asic)[ \t]+)(?=[0-9]|.[a-z._~+/=-]*[A-Z0-9])[A-Za-z0-9._~+/=-]{16,}"
+)
 _URL_PASSWORD = re.compile(r"(://[^\s/:@]{0,200}:)[^\s/@]{3,200}@")
 _ASSIGNED_SECRET = re.compile(
     r"((?:[Pp]assword|PASSWORD|[Pp]asswd|[Ss]ecret(?:_?[Kk]ey)?|SECRET(?:_KEY)?"
