@@ -57,7 +57,7 @@ from turnfold.errors import (
 
 if TYPE_CHECKING:
     from turnfold.client.mirror import MirrorReceipt, mirror
-    from turnfold.client.notices import StoredNotice
+    from turnfold.client.notice_stream import StoredNotice
     from turnfold.client.provider import ContextBudget, History, Provider, SessionProvider
     from turnfold.client.recovery import ContextRecovery
     from turnfold.client.subagent import SubagentFailure, SubagentResult, run_subagent
@@ -140,7 +140,7 @@ _LATER = {
     "SubagentFailure": "turnfold.client.subagent",
     "SubagentResult": "turnfold.client.subagent",
     "run_subagent": "turnfold.client.subagent",
-    "StoredNotice": "turnfold.client.notices",
+    "StoredNotice": "turnfold.client.notice_stream",
     "CompactionFailed": "turnfold.contracts.notice_models",
     "ContextCompressed": "turnfold.contracts.notice_models",
     "SummaryUpdated": "turnfold.contracts.notice_models",

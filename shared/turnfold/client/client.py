@@ -313,8 +313,8 @@ class Client:
         Only messages of the stream whose ids agree with their subject are notices. Without
         `after`, the iterator begins with the first notice that is stored after the first request
         for one. `after` is `StoredNotice.seq` of the newest notice known, or 0 for all that the
-        stream has. The iterator goes on after a reconnection, and ends with `Unavailable` when
-        the client is closed.
+        stream has; for all sessions, an agent's key reads none from before. The iterator goes on
+        after a reconnection, and ends with `Unavailable` when it or the client is closed.
 
         Raises:
             BadRequest: an id is empty, longer than 256 bytes or contains control characters.

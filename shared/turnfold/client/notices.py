@@ -1,65 +1,29 @@
-"""Notices of one session, or of all sessions of an agent, read from the stream.
-
-A message on the subject of a notice is only a signal to read: anyone may have sent it.
-"""
+"""Notices of one session, or of all sessions of an agent, as they are stored."""
 
 import asyncio
 import contextlib
-import json
-import time
-from collections import OrderedDict, deque
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+import weakref
+from collections import deque
+from typing import Final, Self
 
 import nats.errors
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from pydantic import ValidationError
 
-from turnfold.contracts.notice_models import (
-    NOTICE_MODELS,
-    CompactionFailed,
-    ContextCompressed,
-    SummaryUpdated,
+from turnfold.client.notice_readers import (
+    POLL_SECONDS,
+    AllNotices,
+    NewestNotices,
+    NoticeSignals,
 )
-from turnfold.contracts.notices import NOTICE_NAMES, notice_of
-from turnfold.contracts.subjects import NOTICES_STREAM, token_of
+from turnfold.client.notice_stream import KeptMessage, NoticeStream, StoredNotice
+from turnfold.contracts.notices import NOTICE_NAMES
+from turnfold.contracts.subjects import token_of
 from turnfold.errors import NotAllowed, Unavailable
 from turnfold.nats_client.connection import Denied, NatsClient
 from turnfold.process.tasks import at_most
 
-POLL_SECONDS: Final = 5.0
-"""The time after which the stream is read without a signal; a signal may be lost."""
-READ_SECONDS: Final = 5.0
 _CONNECT_SECONDS: Final = 0.1
-_SUBJECTS_KNOWN: Final = 10_000
-_NOW: Final = 0.0
-_LAST: Final = float("inf")
-_GET: Final = f"$JS.API.DIRECT.GET.{NOTICES_STREAM}"
-_NONE_STATUS: Final = ("404", "408")
-
-NoticeContent = ContextCompressed | SummaryUpdated | CompactionFailed
-
-
-@dataclass(frozen=True, slots=True)
-class StoredNotice:
-    """A notice that the stream has.
-
-    `seq` is its position in the stream of notices. It begins at 1 and grows.
-    """
-
-    seq: int
-    name: str
-    content: NoticeContent
-
-
-class _Kept(NamedTuple):
-    """A message of the stream: its position, its subject, and the notice if it is one."""
-
-    seq: int
-    subject: str
-    notice: StoredNotice | None
+_ending: set[asyncio.Task[None]] = set()
 
 
 class Notices:
@@ -67,7 +31,8 @@ class Notices:
 
     It waits while no server answers, and goes on from where it was. If the credentials may read
     only the newest notice of a subject, as those of an agent's key, notices that are followed by
-    another of their kind and session before they are read are skipped.
+    another of their kind and session before they are read are skipped. Its subscriptions end with
+    `aclose`, with the iterator or with the client.
     """
 
     def __init__(
@@ -75,20 +40,16 @@ class Notices:
     ) -> None:
         session = "*" if session_id is None else token_of(session_id)
         self._bus = bus
-        self._filters = [f"{name}.{token_of(agent_id)}.{session}" for name in NOTICE_NAMES]
+        self._stream = NoticeStream(bus)
+        self._subjects = [f"{name}.{token_of(agent_id)}.{session}" for name in NOTICE_NAMES]
+        self._named = [] if session_id is None else self._subjects
         self._after = after
-        self._ready: deque[StoredNotice] = deque()
-        self._signal = asyncio.Event()
+        self._positions = {} if after is None else dict.fromkeys(self._subjects, after)
+        self._signals = NoticeSignals()
         self._subscriptions: list[Subscription] = []
-        self._has_begun = False
-        self._is_newest_only = False
-        self._heads: dict[str, _Kept] = {}
-        self._seen: OrderedDict[str, int] = OrderedDict()
-        self._named = () if session_id is None else tuple(self._filters)
-        # When each subject with a signal is read: at once, and again after a while, because the
-        # stream may store a notice after its signal has arrived.
-        self._signaled: dict[str, float] = dict.fromkeys(self._named, _NOW)
-        self._reconnects = 0
+        self._reader: AllNotices | NewestNotices | None = None
+        self._ready: deque[StoredNotice] = deque()
+        self._reading = asyncio.Lock()
         self._is_closed = False
 
     def __aiter__(self) -> Self:
@@ -101,165 +62,122 @@ class Notices:
             Unavailable: the client is closed.
             NotAllowed: the credentials may not read notices of this agent.
         """
-        while not self._ready:
-            self._raise_if_closed()
-            try:
-                if not self._has_begun:
-                    await self._begin()
-                # Cleared before the read: a signal that arrives during the read causes another one.
-                self._signal.clear()
-                await self._read()
-            except Denied as error:
-                self._has_begun = False
-                await self._unsubscribe()
-                raise NotAllowed("these credentials may not read notices of this agent") from error
-            except (nats.errors.Error, OSError):
+        # One at a time, or two would read the same notice.
+        async with self._reading:
+            while not self._ready:
                 self._raise_if_closed()
-            if not self._ready:
-                await at_most(POLL_SECONDS, self._signal.wait())
-        return self._ready.popleft()
+                # Cleared before the reads: a signal that arrives during them causes others.
+                self._signals.arrived.clear()
+                seconds = await self._read()
+                if not self._ready:
+                    await at_most(seconds, self._signals.arrived.wait())
+            return self._ready.popleft()
+
+    def put_back(self, notice: StoredNotice) -> None:
+        """Return a notice again that nobody received."""
+        self._ready = deque(sorted([notice, *self._ready], key=lambda one: one.seq))
+        self._signals.arrived.set()
 
     async def aclose(self) -> None:
         """End the subscriptions; a waiting `__anext__` raises `Unavailable`."""
         self._is_closed = True
-        self._signal.set()
-        await self._unsubscribe()
-
-    async def _unsubscribe(self) -> None:
-        while self._subscriptions:
-            with contextlib.suppress(nats.errors.Error, OSError):
-                await self._subscriptions.pop().unsubscribe()
+        self._signals.arrived.set()
+        await _unsubscribe(self._subscriptions)
 
     def _raise_if_closed(self) -> None:
         if self._is_closed or self._bus.is_closed:
             raise Unavailable("the client is closed")
 
-    async def _begin(self) -> None:
-        """Subscribe, and find the position after which notices are new."""
+    async def _read(self) -> float:
+        """Read what is new, and return after how long to read again without a signal."""
+        try:
+            if self._reader is None:
+                self._reader = await self._begin()
+            await self._reader.read(self._ready)
+        except Denied as error:
+            self._reader = None
+            await _unsubscribe(self._subscriptions)
+            raise NotAllowed("these credentials may not read notices of this agent") from error
+        except (nats.errors.Error, OSError):
+            self._raise_if_closed()
+        return POLL_SECONDS if self._reader is None else self._reader.wait_seconds
+
+    async def _begin(self) -> AllNotices | NewestNotices:
+        """Find the positions after which notices are new, and subscribe."""
         while not self._bus.is_connected:
             self._raise_if_closed()
             await asyncio.sleep(_CONNECT_SECONDS)
-        self._reconnects = self._bus.stats["reconnects"]
+        try:
+            reader = await self._reader_from_here()
+        except Denied:
+            raise
+        except (nats.errors.Error, OSError):
+            # By the time that positions can be read, signals tell what is new.
+            await self._subscribe()
+            raise
+        # After the positions: all that is stored beyond them is read, with a signal or without.
+        await self._subscribe()
+        return reader
+
+    async def _reader_from_here(self) -> AllNotices | NewestNotices:
+        try:
+            for subject in self._subjects:
+                self._begin_after(subject, await self._stream.last(subject))
+            return AllNotices(self._stream, self._signals, self._positions)
+        except Denied:
+            # Fails if the credentials are those of another agent.
+            await self._stream.newest(self._subjects[0].replace("*", "any"))
+        for subject in self._named:
+            self._begin_after(subject, await self._stream.newest(subject))
+        return NewestNotices(
+            self._stream,
+            self._bus,
+            self._signals,
+            named=self._named,
+            positions={subject: self._positions[subject] for subject in self._named},
+            after=self._after or 0,
+        )
+
+    def _begin_after(self, subject: str, newest: KeptMessage | None) -> None:
+        """Set the position of a subject, if it has none: its newest message, or before that.
+
+        Before it if a signal has arrived since an earlier attempt failed: then it is new.
+        """
+        kind, _, _ = subject.rpartition(".")
+        is_new = any(signaled.rpartition(".")[0] == kind for signaled in self._signals.subjects)
+        self._positions.setdefault(subject, 0 if newest is None else newest.seq - is_new)
+
+    async def _subscribe(self) -> None:
+        if not self._subscriptions:
+            finalizer = weakref.finalize(
+                self, _end_soon, asyncio.get_running_loop(), self._subscriptions
+            )
+            finalizer.atexit = False
         # Those of an attempt that failed before are used again.
-        for subject in self._filters[len(self._subscriptions) :]:
+        for subject in self._subjects[len(self._subscriptions) :]:
             self._raise_if_closed()
-            subscription = await self._bus.subscribe(subject, cb=self._on_signal)
+            subscription = await self._bus.subscribe(subject, cb=self._signals.on_message)
             self._subscriptions.append(subscription)
         # `aclose` may have run during the last `subscribe`, and could not end its subscription.
         if self._is_closed:
-            await self._unsubscribe()
+            await _unsubscribe(self._subscriptions)
             self._raise_if_closed()
-        # After the subscriptions, so that each notice beyond this position causes a signal.
-        try:
-            newest = [await self._kept({"last_by_subj": subject}) for subject in self._filters]
-        except Denied:
-            self._is_newest_only = True
-            # Fails if the credentials are those of another agent.
-            await self._newest(self._filters[0].replace("*", "any"))
-            newest = [await self._newest(subject) for subject in self._named]
-        if self._after is None:
-            found = [kept for kept in newest if kept is not None]
-            self._after = max((kept.seq for kept in found), default=0)
-        self._has_begun = True
-
-    async def _on_signal(self, message: Msg) -> None:
-        # Also before it is known whether only the newest notices can be read.
-        if (self._is_newest_only or not self._has_begun) and len(self._signaled) < _SUBJECTS_KNOWN:
-            self._signaled[message.subject] = _NOW
-        self._signal.set()
-
-    async def _read(self) -> None:
-        """Read what is new."""
-        if self._is_newest_only:
-            await self._read_newest()
-            return
-        await self._read_heads()
-        if self._heads:
-            # A notice may have been stored after its kind was read, and before that of another.
-            await self._read_heads()
-            subject = min(self._heads, key=lambda name: self._heads[name].seq)
-            self._take(self._heads.pop(subject))
-
-    async def _read_heads(self) -> None:
-        """Read the next message of each kind that has none yet."""
-        for subject in self._filters:
-            if subject not in self._heads:
-                request = {"seq": (self._after or 0) + 1, "next_by_subj": subject}
-                if kept := await self._kept(request):
-                    self._heads[subject] = kept
-
-    async def _read_newest(self) -> None:
-        """Read the newest message of each subject with a signal; after a reconnection, of all."""
-        reconnects = self._bus.stats["reconnects"]
-        if reconnects != self._reconnects:
-            self._signaled |= dict.fromkeys([*self._seen, *self._named], _NOW)
-        # A copy, because signals that arrive during the reads change it.
-        for subject in list(self._signaled):
-            due, now = self._signaled[subject], time.monotonic()
-            if due > now:
-                continue
-            # Before the read, so that a signal that arrives during it causes others.
-            self._signaled[subject] = now + POLL_SECONDS if due == _NOW else _LAST
-            try:
-                kept = await self._newest(subject)
-            except BaseException:
-                self._signaled[subject] = _NOW
-                raise
-            if self._signaled[subject] == _LAST:
-                del self._signaled[subject]
-            if kept is None or kept.seq <= self._seen.get(subject, self._after or 0):
-                continue
-            self._seen[subject] = kept.seq
-            self._seen.move_to_end(subject)
-            if len(self._seen) > _SUBJECTS_KNOWN:
-                self._seen.popitem(last=False)
-            if kept.notice is not None:
-                self._ready.append(kept.notice)
-        # Only after all reads: if one of them failed, the next attempt reads all subjects again.
-        self._reconnects = reconnects
-        self._ready = deque(sorted(self._ready, key=lambda notice: notice.seq))
-
-    def _take(self, kept: _Kept) -> None:
-        self._after = kept.seq
-        if kept.notice is not None:
-            self._ready.append(kept.notice)
-        else:
-            # No notice, though on a subject of one: go on with what follows it.
-            self._signal.set()
-
-    async def _newest(self, subject: str) -> _Kept | None:
-        return await self._get(f"{_GET}.{subject}", b"")
-
-    async def _kept(self, request: Mapping[str, Any]) -> _Kept | None:
-        return await self._get(_GET, json.dumps(request).encode())
-
-    async def _get(self, subject: str, payload: bytes) -> _Kept | None:
-        """Return a message of the stream; None if there is none."""
-        answers: list[_Kept | None] = await self._bus.reply(
-            subject, payload, seconds=READ_SECONDS, read=_answer
-        )
-        return answers[0]
 
 
-def _answer(message: Msg) -> list[_Kept | None] | None:
-    """Read the answer of the stream; None for anything else that came in its place."""
-    headers = message.headers or {}
-    if headers.get("Status") in _NONE_STATUS:
-        return [None]
-    subject, seq = headers.get("Nats-Subject"), headers.get("Nats-Sequence", "")
-    if headers.get("Nats-Stream") != NOTICES_STREAM or not subject or not seq.isdecimal():
-        return None
-    return [_Kept(int(seq), subject, _notice(int(seq), subject, message.data))]
+async def _unsubscribe(subscriptions: list[Subscription]) -> None:
+    while subscriptions:
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await subscriptions.pop().unsubscribe()
 
 
-def _notice(seq: int, subject: str, payload: bytes) -> StoredNotice | None:
-    """Return the notice of a message; None if its ids differ from its subject, or it is none."""
-    received = notice_of(NOTICES_STREAM, subject, payload)
-    if received is None:
-        return None
-    try:
-        content = NOTICE_MODELS[received.name].model_validate(received.fields)
-    except ValidationError:
-        return None
-    assert isinstance(content, NoticeContent)
-    return StoredNotice(seq, received.name, content)
+def _end_soon(loop: asyncio.AbstractEventLoop, subscriptions: list[Subscription]) -> None:
+    """End the subscriptions of an iterator that is gone, in whatever thread that happened."""
+
+    def end() -> None:
+        task = loop.create_task(_unsubscribe(subscriptions))
+        _ending.add(task)
+        task.add_done_callback(_ending.discard)
+
+    if subscriptions:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(end)

@@ -21,7 +21,8 @@ from turnfold.errors import Unavailable
 from turnfold.messages import Json, SessionKey
 
 if TYPE_CHECKING:
-    from turnfold.client.notices import Notices, StoredNotice
+    from turnfold.client.notice_stream import StoredNotice
+    from turnfold.client.notices import Notices
 
 Result = TypeVar("Result")
 CLOSED: Final = "the client is closed"
@@ -107,8 +108,15 @@ class PortalClient:
         """Iterate over notices in any loop, or in a thread without one; see `Client.notices`."""
         return PortalNotices(self, lambda client: client.notices(agent_id, session_id, after=after))
 
-    async def use(self, work: Callable[[Client], Awaitable[Result]]) -> Result:
+    async def use(
+        self,
+        work: Callable[[Client], Awaitable[Result]],
+        *,
+        on_lost: Callable[[Result], object] = lambda _: None,
+    ) -> Result:
         """Run a function of the client in its own loop, and return its result.
+
+        `on_lost` is called there with a result that the caller does not wait for any longer.
 
         Raises:
             Unavailable: no server answers, or this client is closed.
@@ -127,10 +135,10 @@ class PortalClient:
 
         def end(task: asyncio.Task[Result]) -> None:
             try:
-                caller.call_soon_threadsafe(_hand_over, task, result)
+                caller.call_soon_threadsafe(_hand_over, task, result, on_lost)
             except RuntimeError:
-                # The caller's loop is closed. Nobody has to be told of an error.
-                _ = task.cancelled() or task.exception()
+                # The caller's loop is closed.
+                _lose(task, on_lost)
 
         # Without the futures of `concurrent.futures`, with which both ways take half as long again.
         with self._running_loop() as loop:
@@ -139,6 +147,9 @@ class PortalClient:
             return await result
         except asyncio.CancelledError:
             with contextlib.suppress(RuntimeError):
+                # It arrived together with the cancellation.
+                if not result.cancelled() and result.exception() is None:
+                    loop.call_soon_threadsafe(on_lost, result.result())
                 loop.call_soon_threadsafe(cancel)
             raise
 
@@ -239,16 +250,27 @@ class PortalClient:
             await asyncio.gather(*pending, return_exceptions=True)
 
 
-def _hand_over(task: asyncio.Task[Result], result: asyncio.Future[Result]) -> None:
+def _hand_over(
+    task: asyncio.Task[Result],
+    result: asyncio.Future[Result],
+    on_lost: Callable[[Result], object],
+) -> None:
     """Give the outcome of a task that has ended to the caller, who may wait no longer."""
     if result.done():
-        _ = task.cancelled() or task.exception()
+        _lose(task, on_lost)
     elif task.cancelled():
         result.cancel()
     elif (error := task.exception()) is not None:
         result.set_exception(error)
     else:
         result.set_result(task.result())
+
+
+def _lose(task: asyncio.Task[Result], on_lost: Callable[[Result], object]) -> None:
+    # Nobody has to be told of an error.
+    if not task.cancelled() and task.exception() is None:
+        with contextlib.suppress(RuntimeError):
+            task.get_loop().call_soon_threadsafe(on_lost, task.result())
 
 
 def _begin_all_after_fork() -> None:
@@ -281,7 +303,7 @@ class PortalNotices:
         Raises:
             Unavailable: no server answers at first, or the client is closed.
         """
-        return await self._portal.use(self._next)
+        return await self._portal.use(self._next, on_lost=self._put_back)
 
     def __next__(self) -> "StoredNotice":
         """Return the next notice; block this thread until there is one."""
@@ -292,3 +314,22 @@ class PortalNotices:
         if self._notices is None or self._client is not client:
             self._notices, self._client = self._begin(client), client
         return await anext(self._notices)
+
+    def _put_back(self, notice: "StoredNotice") -> None:
+        if self._notices is not None:
+            self._notices.put_back(notice)
+
+    async def aclose(self) -> None:
+        """End the subscriptions; a waiting call raises `Unavailable`."""
+
+        async def end(_: Client) -> None:
+            if self._notices is not None:
+                await self._notices.aclose()
+
+        with contextlib.suppress(Unavailable):
+            await self._portal.use(end)
+
+    def close(self) -> None:
+        """End the subscriptions, from a thread without a loop."""
+        with contextlib.suppress(Unavailable):
+            self._portal.run(self.aclose())

@@ -126,7 +126,7 @@ class CorrectedClient(Client):
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()
 
-    async def flush(self, timeout: float = _FLUSH_SECONDS) -> None:  # noqa: ASYNC109  # as of nats-py
+    async def flush(self, timeout: float = _FLUSH_SECONDS) -> None:  # noqa: ASYNC109  # nats-py
         """Return once the server has read all that was sent before.
 
         Raises:

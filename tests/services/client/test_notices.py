@@ -1,6 +1,7 @@
 """Notices as a client iterates over them, on a real bus."""
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ import turnfold
 from tests.nats_server import NatsServer, nats_server
 from tests.running_system import eventually, wait_until
 from turnfold.bus.streams import NOTICES_CONFIG
+from turnfold.client import notice_readers, notice_stream
 from turnfold.client import notices as notices_module
 from turnfold.contracts.subjects import NOTICES_STREAM
 from turnfold.errors import NotAllowed, Unavailable
@@ -192,7 +194,7 @@ async def test_attempts_to_begin_leave_no_subscriptions_while_nothing_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notices_module, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(notices_module, "READ_SECONDS", 0.02)
+    monkeypatch.setattr(notice_stream, "READ_SECONDS", 0.02)
     attempts: list[bytes] = []
 
     async def on_request(message: Msg) -> None:
@@ -237,15 +239,15 @@ async def test_a_signal_that_arrives_before_its_notice_is_stored_is_read_again(
 ) -> None:
     """G2: for a key that reads only the newest notice of a subject, nothing else tells of it."""
     reads: list[object] = []
-    read = notices_module.Notices._newest
+    read = notice_stream.NoticeStream.newest
 
-    async def stored_late(notices: notices_module.Notices, subject: str) -> Any:
+    async def stored_late(stream: notice_stream.NoticeStream, subject: str) -> Any:
         # The first read after the signal is that of a stream which is not as far yet.
-        kept = await read(notices, subject)
+        kept = await read(stream, subject)
         reads.append(kept)
         return kept if [one for one in reads if one][1:] else None
 
-    monkeypatch.setattr(notices_module.Notices, "_newest", stored_late)
+    monkeypatch.setattr(notice_stream.NoticeStream, "newest", stored_late)
     with nats_server(tmp_path, more=READS_THE_NEWEST_NOTICES) as running:
         worker = running.url.replace("nats://", "nats://worker:secret@")
         bus = await nats.connect(worker)
@@ -264,3 +266,120 @@ async def test_a_signal_that_arrives_before_its_notice_is_stored_is_read_again(
 async def is_reading(reads: list[object]) -> bool:
     """Whether the iteration has begun, and found nothing."""
     return bool(reads)
+
+
+@pytest.mark.proves("G2")
+async def test_all_that_is_stored_from_the_first_request_on_is_yielded(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G2: also notices that are stored while the iterator finds the position to begin at."""
+    await store(server, "summary.updated.a.s", summary(1))
+    read, reads = notice_stream.NoticeStream.last, iter(range(100))
+
+    async def storing(stream: notice_stream.NoticeStream, subject: str) -> Any:
+        kept = await read(stream, subject)
+        await store(server, "summary.updated.a.s", summary(10 + next(reads)))
+        return kept
+
+    monkeypatch.setattr(notice_stream.NoticeStream, "last", storing)
+    async with turnfold.connect(server.url, environ={}) as client:
+        first = await collect(client.notices("a"), 1)
+
+    # Two are stored before the position of their subject is known, which is after them.
+    assert versions(first) == [11]
+
+
+@pytest.mark.proves("G2")
+async def test_a_notice_is_yielded_that_a_new_stream_stores(tmp_path: Path) -> None:
+    with nats_server(tmp_path) as empty:
+        async with turnfold.connect(empty.url, environ={}) as client:
+            waiting = asyncio.create_task(collect(client.notices("a"), 1))
+            await wait_until(lambda: client_subscriptions(client) == 3)
+            bus = await nats.connect(empty.url)
+            await bus.jetstream().add_stream(NOTICES_CONFIG)
+            await bus.close()
+            await store(empty, "summary.updated.a.s", summary(1))
+
+            assert versions(await waiting) == [1]
+
+
+def client_subscriptions(client: turnfold.Client) -> int:
+    """How many subscriptions to notices a client has."""
+    bus = client._connection.bus
+    return sum(one.subject.endswith(".a.*") for one in bus._subs.values())
+
+
+@pytest.mark.proves("G2")
+async def test_two_readers_of_one_iterator_share_its_notices(server: NatsServer) -> None:
+    for version in range(1, 21):
+        await store(server, "summary.updated.a.s", summary(version))
+    async with turnfold.connect(server.url, environ={}) as client:
+        notices = client.notices("a", after=0)
+        halves = await asyncio.gather(collect(notices, 10), collect(notices, 10))
+
+    assert sorted(version or 0 for half in halves for version in versions(half)) == [*range(1, 21)]
+
+
+@pytest.mark.proves("G2")
+async def test_a_reader_in_another_thread_that_gives_up_loses_no_notice(server: NatsServer) -> None:
+    client = turnfold.PortalClient(server.url, environ={})
+    notices = client.notices("a", after=0)
+    found: list[turnfold.StoredNotice] = []
+    bus = await nats.connect(server.url)
+
+    async def read() -> None:
+        while len(found) < 100:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.004):
+                    found.append(await anext(notices))
+
+    reading = asyncio.create_task(read())
+    for version in range(1, 101):
+        fields = json.dumps(summary(version)).encode()
+        await bus.jetstream().publish("summary.updated.a.s", fields)
+    async with asyncio.timeout(60):
+        await reading
+    await bus.close()
+    await asyncio.to_thread(client.close)
+
+    assert versions(found) == [*range(1, 101)]
+
+
+@pytest.mark.proves("G2")
+async def test_the_subscriptions_of_an_iterator_end_with_it(server: NatsServer) -> None:
+    await store(server, "summary.updated.a.s", summary(1))
+    async with turnfold.connect(server.url, environ={}) as client:
+        for _ in range(5):
+            async for notice in client.notices("a", after=0):
+                assert notice.seq == 1
+                break
+
+        await wait_until(lambda: client_subscriptions(client) == 0)
+
+    portal = turnfold.PortalClient(server.url, environ={})
+    notices = portal.notices("a", after=0)
+    await collect(notices, 1)
+    waiting = asyncio.create_task(collect(notices, 1))
+    await asyncio.sleep(0)
+    await notices.aclose()
+    with pytest.raises(Unavailable, match="closed"):
+        await waiting
+    await asyncio.to_thread(notices.close)
+    await asyncio.to_thread(portal.close)
+    await asyncio.to_thread(notices.close)
+
+
+@pytest.mark.proves("G2")
+async def test_an_iterator_that_is_closed_while_it_begins_ends_at_once(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (notice_readers, notices_module):
+        monkeypatch.setattr(module, "POLL_SECONDS", 600.0)
+    async with turnfold.connect(server.url, environ={}) as client:
+        for steps in range(20):
+            notices = client.notices("a")
+            waiting = asyncio.create_task(anext(notices))
+            await asyncio.sleep(0.0005 * steps)
+            await notices.aclose()
+            with pytest.raises(Unavailable, match="closed"):
+                await asyncio.wait_for(waiting, 30)
