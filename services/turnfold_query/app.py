@@ -32,8 +32,9 @@ from turnfold.process.tasks import at_most, cancel_and_wait, unless
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings, redacted
 from turnfold.store.database.engine import Database
-from turnfold.store.database.instance_lock import next_seq, wait_for_schema
+from turnfold.store.database.instance_lock import wait_for_schema
 from turnfold.store.database.secrets import SIGNED_ACTORS, read_secret
+from turnfold.store.database.sequence_ranges import whole_to
 from turnfold.store.query.agent_lists import SqlAgentLists
 from turnfold.store.query.dead_letters import SqlDeadLetterStore
 from turnfold.store.query.history import SqlHistoryStore
@@ -258,7 +259,7 @@ def _http_app(  # all collaborators of the routes
     async def is_ready() -> list[str]:
         missing = [] if client.is_connected else ["the bus is not connected"]
         try:
-            await next_seq(database)
+            await database.snapshot(whole_to)
         except Unavailable:
             missing.append("the database cannot be read")
         return missing

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from tests.store_fixtures import new_sqlite, sql_stores, turn, user
+from tests.store_fixtures import KEY, NOON, new_sqlite, sql_stores, turn, user
 from turnfold.errors import StartError, Unavailable
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import Database
@@ -35,6 +35,26 @@ async def test_what_lies_below_the_first_sequence_of_an_adopted_stream_is_not_wa
     await database.close()
 
     assert (whole_to, next_one, created) == (first_seq - 1, first_seq, CREATED)
+
+
+@pytest.mark.proves("L1", "A6")
+async def test_a_new_stream_begins_above_what_was_erased_while_it_waited_in_the_lost_one(
+    url: str,
+) -> None:
+    await upgrade(url)
+    async with sql_stores(url) as stores:
+        database = Database(url, writes=True)
+        await stores.ingest(turn(1, user("old"), event_id="e1"))
+        await stores.changes.erase(KEY, last_seq=30, now_ms=NOON)
+
+        first_seq = await next_seq(database)
+        await stores.ingest(turn(first_seq, user("new"), event_id="e2"))
+        with pytest.raises(StartError, match="another stream up to"):
+            await bind_to_stream(database, created=CREATED, first_seq=30)
+        await database.close()
+
+        assert first_seq == 31
+        assert [one.message_id for one in (await stores.facts()).messages] == ["e2#0"]
 
 
 @pytest.mark.proves("W5", "O10")

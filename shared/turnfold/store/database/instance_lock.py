@@ -72,12 +72,13 @@ def _foreign(bound: str | None, created: str | None) -> StartError:
 
 
 def _next_seq(connection: Connection) -> int:
-    last = select(func.coalesce(func.max(ingested_ranges.c.last_seq), 0))
-    return int(connection.execute(last).scalar_one()) + 1
+    # What is erased may have waited still, and new events up to there would count as erased.
+    columns = (ingested_ranges.c.last_seq, erasures.c.last_seq)
+    return max(connection.scalar(select(func.max(column))) or 0 for column in columns) + 1
 
 
 async def next_seq(database: Database) -> int:
-    """Return the first sequence for a new stream: above everything ever stored."""
+    """Return the first sequence for a new stream: above everything ever stored or erased."""
     return await database.snapshot(_next_seq)
 
 
