@@ -20,7 +20,8 @@ OVERWRITTEN_AT_ONCE = 50
 """The events that one call overwrites, in half a second or more."""
 FORGOTTEN_AT_ONCE = 100
 """The requests on their way, which the server answers within 20 ms."""
-LOOKED_AT = 10_000
+LOOKED_AT = 4_000
+"""The events by which one call looks further along a row; to read them takes a second or two."""
 
 
 class EventRemoval:
@@ -36,43 +37,62 @@ class EventRemoval:
         # Removed without a gap: the sequence after them, and their bytes.
         self._next = 0
         self._bytes = 0
+        # The bytes of events of the row from there on, each read once.
+        self._sizes: dict[int, int] = {}
 
     @property
     def wanted(self) -> int:
         """How many of the lowest sequences `remove` needs to see."""
-        return OVERWRITTEN_AT_ONCE if self._bytes < BLOCK_BYTES else LOOKED_AT
+        is_inside = self._bytes >= BLOCK_BYTES
+        return len(self._sizes) + LOOKED_AT if is_inside else OVERWRITTEN_AT_ONCE
 
     async def remove(self, sequences: Sequence[int]) -> Sequence[int]:
         """Remove the first of these erased events, in rising order; return their sequences.
+
+        There are none if `remove` needs to see more of the row first.
 
         Raises:
             Unavailable: the server does not answer. Events that are gone may be removed again.
         """
         if sequences[0] != self._next:
             self._bytes = 0
-        if self._bytes >= BLOCK_BYTES and (inner := await self._inner(sequences)):
-            for start in range(0, len(inner), FORGOTTEN_AT_ONCE):
-                portion = inner[start : start + FORGOTTEN_AT_ONCE]
-                await asyncio.gather(*(self._delete(seq, no_erase=True) for seq in portion))
-            self._next = inner[-1] + 1
-            return inner
-        overwritten = sequences[:OVERWRITTEN_AT_ONCE]
-        for seq in overwritten:
-            size = await self._size(seq)
+            self._sizes.clear()
+        if self._bytes >= BLOCK_BYTES:
+            joined = [seq for at, seq in enumerate(sequences) if seq == sequences[0] + at]
+            may_go_on = len(joined) == self.wanted
+            inner = await self._inner(joined)
+            if inner or may_go_on:
+                await self._forget(inner)
+                return inner
+        return await self._overwrite(sequences[:OVERWRITTEN_AT_ONCE])
+
+    async def _inner(self, row: Sequence[int]) -> Sequence[int]:
+        """Return the sequences of a row, except the last ones, which fill a block."""
+        inner, filled = list(row), 0
+        while inner and filled < BLOCK_BYTES:
+            seq = inner.pop()
+            if seq not in self._sizes:
+                self._sizes[seq] = await self._size(seq) or 0
+            filled += self._sizes[seq]
+        return inner
+
+    async def _forget(self, sequences: Sequence[int]) -> None:
+        for start in range(0, len(sequences), FORGOTTEN_AT_ONCE):
+            portion = sequences[start : start + FORGOTTEN_AT_ONCE]
+            await asyncio.gather(*(self._delete(seq, no_erase=True) for seq in portion))
+        for seq in sequences:
+            self._sizes.pop(seq, None)
+            self._next = seq + 1
+
+    async def _overwrite(self, sequences: Sequence[int]) -> Sequence[int]:
+        for seq in sequences:
+            size = self._sizes.pop(seq, None) or await self._size(seq)
             if size is not None:
                 await self._delete(seq, no_erase=False)
             # Other events may stand in a gap.
             self._bytes = (self._bytes if seq == self._next else 0) + (size or 0)
             self._next = seq + 1
-        return overwritten
-
-    async def _inner(self, sequences: Sequence[int]) -> Sequence[int]:
-        """Return the sequences before the first gap, except the last ones, which fill a block."""
-        joined = [seq for at, seq in enumerate(sequences) if seq == sequences[0] + at]
-        filled = 0
-        while joined and filled < BLOCK_BYTES:
-            filled += await self._size(joined.pop()) or 0
-        return joined
+        return sequences
 
     async def _size(self, seq: int) -> int | None:
         """Return the bytes of an event, at most what it takes in its block; None if it is gone."""

@@ -8,7 +8,7 @@ from nats.aio.client import Client
 
 from tests.nats_server import nats_server
 from turnfold.bus import connect, ensure_streams
-from turnfold.bus.removal import BLOCK_BYTES, OVERWRITTEN_AT_ONCE, EventRemoval
+from turnfold.bus.removal import BLOCK_BYTES, LOOKED_AT, OVERWRITTEN_AT_ONCE, EventRemoval
 from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.settings import Settings
 
@@ -68,6 +68,33 @@ async def test_a_long_row_is_forgotten_but_for_its_ends_and_no_file_holds_it(
         assert 32 <= overwritten <= 32 + OVERWRITTEN_AT_ONCE
         assert await held(client) == len(before) + len(after)
         assert (told(tmp_path, ERASED), told(tmp_path, KEPT)) == (0, 6)
+        await client.close()
+
+
+@pytest.mark.proves("A6", "L8")
+async def test_small_events_of_a_long_row_are_forgotten_too_and_none_is_read_twice(
+    tmp_path: Path,
+) -> None:
+    reads: list[object] = []
+
+    async def note(message: object) -> None:
+        reads.append(message)
+
+    with nats_server(tmp_path) as server:
+        client = await connect(Settings(nats_url=server.url), name="test")
+        await ensure_streams(client, first_seq=1)
+        erased = await publish(client, ERASED, 17, LARGE)
+        # A look along the row sees far less than a block.
+        erased += await publish(client, ERASED, LOOKED_AT * 2 + 2_500)
+        erased += await publish(client, ERASED, 17, LARGE)
+        spying = await client.subscribe(f"$JS.API.STREAM.MSG.GET.{EVENTS_STREAM}", cb=note)
+
+        overwritten, _ = await remove_all(client, erased)
+
+        await spying.drain()  # type: ignore[no-untyped-call]
+        assert overwritten <= 34 + OVERWRITTEN_AT_ONCE
+        assert len(reads) <= len(erased)
+        assert (await held(client), told(tmp_path, ERASED)) == (0, 0)
         await client.close()
 
 
