@@ -65,7 +65,7 @@ async def read_bus_health(client: Client) -> BusHealth:
 async def syncs_always(monitoring_url: str) -> bool | None:
     """Return whether the server syncs messages to disk before it acknowledges them.
 
-    The monitoring port reports this; None means that it did not reply.
+    The monitoring port reports this; None means that it did not reply, or something else did.
     """
 
     def read() -> bool | None:
@@ -74,7 +74,9 @@ async def syncs_always(monitoring_url: str) -> bool | None:
             # The operator has configured this URL, so its scheme is trusted.
             with urlopen(url, timeout=MONITORING_SECONDS) as answer:  # noqa: S310
                 return bool(json.load(answer)["config"].get("sync_always", False))
-        except (OSError, HTTPException, ValueError, LookupError):
+        except (OSError, HTTPException):
+            return None
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
             return None
 
     return await asyncio.to_thread(read)

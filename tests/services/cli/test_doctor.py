@@ -169,6 +169,26 @@ async def test_a_bus_that_acknowledges_before_it_writes_is_found_by_its_monitori
 
 
 @pytest.mark.proves("O3")
+@pytest.mark.parametrize("answer", [b"[]", b"7", b'{"config": null}', b"[" * 100_000])
+async def test_a_monitoring_address_where_something_else_answers_tells_nothing(
+    tmp_path: Path, answer: bytes
+) -> None:
+    class Other(Ready):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+    with nats_server(tmp_path) as server, ThreadingHTTPServer(("127.0.0.1", 0), Other) as web:
+        Thread(target=web.serve_forever, daemon=True).start()
+        there = f"http://127.0.0.1:{web.server_port}"
+        findings = await examine(settings_of(tmp_path, server.url), monitoring_url=there)
+        web.shutdown()
+
+    assert the(findings, "disk writes").outcome == "unknown"
+
+
+@pytest.mark.proves("O3")
 async def test_a_full_stream_and_a_writer_that_asks_for_nothing_are_found(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, database_url=new_sqlite(tmp_path))
     with (tmp_path / "turnfold.db.writer.lock").open("w") as lock, nats_server(tmp_path) as server:
