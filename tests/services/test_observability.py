@@ -4,8 +4,10 @@ import asyncio
 import json
 import os
 import re
+import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -326,6 +328,37 @@ async def test_without_traces_nothing_is_loaded_that_makes_or_sends_them() -> No
     assert b"opentelemetry.sdk" not in told
     assert b"opentelemetry.exporter" not in told
     assert process.returncode == 0
+
+
+LAST_SPAN = """
+from turnfold.observability import tracing
+
+tracing.begin("test")
+with tracing.span("last"):
+    pass
+"""
+
+
+async def ended(collector_url: str) -> None:
+    """Run a program that records a span and ends."""
+    environ = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": collector_url}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LAST_SPAN, env=environ, stderr=asyncio.subprocess.DEVNULL
+    )
+    assert await process.wait() == 0
+
+
+@pytest.mark.proves("O4")
+async def test_the_end_of_a_process_waits_for_its_last_spans_but_not_long() -> None:
+    with running_collector() as collector, socket.create_server(("127.0.0.1", 0)) as silent:
+        await ended(collector.url)
+        began = time.monotonic()
+        await ended(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        seconds = time.monotonic() - began
+
+    assert [span.name for _, span in collector.spans()] == ["last"]
+    # OpenTelemetry by itself waits for ten.
+    assert seconds < 6
 
 
 @pytest.mark.proves("O4", "O5")

@@ -1,8 +1,10 @@
 """Traces from a published event to the version that covers it. While off, nothing is loaded."""
 
+import atexit
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Literal
 
@@ -11,6 +13,9 @@ from turnfold.errors import StartError
 VARIABLE = "TURNFOLD_TRACES"
 HEADER = "traceparent"
 """The header of W3C Trace Context, on the bus and over HTTP."""
+
+LAST_SECONDS = 2.0
+"""The most time that the end of a process waits for a collector to take the last spans."""
 
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
 
@@ -92,7 +97,27 @@ def begin(service: str) -> None:
             resource=Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", service)})
         )
         provider.add_span_processor(BatchSpanProcessor(trace_exporter.OTLPSpanExporter()))
+        _call_briefly_at_exit(provider.shutdown)
     _recorder.tracer = provider.get_tracer("turnfold")
+
+
+def _call_briefly_at_exit(act: Callable[[], object]) -> None:
+    """Call `act` when the process ends, before OpenTelemetry does, which waits for up to 30 s."""
+    is_ending = Event()
+
+    def wait_and_act() -> None:
+        is_ending.wait()
+        act()
+
+    # Now, because no thread can be started at the end.
+    acting = Thread(target=wait_and_act, name="last-spans", daemon=True)
+    acting.start()
+
+    def end() -> None:
+        is_ending.set()
+        acting.join(LAST_SECONDS)
+
+    atexit.register(end)
 
 
 def extract_traceparent(headers: Mapping[str, str] | None) -> str | None:
