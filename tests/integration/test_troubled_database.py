@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, select, text
 from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -16,6 +16,8 @@ from turnfold.errors import StartError, Unavailable
 from turnfold.store.database import engine
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import bind_to_stream, wait_until_adopted
+from turnfold.store.database.schema import stream_purges
+from turnfold.store.database.statements import Prepared
 from turnfold.store.database.transactions import is_transient_error
 from turnfold_migrations import upgrade
 
@@ -51,6 +53,27 @@ async def test_what_a_full_or_damaged_disk_refuses_is_no_dead_letter_and_is_stor
             lambda connection: connection.execute(text("SELECT count(*) FROM events")).scalar()
         )
         assert stored
+
+
+@pytest.mark.proves("O2")
+async def test_a_column_of_another_type_fails_one_read_of_a_connection_and_no_more(
+    postgres_url: str,
+) -> None:
+    await upgrade(postgres_url)
+    database, migration = Database(postgres_url, writes=True), Database(postgres_url, writes=True)
+    purges = Prepared(select(stream_purges.c.stream_seq), ())
+    change = text("ALTER TABLE stream_purges ALTER stream_seq TYPE integer")
+
+    for run in (database.snapshot, database.write):
+        assert await run(purges.rows) == []
+    await migration.write(lambda connection: connection.execute(change))
+
+    for run in (database.snapshot, database.write):
+        with pytest.raises(Unavailable):
+            await run(purges.rows)
+        assert await run(purges.rows) == []
+    await database.close()
+    await migration.close()
 
 
 @pytest.mark.proves("L1", "O2")

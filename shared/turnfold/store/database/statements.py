@@ -190,6 +190,10 @@ def _fetched(
         cursor.execute(sql, values)
         rows: Sequence[Sequence[Any]] = cursor.fetchall()
     except driver.Error as error:
+        # A column has another type now. SQLAlchemy prepares its own statements anew; this one
+        # would fail on this connection forever.
+        if type(error).__name__ == "InvalidCachedStatementError":
+            _invalidate(connection)
         if is_transient_error(error):
             raise Unavailable(
                 f"the database cannot be used now ({str(error)[:200]}); try again later"
@@ -199,12 +203,16 @@ def _fetched(
         # As SQLAlchemy does after its own statements. The driver goes on in a transaction whose
         # BEGIN was cancelled as if in a part of it: all later reads would see its old snapshot, and
         # what is written later would never be committed.
-        if isinstance(connection, Connection):
-            connection.invalidate()
+        _invalidate(connection)
         raise
     finally:
         cursor.close()
     return rows
+
+
+def _invalidate(connection: SupportsStatements) -> None:
+    if isinstance(connection, Connection):
+        connection.invalidate()
 
 
 NO_CONSTANTS: Final[Mapping[str, bool | None]] = MappingProxyType({})
