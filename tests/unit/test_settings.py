@@ -1,5 +1,7 @@
 """What an operator sets is what holds, and what was misspelt stops the start."""
 
+import asyncio
+import gc
 import io
 import json
 import logging
@@ -318,6 +320,27 @@ def test_what_a_user_wrote_does_not_reach_the_logs_through_an_exception(lines: i
     assert "hunter2" not in lines.getvalue()
     assert [line["error"] for line in read(lines)] == ["RuntimeError <- ValueError"] * 2
     assert all("test_settings.py" in line["at"][-1] for line in read(lines))
+
+
+@pytest.mark.proves("O4")
+def test_what_a_user_wrote_does_not_reach_the_logs_through_a_task_or_a_callback(
+    lines: io.StringIO,
+) -> None:
+    def fail(text: str) -> None:
+        raise ValueError(text)
+
+    async def leave_a_failed_task() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(fail, "my password is hunter2")
+        await asyncio.wait([loop.create_task(asyncio.to_thread(fail, "my password is hunter2"))])
+
+    asyncio.run(leave_a_failed_task())
+    gc.collect()
+
+    assert "hunter2" not in lines.getvalue()
+    begun, _, name = read(lines)[0]["event"].rpartition(" ")
+    assert (begun, name.rpartition(".")[2]) == ("Exception in callback", "fail")
+    assert read(lines)[1]["event"] == "Task exception was never retrieved"
 
 
 def test_an_error_of_the_system_keeps_its_words(lines: io.StringIO) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import sys
 import traceback
 from collections.abc import MutableMapping
@@ -58,7 +59,7 @@ def configure_logs(
     handler = logging.StreamHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, _cut_quotes, *shared],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
@@ -93,6 +94,13 @@ def log_exception(
     if error is not None:
         event["error"] = _described(error)
         event["at"] = _places(error.__traceback__)
+    return event
+
+
+def _cut_quotes(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Cut off what asyncio quotes: arguments of callbacks, results and exceptions of tasks."""
+    if event["logger"] == "asyncio":
+        event["event"] = re.split(r"[(\n]", event["event"], maxsplit=1)[0]
     return event
 
 
