@@ -69,6 +69,29 @@ async def test_what_waits_too_long_is_counted_with_the_time_since_when(url: str)
         assert abs(late.clock_ms - time.time() * 1000) < 60_000
 
 
+@pytest.mark.proves("O4", "A6")
+async def test_jobs_of_an_erased_session_count_as_no_work_though_their_rows_are_left(
+    url: str,
+) -> None:
+    await upgrade(url)
+    database = Database(url, writes=False)
+
+    async def overdue() -> int:
+        health = await SqlHealth(database).look(
+            now_ms=NOON + 60_000, patience_ms=PATIENCE_MS, most_attempts=3
+        )
+        return health.overdue
+
+    async with sql_stores(url, SMALL) as stores:
+        await stores.ingest(*turns(1, 7, key=session(1)), *turns(11, 7, key=session(2)))
+        before = await overdue()
+        await stores.changes.erase(session(1), last_seq=7, now_ms=NOON)
+        after = await overdue()
+    await database.close()
+
+    assert (before, after) == (2, 1)
+
+
 @pytest.mark.proves("O4", "O10")
 async def test_one_process_writes_to_a_sqlite_file_and_others_are_told(tmp_path: Path) -> None:
     url = f"sqlite+aiosqlite:///{tmp_path / 'turnfold.db'}"

@@ -9,7 +9,7 @@ from sqlalchemy.engine import make_url
 
 from turnfold.ports.compact import JobStatus
 from turnfold.store.database.engine import Database
-from turnfold.store.database.predicates import is_open
+from turnfold.store.database.predicates import is_of_kept, is_open
 from turnfold.store.database.schema import compactions, dead_letters, outbox
 
 
@@ -59,7 +59,7 @@ class SqlHealth:
                     func.min(compactions.c.next_attempt_at_ms).filter(is_due),
                     func.count().filter(is_left),
                     func.count().filter(compactions.c.attempts > most_attempts),
-                ).where(is_open)
+                ).where(is_open, is_of_kept(compactions.c.sid))
             ).one()
             notices = connection.execute(select(func.count(), func.min(outbox.c.outbox_id))).one()
             letters = (

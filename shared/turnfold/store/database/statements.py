@@ -278,7 +278,7 @@ class BulkInsert(Bulk):
         if connection.dialect.name == "postgresql" and len(rows) >= ROWS_A_COPY:
             _, order = self._sql(connection.dialect)
             names = [self._names[place] for place in order] if order is not None else self._names
-            # COPY leaves a column null that it does not name.
+            # COPY gives a column that it does not name its default: null, where a constant is null.
             stated = {name: value for name, value in self._constants.items() if value is not None}
             if stated:
                 names = [*names, *stated]

@@ -112,7 +112,7 @@ class ThreadTransactions:
 
     @contextmanager
     def _connection(self) -> Generator[Connection]:
-        """Return the connection of this thread; after an error, a new one."""
+        """Return the connection of this thread; after an error, the pool resets it."""
         connection: Connection | None = getattr(self._own, "connection", None)
         if connection is None:
             self._own.connection = connection = self._engine.connect()
@@ -120,7 +120,7 @@ class ThreadTransactions:
         try:
             yield connection
         except BaseException:
-            # It may be interrupted or broken. Another connection costs less than finding out.
+            # It may be interrupted, or in a transaction that could not be ended.
             self._own.connection = None
             self._opened.remove(connection)
             connection.close()
