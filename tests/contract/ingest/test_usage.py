@@ -1,6 +1,7 @@
 """What reported usage does, in every store: the factor it teaches, and the evictions it sets off."""
 
 import json
+from base64 import b64encode
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -242,6 +243,17 @@ async def test_what_one_agent_reports_teaches_no_other(stores: Stores) -> None:
     await stores.changes.compact_now(stranger, installation=stores.installation, now_ms=NOON + 500)
 
     assert (await factor(stores), await factor(stores, stranger)) == (1.1, 2.4)
+
+
+@pytest.mark.proves("L1", "I2")
+async def test_a_turn_is_stored_however_long_the_name_of_its_model_is(stores: Stores) -> None:
+    name = b64encode(Random(1).randbytes(6_000)).decode()
+
+    await stores.ingest(*reporting(8, ratio=1.6, model=name))
+
+    await override(stores, max_live_messages=0)
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 500)
+    assert await factor(stores) == 1.6
 
 
 @pytest.mark.proves("T4")

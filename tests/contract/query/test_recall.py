@@ -308,9 +308,10 @@ async def long_ago_rest(stores: Stores, *last: Any, is_indexed: bool = True) -> 
 
 
 @pytest.mark.proves("F2")
-async def test_a_call_is_told_with_its_result(stores: Stores) -> None:
+@pytest.mark.parametrize("call", ["c1", "NUL \0", "x" * 3_000])
+async def test_a_call_is_told_with_its_result(stores: Stores, call: str) -> None:
     await stores.ingest(
-        turn(1, user("look it up"), assistant(None, "c1"), tool("c1", "zeppelin LZ-127 landed")),
+        turn(1, user("look it up"), assistant(None, call), tool(call, "zeppelin LZ-127 landed")),
     )
     await long_ago_rest(stores)
 

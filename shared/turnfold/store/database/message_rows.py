@@ -3,7 +3,8 @@
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from hashlib import sha256
+from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Table, case, func, literal_column
 
@@ -292,14 +293,30 @@ def _optional_columns(
 ) -> tuple[str | None, str | None, str | None, str | None, int | None]:
     return (
         json.dumps(calls) if calls else None,
-        tool_call_id and storable(tool_call_id),
+        tool_call_id and storable_key(tool_call_id),
         cuts or None,
         gist or None,
         element or None,
     )
 
 
-def storable(text: str) -> str:
+_KEY_CHARACTERS: Final = 256
+_KEY_PREFIX_CHARACTERS: Final = 192
+
+
+def storable_key(text: str) -> str:
+    """Return a text that both databases accept in an index; a long one as its beginning and hash.
+
+    PostgreSQL refuses index rows of more than 2,704 bytes. Messages keep the whole text.
+    """
+    key = _storable(text)
+    if len(key) <= _KEY_CHARACTERS:
+        return key
+    # One character longer than any key that was not shortened, so that it equals none of them.
+    return f"{key[:_KEY_PREFIX_CHARACTERS]}#{sha256(key.encode()).hexdigest()}"
+
+
+def _storable(text: str) -> str:
     """Return a text that both databases accept; NUL and lone surrogates are escaped as JSON."""
     # Nearly every text. Encoding it to find a surrogate costs more than both tests.
     if text.isascii() and "\0" not in text:

@@ -18,7 +18,7 @@ from turnfold.core.eviction.limits import (
 )
 from turnfold.messages import MESSAGES_PER_EVENT, SessionKey, position_of
 from turnfold.ports.ingest import DecodedEvent
-from turnfold.store.database.message_rows import storable
+from turnfold.store.database.message_rows import storable_key
 from turnfold.store.database.schema import reported_limits, usage_reports
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared, SupportsStatements
@@ -111,7 +111,7 @@ def _reports_of(
             arrival.report.prompt_tokens if arrival.report and arrival.answer is not None else 0,
         )
         for arrival in sorted(arrivals, key=attrgetter("stream_seq"))
-        if storable(arrival.model or "") == model
+        if storable_key(arrival.model or "") == model
     ]
 
 
@@ -124,7 +124,7 @@ def _record_successes(
 ) -> None:
     """Record the limits that changed because a larger call succeeded, not by a report."""
     reported = {
-        storable(arrival.model or "")
+        storable_key(arrival.model or "")
         for arrival in arrivals
         if arrival.reported and arrival.reported.limit_tokens
     }
@@ -153,7 +153,7 @@ def _record_reports(
                 "window",
                 at_ms=arrival.at_ms,
                 reason="overflow" if reported.is_overflow else "limit",
-                model=storable(arrival.model or ""),
+                model=storable_key(arrival.model or ""),
                 limit_tokens=reported.limit_tokens,
                 event_id=arrival.event_id,
             )

@@ -26,7 +26,7 @@ from turnfold.ports.recall import (
 )
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import WouldBlock
-from turnfold.store.database.message_rows import RECALLED, recalled_of
+from turnfold.store.database.message_rows import RECALLED, recalled_of, storable_key
 from turnfold.store.database.schema import messages, sessions
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.database.word_segments import Headers
@@ -257,7 +257,9 @@ def _partners(connection: SupportsStatements, sid: int, whole: Sequence[Message]
     """
     wanted = {message.answers.position for message in whole if message.answers is not None}
     calling = {message.position: message.calls for message in whole if message.calls}
-    ids = [call.call_id for calls in calling.values() for call in calls[: len(_PLACES)]]
+    ids = [
+        storable_key(call.call_id) for calls in calling.values() for call in calls[: len(_PLACES)]
+    ]
     for start in range(0, len(ids), len(_PLACES)):
         places = _filled(ids[start : start + len(_PLACES)])
         for position, answered in _RESULTS.rows(connection, sid, *places):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from turnfold.messages import ROLES, Role, position_of
 from turnfold.ports.ingest import DecodedEvent
-from turnfold.store.database.message_rows import storable
+from turnfold.store.database.message_rows import storable_key
 from turnfold.store.database.session_rows import SessionRow
 
 _USER = str(Role.USER)
@@ -19,7 +19,7 @@ def count_events(session: SessionRow, arrivals: Sequence[DecodedEvent]) -> None:
     for arrival in arrivals:
         # The order of the stream decides, not that of arrival.
         if arrival.model and arrival.stream_seq >= session.model_seq:
-            session.model, session.model_seq = storable(arrival.model), arrival.stream_seq
+            session.model, session.model_seq = storable_key(arrival.model), arrival.stream_seq
         if arrival.retraction is not None:
             # Another number each time, also for one that came late: caches go by it.
             session.retracted_seq = max(session.retracted_seq + 1, arrival.stream_seq)

@@ -13,7 +13,7 @@ from turnfold.store.database.message_rows import (
     PLAIN_CONSTANTS,
     STORED,
     add_message_rows,
-    storable,
+    storable_key,
 )
 from turnfold.store.database.schema import events, messages, tool_calls
 from turnfold.store.database.session_rows import SessionRow
@@ -71,7 +71,7 @@ class EventRows:
             others = len(rows.messages)
             add_message_rows(arrival, sid, rows.plain, rows.messages)
             if arrival.model:
-                rows._add_reports(arrival, storable(arrival.model), session)
+                rows._add_reports(arrival, storable_key(arrival.model), session)
             # Plain messages neither call nor answer.
             if len(rows.messages) > others:
                 rows._add_calls(arrival, sid)
@@ -128,8 +128,8 @@ class EventRows:
         for index, message in enumerate(arrival.messages):
             position = position_of(arrival.stream_seq, index)
             for call in message.calls:
-                call_id = storable(call.call_id)
+                call_id = storable_key(call.call_id)
                 self.calls.append((sid, call_id, position, call.slot))
                 self.touched.add((sid, call_id))
             if message.tool_call_id:
-                self.touched.add((sid, storable(message.tool_call_id)))
+                self.touched.add((sid, storable_key(message.tool_call_id)))
