@@ -379,6 +379,38 @@ async def test_an_idle_session_with_little_to_win_is_left_as_it_is(stores: Store
     assert await stores.idle.next_idle_ms() is None
 
 
+@pytest.mark.proves("E1")
+@pytest.mark.parametrize("key", [KEY, KEY.agent_id])
+async def test_a_session_is_idle_by_the_policy_in_force(stores: Stores, key: Any) -> None:
+    async def examined(minutes: int) -> int:
+        installation, now_ms = stores.installation, NOON + minutes * MINUTE_MS
+        return await stores.idle.evict_idle(limit=5, installation=installation, now_ms=now_ms)
+
+    async def change(idle_seconds: int) -> None:
+        request = PolicyRequest(overrides={"idle_seconds": idle_seconds})
+        await stores.changes.set_policy(
+            key, request, installation=stores.installation, now_ms=NOON + MINUTE_MS
+        )
+
+    await override(stores, max_live_messages=0)
+    await stores.ingest(*turns(1, 7))
+
+    await change(idle_seconds=60)
+    await change(idle_seconds=600)
+    await examined(minutes=9)
+    assert (await stores.facts()).pending == ()
+    assert await stores.idle.next_idle_ms() == NOON + 7 + 10 * MINUTE_MS
+
+    await change(idle_seconds=0)
+    await examined(minutes=11)
+    assert (await stores.facts()).pending == ()
+    assert await stores.idle.next_idle_ms() is None
+
+    await change(idle_seconds=300)
+    await examined(minutes=11)
+    assert len((await stores.facts()).pending) == 1
+
+
 # --- from the originals again
 
 

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, func, select, update
 from turnfold.contracts.requests import (
     PolicyRequest,
 )
+from turnfold.core.eviction.triggers import idle_at_ms
 from turnfold.core.history.audit_chain import LOCAL, SEALED_FIELDS, seal
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, preset_named
@@ -111,6 +112,9 @@ def _set_for_session(
     )
     _check(installation, session.agent_wishes, session.wishes)
     session.revision += 1
+    if session.last_event_at_ms is not None:
+        policy = installation.policy(session.agent_wishes, session.wishes)
+        session.idle_at_ms = idle_at_ms(session.last_event_at_ms, policy)
     values = session.wishes._asdict()
     connection.execute(update(sessions).where(sessions.c.sid == session.sid).values(**values))
     journal = SessionJournal(actor)
@@ -150,7 +154,12 @@ def _set_for_agent(
     # All transactions lock sessions in this order. An UPDATE takes them as it finds them.
     ordered = select(sessions.c.sid).where(is_agent).order_by(sessions.c.sid).with_for_update()
     connection.execute(select(func.count()).select_from(ordered.subquery()))
-    connection.execute(update(sessions).where(is_agent).values(revision=sessions.c.revision + 1))
+    changed = {"revision": sessions.c.revision + 1}
+    times = [idle_at_ms(0, installation.policy(it, PolicyOverrides())) for it in (before, wishes)]
+    if times[1] not in (None, times[0]):
+        # The next search for idle sessions examines them, each by its own policy.
+        changed["idle_at_ms"] = sessions.c.last_event_at_ms
+    connection.execute(update(sessions).where(is_agent).values(**changed))
     return {"agent_id": agent_id, **_overrides_as_json(wishes)}
 
 

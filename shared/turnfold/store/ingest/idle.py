@@ -2,8 +2,7 @@
 
 from sqlalchemy import Connection, Integer, bindparam, func, select
 
-from turnfold.core.eviction.triggers import FiredTrigger, Trigger
-from turnfold.core.policy.presets import Mode
+from turnfold.core.eviction.triggers import FiredTrigger, Trigger, idle_at_ms
 from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import sessions
@@ -57,9 +56,12 @@ def _evict_idle(
     ]
     journal = SessionJournal()
     for session in locked:
-        # Once until somebody speaks again.
-        session.idle_at_ms = None
-        if installation.policy(session.agent_wishes, session.wishes).mode is Mode.AUTO:
+        policy = installation.policy(session.agent_wishes, session.wishes)
+        # The policy may have changed since the time was stored.
+        session.idle_at_ms = idle_at_ms(session.last_event_at_ms or 0, policy)
+        if session.idle_at_ms is not None and session.idle_at_ms <= now_ms:
+            # Once until somebody speaks again.
+            session.idle_at_ms = None
             evict_now(
                 connection,
                 session,
