@@ -14,6 +14,7 @@ from tests.store_fixtures import (
     Stores,
     assistant,
     result,
+    retracted,
     summary,
     system,
     tool,
@@ -417,6 +418,31 @@ async def test_while_evicted_messages_wait_for_their_summary_reports_trigger_not
     await metered.ingest(*[full(seq) for seq in range(9, 15)])
 
     assert await triggers(metered) == [("usage", 8_000)]
+
+
+@pytest.mark.proves("G1", "L3", "T4")
+@pytest.mark.parametrize("named", ["e1#0", "e8#0"])
+@pytest.mark.parametrize("sequences", [[[8, 9]], [[9], [8]]])
+async def test_a_report_counts_no_more_after_a_retraction_whenever_it_comes(
+    metered: Stores, sequences: list[list[int]], named: str
+) -> None:
+    events = {8: full(8), 9: retracted(9, named)}
+
+    for batch in sequences:
+        await metered.ingest(*[events[seq] for seq in batch])
+    await metered.ingest(*[turn(seq, user(QUESTION), assistant(ANSWER)) for seq in (10, 11)])
+
+    assert await triggers(metered) == []
+    assert (await metered.history.counts(KEY)).reported_tokens == 0
+
+
+@pytest.mark.proves("G1", "L3", "T4")
+async def test_a_retraction_that_comes_late_leaves_the_report_after_it(metered: Stores) -> None:
+    await metered.ingest(full(10, 7_000))
+
+    await metered.ingest(retracted(9, "e1#0"))
+
+    assert (await metered.history.counts(KEY)).reported_tokens == 7_050
 
 
 async def regenerated(stores: Stores, now_ms: int) -> None:

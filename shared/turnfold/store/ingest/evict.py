@@ -109,7 +109,7 @@ def evict(
                 opener,
                 changes.get(session.sid),
             )
-        elif readings := _usage_readings(events):
+        elif readings := usage_readings(events):
             session.gauge = session.gauge.with_reading(readings[max(readings)], limit=0)
         _forget_budgets(session, installation)
     return opener.store()
@@ -125,7 +125,7 @@ def _forget_budgets(session: SessionRow, installation: Installation) -> None:
         )
 
 
-def _usage_readings(events: Iterable[DecodedEvent]) -> dict[int, UsageReading]:
+def usage_readings(events: Iterable[DecodedEvent]) -> dict[int, UsageReading]:
     """Return the usage that events report, by sequence."""
     return {
         event.stream_seq: UsageReading(event.stream_seq, event.at_ms, event.report.tokens)
@@ -192,7 +192,7 @@ def _has_to_be_metered(
     """Return whether reported usage may exceed its limit, or end a series of evictions. Rare."""
     if any(event.is_overflow for event in events):
         return True
-    reported = max([reading.tokens for reading in _usage_readings(events).values()], default=0)
+    reported = max([reading.tokens for reading in usage_readings(events).values()], default=0)
     if session.usage_evictions and reported:
         return True
     reported = max(reported, session.reported_tokens)
@@ -223,7 +223,7 @@ def _meter(
 
     return UsageInput(
         session.gauge._replace(settled_ms=settled_ms),
-        _usage_readings(events),
+        usage_readings(events),
         learn,
         times={event.stream_seq: event.at_ms for event in events},
         reports=frozenset([event.stream_seq for event in events if event.reported is not None]),

@@ -106,12 +106,13 @@ class Retractor:
 
     def apply(
         self, session: SessionRow, stored_seqs: Sequence[int], call_ids: Iterable[str], at_ms: int
-    ) -> None:
+    ) -> int:
         """Apply new retractions, and earlier ones to messages that were stored late.
 
         `stored_seqs` are the sequences that this batch stored or moved, `call_ids` those whose
-        pairs it touched.
+        pairs it touched. Return the sequence before which no report of usage counts any more.
         """
+        reports_from = 0
         # The pairs of these calls were left for this moment.
         self._apply_one(session, StoredRetraction(0, at_ms, Retraction(), WORKER), call_ids)
         since = min(stored_seqs, default=1 << 62)
@@ -119,7 +120,9 @@ class Retractor:
             ids, after, is_all = json.loads(named)
             retraction = Retraction(tuple(ids), after, bool(is_all))
             source = StoredRetraction(int(seq), int(retracted_at_ms), retraction, actor)
-            self._apply_one(session, source, is_new=seq in stored_seqs)
+            if self._apply_one(session, source, is_new=seq in stored_seqs):
+                reports_from = source.seq
+        return reports_from
 
     def bring_back(self, session: SessionRow, seq: int) -> set[str]:
         """Bring back the retracted messages of an event, so that it can move; return call ids."""
@@ -150,36 +153,40 @@ class Retractor:
         call_ids: Iterable[str] = (),
         *,
         is_new: bool = False,
-    ) -> None:
+    ) -> bool:
+        """Apply a retraction; return whether it names a stored message."""
+        has_named = False
         before, rows = session.window_tokens, RetractedRows(self._connection, session)
         rows.call_ids.update(call_ids)
         if source.seq:
-            self._name(session, source, rows)
+            has_named = self._name(session, source, rows)
         self._pair(session, rows)
         if is_new or rows.messages:
             counts = RetractedCounts(source, rows.messages, before, rows.compaction_ids, is_new)
             self._withdraw(self._connection, session, self._journal, self._installation, counts)
+        return has_named
 
-    def _name(self, session: SessionRow, source: StoredRetraction, rows: RetractedRows) -> None:
-        """Retract the messages that a retraction names, unless an earlier one names them."""
+    def _name(self, session: SessionRow, source: StoredRetraction, rows: RetractedRows) -> bool:
+        """Retract the messages that a retraction names, unless an earlier one names them.
+
+        Return whether it names any that is stored.
+        """
         chosen = self._with_responses(session, source, self._chosen(session, source))
         is_later = first_named_seq.is_(None) | (first_named_seq > source.seq)
         rows.name(self._positions(retracted_messages, session, chosen, is_later), source.seq)
         rows.take(self._positions(messages, session, chosen), source.seq, is_named=True)
-        if rows.messages:
-            session.reported_tokens = 0
-        self._delete_reports(session, chosen, source.seq)
-
-    def _delete_reports(
-        self, session: SessionRow, chosen: Sequence["_Positions"], seq: int
-    ) -> None:
-        """Delete reports that counted a named message: they would teach a wrong factor."""
         named = self._positions(retracted_messages, session, chosen)
-        if not named:
-            return
+        if named:
+            self._delete_reports(session, min(named), source.seq)
+        return bool(named)
+
+    def _delete_reports(self, session: SessionRow, first: int, seq: int) -> None:
+        """Delete reports that counted a named message: they would teach a wrong factor."""
+        if session.reported_seq < seq:
+            session.reported_tokens = 0
         is_stale = (
             (usage_reports.c.sid == session.sid)
-            & (usage_reports.c.position >= min(named))
+            & (usage_reports.c.position >= first)
             & (usage_reports.c.position < position_of(seq, 0))
         )
         self._connection.execute(delete(usage_reports).where(is_stale))

@@ -42,7 +42,7 @@ from turnfold.store.ingest.batch.stored_events import (
     is_equal_content,
     newest_event_at_ms,
 )
-from turnfold.store.ingest.evict import evict
+from turnfold.store.ingest.evict import evict, usage_readings
 from turnfold.store.ingest.model_windows import learn_limits
 from turnfold.store.ingest.pairing import PairChange, Touched, repair_pairs
 from turnfold.store.ingest.retraction import Retractor, Withdraw, retracted_by
@@ -153,7 +153,7 @@ class BatchWriter:
         nameless = {session.sid for session in self._sessions.values() if session.model is None}
         changed = self._count(new)
         for key, session in retracting.items():
-            self._retract(session, new.get(key, ()))
+            new[key] = self._retract(session, new.get(key, ()))
         changes = learn_limits(
             self._connection, self._sessions, self._limited, self._new, self._journal
         )
@@ -187,12 +187,24 @@ class BatchWriter:
             session.evicted_changes += session.sid in evicted
             session.revision += session.sid in stored
 
-    def _retract(self, session: SessionRow, new: Sequence[DecodedEvent]) -> None:
-        """Apply new retractions, and earlier ones to late messages and results."""
+    def _retract(self, session: SessionRow, new: Sequence[DecodedEvent]) -> list[DecodedEvent]:
+        """Apply new retractions, and earlier ones to late messages and results.
+
+        Return the events without reports of usage that counted a retracted message.
+        """
         stored = [arrival.stream_seq for arrival in new]
         stored += self._moved.get(session.key, ())
         call_ids = [call_id for sid, call_id in self._touched if sid == session.sid]
-        self._retractor.apply(session, stored, call_ids, session.last_event_at_ms or 0)
+        at_ms = session.last_event_at_ms or 0
+        reports_from = self._retractor.apply(session, stored, call_ids, at_ms)
+        stale = [event for event in new if event.stream_seq < reports_from]
+        for reading in usage_readings(stale).values():
+            # No limit: a report that counts no more ends no series of evictions.
+            session.gauge = session.gauge.with_reading(reading._replace(tokens=0), limit=-1)
+        return [
+            event._replace(report=None) if event.stream_seq < reports_from else event
+            for event in new
+        ]
 
     def _calibrate_named(self, nameless: set[int], calibrator: Calibrator) -> None:
         """Set the factor of sessions that named their model for the first time in this batch."""
