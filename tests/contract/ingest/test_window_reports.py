@@ -1,6 +1,7 @@
 """What `usage.reported` does, in every store: the windows it sets, and the compactions it makes due."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -327,6 +328,48 @@ async def test_a_batch_evicts_what_its_events_would_have_one_by_one(roomy: Store
         for key in (KEY, alone)
     ]
     assert left[0] == left[1] != []
+
+
+@pytest.mark.proves("E1", "L3", "T4")
+@pytest.mark.parametrize("models", ["sssb", "bbbbbs", "sbsbssb", "bssssbbb"])
+async def test_a_batch_evicts_by_the_models_that_its_events_name(
+    stores: Stores, models: str
+) -> None:
+    installation = replace(
+        stores.installation, model_window=lambda model, _: 400 if model == "s" else 4_000
+    )
+    numbers = {"trigger_ratio": 0.5, "keep_messages": 2, "min_gain_tokens": 20}
+
+    def events(key: SessionKey) -> list[Any]:
+        return [
+            turn(
+                seq,
+                user("q" * 240),
+                assistant("a" * 40),
+                model=model,
+                usage={"prompt_tokens": 100 * seq * (1 + (model == "b")), "completion_tokens": 5},
+                key=key,
+            )
+            for seq, model in enumerate(models * 3, start=1)
+        ]
+
+    together, alone = (SessionKey(AgentId(name), KEY.session_id) for name in ("bob", "eve"))
+    for key in (together, alone):
+        await override(stores, key, max_live_messages=0, **numbers)
+    await stores.intake.ingest(events(together), (), installation=installation)
+    for event in events(alone):
+        await stores.intake.ingest([event], (), installation=installation)
+
+    seen = (await stores.seen()).sessions
+    left = [
+        [one.message.compaction_id is None for one in seen[key].messages]
+        for key in (together, alone)
+    ]
+    pending = [(await stores.facts(key)).pending for key in (together, alone)]
+    evicted = [[(one.messages, one.tokens) for one in rows] for rows in pending]
+    assert left[0] == left[1]
+    assert evicted[0] == evicted[1] != []
+    assert seen[together].gauge.factor == seen[alone].gauge.factor
 
 
 @pytest.mark.proves("R5", "E1")

@@ -74,7 +74,7 @@ def test_of_what_balanced_exceeded_a_third_stays_and_at_least_ten_messages() -> 
 def test_a_batch_keeps_a_third_of_the_limit_in_tokens_of_the_model(factor: float) -> None:
     live = said(*rounds(400), tokens=200)
     policy = adjusted(BALANCED, {"max_context_tokens": 20_000, "max_live_messages": 0})
-    meter = UsageInput(gauge=UsageState(factor=factor), learn=lambda _seq, _at: factor)
+    meter = UsageInput(gauge=UsageState(factor=factor), learn=lambda *_: factor)
 
     first, *_ = plan_evictions(
         live, [message.stream_seq for message in live], 0, policy, model_window=128_000, meter=meter

@@ -7,7 +7,9 @@ import pytest
 from turnfold.core.eviction.limits import (
     LIMIT_AT_LEAST,
     MODELS_AT_MOST,
+    LimitedModel,
     LimitReport,
+    ModelCall,
     WindowChanges,
     changes_in_batch,
     limited_window,
@@ -54,10 +56,41 @@ def test_the_newest_report_of_each_of_a_few_models_counts() -> None:
 
 @pytest.mark.proves("R5", "L3")
 def test_events_of_a_batch_change_the_window_one_after_the_other() -> None:
-    events = [(1, None, 9_000), (2, 16_000, 0), (3, None, 16_000), (4, None, 17_000), (5, 8_000, 0)]
+    calls = [
+        ModelCall(1, "a", None, 9_000),
+        ModelCall(2, "a", 16_000, 0),
+        ModelCall(3, "a", None, 16_000),
+        ModelCall(4, "a", None, 17_000),
+        ModelCall(5, "a", 8_000, 0),
+    ]
 
-    assert changes_in_batch(None, events) == WindowChanges(None, {2: 16_000, 4: 17_000, 5: 8_000})
-    assert changes_in_batch(4_000, events[:1]) == WindowChanges(4_000, {1: 9_000})
+    assert changes_in_batch("a", 0, {}, calls) == WindowChanges(
+        LimitedModel("a"),
+        {
+            2: LimitedModel("a", 16_000),
+            4: LimitedModel("a", 17_000),
+            5: LimitedModel("a", 8_000),
+        },
+    )
+    assert changes_in_batch("a", 0, {"a": 4_000}, calls[:1]) == WindowChanges(
+        LimitedModel("a", 4_000), {1: LimitedModel("a", 9_000)}
+    )
+
+
+@pytest.mark.proves("R5", "L3")
+def test_the_window_is_that_of_the_model_that_the_newest_event_names() -> None:
+    calls = [
+        ModelCall(2, "late", None, 9_000),
+        ModelCall(5, "b", None, 9_000),
+        ModelCall(7, "a", None, 0),
+    ]
+
+    changes = changes_in_batch("a", 4, {"a": 8_000}, calls)
+
+    assert changes == WindowChanges(
+        LimitedModel("a", 8_000), {5: LimitedModel("b"), 7: LimitedModel("a", 8_000)}
+    )
+    assert [changes.at(seq).model for seq in (4, 5, 6, 7)] == ["a", "b", "b", "a"]
 
 
 def test_a_session_without_limits_has_none() -> None:

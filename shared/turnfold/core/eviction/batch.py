@@ -173,7 +173,8 @@ def plan_evictions(
         if choice is None:
             continue
         # The factor takes effect with the eviction, and knows the reports up to here.
-        factor = meter.learn(live_now[-1].stream_seq, at_ms) if meter.learn else gauge.factor
+        newest = live_now[-1].stream_seq
+        factor = meter.learn(newest, seq, at_ms) if meter.learn else gauge.factor
         gauge = gauge.evicted(by_report=choice.due.trigger is Trigger.USAGE, factor=factor)
         eviction = _eviction(choice, live_now, load, at_ms, gauge, seq)
         evictions.append(eviction)

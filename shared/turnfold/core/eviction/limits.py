@@ -32,27 +32,55 @@ def newest_limits(newest_first: Iterable[LimitReport]) -> Mapping[str, LimitRepo
     return newest
 
 
-class WindowChanges(NamedTuple):
-    """The limit of a session's model before a batch of events, and after each that changes it."""
+class LimitedModel(NamedTuple):
+    """The model of a session, and the limit that was learned for it, if any."""
 
-    before: int | None = None
-    after: Mapping[int, int] = MappingProxyType({})
+    model: str | None = None
+    limit_tokens: int | None = None
+
+
+class WindowChanges(NamedTuple):
+    """A session's model and its limit before a batch of events, and after each that changes it."""
+
+    before: LimitedModel = LimitedModel()
+    after: Mapping[int, LimitedModel] = MappingProxyType({})
+
+    def at(self, seq: int) -> LimitedModel:
+        """Return the model and its limit after the event with this sequence."""
+        earlier = [changed_seq for changed_seq in self.after if changed_seq <= seq]
+        return self.after[earlier[-1]] if earlier else self.before
+
+
+class ModelCall(NamedTuple):
+    """An event that names a model: the limit that it reports, if any, and its successful call.
+
+    `prompt_tokens` are those of the call, and 0 without one.
+    """
+
+    seq: int
+    model: str
+    limit_tokens: int | None
+    prompt_tokens: int
 
 
 def changes_in_batch(
-    before: int | None, events: Iterable[tuple[int, int | None, int]]
+    model: str | None, model_seq: int, limits: Mapping[str, int], calls: Iterable[ModelCall]
 ) -> WindowChanges:
-    """Return how events change the limit of a model, in order of the stream.
+    """Return how events change the model and its limit, in order of the stream.
 
-    Each event has its sequence, the limit that it reports, if any, and the prompt tokens of a call
-    that succeeded (0 without one).
+    The event at `model_seq` named the model before; earlier ones do not change it.
     """
-    limit, after = before, {}
-    for seq, limit_tokens, prompt_tokens in events:
-        if limit_tokens is not None:
-            limit = after[seq] = limit_tokens
-        elif limit is not None and prompt_tokens > limit:
-            limit = after[seq] = prompt_tokens
+    known, after = dict(limits), {}
+    before = current = LimitedModel(model, known.get(model or ""))
+    for call in calls:
+        if call.limit_tokens is not None:
+            known[call.model] = call.limit_tokens
+        elif call.prompt_tokens > known.get(call.model, call.prompt_tokens):
+            known[call.model] = call.prompt_tokens
+        name = call.model if call.seq >= model_seq else current.model
+        limited = LimitedModel(name, known.get(name or ""))
+        if limited != current:
+            after[call.seq] = current = limited
     return WindowChanges(before, after)
 
 

@@ -192,12 +192,13 @@ class UsageInput:
     `gauge` is the state before the batch. `readings` are reports by stream sequence. `times` are
     the times of events by sequence (ms since 1970); those in `reports` report usage alone, those in
     `overflows` that a call was too long. `learn` returns the factor after an eviction, given the
-    newest sequence and the time. `budgets` are those that windows of the session were asked with.
+    sequences of the newest live message and of the event, and the time. `budgets` are those that
+    windows of the session were asked with.
     """
 
     gauge: UsageState = field(default_factory=UsageState)
     readings: Mapping[int, UsageReading] = field(default_factory=dict)
-    learn: Callable[[int, int], float] | None = None
+    learn: Callable[[int, int, int], float] | None = None
     times: Mapping[int, int] = field(default_factory=dict)
     reports: frozenset[int] = frozenset()
     overflows: frozenset[int] = frozenset()

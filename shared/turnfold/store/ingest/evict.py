@@ -12,7 +12,7 @@ from turnfold.core.eviction.budgets import (
     without_forgotten,
 )
 from turnfold.core.eviction.choose import first_eviction
-from turnfold.core.eviction.limits import WindowChanges, limited_window
+from turnfold.core.eviction.limits import LimitedModel, WindowChanges, limited_window
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger, TriggerLimits, load_of
 from turnfold.core.eviction.usage import UsageInput, UsageReading, relief_limit, usage_trigger
 from turnfold.core.policy.presets import Commit, Policy
@@ -72,19 +72,19 @@ def evict(
 ) -> int:
     """Evict what became due in these sessions; return how many compactions were opened.
 
-    `new` holds the new events of each session. `changes` are those of the window of its model.
+    `new` holds the new events of each session. `changes` are those of its model and its window.
     """
     metered = [
         session
         for session in changed
-        if _has_to_be_metered(session, new.get(session.key, ()), installation)
+        if session.sid in changes
+        or _has_to_be_metered(session, new.get(session.key, ()), installation)
     ]
     settled_ms = calibration_cutoff(connection, metered)
     due = [
         session
         for session in changed
         if session.sid in settled_ms
-        or session.sid in changes
         # The smallest budget: larger ones may be forgotten while events are examined.
         or _fired(
             session, installation, min((asked.tokens for asked in session.budgets), default=0)
@@ -98,7 +98,9 @@ def evict(
     for session in changed:
         events = new.get(session.key, ())
         if session.sid in examined:
-            meter = _meter(session, settled_ms.get(session.sid, -1), events, calibrator)
+            of_session = changes.get(session.sid)
+            settled = settled_ms.get(session.sid, -1)
+            meter = _meter(session, settled, events, calibrator, of_session)
             new_seqs = [event.stream_seq for event in events]
             _evict_session(
                 session,
@@ -107,7 +109,7 @@ def evict(
                 meter,
                 installation,
                 opener,
-                changes.get(session.sid),
+                of_session,
             )
         elif readings := usage_readings(events):
             session.gauge = session.gauge.with_reading(readings[max(readings)], limit=0)
@@ -167,10 +169,12 @@ def _evict_session(
     hold = RestoreHold(session.held_to_tokens, session.tokens_total)
     windows: dict[int, int] = {}
     if changes is not None:
-        of_map = installation.model_window(session.model, policy)
-        windows = {seq: limited_window(of_map, now, policy) for seq, now in changes.after.items()}
+        windows = {
+            seq: _window_of_model(limited, policy, installation)
+            for seq, limited in changes.after.items()
+        }
         # As it was before the batch; `windows` changes it event by event.
-        window = limited_window(of_map, changes.before, policy)
+        window = _window_of_model(changes.before, policy, installation)
     for eviction in plan_evictions(
         live,
         new_seqs,
@@ -207,8 +211,13 @@ def _has_to_be_metered(
 
 def window_of(session: SessionRow, policy: Policy, installation: Installation) -> int:
     """Return the window of the session's model, as its provider reported it if it is smaller."""
-    window = installation.model_window(session.model, policy)
-    return limited_window(window, session.limits.get(session.model or ""), policy)
+    limited = LimitedModel(session.model, session.limits.get(session.model or ""))
+    return _window_of_model(limited, policy, installation)
+
+
+def _window_of_model(limited: LimitedModel, policy: Policy, installation: Installation) -> int:
+    window = installation.model_window(limited.model, policy)
+    return limited_window(window, limited.limit_tokens, policy)
 
 
 def _meter(
@@ -216,10 +225,12 @@ def _meter(
     settled_ms: int,
     events: Sequence[DecodedEvent],
     calibrator: Calibrator,
+    changes: WindowChanges | None,
 ) -> UsageInput:
-    def learn(seq: int, at_ms: int) -> float:
+    def learn(newest_seq: int, event_seq: int, at_ms: int) -> float:
         calibrator.evicted(session.sid, at_ms)
-        return calibrator.factor(session.key.agent_id, session.model, seq)
+        model = session.model if changes is None else changes.at(event_seq).model
+        return calibrator.factor(session.key.agent_id, model, newest_seq)
 
     return UsageInput(
         session.gauge._replace(settled_ms=settled_ms),

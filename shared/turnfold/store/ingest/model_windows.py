@@ -6,12 +6,13 @@
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from sqlalchemy import bindparam, func, literal_column, select
 
 from turnfold.core.eviction.limits import (
     LimitReport,
+    ModelCall,
     WindowChanges,
     changes_in_batch,
     newest_limits,
@@ -50,6 +51,13 @@ _LARGEST_SINCE = Prepared(
 )
 
 
+class NamedModel(NamedTuple):
+    """The model of a session, and the sequence of the event that named it."""
+
+    model: str | None
+    seq: int
+
+
 def limits_of(
     connection: SupportsStatements, sid: int, until_ms: int = ALWAYS_MS
 ) -> Mapping[str, int]:
@@ -78,40 +86,39 @@ def learn_limits(
     connection: SupportsStatements,
     sessions: Mapping[SessionKey, SessionRow],
     limited: Collection[SessionKey],
-    arrivals: Sequence[DecodedEvent],
+    models: Mapping[SessionKey, NamedModel],
+    new: Mapping[SessionKey, Sequence[DecodedEvent]],
     journal: SessionJournal,
 ) -> Mapping[int, WindowChanges]:
     """Update the windows that sessions learned from providers, and record this in the audit.
 
-    `limited` are the sessions whose windows may have changed, `arrivals` the new events of the
-    batch. Return the changes of the window of each such session's model.
+    `limited` are the sessions whose limits may have changed, `new` the new events of the batch.
+    `models` are the models before the batch of sessions whose events may change the window. Return
+    these changes.
     """
     changes: dict[int, WindowChanges] = {}
     # A set has no order, and audit rows are numbered.
-    for key in sorted(limited):
-        session = sessions[key]
-        before, limits = session.limits, limits_of(connection, session.sid)
-        session.window_limits = json.dumps(limits) if limits else None
-        named = [arrival for arrival in arrivals if arrival.key == key and arrival.model]
-        reports = _reports_of(session.model, named)
-        changes[session.sid] = changes_in_batch(before.get(session.model or ""), reports)
-        _record_successes(session, before, limits, named, journal)
-    _record_reports(sessions, arrivals, journal)
+    for key in sorted(models):
+        session, before = sessions[key], sessions[key].limits
+        named = [arrival for arrival in new.get(key, ()) if arrival.model]
+        changes[session.sid] = changes_in_batch(*models[key], before, _calls_of(named))
+        if key in limited:
+            limits = limits_of(connection, session.sid)
+            session.window_limits = json.dumps(limits) if limits else None
+            _record_successes(session, before, limits, named, journal)
     return changes
 
 
-def _reports_of(
-    model: str | None, arrivals: Iterable[DecodedEvent]
-) -> list[tuple[int, int | None, int]]:
-    """Return sequence, reported limit and tokens of the answered call for events of a model."""
+def _calls_of(arrivals: Iterable[DecodedEvent]) -> list[ModelCall]:
+    """Return the calls of events that name their models, in order of the stream."""
     return [
-        (
+        ModelCall(
             arrival.stream_seq,
+            storable_key(arrival.model or ""),
             arrival.reported.limit_tokens if arrival.reported else None,
             arrival.report.prompt_tokens if arrival.report and arrival.answer is not None else 0,
         )
         for arrival in sorted(arrivals, key=attrgetter("stream_seq"))
-        if storable_key(arrival.model or "") == model
     ]
 
 
@@ -140,11 +147,12 @@ def _record_successes(
             )
 
 
-def _record_reports(
+def record_reports(
     sessions: Mapping[SessionKey, SessionRow],
     arrivals: Iterable[DecodedEvent],
     journal: SessionJournal,
 ) -> None:
+    """Record the limits and overflows that events report."""
     for arrival in arrivals:
         reported = arrival.reported
         if reported is not None and (reported.limit_tokens or reported.is_overflow):

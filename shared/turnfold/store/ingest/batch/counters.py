@@ -10,8 +10,12 @@ from turnfold.store.database.session_rows import SessionRow
 _USER = str(Role.USER)
 
 
-def count_events(session: SessionRow, arrivals: Sequence[DecodedEvent]) -> None:
-    """Add new events of one session to its counters, and take over the newest model."""
+def count_events(session: SessionRow, arrivals: Sequence[DecodedEvent]) -> bool:
+    """Add new events of one session to its counters, and take over the newest model.
+
+    Return whether an event but the first changed the model.
+    """
+    has_switched = False
     session.revision += 1
     session.appends += 1
     # The pinned message stays in the window, whatever leaves it: no trigger counts it.
@@ -19,7 +23,9 @@ def count_events(session: SessionRow, arrivals: Sequence[DecodedEvent]) -> None:
     for arrival in arrivals:
         # The order of the stream decides, not that of arrival.
         if arrival.model and arrival.stream_seq >= session.model_seq:
-            session.model, session.model_seq = storable_key(arrival.model), arrival.stream_seq
+            model, session.model_seq = storable_key(arrival.model), arrival.stream_seq
+            has_switched |= model != session.model and arrival is not arrivals[0]
+            session.model = model
         if arrival.retraction is not None:
             # Another number each time, also for one that came late: caches go by it.
             session.retracted_seq = max(session.retracted_seq + 1, arrival.stream_seq)
@@ -42,6 +48,7 @@ def count_events(session: SessionRow, arrivals: Sequence[DecodedEvent]) -> None:
     session.last_event_at_ms = max(
         session.last_event_at_ms or 0, *[arrival.at_ms for arrival in arrivals]
     )
+    return has_switched
 
 
 def note_unindexed(session: SessionRow, first: int) -> None:

@@ -43,7 +43,7 @@ from turnfold.store.ingest.batch.stored_events import (
     newest_event_at_ms,
 )
 from turnfold.store.ingest.evict import evict, usage_readings
-from turnfold.store.ingest.model_windows import learn_limits
+from turnfold.store.ingest.model_windows import NamedModel, learn_limits, record_reports
 from turnfold.store.ingest.pairing import PairChange, Touched, repair_pairs
 from turnfold.store.ingest.retraction import Retractor, Withdraw, retracted_by
 from turnfold.store.ingest.tombstones import erased_before, record_duplicates
@@ -150,22 +150,32 @@ class BatchWriter:
             touched = {(sid, call_id) for sid, call_id in touched if sid not in apart}
         self._count_changes(repair_pairs(self._connection, touched))
         # Before counting, which sets the model.
-        nameless = {session.sid for session in self._sessions.values() if session.model is None}
-        changed = self._count(new)
+        models = {
+            key: NamedModel(session.model, session.model_seq)
+            for key, session in self._sessions.items()
+        }
+        changed, switched = self._count(new)
+        counted = dict(new)
         for key, session in retracting.items():
-            new[key] = self._retract(session, new.get(key, ()))
+            counted[key] = self._retract(session, new.get(key, ()))
         changes = learn_limits(
-            self._connection, self._sessions, self._limited, self._new, self._journal
+            self._connection,
+            self._sessions,
+            self._limited,
+            {key: models[key] for key in self._limited | switched},
+            new,
+            self._journal,
         )
+        record_reports(self._sessions, self._new, self._journal)
         reports = sum(arrival.report is not None for arrival in self._new)
         # Looks at as many older reports as without this batch, whose reports are among the newest
         # now.
         calibrator = Calibrator(self._connection, reports)
-        self._calibrate_named(nameless, calibrator)
+        self._calibrate_named(models, calibrator)
         evictions = evict(
             self._connection,
             changed,
-            new,
+            counted,
             calibrator,
             self._installation,
             self._journal,
@@ -206,12 +216,14 @@ class BatchWriter:
             for event in new
         ]
 
-    def _calibrate_named(self, nameless: set[int], calibrator: Calibrator) -> None:
+    def _calibrate_named(
+        self, models: Mapping[SessionKey, NamedModel], calibrator: Calibrator
+    ) -> None:
         """Set the factor of sessions that named their model for the first time in this batch."""
         first = {arrival.key: arrival for arrival in reversed(self._new) if arrival.model}
         for key, arrival in first.items():
             session = self._sessions[key]
-            if session.sid in nameless:
+            if models[key].model is None:
                 # Reports before this event only, so that the factor does not depend on the batch's
                 # limits.
                 before = arrival.stream_seq - 1
@@ -360,15 +372,23 @@ class BatchWriter:
     def _policy(self, session: SessionRow) -> Policy:
         return self._installation.policy(session.agent_wishes, session.wishes)
 
-    def _count(self, new: Mapping[SessionKey, Sequence[DecodedEvent]]) -> list[SessionRow]:
-        """Update the counters of the touched sessions; return those that changed."""
+    def _count(
+        self, new: Mapping[SessionKey, Sequence[DecodedEvent]]
+    ) -> tuple[list[SessionRow], set[SessionKey]]:
+        """Update the counters of the touched sessions; return those that changed.
+
+        Return also those whose model changed between their events.
+        """
+        switched = set()
         for key, arrivals in new.items():
             session = self._sessions[key]
-            count_events(session, arrivals)
+            if count_events(session, arrivals):
+                switched.add(key)
             session.idle_at_ms = idle_at_ms(session.last_event_at_ms or 0, self._policy(session))
-        return [
+        changed = [
             session for key, session in self._sessions.items() if key in new or key in self._moved
         ]
+        return changed, switched
 
     def _write_dead_letters(self) -> None:
         if self._dead:
