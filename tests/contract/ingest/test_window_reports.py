@@ -330,6 +330,20 @@ async def test_a_batch_evicts_what_its_events_would_have_one_by_one(roomy: Store
     assert left[0] == left[1] != []
 
 
+@pytest.mark.proves("L3")
+async def test_a_copy_that_was_stored_first_leaves_the_model_of_a_later_event(
+    roomy: Stores,
+) -> None:
+    await roomy.ingest(turn(9, user("hi"), event_id="e", model="gpt-4", metadata={"a": 1}))
+    await roomy.ingest(turn(5, user("ho"), model="gpt-5"), turn(7, user("hu"), model=""))
+
+    await roomy.ingest(turn(1, user("hi"), event_id="e", model="gpt-4"))
+    assert (await session_of(roomy)).model == "gpt-5"
+
+    await roomy.ingest(turn(3, user("late"), model="gpt-3"))
+    assert (await session_of(roomy)).model == "gpt-5"
+
+
 @pytest.mark.proves("E1", "L3", "T4")
 @pytest.mark.parametrize("models", ["sssb", "bbbbbs", "sbsbssb", "bssssbbb"])
 async def test_a_batch_evicts_by_the_models_that_its_events_name(

@@ -7,7 +7,7 @@ so that every order of arrival ends with the same rows.
 import json
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
@@ -26,6 +26,7 @@ from turnfold.core.policy.meta import without_mark
 from turnfold.core.shapes.packing import unpack
 from turnfold.messages import MESSAGES_PER_EVENT, ROLES, Role, position_of
 from turnfold.ports.ingest import DeadLetter, DecodedEvent
+from turnfold.store.database.message_rows import storable_key
 from turnfold.store.database.schema import (
     compactions,
     events,
@@ -47,6 +48,9 @@ KNOWN_EVENTS = PreparedPairs(
     ).where(events.c.agent_id == _pairs.c.a, events.c.event_id == _pairs.c.b),
     (events.c.agent_id.type, events.c.event_id.type),
 )
+
+
+_EVENTS_AT_ONCE: Final = 100
 
 
 class StoredEventKey(NamedTuple):
@@ -171,6 +175,22 @@ def newest_event_at_ms(
     times.append(select(func.max(retractions.c.at_ms)).where(retractions.c.sid == sid, are_between))
     found = connection.execute(union_all(*times)).scalars()
     return max([at_ms for at_ms in found if at_ms is not None], default=None)
+
+
+def newest_model(connection: Connection, sid: int) -> tuple[str | None, int]:
+    """Return the model that the newest event naming one names, and its sequence; 0 without one."""
+    rows = (
+        select(events.c.stream_seq, events.c.envelope)
+        .where(events.c.sid == sid, events.c.envelope.contains('"model"'))
+        .order_by(events.c.stream_seq.desc())
+        .limit(_EVENTS_AT_ONCE)
+    )
+    before = 1 << 62
+    while found := connection.execute(rows.where(events.c.stream_seq < before)).all():
+        for before, envelope in found:
+            if isinstance(model := json.loads(envelope).get("model"), str) and model:
+                return storable_key(model), before
+    return None, 0
 
 
 def counts_of_event(connection: Connection, span: EventSpan) -> EventCounts:

@@ -41,6 +41,7 @@ from turnfold.store.ingest.batch.stored_events import (
     first_of_each,
     is_equal_content,
     newest_event_at_ms,
+    newest_model,
 )
 from turnfold.store.ingest.evict import evict, usage_readings
 from turnfold.store.ingest.model_windows import NamedModel, learn_limits, record_reports
@@ -342,8 +343,9 @@ class BatchWriter:
         session.evicted_changes += 1
         note_unindexed(session, first)
         session.gauge = session.gauge.moved(span.stream_seq, arrival.stream_seq, arrival.at_ms)
-        # The event moved to an earlier time. If it was the newest, its old time would keep the
-        # session from becoming idle.
+        if session.model_seq == span.stream_seq:
+            session.model, session.model_seq = newest_model(connection, span.sid)
+        # If it was the newest, its old time would keep the session from becoming idle.
         if old_at_ms == session.last_event_at_ms:
             session.last_event_at_ms = newest_event_at_ms(connection, span.sid)
             session.idle_at_ms = idle_at_ms(session.last_event_at_ms or 0, self._policy(session))
