@@ -269,6 +269,17 @@ async def test_each_model_has_a_factor_of_its_own(stores: Stores) -> None:
     assert await factor(stores) == 0.9
 
 
+@pytest.mark.proves("T4", "G1")
+async def test_reports_that_counted_what_was_retracted_teach_nothing(stores: Stores) -> None:
+    await override(stores, max_live_messages=0)
+    await stores.ingest(*reporting(8, ratio=1.6), retracted(9, "e1#0"))
+    await stores.ingest(*reporting(8, ratio=0.9, first_seq=20))
+
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 500)
+
+    assert await factor(stores) == 0.9
+
+
 @pytest.mark.proves("T4")
 async def test_differences_with_a_compaction_between_them_teach_nothing(stores: Stores) -> None:
     await override(stores, max_live_messages=0)

@@ -14,6 +14,7 @@ from tests.store_fixtures import (
     Stores,
     assistant,
     reported,
+    retracted,
     summary,
     turn,
     turns,
@@ -129,6 +130,22 @@ async def test_a_larger_call_that_succeeds_later_lifts_the_window(roomy: Stores)
     assert await model_window(roomy) == 20_000
     await roomy.ingest(reported(7, MODEL, limit_tokens=12_000))
     assert await model_window(roomy) == 12_000
+
+
+@pytest.mark.proves("R5", "G1")
+async def test_a_retraction_leaves_the_window_that_a_call_has_proved(roomy: Stores) -> None:
+    usage = {"prompt_tokens": 20_000, "completion_tokens": 9}
+    await roomy.ingest(reported(1, MODEL, limit_tokens=16_000))
+    await roomy.ingest(turn(2, user("a"), assistant("b"), model=MODEL, usage=usage))
+
+    await roomy.ingest(retracted(3, "e2#0"))
+    await roomy.ingest(reported(4, "acme/other", limit_tokens=9_000))
+    await roomy.ingest(turn(5, user("c"), model=MODEL))
+
+    assert await model_window(roomy) == 20_000
+    rows = await roomy.history.audit(KEY, after=0, limit=100)
+    reasons = [row.reason for row in rows if row.phase == "window"]
+    assert reasons == ["limit", "success", "limit"]
 
 
 @pytest.mark.proves("R5", "L3")

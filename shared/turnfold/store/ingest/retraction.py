@@ -18,6 +18,7 @@ from sqlalchemy import (
     delete,
     select,
     union_all,
+    update,
 )
 
 from turnfold.access.actors import verified_actor
@@ -39,6 +40,7 @@ from turnfold.store.ingest.batch.stored_events import KNOWN_EVENTS
 from turnfold.store.ingest.pairing import changed_pairs, first_named_seq, store_pairs
 from turnfold.store.ingest.retracted_rows import RetractedRows
 from turnfold.store.ingest.tombstones import in_portions
+from turnfold.store.ingest.usage import TEACHES_NONE
 
 INSERT_RETRACTIONS = BulkInsert(retractions, ("sid", "stream_seq", "at_ms", "named", "actor"))
 _SINCE = Prepared(
@@ -177,11 +179,11 @@ class Retractor:
         rows.take(self._positions(messages, session, chosen), source.seq, is_named=True)
         named = self._positions(retracted_messages, session, chosen)
         if named:
-            self._delete_reports(session, min(named), source.seq)
+            self._void_reports(session, min(named), source.seq)
         return bool(named)
 
-    def _delete_reports(self, session: SessionRow, first: int, seq: int) -> None:
-        """Delete reports that counted a named message: they would teach a wrong factor."""
+    def _void_reports(self, session: SessionRow, first: int, seq: int) -> None:
+        """Let reports that counted a named message teach no factor: it would be wrong."""
         if session.reported_seq < seq:
             session.reported_tokens = 0
         is_stale = (
@@ -189,7 +191,8 @@ class Retractor:
             & (usage_reports.c.position >= first)
             & (usage_reports.c.position < position_of(seq, 0))
         )
-        self._connection.execute(delete(usage_reports).where(is_stale))
+        voided = update(usage_reports).where(is_stale).values(agent_id=TEACHES_NONE)
+        self._connection.execute(voided)
 
     def _pair(self, session: SessionRow, rows: RetractedRows) -> None:
         """Decide pairs again: results follow retracted calls, or come back as others answer."""

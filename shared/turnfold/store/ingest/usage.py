@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sqlalchemy import (
     Connection,
@@ -40,6 +40,11 @@ from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn,
 INSERT_REPORTS = BulkInsert(
     usage_reports, ("sid", "position", "agent_id", "model", "prompt_tokens", "at_ms")
 )
+TEACHES_NONE: Final = ""
+"""The agent of reports that teach no factor, because messages that they counted were retracted.
+
+They stay, because they show how large a call of the model may be.
+"""
 
 _later = (
     select(usage_reports)
@@ -60,7 +65,11 @@ _earlier, _before, _between, _first = (
 )
 _previous = (
     select(func.max(_before.c.position))
-    .where(_before.c.sid == _later.c.sid, _before.c.position < _later.c.position)
+    .where(
+        _before.c.sid == _later.c.sid,
+        _before.c.position < _later.c.position,
+        _before.c.agent_id == _later.c.agent_id,
+    )
     .scalar_subquery()
 )
 # Joined before any message is read. Otherwise PostgreSQL walks a session from its first message for

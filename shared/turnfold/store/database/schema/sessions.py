@@ -242,6 +242,7 @@ usage_reports = Table(
     session_key(primary=True),
     # Where the answer stands that the report speaks of: everything before it was counted.
     Column("position", Big, primary_key=True, autoincrement=False),
+    # Empty for a report that teaches nothing; see `turnfold.store.ingest.usage.TEACHES_NONE`.
     Column("agent_id", Text, nullable=False),
     Column("model", Text, nullable=False),
     Column("prompt_tokens", Big, nullable=False),
