@@ -149,6 +149,20 @@ async def test_a_retraction_leaves_the_window_that_a_call_has_proved(roomy: Stor
 
 
 @pytest.mark.proves("R5", "L3")
+async def test_a_report_follows_the_answer_that_it_names_to_the_place_of_its_copy(
+    roomy: Stores,
+) -> None:
+    said = [user("a"), assistant("b")]
+    await roomy.ingest(reported(1, MODEL, limit_tokens=16_000), turn(9, *said, event_id="e"))
+    await roomy.ingest(reported(10, MODEL, usage={"prompt_tokens": 20_000}, message_id="e#1"))
+
+    await roomy.ingest(turn(5, *said, event_id="e"))
+    await roomy.ingest(reported(11, "acme/other", limit_tokens=9_000))
+
+    assert (await session_of(roomy)).limits == {MODEL: 20_000, "acme/other": 9_000}
+
+
+@pytest.mark.proves("R5", "L3")
 async def test_the_order_of_the_stream_decides_not_that_of_arrival(roomy: Stores) -> None:
     events = [
         turn(1, user("hello"), model=MODEL),

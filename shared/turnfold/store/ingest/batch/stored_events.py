@@ -224,14 +224,26 @@ def delete_event(connection: Connection, span: EventSpan, arrival: DecodedEvent)
     stored = select(messages.c.position).where(span.rows_of(messages))
     for portion in in_portions(connection.execute(stored).scalars().all()):
         delete_indexed(connection, span.sid, portion)
-    for table in (messages, tool_calls, usage_reports):
+    for table in (messages, tool_calls):
         connection.execute(delete(table).where(span.rows_of(table)))
+    _move_reports(connection, span, arrival)
     is_limit = (reported_limits.c.sid == span.sid) & (
         reported_limits.c.stream_seq == span.stream_seq
     )
     connection.execute(delete(reported_limits).where(is_limit))
     is_event = (events.c.agent_id == arrival.key.agent_id) & (events.c.event_id == arrival.event_id)
     connection.execute(delete(events).where(is_event))
+
+
+def _move_reports(connection: Connection, span: EventSpan, arrival: DecodedEvent) -> None:
+    """Move the reports about answers of an event, but delete its own, which is stored again."""
+    of_event, position = span.rows_of(usage_reports), usage_reports.c.position
+    if arrival.report is not None and arrival.answer is not None:
+        is_own = of_event & (position == span.first + arrival.answer)
+        connection.execute(delete(usage_reports).where(is_own))
+    first = position_of(arrival.stream_seq, 0)
+    moved = update(usage_reports).where(of_event).values(position=position + (first - span.first))
+    connection.execute(moved)
 
 
 def evict_again(
