@@ -64,6 +64,11 @@ async def model_window(stores: Stores, key: SessionKey = KEY, **fields: Any) -> 
     return window
 
 
+async def window_reasons(stores: Stores) -> list[str | None]:
+    rows = await stores.history.audit(KEY, after=0, limit=100)
+    return [row.reason for row in rows if row.phase == "window"]
+
+
 async def session_of(stores: Stores) -> SessionSnapshot:
     session = (await stores.facts()).session
     assert session is not None
@@ -132,6 +137,17 @@ async def test_a_larger_call_that_succeeds_later_lifts_the_window(roomy: Stores)
     assert await model_window(roomy) == 12_000
 
 
+@pytest.mark.proves("R5", "A1", "L3")
+async def test_the_audit_has_the_limit_and_the_success_of_one_batch(roomy: Stores) -> None:
+    usage = {"prompt_tokens": 20_000, "completion_tokens": 9}
+    await roomy.ingest(
+        reported(1, MODEL, limit_tokens=16_000),
+        turn(2, user("a"), assistant("b"), model=MODEL, usage=usage),
+    )
+
+    assert await window_reasons(roomy) == ["limit", "success"]
+
+
 @pytest.mark.proves("R5", "G1")
 async def test_a_retraction_leaves_the_window_that_a_call_has_proved(roomy: Stores) -> None:
     usage = {"prompt_tokens": 20_000, "completion_tokens": 9}
@@ -143,9 +159,7 @@ async def test_a_retraction_leaves_the_window_that_a_call_has_proved(roomy: Stor
     await roomy.ingest(turn(5, user("c"), model=MODEL))
 
     assert await model_window(roomy) == 20_000
-    rows = await roomy.history.audit(KEY, after=0, limit=100)
-    reasons = [row.reason for row in rows if row.phase == "window"]
-    assert reasons == ["limit", "success", "limit"]
+    assert await window_reasons(roomy) == ["limit", "success", "limit"]
 
 
 @pytest.mark.proves("R5", "L3")

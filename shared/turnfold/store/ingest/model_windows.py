@@ -131,12 +131,12 @@ def _record_successes(
 ) -> None:
     """Record the limits that changed because a larger call succeeded, not by a report."""
     reported = {
-        storable_key(arrival.model or "")
+        storable_key(arrival.model or ""): arrival.reported.limit_tokens
         for arrival in arrivals
         if arrival.reported and arrival.reported.limit_tokens
     }
-    for model in sorted(limits.keys() - reported):
-        if limits[model] != before.get(model):
+    for model in sorted(limits):
+        if limits[model] not in (before.get(model), reported.get(model)):
             journal.add_audit_row(
                 session,
                 "window",

@@ -159,15 +159,12 @@ class BatchWriter:
         counted = dict(new)
         for key, session in retracting.items():
             counted[key] = self._retract(session, new.get(key, ()))
-        changes = learn_limits(
-            self._connection,
-            self._sessions,
-            self._limited,
-            {key: models[key] for key in self._limited | switched},
-            new,
-            self._journal,
-        )
+        # First, because a success of the same batch may raise a limit that it reports.
         record_reports(self._sessions, self._new, self._journal)
+        before = {key: models[key] for key in self._limited | switched}
+        changes = learn_limits(
+            self._connection, self._sessions, self._limited, before, new, self._journal
+        )
         reports = sum(arrival.report is not None for arrival in self._new)
         # Looks at as many older reports as without this batch, whose reports are among the newest
         # now.
