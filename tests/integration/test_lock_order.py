@@ -1,14 +1,28 @@
-"""Sessions are locked in the order of their numbers, also by what concerns a whole agent."""
+"""Sessions are locked in the order of their numbers, and before their compactions."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import asyncpg
 import pytest
 
+from tests.contract.compact.versions import claimed
 from tests.postgres import Postgres
-from tests.store_fixtures import KEY, NOON, new_postgres, sql_stores, turn, user
+from tests.store_fixtures import (
+    KEY,
+    LEASE_MS,
+    NOON,
+    Stores,
+    new_postgres,
+    sql_stores,
+    turn,
+    turns,
+    user,
+)
 from turnfold.contracts.requests import PolicyRequest
+from turnfold.core.summary.sources import ChunkSummary
 from turnfold.messages import SessionId, SessionKey
+from turnfold.ports.compact import Job
 
 WAITING = """SELECT count(*) FROM pg_stat_activity
     WHERE datname = current_database() AND wait_event_type = 'Lock'"""
@@ -52,3 +66,52 @@ async def test_a_policy_of_an_agent_locks_the_first_session_before_the_second(
 
         policy = await stores.history.wishes(KEY.agent_id)
         assert policy[0].mode == "manual"
+
+
+JobChange = Callable[[Stores, Job], Awaitable[None]]
+
+
+@pytest.mark.proves("L4", "S1")
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(
+            lambda stores, job: stores.jobs.keep(job, ChunkSummary("d", "paid", 5), now_ms=NOON),
+            id="an answer is stored",
+        ),
+        pytest.param(
+            lambda stores, job: stores.jobs.renew(job, lease_ms=LEASE_MS, now_ms=NOON + 2_000),
+            id="a lease is renewed",
+        ),
+        pytest.param(
+            lambda stores, job: stores.jobs.give_back(job, now_ms=NOON + 2_000),
+            id="a job is given back",
+        ),
+    ],
+)
+async def test_a_worker_locks_the_session_before_the_rows_of_its_job(
+    postgres: Postgres, change: JobChange
+) -> None:
+    url = await new_postgres(postgres)
+    address = url.replace("+asyncpg", "")
+    async with sql_stores(url) as stores:
+        await stores.ingest(*turns(10, 7))
+        await stores.ingest(*turns(20, 7))
+        job = await claimed(stores)
+        holder, watcher = await asyncpg.connect(address), await asyncpg.connect(address)
+        holding = holder.transaction()
+        await holding.start()
+        await holder.execute("SELECT 1 FROM sessions FOR UPDATE")
+
+        changing = asyncio.ensure_future(change(stores, job))
+        async with asyncio.timeout(20):
+            while not await watcher.fetchval(WAITING):
+                assert not changing.done(), "it did not wait for the session"
+                await asyncio.sleep(0.01)
+        async with watcher.transaction():
+            # It would fail at once if the worker held one of these locks.
+            await watcher.execute("SELECT 1 FROM compactions FOR UPDATE NOWAIT")
+        await holding.rollback()
+        await changing
+        await holder.close()
+        await watcher.close()

@@ -12,6 +12,7 @@ from turnfold.store.compact.jobs.rows import compaction_ids
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.predicates import is_chosen, is_of_kept, is_open
 from turnfold.store.database.schema import chunk_summaries, compactions, summary_token_usage
+from turnfold.store.database.session_rows import lock_by_sid
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn
 
 _PARTS = PreparedIn(
@@ -73,19 +74,20 @@ class SqlModelCallStore:
         """Store an answer until the job ends.
 
         Raises:
-            LostLease: another worker holds the job.
+            LostLease: another worker holds the job, or the session was erased.
         """
         ids = compaction_ids(job)
 
         def keep(connection: Connection) -> None:
+            # The answer refers to the session, so PostgreSQL would lock it after the compaction.
+            # A claim by another worker waits for this lock, or comes first.
+            session = lock_by_sid(connection, [job.sid])
             ours = select(compactions.c.compaction_id).where(
                 compactions.c.compaction_id == ids[0],
                 compactions.c.status == JobStatus.RUNNING,
                 compactions.c.fence == job.fence,
             )
-            # Locked, so that a claim by another worker waits until the answer is stored, or comes
-            # first.
-            if connection.execute(ours.with_for_update()).first() is None:
+            if not session or connection.execute(ours).first() is None:
                 raise LostLease(job.compaction_ids[-1])
             # The oldest row belongs to the job whatever is evicted meanwhile.
             row = {

@@ -87,9 +87,13 @@ class SqlJobStore(SqlModelCallStore):
         Raises:
             LostLease: another worker holds the job.
         """
-        await self._database.write(
-            lambda connection: update_held(connection, job, lease_until_ms=now_ms + lease_ms)
-        )
+
+        def renew(connection: Connection) -> None:
+            # Without it, the UPDATE would lock the rows of the job in any order.
+            lock_by_sid(connection, [job.sid])
+            update_held(connection, job, lease_until_ms=now_ms + lease_ms)
+
+        await self._database.write(renew)
 
     async def commit(
         self,
@@ -166,7 +170,12 @@ class SqlJobStore(SqlModelCallStore):
 
     async def give_back(self, job: Job, *, now_ms: int) -> None:
         """Return a job that was not attempted to the end, because this worker stops."""
-        await self._database.write(lambda connection: return_job(connection, job, now_ms=now_ms))
+
+        def give_back(connection: Connection) -> None:
+            lock_by_sid(connection, [job.sid])
+            return_job(connection, job, now_ms=now_ms)
+
+        await self._database.write(give_back)
 
     async def end_leases(self) -> None:
         """End all leases. Only the holder of the writer lock of a SQLite file may do this."""
