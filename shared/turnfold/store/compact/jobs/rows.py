@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, select, update
 
 from turnfold.errors import LostLease
+from turnfold.messages import MOST_INT64
 from turnfold.ports.compact import Job, JobStatus
 from turnfold.store.database.predicates import is_chosen, is_running
 from turnfold.store.database.schema import compactions
@@ -56,9 +57,10 @@ def exceeds_limits(messages: int, tokens: int) -> bool:
 def number_of(text: str) -> int:
     """Return the number of a compaction or campaign by its id, which is a text outside.
 
-    Numbers have 64 bits, and a longer one would fail in the driver: it stands for none, as -1.
+    Numbers are below 2^63, and a larger one would fail in the driver: it stands for none, as -1.
     """
-    return int(text) if text.isdecimal() and len(text) < 20 else -1
+    number = int(text) if text.isdecimal() and len(text) < 20 else -1
+    return number if number <= MOST_INT64 else -1
 
 
 def is_held(job: Job) -> Any:
