@@ -259,6 +259,7 @@ class StateModel:
         if is_activated:
             session.activate(number, now_ms)
             self._cool_down(session, job, content, reason, now_ms)
+            self._fold(session, now_ms)
         for row in rows:
             row.tokens_after = session.window_tokens
         return number
@@ -358,7 +359,8 @@ class StateModel:
     def _fold(self, session: SessionState, now_ms: int) -> ActiveVersion:
         """Open a compaction for evictions that lost their version, if there are any."""
         if session.uncovered:
-            self._open(session, Trigger.REQUEST, now_ms)
+            delay_ms = max(SUMMARY_DELAY_MS, session.cooldown_until_ms - now_ms)
+            self._open(session, Trigger.REQUEST, now_ms, delay_ms)
             session.delay_after_failure()
         return session.active
 

@@ -65,6 +65,11 @@ class Compaction:
         kinds = {Trigger.STAND_IN: JobKind.STAND_IN, Trigger.REGENERATE: JobKind.REGENERATED}
         return kinds.get(self.trigger, JobKind.NEXT)
 
+    @property
+    def is_fold(self) -> bool:
+        """Whether it is for evictions that lost their version."""
+        return self.kind is JobKind.NEXT and not self.evicted and not self.is_plan
+
     def is_due(self, now_ms: int) -> bool:
         """Whether a worker may claim it, if the session has no lease."""
         return self.status == "running" or self.next_attempt_at_ms <= now_ms
@@ -185,6 +190,8 @@ class SessionState:
     def claimable(self, now_ms: int) -> list[Compaction]:
         """Return the compactions of one job: evicted messages first, then plans, then rewrites."""
         rows = [row for row in self.compactions if row.is_open]
+        if now_ms < self.cooldown_until_ms:
+            rows = [row for row in rows if row.is_due(now_ms) or not row.is_fold]
         by_kind = {kind: [row for row in rows if row.kind is kind] for kind in JobKind}
         groups = [
             [row for row in by_kind[JobKind.NEXT] if not row.is_plan],
@@ -228,7 +235,8 @@ class SessionState:
         if job.writes is JobKind.REGENERATED:
             return self.covers(job.base_version) - self.covers(job.wanted.from_version)
         evicting = [row for row in self.rows(job.compaction_ids) if row.evicted]
-        return self.uncovered.union(row.compaction_id for row in evicting)
+        lost = self.uncovered if job.folds else frozenset()
+        return lost.union(row.compaction_id for row in evicting)
 
     def activate(self, number: int | None, now_ms: int) -> None:
         """Put a version in force; end compactions that rewrite the version before."""
@@ -236,8 +244,7 @@ class SessionState:
         covered = self.covers(number)
         for row in self.compactions:
             row.is_covered = row.compaction_id in covered and row.status == "committed"
-            evicts = bool(row.evicted) or row.is_plan
-            if row.is_open and not evicts and row.kind is not JobKind.REGENERATED:
+            if row.is_open and (row.is_fold or row.kind is JobKind.STAND_IN):
                 row.end("stale", now_ms)
 
     def requeue_running(self, now_ms: int) -> None:

@@ -44,7 +44,8 @@ class Job:
     """The claimed compactions of one session, under one lease.
 
     `planned` is the trigger of an eviction that takes place when the version is committed; until
-    then no message has left. `cooling` is the reason why the session's model is not asked now.
+    then no message has left. `folds` tells whether the version also covers evictions that lost
+    theirs. `cooling` is the reason why the session's model is not asked now.
     `tokens_evicted` counts the evicted messages, `summary_tokens` the version in force. `factor` is
     the session's calibration factor. `traces` are the traceparents of the events that caused the
     evictions, newest last.
@@ -60,6 +61,7 @@ class Job:
     model: str | None
     planned: FiredTrigger | None = None
     writes: JobKind = JobKind.NEXT
+    folds: bool = False
     wanted: RegenerateOptions = RegenerateOptions()
     cooling: str | None = None
     tokens_evicted: int = 0

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.compact.versions import claimed, ids, phases, read, write
-from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turns, words
+from tests.contract.compact.versions import claimed, ids, phases, read, three_versions, write
+from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, retracted, summary, turns, words
 from turnfold.core.summary.cooldown import COOLDOWN_MS
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.sources import Draft, SummaryJob
@@ -63,6 +63,33 @@ async def test_while_the_model_rests_it_is_not_asked_and_nobody_waits_for_it(
     again = await claimed(stores, NOON + 1_000 + COOLDOWN_MS)
     assert (again.writes, again.base_version) == (JobKind.STAND_IN, 2)
     assert await read(stores, again) == await ids(stores, State.COVERED)
+
+
+@pytest.mark.proves("S4", "S7")
+async def test_what_lost_its_version_waits_for_the_model_also_when_more_is_evicted_meanwhile(
+    stores: Stores,
+) -> None:
+    await three_versions(stores)
+    await stores.ingest(*turns(40, 7))
+    await write(stores, "picked", at_ms=NOON + 4_000, kind="extractive", reason="timeout")
+    back_ms = NOON + 4_000 + COOLDOWN_MS
+    await stores.ingest(retracted(50, "e10#0", at_ms=NOON + 5_000))
+    lost = await ids(stores, State.PENDING)
+    await stores.ingest(*turns(60, 7))
+    evicted = [one for one in await ids(stores, State.PENDING) if one not in lost]
+
+    job = await claimed(stores, NOON + 6_000)
+    assert await read(stores, job, by_model=False) == evicted != []
+    await stores.jobs.commit(
+        job, summary("picked", kind="extractive"), reason=job.cooling, now_ms=NOON + 6_000
+    )
+
+    assert await stores.claim(back_ms - 1) == []
+    job = await claimed(stores, back_ms)
+    assert await read(stores, job) == [*lost, *evicted]
+    await stores.jobs.commit(job, summary("by the model"), reason=None, now_ms=back_ms)
+    assert await ids(stores, State.PENDING) == []
+    assert await stores.jobs.next_due_ms() is None
 
 
 @pytest.mark.proves("S7", "S4")

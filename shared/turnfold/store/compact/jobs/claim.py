@@ -159,7 +159,7 @@ def claim_session(
     # The list of due sessions was read before the lock: another worker may have claimed this one.
     if any(row.is_leased(now_ms) for row in rows):
         return None
-    due = _first_due(rows, now_ms)
+    due = _first_due(rows, now_ms, is_cooling=now_ms < session.cooldown_until_ms)
     if not due:
         return None
     # The mode may have changed since the eviction was planned.
@@ -169,7 +169,7 @@ def claim_session(
             end_stale(connection, session, journal, row.compaction_id, detail, now_ms)
         return None
     claimed = _of_one_job(connection, session.sid, due)
-    job = _job_of(session, claimed, policy, now_ms)
+    job = _job_of(session, claimed, policy, now_ms, folds=any(row.is_fold for row in due))
     ids = [row.compaction_id for row in claimed]
     _release_others(connection, rows, ids)
     lease_until_ms = now_ms + lease_ms
@@ -202,7 +202,9 @@ def _of_one_job(connection: Connection, sid: int, due: Sequence[_OpenRow]) -> Se
     return due[: within_limits(sizes, messages=messages, tokens=tokens)]
 
 
-def _job_of(session: SessionRow, claimed: Sequence[_OpenRow], policy: Policy, now_ms: int) -> Job:
+def _job_of(
+    session: SessionRow, claimed: Sequence[_OpenRow], policy: Policy, now_ms: int, *, folds: bool
+) -> Job:
     """Describe the job of claimed rows. Its newest row decides what it writes."""
     newest = claimed[-1]
     writes_messages = newest.kind is JobKind.NEXT and not newest.is_plan
@@ -219,6 +221,7 @@ def _job_of(session: SessionRow, claimed: Sequence[_OpenRow], policy: Policy, no
         model=session.model,
         planned=newest.fired if newest.is_plan else None,
         writes=newest.kind,
+        folds=folds,
         wanted=wanted_of(newest.wanted),
         cooling=session.cooldown_reason if is_cooling else None,
         tokens_evicted=sum([row.tokens_evicted for row in claimed]),
@@ -245,9 +248,14 @@ def _release_others(
         )
 
 
-def _first_due(rows: Sequence[_OpenRow], now_ms: int) -> Sequence[_OpenRow]:
+def _first_due(
+    rows: Sequence[_OpenRow], now_ms: int, *, is_cooling: bool
+) -> Sequence[_OpenRow]:
     """Select the rows of one job: evicted messages first, then planned evictions, then rewrites."""
     evicted = [row for row in rows if row.kind is JobKind.NEXT and not row.is_plan]
+    if is_cooling:
+        # A fold waits for the model, while what is evicted meanwhile gets a stand-in at once.
+        evicted = [row for row in evicted if row.is_due(now_ms) or not row.is_fold]
     for group in (evicted, [row for row in rows if row.is_plan]):
         if any(row.is_due(now_ms) for row in group):
             return group

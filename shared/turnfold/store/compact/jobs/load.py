@@ -159,7 +159,7 @@ def added_evictions(connection: Connection, job: Job) -> list[int]:
             return [row[0] for row in _EVICTING.rows(connection, sorted(added))]
         case JobKind.NEXT:
             own = [row[0] for row in _EVICTING.rows(connection, compaction_ids(job))]
-            lost = uncovered(connection, job.sid)
+            lost = uncovered(connection, job.sid) if job.folds else []
             # The oldest of them. The commit opens a compaction for the others.
             first = lost[: within_limits((one.messages, one.tokens) for one in lost)]
             return [*(one.compaction_id for one in first), *own]
