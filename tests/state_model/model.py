@@ -254,7 +254,10 @@ class StateModel:
             row.version = number
         base = job.base_version if is_activated else job.wanted.from_version
         covers = session.covers(base) | added
-        version = CommittedVersion(number, base, newest.compaction_id, content, covers)
+        is_stand_in = content.draft.kind == "extractive" and reason is not None
+        version = CommittedVersion(
+            number, base, newest.compaction_id, content, covers, is_stand_in
+        )
         session.versions.append(version)
         if is_activated:
             session.activate(number, now_ms)
@@ -341,7 +344,11 @@ class StateModel:
         version = session.find_version(row.version)
         if was_covered and version is not None:
             session.activate(version.base, now_ms)
-        return self._fold(session, now_ms)
+            base = session.find_version(version.base)
+            if base is not None and base.is_stand_in and not session.uncovered:
+                self._open_stand_in(session, now_ms)
+            self._fold(session, now_ms)
+        return session.active
 
     def regenerate(self, key: SessionKey, wanted: RegenerateOptions, now_ms: int) -> CompactionId:
         """Open a compaction that writes a version beside the one in force."""

@@ -96,6 +96,7 @@ class CommittedVersion(NamedTuple):
     compaction_id: CompactionId
     content: Version
     covers: frozenset[CompactionId]
+    is_stand_in: bool
 
 
 @dataclass(slots=True)

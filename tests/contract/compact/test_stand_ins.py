@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 
-from tests.contract.compact.versions import claimed, ids, phases, read, three_versions, write
+from tests.contract.compact.versions import (
+    claimed,
+    compaction_of,
+    ids,
+    phases,
+    read,
+    restore,
+    three_versions,
+    write,
+)
 from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, retracted, summary, turns, words
 from turnfold.core.summary.cooldown import COOLDOWN_MS
 from turnfold.core.summary.extractive.extract import extract
@@ -184,6 +193,32 @@ async def test_a_stand_in_is_not_rewritten_when_another_version_took_force(store
 
     assert (await stores.history.versions(KEY))[0] == 2
     assert (await phases(stores))[-1] == "stale"
+
+
+@pytest.mark.proves("S4", "A5")
+@pytest.mark.parametrize("is_retracted", [False, True])
+@pytest.mark.parametrize("reason", ["timeout", None])
+async def test_a_stand_in_that_takes_force_again_is_written_by_the_model(
+    stores: Stores, is_retracted: bool, reason: str | None
+) -> None:
+    await stores.ingest(*turns(10, 7))
+    await write(stores, "picked", kind="extractive", reason=reason)
+    first = await ids(stores, State.COVERED)
+    await stores.ingest(*turns(20, 7))
+    await write(stores, "by the model", at_ms=NOON + 2_000 + COOLDOWN_MS)
+    later_ms = NOON + 5_000 + COOLDOWN_MS
+    if is_retracted:
+        second = [one for one in await ids(stores, State.COVERED) if one not in first]
+        await stores.ingest(retracted(40, *second, at_ms=later_ms))
+    else:
+        await restore(stores, await compaction_of(stores, 2), now_ms=later_ms)
+
+    assert (await stores.history.versions(KEY))[0] == 1
+    # Where no model is to write, an extractive version stands in for nothing.
+    assert await stores.jobs.next_due_ms() == (later_ms if reason else None)
+    if reason is not None:
+        job = await claimed(stores, later_ms)
+        assert (job.writes, await read(stores, job)) == (JobKind.STAND_IN, first)
 
 
 class DiesThrice:

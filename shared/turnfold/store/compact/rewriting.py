@@ -13,8 +13,14 @@ from turnfold.ports.compact import JobStatus, RegenerateOptions
 from turnfold.ports.ingest import Installation
 from turnfold.store.compact.coverage import uncovered, valid_version
 from turnfold.store.database.message_rows import FACTS, message_of
-from turnfold.store.database.predicates import is_chosen, is_open, is_planned, of_compactions
-from turnfold.store.database.schema import compactions, messages
+from turnfold.store.database.predicates import (
+    is_chosen,
+    is_open,
+    is_planned,
+    is_version,
+    of_compactions,
+)
+from turnfold.store.database.schema import compactions, messages, summaries
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import Prepared, PreparedIn
 from turnfold.store.ingest.open_compactions import delay_after_failure
@@ -44,6 +50,17 @@ _PLANS = Prepared(
     .where(of_compactions, is_planned, compactions.c.trigger != literal_column("'request'"))
     .order_by(compactions.c.ordinal),
     ("of_sid",),
+)
+# Where no model is to write, versions are extractive as well, but without a reason.
+_STAND_IN = Prepared(
+    select(summaries.c.version)
+    .join(compactions, compactions.c.compaction_id == summaries.c.compaction_id)
+    .where(
+        is_version,
+        summaries.c.kind == literal_column("'extractive'"),
+        compactions.c.reason.is_not(None),
+    ),
+    ("of_sid", "number"),
 )
 _SPAN = PreparedIn(
     select(func.min(compactions.c.first_position), func.max(compactions.c.last_position)).where(
@@ -137,6 +154,25 @@ def open_fold(
     # Windows show digests until the fold is committed, and these evictions never needed one.
     write_digests(connection, session.sid, lost, installation)
     return _open_fold(connection, session, journal, installation.new_id, lost, now_ms=now_ms)
+
+
+def open_rewriting(
+    connection: Connection,
+    session: SessionRow,
+    journal: SessionJournal,
+    installation: Installation,
+    *,
+    now_ms: int,
+) -> None:
+    """Have the model write what an older version, now in force, lacks.
+
+    That is evictions that lost their version. If there are none, and the version is a stand-in,
+    nothing else would replace it.
+    """
+    if open_fold(connection, session, journal, installation, now_ms=now_ms) is not None:
+        return
+    if session.version is not None and _STAND_IN.rows(connection, session.sid, session.version):
+        open_stand_in(connection, session, journal, installation.new_id(), now_ms=now_ms)
 
 
 def continue_fold(

@@ -35,6 +35,7 @@ from turnfold.store.compact.rewriting import (
     fence_off,
     open_fold,
     open_regeneration,
+    open_rewriting,
 )
 from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import FACTS, message_of
@@ -307,7 +308,7 @@ def _restore(
     end_plans(connection, session, journal, now_ms=now_ms)
     if is_covered:
         end_rewriting(connection, session, journal, now_ms=now_ms)
-    open_fold(connection, session, journal, installation, now_ms=now_ms)
+        open_rewriting(connection, session, journal, installation, now_ms=now_ms)
 
 
 def _make_live(

@@ -13,7 +13,7 @@ from turnfold.store.compact.rewriting import (
     end_rewriting,
     end_stale,
     fence_off,
-    open_fold,
+    open_rewriting,
     write_digests,
 )
 from turnfold.store.database.predicates import is_chosen, is_open
@@ -53,7 +53,7 @@ def withdraw(
     end_regenerations(connection, session, journal, now_ms=at_ms)
     if session.version != replaced:
         end_rewriting(connection, session, journal, now_ms=at_ms)
-        open_fold(connection, session, journal, installation, now_ms=at_ms)
+        open_rewriting(connection, session, journal, installation, now_ms=at_ms)
 
 
 def _journal(
