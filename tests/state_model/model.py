@@ -287,8 +287,10 @@ class StateModel:
             return
         if job.writes is not JobKind.REGENERATED:
             session.cool_down(reason or str(ending), now_ms)
-        is_failed = ending is JobStatus.FAILED
-        if job.writes is JobKind.STAND_IN and (is_failed or session.failures <= REFUSED_STAND_INS):
+        newest = [row for row in session.compactions if row.kind is not JobKind.REGENERATED]
+        refused = [row.kind is JobKind.STAND_IN and row.status == "rejected" for row in newest]
+        is_refused = len(refused) >= REFUSED_STAND_INS and all(refused[-REFUSED_STAND_INS:])
+        if job.writes is JobKind.STAND_IN and not is_refused:
             self._open_stand_in(session, now_ms)
 
     def retry_later(self, job: Job, retry_at_ms: int) -> None:

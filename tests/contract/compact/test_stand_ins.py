@@ -121,21 +121,25 @@ async def test_the_pauses_double_while_the_model_stays_away(stores: Stores) -> N
 
 
 @pytest.mark.proves("S7", "S5")
-async def test_a_model_whose_answers_are_refused_is_not_asked_for_ever(stores: Stores) -> None:
+@pytest.mark.parametrize("is_away_first", [False, True])
+async def test_a_model_whose_answers_are_refused_is_not_asked_for_ever(
+    stores: Stores, is_away_first: bool
+) -> None:
     await stores.ingest(*turns(10, 7))
     await write(stores, "picked", kind="extractive", reason="refused")
     asked = 0
+    away = 5 if is_away_first else 0
     while (due_ms := await stores.jobs.next_due_ms()) is not None:
         asked += 1
         await stores.jobs.fail(
             await claimed(stores, due_ms),
-            ending=JobStatus.REJECTED,
-            reason="refused",
+            ending=JobStatus.FAILED if asked <= away else JobStatus.REJECTED,
+            reason="timeout" if asked <= away else "refused",
             detail="",
             now_ms=due_ms,
         )
 
-    assert asked == 3
+    assert asked - away == 3
     await stores.ingest(*turns(20, 7))
     assert (await claimed(stores, NOON + 100 * LEASE_MS)).cooling is None
 

@@ -3,22 +3,33 @@
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, literal_column, select, update
 
+from turnfold.core.eviction.triggers import Trigger
 from turnfold.errors import LostLease
 from turnfold.ports.compact import FailureStatus, Job, JobKind, JobStatus
 from turnfold.store.compact.chunks import delete_chunk_summaries
 from turnfold.store.compact.jobs.rows import is_held, update_held
 from turnfold.store.compact.rewriting import open_stand_in
+from turnfold.store.database.predicates import of_compactions
 from turnfold.store.database.schema import compactions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid, write_back
+from turnfold.store.database.statements import Prepared
 from turnfold.store.ingest.open_compactions import delay_after_failure
 
 REFUSED_STAND_INS = 3
-"""The attempts to replace a stand-in while the gate rejects the model's answers.
+"""The attempts in a row to replace a stand-in while the gate rejects the model's answers.
 
 The next eviction starts again. A provider that is unavailable is retried without limit.
 """
+
+_NEWEST = Prepared(
+    select(compactions.c.trigger, compactions.c.status)
+    .where(of_compactions, compactions.c.trigger != literal_column(f"'{Trigger.REGENERATE}'"))
+    .order_by(compactions.c.ordinal.desc())
+    .limit(literal_column(str(REFUSED_STAND_INS))),
+    ("of_sid",),
+)
 
 _PHASES = {
     JobStatus.REJECTED: "rejected",
@@ -57,12 +68,16 @@ def fail_job(
         # A regeneration is an offer. Its failure must not delay the summaries that windows need.
         if job.writes is not JobKind.REGENERATED:
             session.begin_cooldown(reason or str(status), at_ms=now_ms)
-        if job.writes is JobKind.STAND_IN and (
-            status is JobStatus.FAILED or session.failures <= REFUSED_STAND_INS
-        ):
+        if job.writes is JobKind.STAND_IN and not _is_refused_for_good(connection, job.sid):
             open_stand_in(connection, session, journal, new_id(), now_ms=now_ms)
     journal.write(connection)
     write_back(connection, [session])
+
+
+def _is_refused_for_good(connection: Connection, sid: int) -> bool:
+    """Return whether the gate rejected one attempt after another since the last eviction."""
+    newest = [tuple(row) for row in _NEWEST.rows(connection, sid)]
+    return newest == [(Trigger.STAND_IN, JobStatus.REJECTED)] * REFUSED_STAND_INS
 
 
 def retry_job(
