@@ -255,9 +255,7 @@ class StateModel:
         base = job.base_version if is_activated else job.wanted.from_version
         covers = session.covers(base) | added
         is_stand_in = content.draft.kind == "extractive" and reason is not None
-        version = CommittedVersion(
-            number, base, newest.compaction_id, content, covers, is_stand_in
-        )
+        version = CommittedVersion(number, base, newest.compaction_id, content, covers, is_stand_in)
         session.versions.append(version)
         if is_activated:
             session.activate(number, now_ms)

@@ -113,6 +113,44 @@ async def test_who_asks_again_finds_the_campaign_that_is_under_way(stores: Store
     assert other.campaign_id != first.campaign_id
 
 
+@pytest.mark.proves("A4")
+async def test_a_campaign_is_not_over_while_what_somebody_asked_for_before_is_open(
+    stores: Stores,
+) -> None:
+    await summarised(stores, key("ada", 0))
+    await stores.versions.regenerate(
+        key("ada", 0), NARRATIVE, installation=stores.installation, now_ms=NOON + 1_500
+    )
+    begun = await begin(stores, "ada")
+
+    for _ in range(2):
+        await advance(stores)
+        progress = await stores.campaigns.progress(begun.campaign_id)
+        assert progress is not None
+        assert (progress.opened, progress.open, progress.finished_at_ms) == (1, 1, None)
+    assert await work(stores) == ["ada s-0"]
+    await advance(stores)
+
+    progress = await stores.campaigns.progress(begun.campaign_id)
+    assert progress is not None
+    assert (progress.opened, progress.written, progress.open) == (1, 1, 0)
+    assert progress.finished_at_ms is not None
+
+
+@pytest.mark.proves("A4")
+async def test_a_session_counts_for_the_campaign_that_opened_it(stores: Stores) -> None:
+    await summarised(stores, key("ada", 0), key("bob", 0))
+    of_ada = await begin(stores, "ada")
+    await advance(stores)
+    of_all = await begin(stores, None)
+    await advance(stores)
+
+    opened = [await stores.campaigns.progress(one.campaign_id) for one in (of_ada, of_all)]
+
+    assert [(one.opened, one.open) for one in opened if one is not None] == [(1, 1), (1, 1)]
+    assert await work(stores) == ["ada s-0", "bob s-0"]
+
+
 @pytest.mark.proves("A4", "C32")
 async def test_where_there_is_no_version_there_is_nothing_to_do(stores: Stores) -> None:
     await stores.ingest(*turns(1, 2))

@@ -16,9 +16,10 @@ from turnfold.ports.inspection import CampaignRow
 from turnfold.store.compact.jobs.rows import number_of
 from turnfold.store.compact.rewriting import open_regeneration, stated_options, wanted_of
 from turnfold.store.database.engine import Database
+from turnfold.store.database.predicates import is_chosen
 from turnfold.store.database.schema import campaigns, compactions, sessions
 from turnfold.store.database.session_rows import SessionJournal, lock_by_sid, write_back
-from turnfold.store.database.statements import Prepared
+from turnfold.store.database.statements import Prepared, PreparedIn
 
 _is_unfinished = campaigns.c.finished_at_ms.is_(None)
 _UNFINISHED = Prepared(
@@ -67,6 +68,7 @@ _STATUSES = Prepared(
     .group_by(compactions.c.status),
     ("by",),
 )
+_OWNERS = PreparedIn(select(compactions.c.campaign_id).where(is_chosen), "chosen")
 OPEN = (JobStatus.PENDING, JobStatus.RUNNING)
 FAILED = get_args(FailureStatus)
 
@@ -170,7 +172,7 @@ def _advance(
     )
     # The first compaction of a session may have been restored meanwhile.
     still = [session for session in locked if session.version is not None]
-    for session in still:
+    opened = [
         open_regeneration(
             connection,
             session,
@@ -180,10 +182,14 @@ def _advance(
             now_ms=now_ms,
             campaign_id=campaign_id,
         )
+        for session in still
+    ]
     journal.write(connection)
     write_back(connection, locked)
+    # An open one with these options may belong to a campaign of other sessions.
+    owned = sum(row[0] == campaign_id for row in _OWNERS.rows(connection, opened))
     moved = update(campaigns).where(campaigns.c.campaign_id == campaign_id)
-    connection.execute(moved.values(last_sid=chosen[-1], opened=campaigns.c.opened + len(still)))
+    connection.execute(moved.values(last_sid=chosen[-1], opened=campaigns.c.opened + owned))
     return len(still)
 
 

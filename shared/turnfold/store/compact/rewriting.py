@@ -22,7 +22,7 @@ from turnfold.store.database.predicates import (
 )
 from turnfold.store.database.schema import compactions, messages, summaries
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
-from turnfold.store.database.statements import Prepared, PreparedIn
+from turnfold.store.database.statements import Bulk, Prepared, PreparedIn
 from turnfold.store.ingest.open_compactions import delay_after_failure
 
 _evicts_nothing = compactions.c.messages_evicted == literal_column("0")
@@ -44,6 +44,12 @@ _REGENERATIONS = Prepared(
     .where(of_compactions, is_open, compactions.c.trigger == literal_column("'regenerate'"))
     .order_by(compactions.c.ordinal),
     ("of_sid",),
+)
+_TAKE_OVER = Bulk(
+    update(compactions)
+    .where(compactions.c.compaction_id == bindparam("taken"), compactions.c.campaign_id.is_(None))
+    .values(campaign_id=bindparam("by")),
+    ("by", "taken"),
 )
 _PLANS = Prepared(
     select(compactions.c.compaction_id)
@@ -125,10 +131,15 @@ def open_regeneration(
     now_ms: int,
     campaign_id: int | None = None,
 ) -> int:
-    """Open a compaction that writes a version beside the one in force; reuse an open one."""
+    """Open a compaction that writes a version beside the one in force; reuse an open one.
+
+    A campaign takes over one that belongs to no campaign.
+    """
     # A client that repeats its request after a lost answer gets the same compaction.
     for known, stored in _REGENERATIONS.rows(connection, session.sid):
         if wanted_of(stored) == wanted:
+            if campaign_id is not None:
+                _TAKE_OVER.run(connection, [(campaign_id, known)])
             return int(known)
     compaction_id = installation.new_id()
     _open(

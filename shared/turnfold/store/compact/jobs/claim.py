@@ -248,9 +248,7 @@ def _release_others(
         )
 
 
-def _first_due(
-    rows: Sequence[_OpenRow], now_ms: int, *, is_cooling: bool
-) -> Sequence[_OpenRow]:
+def _first_due(rows: Sequence[_OpenRow], now_ms: int, *, is_cooling: bool) -> Sequence[_OpenRow]:
     """Select the rows of one job: evicted messages first, then planned evictions, then rewrites."""
     evicted = [row for row in rows if row.kind is JobKind.NEXT and not row.is_plan]
     if is_cooling:
