@@ -285,6 +285,9 @@ class StateModel:
             return
         if job.writes is not JobKind.REGENERATED:
             session.cool_down(reason or str(ending), now_ms)
+        if job.planned and ending is JobStatus.FAILED:
+            delay_ms = session.cooldown_until_ms - now_ms
+            self._open(session, rows[-1].trigger, now_ms, delay_ms).is_plan = True
         newest = [row for row in session.compactions if row.kind is not JobKind.REGENERATED]
         refused = [row.kind is JobKind.STAND_IN and row.status == "rejected" for row in newest]
         is_refused = len(refused) >= REFUSED_STAND_INS and all(refused[-REFUSED_STAND_INS:])

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Connection, literal_column, select, update
+from sqlalchemy import Connection, literal, literal_column, select, update
 
-from turnfold.core.eviction.triggers import Trigger
+from turnfold.core.eviction.triggers import FiredTrigger, Trigger
 from turnfold.errors import LostLease
 from turnfold.ports.compact import FailureStatus, Job, JobKind, JobStatus
 from turnfold.store.compact.chunks import delete_chunk_summaries
@@ -30,6 +30,12 @@ _NEWEST = Prepared(
     .limit(literal_column(str(REFUSED_STAND_INS))),
     ("of_sid",),
 )
+
+_KEPT = (
+    "sid", "trigger", "is_by_budget", "budget_tokens", "messages_evicted", "tokens_evicted",
+    "digest", "digest_tokens", "trace", "actor",
+)  # fmt: skip
+"""The columns that a plan has in common with the one that failed."""
 
 _PHASES = {
     JobStatus.REJECTED: "rejected",
@@ -68,6 +74,8 @@ def fail_job(
         # A regeneration is an offer. Its failure must not delay the summaries that windows need.
         if job.writes is not JobKind.REGENERATED:
             session.begin_cooldown(reason or str(status), at_ms=now_ms)
+        if job.planned and status is JobStatus.FAILED:
+            _plan_again(connection, session, job, job.planned, journal, new_id(), now_ms=now_ms)
         if job.writes is JobKind.STAND_IN and not _is_refused_for_good(connection, job.sid):
             open_stand_in(connection, session, journal, new_id(), now_ms=now_ms)
     journal.write(connection)
@@ -78,6 +86,35 @@ def _is_refused_for_good(connection: Connection, sid: int) -> bool:
     """Return whether the gate rejected one attempt after another since the last eviction."""
     newest = [tuple(row) for row in _NEWEST.rows(connection, sid)]
     return newest == [(Trigger.STAND_IN, JobStatus.REJECTED)] * REFUSED_STAND_INS
+
+
+def _plan_again(
+    connection: Connection,
+    session: SessionRow,
+    job: Job,
+    planned: FiredTrigger,
+    journal: SessionJournal,
+    compaction_id: int,
+    *,
+    now_ms: int,
+) -> None:
+    """Plan an eviction again for when the provider is back: nobody may speak before."""
+    session.compactions += 1
+    changed = {
+        "compaction_id": compaction_id, "ordinal": session.compactions,
+        "status": JobStatus.PENDING, "tokens_before": session.window_tokens,
+        "next_attempt_at_ms": session.cooldown_until_ms, "requested_at_ms": now_ms,
+    }  # fmt: skip
+    again = select(
+        *(literal(value, compactions.c[name].type) for name, value in changed.items()),
+        *(compactions.c[name] for name in _KEPT),
+    ).where(compactions.c.compaction_id == int(job.compaction_ids[-1]))
+    connection.execute(compactions.insert().from_select([*changed, *_KEPT], again))
+    journal.add_audit_row(
+        session, "selective_start", at_ms=now_ms, compaction_id=compaction_id,
+        tokens_before=session.window_tokens, trigger=str(planned.trigger),
+        live=session.live_messages, session_model=session.model,
+    )  # fmt: skip
 
 
 def retry_job(
