@@ -18,6 +18,7 @@ from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turns
 from turnfold.errors import BadRequest, Conflict, LostLease, UnknownSession
 from turnfold.messages import State
 from turnfold.ports.compact import JobKind, JobStatus
+from turnfold.store.compact.jobs import rows
 
 
 @pytest.mark.proves("A4", "L10")
@@ -43,6 +44,35 @@ async def test_a_summary_is_written_again_from_the_originals_and_takes_no_force(
     assert (after.summary, after.messages, after.pending) == (before.summary, before.messages, ())
     await promote(stores, 4, over=3)
     assert (await stores.history.versions(KEY))[0] == 4
+
+
+@pytest.mark.proves("A4", "O9")
+async def test_a_long_history_is_written_again_in_parts_that_build_on_each_other(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await three_versions(stores)
+    covered = await ids(stores, State.COVERED)
+    work = await regenerate(stores, style="narrative")
+    monkeypatch.setattr(rows, "MOST_MESSAGES", 1)
+
+    was_read: list[str] = []
+    for number in (4, 5, 6):
+        job = await claimed(stores, NOON + 9_000)
+        assert (job.compaction_ids, job.attempt, job.wanted.style) == ((work,), 1, "narrative")
+        given = await stores.jobs.load(job, now_ms=NOON + 9_000)
+        assert (given.previous and given.previous.text) == (
+            None if number == 4 else f"Part {number - 1}."
+        )
+        was_read += [str(one.message.message_id) for one in given.evicted]
+        await stores.jobs.commit(job, summary(f"Part {number}."), reason=None, now_ms=NOON + 9_000)
+
+    assert was_read == covered
+    assert await stores.jobs.next_due_ms() is None
+    in_force, versions = await stores.history.versions(KEY)
+    assert (in_force, [one.base_version for one in versions[3:]]) == (3, [None, 4, 5])
+    assert versions[-1].messages_covered == versions[2].messages_covered
+    await promote(stores, 6)
+    assert await ids(stores, State.COVERED) == covered
 
 
 @pytest.mark.proves("A4")

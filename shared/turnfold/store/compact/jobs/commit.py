@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, literal_column, select
+from sqlalchemy import Connection, bindparam, func, literal_column, select, update
 
 from turnfold.core.eviction.batch import Eviction
 from turnfold.core.eviction.triggers import is_allowed
@@ -17,7 +18,12 @@ from turnfold.store.compact.chunks import delete_chunk_summaries
 from turnfold.store.compact.coverage import ADD, any_restored, record_activation
 from turnfold.store.compact.jobs.load import added_evictions
 from turnfold.store.compact.jobs.rows import compaction_ids, lock_held
-from turnfold.store.compact.rewriting import continue_fold, end_rewriting, open_stand_in
+from turnfold.store.compact.rewriting import (
+    continue_fold,
+    end_rewriting,
+    open_stand_in,
+    stated_options,
+)
 from turnfold.store.database.predicates import is_chosen, is_version, of_messages
 from turnfold.store.database.schema import compactions, messages, summaries
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid, write_back
@@ -140,6 +146,8 @@ def commit_version(
         end_rewriting(connection, session, journal, now_ms=now_ms)
         _cool_down(connection, session, job, version.draft.kind, reason, journal, now_ms, new_id)
         continue_fold(connection, session, journal, new_id, now_ms=now_ms)
+    else:
+        _continue_regeneration(connection, job, number, now_ms=now_ms)
     # The parts of the answer were kept for another attempt, which nobody will make now.
     delete_chunk_summaries(connection, job.sid)
     journal.write(connection)
@@ -178,6 +186,29 @@ def _finish_rows(connection: Connection, job: Job, finished: tuple[Any, ...]) ->
     # The fence decides here: a worker whose lease ended may have written the version all the same.
     rows = lock_held(connection, job)
     _FINISH.run(connection, [(JobStatus.COMMITTED, None, *finished, row) for row in rows])
+
+
+def _continue_regeneration(connection: Connection, job: Job, number: int, *, now_ms: int) -> None:
+    """Open the row of a regeneration again, for the evictions that one job has left.
+
+    The next version builds on this one. Only the last is the one that the row has written.
+    """
+    wanted = replace(job.wanted, from_version=number)
+    if not added_evictions(connection, replace(job, wanted=wanted)):
+        return
+    connection.execute(
+        update(compactions)
+        .where(compactions.c.compaction_id.in_(compaction_ids(job)))
+        .values(
+            status=JobStatus.PENDING,
+            wanted=json.dumps(stated_options(wanted)),
+            next_attempt_at_ms=now_ms,
+            attempts=0,
+            version=None,
+            tokens_after=None,
+            finished_at_ms=None,
+        )
+    )
 
 
 def _notify_version(

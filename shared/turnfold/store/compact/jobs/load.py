@@ -80,7 +80,9 @@ _COVERED_TOKENS = Prepared(
 )
 
 _EVICTING = PreparedIn(
-    select(compactions.c.compaction_id)
+    select(
+        *(compactions.c[name] for name in ("compaction_id", "messages_evicted", "tokens_evicted"))
+    )
     .where(is_chosen, compactions.c.messages_evicted > literal_column("0"))
     .order_by(compactions.c.ordinal),
     "chosen",
@@ -156,7 +158,10 @@ def added_evictions(connection: Connection, job: Job) -> list[int]:
             added = covered_by(connection, job.sid, job.base_version) - covered_by(
                 connection, job.sid, job.wanted.from_version
             )
-            return [row[0] for row in _EVICTING.rows(connection, sorted(added))]
+            rows = _EVICTING.rows(connection, sorted(added))
+            # The oldest of them. The commit leaves the others to another job of the same row.
+            number = within_limits((evicted, tokens) for _, evicted, tokens in rows)
+            return [row[0] for row in rows[:number]]
         case JobKind.NEXT:
             own = [row[0] for row in _EVICTING.rows(connection, compaction_ids(job))]
             lost = uncovered(connection, job.sid) if job.folds else []

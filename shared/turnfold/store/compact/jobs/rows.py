@@ -18,7 +18,7 @@ MOST_TOKENS = 500_000
 
 A worker and its summarizer hold several copies of this text, and the worker does nothing else while
 it encodes it. Backlogs of this size are rare: a model was unavailable for long, a history was
-imported, or an early message was retracted.
+imported or is regenerated, or an early message was retracted.
 """
 
 _HELD = PreparedIn(
