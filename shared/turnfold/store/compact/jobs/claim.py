@@ -123,10 +123,14 @@ class _OpenRow(NamedTuple):
         return self.kind is JobKind.NEXT and self.first_position is None
 
     @property
+    def is_evicted(self) -> bool:
+        """Whether the messages that it is for have left the window."""
+        return self.kind is JobKind.NEXT and not self.is_plan
+
+    @property
     def is_fold(self) -> bool:
         """Whether it evicts nothing, and is for evictions that lost their version."""
-        is_evicted = self.kind is JobKind.NEXT and not self.is_plan
-        return is_evicted and not self.messages_evicted
+        return self.is_evicted and not self.messages_evicted
 
     @property
     def fired(self) -> FiredTrigger:
@@ -250,7 +254,7 @@ def _release_others(
 
 def _first_due(rows: Sequence[_OpenRow], now_ms: int, *, is_cooling: bool) -> Sequence[_OpenRow]:
     """Select the rows of one job: evicted messages first, then planned evictions, then rewrites."""
-    evicted = [row for row in rows if row.kind is JobKind.NEXT and not row.is_plan]
+    evicted = [row for row in rows if row.is_evicted]
     if is_cooling:
         # A fold waits for the model, while what is evicted meanwhile gets a stand-in at once.
         evicted = [row for row in evicted if row.is_due(now_ms) or not row.is_fold]

@@ -143,9 +143,7 @@ def commit_version(
         )  # fmt: skip
     _notify_version(connection, journal, session, job, version, tokens_after)
     if is_activated:
-        end_rewriting(connection, session, journal, now_ms=now_ms)
-        _cool_down(connection, session, job, version.draft.kind, reason, journal, now_ms, new_id)
-        continue_fold(connection, session, journal, new_id, now_ms=now_ms)
+        _plan_rewriting(connection, session, job, version, reason, journal, now_ms, new_id)
     else:
         _continue_regeneration(connection, job, number, now_ms=now_ms)
     # The parts of the answer were kept for another attempt, which nobody will make now.
@@ -297,11 +295,11 @@ def _journal_leaving(
     )
 
 
-def _cool_down(
+def _plan_rewriting(
     connection: Connection,
     session: SessionRow,
     job: Job,
-    kind: str,
+    version: Version,
     reason: str | None,
     journal: SessionJournal,
     now_ms: int,
@@ -309,15 +307,17 @@ def _cool_down(
 ) -> None:
     """End the cooldown if the model answered.
 
-    Otherwise begin a cooldown, and plan to replace the stand-in.
+    Otherwise begin a cooldown, and plan to replace the stand-in. What a fold left follows after it.
     """
-    if kind == "llm":
+    end_rewriting(connection, session, journal, now_ms=now_ms)
+    if version.draft.kind == "llm":
         session.end_cooldown()
     elif reason is not None:
         # During a cooldown the model was not called, so this is not another failure.
         if job.cooling is None:
             session.begin_cooldown(reason, at_ms=now_ms)
         open_stand_in(connection, session, journal, new_id(), now_ms=now_ms)
+    continue_fold(connection, session, journal, new_id, now_ms=now_ms)
 
 
 def _tokens_before(connection: Connection, job: Job) -> int:
