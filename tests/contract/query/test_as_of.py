@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.query.test_recall import Asker
 from tests.store_fixtures import (
     KEY,
     NOON,
@@ -248,6 +249,38 @@ async def test_every_moment_is_seen_as_it_was_whatever_was_retracted_and_restore
 
     for moment, was in seen:
         assert counted(await then(stores, moment)) == was, moment
+
+
+@pytest.mark.proves("W6", "L2", "L7")
+@pytest.mark.parametrize("is_covered", [False, True])
+@pytest.mark.parametrize("is_restored_again", [False, True])
+async def test_an_eviction_dated_before_the_restoration_of_its_messages_doubles_none(
+    stores: Stores, is_covered: bool, is_restored_again: bool
+) -> None:
+    await stores.ingest(*[turn_at(seq) for seq in range(1, 8)])
+    if is_covered:
+        await commit_all(stores, at(8))
+    await restore(stores, CompactionId("1"), at(20))
+
+    # The stream took these before.
+    await stores.ingest(turn_at(9))
+    for seq in range(10, 15):
+        await stores.ingest(turn(seq, assistant(None, f"c{seq}"), tool(f"c{seq}"), at_ms=at(seq)))
+    if is_restored_again:
+        await restore(stores, CompactionId("2"), at(21))
+
+    evicted_at_ms = (await stores.seen()).sessions[KEY].rows[1].evicted_at_ms
+    assert evicted_at_ms is not None
+    assert evicted_at_ms < at(20)
+    for seq in range(8, 15):
+        found = await then(stores, AtTime(at(seq)))
+        ids = [message.message_id for message in found.messages]
+        assert len(ids) == len(set(ids)), seq
+        assert found.session is not None
+        assert found.session.messages_total == 2 * seq - (2 if seq > 7 else 0), seq
+    budgets = (120, 160, 250, 4_000)
+    windows = [await Asker(stores).told(max_tokens=budget) for budget in budgets]
+    assert {told["account"]["total"] for told in windows} == {26}
 
 
 @pytest.mark.proves("W6")

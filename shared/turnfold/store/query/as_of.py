@@ -236,11 +236,8 @@ def _state(
     rows = _RETRACTED_LATER.rows(connection, sid, at_ms, place.seq, place.until)
     retracted = tuple([message_of(row) for row in rows])
     left_with = Counter([message.compaction_id for message in retracted])
-    taken = {
-        span.compaction_id: _taken_by(connection, sid, span, retracted)
-        for span in past.evictions
-        if span.restored_at_ms is not None and span.restored_at_ms > place.at_ms
-    }
+    state = state_as_of(place.at_ms, place.until, past, in_force=in_force)
+    taken = _taken(connection, sid, state, retracted)
     # What a restored eviction had is not counted any more if it was retracted before or since.
     evictions = tuple(
         [
@@ -337,16 +334,37 @@ def pending_as_of(connection: SupportsStatements, state: StateAsOf) -> tuple[Pen
     return tuple(pending)
 
 
+def _taken(
+    connection: SupportsStatements, sid: int, state: StateAsOf, retracted: Sequence[Message]
+) -> dict[int, Sequence[Message]]:
+    """Return the messages of the evictions that were undone later, each of the last that had it.
+
+    The clocks of workers and of the stream differ, so another eviction of restored messages may be
+    dated before their restoration.
+    """
+    live_then = {None, *(CompactionId(str(span.compaction_id)) for span in state.later)}
+    held: set[int] = set()
+    taken: dict[int, Sequence[Message]] = {}
+    for span in reversed(state.undone):
+        mark = CompactionId(str(span.compaction_id))
+        taken[span.compaction_id] = [
+            replace(message, compaction_id=mark)
+            for message in _taken_by(connection, sid, span, retracted)
+            if message.compaction_id in live_then and message.position not in held
+        ]
+        held.update([message.position for message in taken[span.compaction_id]])
+    return taken
+
+
 def _taken_by(
     connection: SupportsStatements, sid: int, eviction: EvictionSpan, retracted: Sequence[Message]
 ) -> Sequence[Message]:
-    """Return the messages of an eviction that was undone later, whatever evicted them since."""
-    mark = CompactionId(str(eviction.compaction_id))
+    """Return the messages that an eviction had until it was undone, as they are marked today."""
     taken: list[Message] = []
     for first, last in _RESTORED.rows(connection, sid, eviction.compaction_id):
         taken += [message_of(row) for row in _AMONG.rows(connection, sid, first, last)]
         taken += [message for message in retracted if first <= message.position <= last]
-    return [replace(message, compaction_id=mark) for message in taken]
+    return taken
 
 
 def _messages_of(
