@@ -128,6 +128,18 @@ def place_of(message_id: str) -> tuple[int, int]:
     return int(event_id.removeprefix("e")), int(index)
 
 
+@pytest.mark.proves("F2", "I2")
+@pytest.mark.parametrize("call_id", ["nul\0id", "sur\ud800id"])
+async def test_a_call_of_an_odd_id_returns_with_its_result(stores: Stores, call_id: str) -> None:
+    call, answer = assistant("I ask about lanterns.", call_id), tool(call_id, "In store 1042.")
+    await stores.ingest(turn(1, user("Go on."), call, answer))
+    await long_ago_rest(stores)
+
+    told = await Asker(stores).told(max_tokens=4_000, recall={"query": QUESTION})
+
+    assert "In store 1042." in block_of(told)
+
+
 @pytest.mark.proves("F2")
 async def test_the_newest_request_asks_where_no_query_is_given(stores: Stores) -> None:
     await long_ago(stores, user(QUESTION))
