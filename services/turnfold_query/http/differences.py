@@ -8,7 +8,7 @@ from fastapi import FastAPI, Query, Request, Response
 from turnfold.contracts.answers.inspection import DifferenceAnswer
 from turnfold.contracts.history_requests import HistoryRequest
 from turnfold.contracts.requests import ContextRequest
-from turnfold.errors import CannotFit, UnknownSession
+from turnfold.errors import CannotFit, TooLarge, UnknownSession
 from turnfold.messages import MOST_EXACT, SessionKey
 from turnfold.operations.query.difference import WindowThen, changed_ids, difference, forms_of
 from turnfold.process.request_limits import Place
@@ -72,10 +72,17 @@ async def _messages(
 ) -> dict[str, Json]:
     """Return messages by id with the states of a moment."""
     found: dict[str, Json] = {}
-    for first in range(0, len(ids), IDS):
-        asked = HistoryRequest(
-            message_ids=ids[first : first + IDS], include_retracted=True, as_of=moment
-        )
-        page = json.loads(await dispatcher.answer("history.get", key, asked, place))
+    groups = [ids[first : first + IDS] for first in range(0, len(ids), IDS)]
+    while groups:
+        group = groups.pop()
+        asked = HistoryRequest(message_ids=group, include_retracted=True, as_of=moment)
+        try:
+            page = json.loads(await dispatcher.answer("history.get", key, asked, place))
+        except TooLarge:
+            if len(group) == 1:
+                raise
+            half = len(group) // 2
+            groups += [group[:half], group[half:]]
+            continue
         found |= {stored["message_id"]: stored for stored in page["messages"]}
     return found

@@ -9,11 +9,12 @@ import pytest
 from tests.store_fixtures import KEY, NOON, Stores, assistant, result, summary, turn, turns, user
 from turnfold.core.history.as_of import AtVersion
 from turnfold.core.history.audit_chain import row_hash
-from turnfold.errors import UnknownSession
+from turnfold.errors import TooLarge, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.ports.query import (
     WindowSnapshot,
 )
+from turnfold.store.query.originals import BY_ID_CHARACTERS
 
 NOBODY = SessionKey(AgentId("ada"), SessionId("never"))
 
@@ -153,10 +154,39 @@ async def test_messages_are_found_by_their_ids_whatever_their_state(stores: Stor
     await stores.ingest(*turns(1, 20))
 
     found = await stores.history.by_ids(
-        KEY, ["e20#1", "e1#0", "e1#7", "nothing", "e9#0", "e1#x", "#1", "unknown#0"]
+        KEY,
+        [
+            "e20#1",
+            "e1#0",
+            "e1#7",
+            "nothing",
+            "e9#0",
+            "e1#x",
+            "#1",
+            "unknown#0",
+            "a\0b#0",
+            "\ud800#0",
+            f"e1#{'9' * 5_000}",
+        ],
     )
 
     assert [one.message_id for one in found] == ["e1#0", "e9#0", "e20#1"]
+
+
+@pytest.mark.proves("X6")
+@pytest.mark.parametrize("with_retracted", [False, True])
+async def test_several_messages_by_ids_are_refused_if_they_are_too_large_together(
+    stores: Stores, *, with_retracted: bool
+) -> None:
+    third = "x" * (BY_ID_CHARACTERS // 3)
+    await stores.ingest(*[turn(seq, user(third)) for seq in (1, 2, 3)])
+    ids = ["e1#0", "e2#0", "e3#0"]
+
+    with pytest.raises(TooLarge, match="ask for fewer messages"):
+        await stores.history.by_ids(KEY, ids, with_retracted=with_retracted)
+
+    found = await stores.history.by_ids(KEY, [*ids[1:], "e2#0"], with_retracted=with_retracted)
+    assert [one.message_id for one in found] == ids[1:]
 
 
 @pytest.mark.proves("L12")

@@ -73,6 +73,26 @@ async def check_difference(http: httpx.AsyncClient, counts: Json) -> None:
     assert (await http.get(path)).status_code == 400
 
 
+async def check_large_difference(http: httpx.AsyncClient, parts: Parts) -> None:
+    """Windows are compared even if their messages are too large for one answer."""
+    picture = {
+        "type": "image_url",
+        "image_url": {"url": f"data:image/png;base64,{'A' * (3 << 20)}"},
+    }
+    async with connect(parts.server.url, environ={}) as client:
+        session = client.session("support", "pictures")
+        for number in range(5):
+            receipt = await session.turn_completed(
+                [{"role": "user", "content": [picture]}], event_id=f"picture-{number}"
+            )
+    path, after = "/v1/agents/support/sessions/pictures/context", {"after": receipt.seq}
+    await http.get(path, params={**after, "wait_ms": 5_000, "max_tokens": 100_000})
+    told = await http.get(
+        f"{path}/difference", params={"before": "picture-0#0", "max_tokens": 100_000}
+    )
+    assert told.json()["counts"]["added"] == 4
+
+
 async def check_stream(http: httpx.AsyncClient, parts: Parts) -> None:
     """A stream tells the state at once, and each change; who knows the state is told of changes alone."""
     path = f"{SESSION}/changes"
@@ -170,6 +190,7 @@ async def test_totals_timelines_compactions_and_erasures_are_told_and_the_audit_
             assert shown.json() == {"compactions": [], "next_before": None}
 
         await check_difference(http, counts)
+        await check_large_difference(http, parts)
         verified = (await http.get(f"{SESSION}/audit/verification")).json()
         assert verified == {"rows": counts["audit"]["rows"], "is_intact": True, "fault": None}
         await check_stream(http, parts)

@@ -17,10 +17,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from turnfold.contracts.subjects import id_fault
 from turnfold.core.history.as_of import AsOf
 from turnfold.core.history.audit_chain import ChainEnd
 from turnfold.core.policy.overrides import PolicyOverrides
-from turnfold.errors import UnknownSession
+from turnfold.errors import TooLarge, UnknownSession
 from turnfold.messages import MESSAGES_PER_EVENT, AgentId, SessionKey, position_of, split_message_id
 from turnfold.ports.query import (
     AuditRow,
@@ -47,8 +48,10 @@ from turnfold.store.database.schema import (
 from turnfold.store.query.as_of import states_as_of, timeline_state
 from turnfold.store.query.carried import with_carry
 from turnfold.store.query.originals import (
+    BY_ID_CHARACTERS,
     END_POSITION,
     PageReading,
+    length_of,
     original_of,
     originals_in,
 )
@@ -109,12 +112,16 @@ class SqlHistoryStore:
     async def by_ids(
         self, key: SessionKey, message_ids: Sequence[str], *, with_retracted: bool = False
     ) -> Sequence[OriginalMessage]:
-        """Return the messages with these ids, in order; unknown ids are left out."""
+        """Return the messages with these ids, in order; unknown ids are left out.
+
+        Raises:
+            TooLarge: several messages are too large together.
+        """
         source, originals = originals_in(with_retracted=with_retracted)
         named = [
             parts
             for message_id in message_ids
-            if (parts := split_message_id(message_id)) is not None
+            if (parts := split_message_id(message_id)) is not None and id_fault(parts[0]) is None
         ]
         async with self._session(key) as (connection, sid):
             event_ids = {event_id for event_id, _ in named}
@@ -127,15 +134,21 @@ class SqlHistoryStore:
                 select(events.c.event_id, events.c.stream_seq).where(of_agent)
             )
             seqs: dict[str, int] = {row.event_id: row.stream_seq for row in rows}
-            places = [
+            places = {
                 position_of(seqs[event_id], index)
                 for event_id, index in named
                 if event_id in seqs and index < MESSAGES_PER_EVENT
-            ]
-            chosen = originals.where(source.c.sid == sid, source.c.position.in_(places)).order_by(
-                source.c.position
-            )
-            found = await _originals(connection, chosen)
+            }
+            wanted = (source.c.sid == sid) & source.c.position.in_(places)
+            size = await connection.execute(select(func.sum(length_of(source))).where(wanted))
+            # One message alone is read at any length, or nobody could read it.
+            if len(places) > 1 and (size.scalar() or 0) > BY_ID_CHARACTERS:
+                raise TooLarge(
+                    f"these messages have more than {BY_ID_CHARACTERS} characters together;"
+                    " ask for fewer messages at once"
+                )
+            chosen = originals.where(wanted).order_by(source.c.position)
+            found = [original_of(row) for row in await connection.execute(chosen)]
             return await connection.run_sync(with_carry, sid, found)
 
     async def states_as_of(self, key: SessionKey, moment: AsOf) -> StatesThen:
@@ -259,12 +272,6 @@ class SqlHistoryStore:
 
 def _is_session(key: SessionKey) -> ColumnElement[bool]:
     return (sessions.c.agent_id == key.agent_id) & (sessions.c.session_id == key.session_id)
-
-
-async def _originals(
-    connection: AsyncConnection, chosen: Select[*tuple[Any, ...]]
-) -> list[OriginalMessage]:
-    return [original_of(row) for row in await connection.execute(chosen)]
 
 
 async def _counts(

@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     FromClause,
     Select,
     bindparam,
@@ -36,9 +37,11 @@ from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.query.carried import carried_length, with_carry_of
 
 __all__ = [
+    "BY_ID_CHARACTERS",
     "END_POSITION",
     "ORIGINALS",
     "PageReading",
+    "length_of",
     "original_of",
     "originals_at",
     "originals_in",
@@ -46,6 +49,8 @@ __all__ = [
 
 PAGE_CHARACTERS = 2_000_000
 """A page of messages ends at this size, so that a reply fits into one NATS message."""
+BY_ID_CHARACTERS = 8_000_000
+"""The most that several messages have that are read by their ids: about an answer of the bus."""
 INLINE_CHARACTERS = 200_000
 """The largest page that is read in the event loop's thread, which takes about a millisecond."""
 
@@ -74,6 +79,12 @@ _SOURCES = {False: (messages, ORIGINALS), True: (_WITH_RETRACTED, _originals(_WI
 def originals_in(*, with_retracted: bool) -> tuple[FromClause, Select[*tuple[Any, ...]]]:
     """Return the rows of messages, and a statement to select from, with retracted ones or not."""
     return _SOURCES[with_retracted]
+
+
+def length_of(source: FromClause) -> ColumnElement[int]:
+    """Return the length of a message, as it is stored."""
+    original_length = func.coalesce(func.length(source.c.original), literal_column("0"))
+    return func.length(source.c.body) + original_length
 
 
 _SID = Prepared(
@@ -110,10 +121,9 @@ def _pages(source: FromClause, originals: Select[*tuple[Any, ...]]) -> list[tupl
     # About the length, from columns that stand before the text: SQLite counts the characters of a
     # text by reading all of it.
     estimate = source.c.characters + literal_column("4") * source.c.tokens
-    original_length = func.coalesce(func.length(source.c.original), literal_column("0"))
     sizes = [
         select(place, size, source.c.event_id, carried_length(source.c.event_id))
-        for size in (estimate, func.length(source.c.body) + original_length)
+        for size in (estimate, length_of(source))
     ]
     statements = (*sizes, originals)
     return [
