@@ -345,6 +345,11 @@ def user(content: Any, **more: Any) -> Json:
     return {"role": "user", "content": content, **more}
 
 
+def picture(characters: int) -> Json:
+    """A part of a content that holds an image of so many characters."""
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'A' * characters}"}}
+
+
 def assistant(content: Any = None, *calls: str, **more: Any) -> Json:
     """An assistant message that calls tools with these ids."""
     made = [

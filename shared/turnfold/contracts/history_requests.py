@@ -63,7 +63,9 @@ class SearchRequest(FreshRequest):
     q: Annotated[
         str, Field(min_length=1, max_length=1_000, description="Plain text without syntax.")
     ]
-    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    limit: Annotated[
+        int, Field(ge=1, le=100, description="Fewer are returned if they are large.")
+    ] = 20
     state: Literal["live", "pending", "covered"] | None = None
     role: RoleName | None = None
     after_position: Annotated[int | None, Field(ge=0, le=MOST_INT64)] = None

@@ -6,7 +6,18 @@ from itertools import pairwise
 
 import pytest
 
-from tests.store_fixtures import KEY, NOON, Stores, assistant, result, summary, turn, turns, user
+from tests.store_fixtures import (
+    KEY,
+    NOON,
+    Stores,
+    assistant,
+    picture,
+    result,
+    summary,
+    turn,
+    turns,
+    user,
+)
 from turnfold.core.history.as_of import AtVersion
 from turnfold.core.history.audit_chain import row_hash
 from turnfold.errors import TooLarge, UnknownSession
@@ -14,7 +25,7 @@ from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.ports.query import (
     WindowSnapshot,
 )
-from turnfold.store.query.originals import BY_ID_CHARACTERS
+from turnfold.store.query.originals import BY_ID_CHARACTERS, PAGE_CHARACTERS
 
 NOBODY = SessionKey(AgentId("ada"), SessionId("never"))
 
@@ -147,6 +158,21 @@ async def test_a_page_of_very_long_messages_ends_early(
 
     ids = ["e1#0", "e1#1", "e1#2", "e1#3"]
     assert [one.message_id for one in page] == (ids[:1:-1] if newest_first else ids[:2])
+
+
+@pytest.mark.proves("A5", "X6")
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize("with_retracted", [False, True])
+async def test_pictures_count_in_the_size_of_a_page(
+    stores: Stores, *, newest_first: bool, with_retracted: bool
+) -> None:
+    await stores.ingest(*[turn(seq, user([picture(300_000)])) for seq in range(1, 11)])
+
+    page = await stores.history.page(
+        KEY, limit=10, newest_first=newest_first, with_retracted=with_retracted
+    )
+
+    assert len(page) == PAGE_CHARACTERS // 300_000
 
 
 @pytest.mark.proves("A5", "L1")

@@ -1,19 +1,33 @@
 """How messages are found, in every store: by words, characters and exact values, indexed or not."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from tests.store_fixtures import KEY, NOON, Stores, assistant, summary, tool, turn, turns, user
+from tests.store_fixtures import (
+    KEY,
+    NOON,
+    Stores,
+    assistant,
+    picture,
+    summary,
+    tool,
+    turn,
+    turns,
+    user,
+)
+from turnfold.contracts.history_requests import SearchRequest
 from turnfold.core.text.search import MOST_WORDS, Lookup
 from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey, State, position_of
-from turnfold.operations.query.search import found, question_of
+from turnfold.operations.query.search import ANSWER_CHARACTERS, found, question_of, search
 from turnfold.ports.query import (
     OriginalMessage,
 )
 from turnfold.ports.search import Candidates, Scope, SearchStore
+from turnfold.store.query.search import CHARACTERS_READ
 
 OTHER = SessionKey(AgentId("bob"), KEY.session_id)
 
@@ -33,6 +47,27 @@ async def ids(
     )
     assert [score for _, score in hits] == sorted((score for _, score in hits), reverse=True)
     return [original.message_id for original, _ in hits]
+
+
+@pytest.mark.proves("X6")
+@pytest.mark.parametrize("is_indexed", [False, True])
+async def test_pictures_count_in_what_a_search_reads_and_answers(
+    stores: Stores, *, is_indexed: bool
+) -> None:
+    await stores.ingest(*[turn(seq, user(["screen", picture(300_000)])) for seq in range(1, 16)])
+    if is_indexed:
+        await indexed(stores)
+
+    answer = json.loads(await search(KEY, SearchRequest(q="screen", limit=15), store=stores.search))
+    lookups = question_of("screen").lookups()
+    read = await stores.search.candidates(KEY, lookups, scope=Scope())
+
+    assert len(answer["hits"]) == ANSWER_CHARACTERS // 300_000
+    assert answer["is_partial"] is read.is_partial is is_indexed
+    most = CHARACTERS_READ // 300_000
+    assert [one.message_id for one in read.originals] == (
+        [f"e{seq}#0" for seq in range(16 - most, 16)] if is_indexed else []
+    )
 
 
 @pytest.fixture(params=["indexed", "new", "half"])

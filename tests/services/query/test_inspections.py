@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.running_system import Parts, eventually, running_parts
+from tests.store_fixtures import picture
 from turnfold.client import connect
 from turnfold_query.http.changes import STREAMS_EACH
 
@@ -75,20 +76,15 @@ async def check_difference(http: httpx.AsyncClient, counts: Json) -> None:
 
 async def check_large_difference(http: httpx.AsyncClient, parts: Parts) -> None:
     """Windows are compared even if their messages are too large for one answer."""
-    picture = {
-        "type": "image_url",
-        "image_url": {"url": f"data:image/png;base64,{'A' * (3 << 20)}"},
-    }
+    screen = {"role": "user", "content": [picture(3_000_000)]}
     async with connect(parts.server.url, environ={}) as client:
         session = client.session("support", "pictures")
         for number in range(5):
-            receipt = await session.turn_completed(
-                [{"role": "user", "content": [picture]}], event_id=f"picture-{number}"
-            )
+            receipt = await session.turn_completed([screen], event_id=f"screen-{number}")
     path, after = "/v1/agents/support/sessions/pictures/context", {"after": receipt.seq}
     await http.get(path, params={**after, "wait_ms": 5_000, "max_tokens": 100_000})
     told = await http.get(
-        f"{path}/difference", params={"before": "picture-0#0", "max_tokens": 100_000}
+        f"{path}/difference", params={"before": "screen-0#0", "max_tokens": 100_000}
     )
     assert told.json()["counts"]["added"] == 4
 

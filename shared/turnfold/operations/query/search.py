@@ -23,6 +23,8 @@ from turnfold.ports.query import (
 )
 from turnfold.ports.search import Scope, SearchStore
 
+ANSWER_CHARACTERS = 2_000_000
+"""An answer with several hits ends at this size, so that it fits into one NATS message."""
 PART_CHARACTERS = 200_000
 """The characters of text that are graded without a pause."""
 
@@ -30,10 +32,16 @@ PART_CHARACTERS = 200_000
 async def search(key: SessionKey, request: SearchRequest, *, store: SearchStore) -> str:
     """Return the hits of a query as JSON text."""
     search = _Search(key, question_of(request.q), scope_of(request), store)
-    hits = ", ".join(
-        original_json(original, score) for original, score in await search.best(request.limit)
-    )
-    return f'{{"hits": [{hits}], "is_partial": {json.dumps(search.is_partial)}}}'
+    hits: list[str] = []
+    left = ANSWER_CHARACTERS
+    for original, score in await search.best(request.limit):
+        hit = original_json(original, score)
+        left -= len(hit)
+        # At least one, or nobody could find a very long one.
+        if hits and left < 0:
+            break
+        hits.append(hit)
+    return f'{{"hits": [{", ".join(hits)}], "is_partial": {json.dumps(search.is_partial)}}}'
 
 
 async def found(

@@ -1,7 +1,7 @@
 """Prepared statements: SQLAlchemy writes the SQL once, the driver gets plain tuples."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -46,6 +46,14 @@ class SupportsStatements(Protocol):
         ...
 
 
+Fetch = Callable[[Any], Sequence[Sequence[Any]]]
+
+
+def _all(cursor: Any) -> Sequence[Sequence[Any]]:
+    rows: Sequence[Sequence[Any]] = cursor.fetchall()
+    return rows
+
+
 class Prepared:
     """A SELECT compiled once per dialect, with positional parameters in the order of `names`."""
 
@@ -54,11 +62,13 @@ class Prepared:
         self._names = tuple(names)
         self._written: dict[str, tuple[str, tuple[int, ...], tuple[Any, ...]]] = {}
 
-    def rows(self, connection: SupportsStatements, *values: Any) -> Sequence[Sequence[Any]]:
-        """Return all rows, with the types of the driver."""
+    def rows(
+        self, connection: SupportsStatements, *values: Any, fetch: Fetch = _all
+    ) -> Sequence[Sequence[Any]]:
+        """Return all rows, with the types of the driver; `fetch` takes them from its cursor."""
         sql, order, fixed = self._sql(connection.dialect)
         parameters = values + fixed
-        return _fetched(connection, sql, tuple([parameters[place] for place in order]))
+        return _fetched(connection, sql, tuple([parameters[place] for place in order]), fetch)
 
     def _sql(self, dialect: Dialect) -> tuple[str, tuple[int, ...], tuple[Any, ...]]:
         """Return the SQL, the order of its parameters, and constant parameters."""
@@ -181,14 +191,14 @@ class PreparedPairs:
 
 
 def _fetched(
-    connection: SupportsStatements, sql: str, values: tuple[Any, ...]
+    connection: SupportsStatements, sql: str, values: tuple[Any, ...], fetch: Fetch = _all
 ) -> Sequence[Sequence[Any]]:
     """Fetch from the driver directly: SQLAlchemy's column metadata costs as much as the read."""
     driver = connection.dialect.loaded_dbapi
     cursor = connection.connection.cursor()
     try:
         cursor.execute(sql, values)
-        rows: Sequence[Sequence[Any]] = cursor.fetchall()
+        rows = fetch(cursor)
     except driver.Error as error:
         # A column has another type now. SQLAlchemy prepares its own statements anew; this one
         # would fail on this connection forever.

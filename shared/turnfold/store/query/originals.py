@@ -54,6 +54,10 @@ BY_ID_CHARACTERS = 8_000_000
 INLINE_CHARACTERS = 200_000
 """The largest page that is read in the event loop's thread, which takes about a millisecond."""
 
+ROWS_AT_ONCE = 8
+"""The rows of such a page that are read before their length is looked at."""
+
+_BODY, _ORIGINAL = 3, 4
 _COLUMNS = (
     "sid", "position", "event_id", "compaction_id", "body", "original", "is_meta", "characters",
     "tokens", "element",
@@ -166,8 +170,8 @@ class PageReading:
         carrying: set[str] = set()
         if sum(_sizes(estimates.rows(connection, *places), carrying)) > INLINE_CHARACTERS:
             raise WouldBlock
-        originals = [original_of(row) for row in page.rows(connection, *places)]
-        return with_carry_of(connection, places[0], originals, carrying)
+        rows = page.rows(connection, *places, fetch=_few)
+        return with_carry_of(connection, places[0], [original_of(row) for row in rows], carrying)
 
     def read(self, connection: SupportsStatements, key: SessionKey) -> Sequence[OriginalMessage]:
         """Read the page, or its beginning if the messages are very long."""
@@ -195,6 +199,22 @@ class PageReading:
         if not session:
             raise UnknownSession
         return session[0][0], self.after_position, self.before_position, self.limit
+
+
+def _few(cursor: Any) -> list[Sequence[Any]]:
+    """Fetch rows of `originals_in`, a few at a time: estimates count media at a flat price.
+
+    Raises:
+        WouldBlock: they are large.
+    """
+    rows: list[Sequence[Any]] = []
+    left = INLINE_CHARACTERS
+    while few := cursor.fetchmany(ROWS_AT_ONCE):
+        left -= sum([len(row[_BODY]) + len(row[_ORIGINAL] or "") for row in few])
+        if left < 0:
+            raise WouldBlock
+        rows += few
+    return rows
 
 
 def _sizes(rows: Sequence[Sequence[Any]], carrying: set[str]) -> Iterator[int]:

@@ -4,7 +4,7 @@ See `turnfold.store.ingest.word_index.search_index` for how the index is filled.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,7 +39,7 @@ from turnfold.store.database.predicates import is_live
 from turnfold.store.database.schema import compactions, messages, sessions, word_index
 from turnfold.store.database.word_segments import find_terms, read_index
 from turnfold.store.ingest.word_index.search_index import UNDIVIDED, fts5_term, tsquery_term
-from turnfold.store.query.originals import ORIGINALS, original_of
+from turnfold.store.query.originals import ORIGINALS, length_of, original_of
 
 NEWEST, OLDEST = 200, 60
 """How many messages a lookup brings at most, from either end of the session."""
@@ -81,9 +81,8 @@ class SqlSearchStore:
                 .limit(PAGE_MESSAGES)
             )
             chosen = _scoped(_between(places, messages.c.position, scope), sid, scope)
-            return _read(
-                connection, sid, _within(dict(_pairs(connection, chosen)), PAGE_CHARACTERS)
-            )
+            sizes = dict(_pairs(connection, chosen))
+            return _read(connection, sid, _fitting(connection, sid, sizes, PAGE_CHARACTERS, asc))
 
         return await self._database.snapshot(read)
 
@@ -107,7 +106,7 @@ class SqlSearchStore:
                     ends, is_cut = _ends(connection, places, position, sid, scope, self._looked_at)
                     sizes |= ends
                     is_partial |= is_cut
-            chosen = _within(sizes, CHARACTERS_READ)
+            chosen = _fitting(connection, sid, sizes, CHARACTERS_READ, desc)
             return Candidates(
                 _read(connection, sid, chosen), is_partial or len(chosen) < len(sizes)
             )
@@ -272,10 +271,10 @@ def _pairs(connection: Connection, chosen: Places) -> list[tuple[int, int]]:
     return [(position, size) for position, size in map(tuple[Any, ...], connection.execute(chosen))]
 
 
-def _within(sizes: Sized, most: int) -> list[int]:
+def _within(sizes: Iterable[tuple[int, int]], most: int) -> list[int]:
     """Return the first messages whose texts fit into the limit, at least one."""
     chosen: list[int] = []
-    for position, size in sizes.items():
+    for position, size in sizes:
         # At least one, or a page would be empty before the end is reached.
         if chosen and size > most:
             break
@@ -284,11 +283,30 @@ def _within(sizes: Sized, most: int) -> list[int]:
     return chosen
 
 
+def _fitting(
+    connection: Connection, sid: int, sizes: Sized, most: int,
+    order: Callable[[ColumnElement[int]], ColumnElement[int]],
+) -> list[int]:  # fmt: skip
+    """Return messages whose texts fit into the limit, the first of this order, at least one.
+
+    The sizes are estimates, in which media have a flat price, so texts are measured until the limit
+    is reached.
+    """
+    likely = _within(sizes.items(), most)
+    if not likely:
+        return []
+    lengths = select(messages.c.position, length_of(messages)).where(_are(sid, likely))
+    with connection.execute(lengths.order_by(order(messages.c.position))) as measured:
+        return _within(map(tuple[int, int], measured), most)
+
+
 def _read(connection: Connection, sid: int, positions: Sequence[int]) -> list[OriginalMessage]:
     if not positions:
         return []
-    chosen = ORIGINALS.where(
-        messages.c.sid == sid,
-        messages.c.position.in_(bindparam("places", positions, BigInteger, expanding=True)),
-    )
-    return [original_of(row) for row in connection.execute(chosen.order_by(messages.c.position))]
+    chosen = ORIGINALS.where(_are(sid, positions)).order_by(messages.c.position)
+    return [original_of(row) for row in connection.execute(chosen)]
+
+
+def _are(sid: int, positions: Sequence[int]) -> ColumnElement[bool]:
+    places = bindparam("places", positions, BigInteger, expanding=True)
+    return (messages.c.sid == sid) & messages.c.position.in_(places)
