@@ -14,15 +14,18 @@ from tests.contract.query.test_recall import (
     NoArrivals,
     block_of,
     long_ago,
+    long_ago_rest,
 )
 from tests.contract.query.test_search import indexed
 from tests.store_fixtures import (
     KEY,
+    NOON,
     Stores,
     assistant,
     installation_of,
     result,
     retracted,
+    tool,
     turn,
     turns,
     user,
@@ -98,6 +101,27 @@ async def test_an_event_that_moves_before_a_retraction_of_all_leaves_the_recall_
     await stores.ingest(turn(4, user(FACT), assistant("Noted."), event_id="dup"))
 
     assert FACT not in json.dumps((await asker.told(max_tokens=400))["messages"])
+
+
+@pytest.mark.proves("F2", "L11")
+async def test_a_result_that_came_after_the_request_is_in_no_recall_block_of_it(
+    stores: Stores,
+) -> None:
+    call = assistant("I count every lantern.", "slow")
+    await stores.ingest(turn(1, user(FACT), call, at_ms=NOON - 7_200_000))
+    await long_ago_rest(stores)
+    await stores.ingest(turn(45, user(QUESTION)))
+    await indexed(stores)
+    asker = Asker(stores)
+    block = block_of(await asker.told(max_tokens=1_000))
+    assert "I count every lantern." in block
+
+    await stores.ingest(turn(46, assistant(None, "look"), tool("look", "no news")))
+    await stores.ingest(result(47, "slow", "LZ-127 landed"))
+    await indexed(stores)
+
+    for other in (asker, Asker(stores)):
+        assert block_of(await other.told(max_tokens=1_000)) == block
 
 
 @pytest.mark.proves("F2")

@@ -143,7 +143,7 @@ class SqlRecallStore:
             if is_near and len(choice.messages) > MOST_READ_NEAR:
                 self._keep(sid, order)
                 raise WouldBlock
-            material = _read(connection, sid, choice, order, stored)
+            material = _read(connection, sid, choice, until, order, stored)
             # Only after a successful read: an interrupted one leaves an order that was read in
             # part.
             self._keep(sid, order)
@@ -214,17 +214,20 @@ def _texts(
 
 
 def _read(
-    connection: SupportsStatements, sid: int, choice: Choice, order: SessionOrder, stored: _Stored
-) -> RecallMaterial:
+    connection: SupportsStatements, sid: int, choice: Choice, until: int, order: SessionOrder,
+    stored: _Stored,
+) -> RecallMaterial:  # fmt: skip
     """Read the chosen messages, their calls and results, and the messages of the chosen lines.
 
-    `stored` are messages that were read before; the others are added.
+    Results that came later are left out, or a block that is decided again would have more. `stored`
+    are messages that were read before; the others are added.
     """
     positions = [order.positions[ordinal] for ordinal in choice.messages]
     quoted = [order.positions[ordinal] for ordinal, _ in choice.lines]
     stored |= _messages(connection, sid, sorted({*positions, *quoted} - stored.keys()))
     whole = [stored[position][0] for position in positions if position in stored]
-    partners = sorted(_partners(connection, sid, whole) - set(positions))
+    belonging = _partners(connection, sid, whole) - set(positions)
+    partners = sorted([position for position in belonging if position < until])
     stored |= _messages(connection, sid, [at for at in partners if at not in stored])
     told = _told({*positions, *quoted, *partners}, stored, order)
     return RecallMaterial(
