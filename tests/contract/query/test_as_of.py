@@ -134,6 +134,26 @@ async def test_calls_of_a_turn_that_are_covered_while_it_runs_are_known_until_th
         assert essence(await then(stores, moment)) == was, moment
 
 
+@pytest.mark.proves("W10", "W6")
+async def test_covered_calls_are_known_even_if_all_later_steps_were_retracted(
+    stores: Stores,
+) -> None:
+    await stores.ingest(turn(1, user("Read all parts."), at_ms=at(1)))
+    for seq in range(2, 12):
+        step = assistant(None, f"c{seq}"), tool(f"c{seq}")
+        await stores.ingest(turn(seq, *step, at_ms=at(seq)))
+    await commit_all(stores, at(12))
+    calls = (await stores.facts()).covered_calls
+    steps = [message for message in (await stores.facts()).messages if not message.is_request]
+
+    ids = [message.message_id for message in steps]
+    await stores.ingest(retracted(13, *ids, at_ms=at(13)))
+
+    now = await stores.facts()
+    assert now.covered_calls == calls != ()
+    assert essence(await then(stores, AtTime(at(13)))) == essence(now)
+
+
 @pytest.mark.proves("W6", "L7", "L10")
 @pytest.mark.parametrize("commit", ["immediate", "on_summary"])
 async def test_every_moment_of_a_session_can_be_seen_as_it_was(stores: Stores, commit: str) -> None:

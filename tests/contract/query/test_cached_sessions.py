@@ -11,6 +11,7 @@ from tests.store_fixtures import (
     result,
     retracted,
     sql_stores,
+    tool,
     turn,
     turns,
     user,
@@ -30,6 +31,19 @@ async def restored(stores: Stores) -> None:
     await restore(stores, await compaction_of(stores, 1))
 
 
+def steps(*seqs: int) -> Change:
+    """Store steps of a turn, each a call with its result."""
+    return stored(*[turn(seq, assistant(None, f"c{seq}"), tool(f"c{seq}")) for seq in seqs])
+
+
+async def undone(stores: Stores) -> None:
+    """Retract the steps that no summary covers, but not their request."""
+    facts = await stores.facts()
+    assert facts.covered_calls
+    ids = [message.message_id for message in facts.messages if not message.is_request]
+    await stores.ingest(retracted(40, *ids))
+
+
 CHANGES: dict[str, tuple[Change, ...]] = {
     "turns": (stored(*turns(20, 1)), stored(*turns(21, 2))),
     "a call, then its result": (
@@ -47,6 +61,20 @@ CHANGES: dict[str, tuple[Change, ...]] = {
         stored(retracted(20, "e2#1")),
         stored(turn(21, assistant(None, "early"))),
         stored(*turns(22, 1)),
+    ),
+    "a running turn whose newest steps are retracted": (
+        stored(turn(20, user("Read all files."))),
+        steps(*range(21, 32)),
+        write,
+        undone,
+        steps(41),
+        steps(42),
+    ),
+    "a request that comes late among covered calls": (
+        stored(turn(20, user("Read all files."))),
+        steps(*range(21, 25), *range(26, 32)),
+        write,
+        stored(turn(25, user("And then the others."))),
     ),
     "an eviction, its summary, and a restoration": (
         stored(*turns(20, 6)),

@@ -5,7 +5,8 @@ newer ones were retracted.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import takewhile
 from operator import attrgetter
 
 from sqlalchemy import bindparam, literal_column, select
@@ -13,13 +14,15 @@ from sqlalchemy import bindparam, literal_column, select
 from turnfold.core.history.as_of import StateAsOf
 from turnfold.core.history.blocks import pinned_message
 from turnfold.messages import Message
-from turnfold.ports.query import END_POSITION, SessionSnapshot
+from turnfold.ports.query import END_POSITION, SessionSnapshot, StoredSummary
 from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.predicates import is_pinnable
 from turnfold.store.database.schema import messages
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.query.message_cache import CachedSession
+
+Summary = StoredSummary | None
 
 _calls = (
     select(*FACTS)
@@ -56,15 +59,15 @@ def refresh_covered(
     Raises:
         WouldBlock: too much must be read for the thread of the event loop (`is_near`).
     """
-    first_request = next(_requests_in(known.messages), END_POSITION)
-    calls_of = (session.version, session.evicted_changes, first_request)
+    requests = _requests_within(known.summary, known.messages)
+    calls_of = (session.version, session.evicted_changes, *requests)
     if known.calls_of != calls_of:
         known.covered_calls = ()
-        if known.summary is not None and known.summary.last_position > first_request:
-            if is_near:
-                raise WouldBlock
-            calls = _calls_in(connection, session.sid, _EVICTED_CALLS, known.messages)
-            known.covered_calls = calls
+        if requests and is_near:
+            raise WouldBlock
+        known.covered_calls = _calls_in(
+            connection, session.sid, _EVICTED_CALLS, known.messages, known.summary
+        )
         known.calls_of = calls_of
     # The newest system message is evicted only after a newer one came.
     if session.retracted_seq and known.system_of != known.arrangement:
@@ -74,10 +77,10 @@ def refresh_covered(
 
 
 def covered_calls_as_of(
-    connection: SupportsStatements, sid: int, shown: Sequence[Message]
+    connection: SupportsStatements, sid: int, shown: Sequence[Message], summary: Summary
 ) -> tuple[Message, ...]:
     """Return the covered calls of an earlier moment; some may be live again since."""
-    return _calls_in(connection, sid, _CALLS, shown)
+    return _calls_in(connection, sid, _CALLS, shown, summary)
 
 
 def covered_system_as_of(
@@ -96,23 +99,31 @@ def _system(connection: SupportsStatements, sid: int, until: int) -> Message | N
     return next(map(message_of, _SYSTEM.rows(connection, sid, until)), None)
 
 
-def _requests_in(shown: Sequence[Message]) -> Iterator[int]:
-    """Yield the positions of the requests among these messages."""
-    return (message.position for message in shown if message.is_request)
+def _requests_within(summary: Summary, shown: Sequence[Message]) -> list[int]:
+    """Return the positions of the shown requests that stand before the end of a summary."""
+    end = 0 if summary is None else summary.last_position
+    until_end = takewhile(lambda message: message.position < end, shown)
+    return [message.position for message in until_end if message.is_request]
 
 
 def _calls_in(
-    connection: SupportsStatements, sid: int, calls: Prepared, shown: Sequence[Message]
+    connection: SupportsStatements,
+    sid: int,
+    calls: Prepared,
+    shown: Sequence[Message],
+    summary: Summary,
 ) -> tuple[Message, ...]:
     """Return the messages of this statement, of the newest turn that has any.
 
-    `shown` are the messages that are not covered, in order; the request of that turn is one.
+    `shown` are the messages that the summary does not cover, in order; the request of that turn is
+    one.
     """
-    requests = list(_requests_in(shown))
-    if not requests:
+    requests = _requests_within(summary, shown)
+    if summary is None or not requests:
         return ()
     known = {message.position for message in shown}
-    rows = calls.rows(connection, sid, requests[0], shown[-1].position)[::-1]
+    # What is shown after the summary changes without a new version.
+    rows = calls.rows(connection, sid, requests[0], summary.last_position)[::-1]
     covered = [message for message in map(message_of, rows) if message.position not in known]
     if not covered:
         return ()

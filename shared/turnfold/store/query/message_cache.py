@@ -55,7 +55,8 @@ class CachedSession:
     A summary never changes, and evicted messages hardly ever do; the session counts when they do
     (`changes`). `messages` are all that are not covered, in order, when the session had `total`
     messages and these `evictions`. While its `arrangement` is the same, others only follow.
-    `covered_calls` are those of the windows of `calls_of`: a version, and the first request shown.
+    `covered_calls` are those of the windows of `calls_of`: a version, and the requests before its
+    end.
     `covered_system` is that of the state `system_of`.
     """
 

@@ -235,6 +235,7 @@ class SqlWindowStore:
             state = timeline_state(connection, key, sid, moment)
             messages_then = messages_as_of(connection, sid, state)
             pending = pending_as_of(connection, state)
+            summary = read_summary(connection, sid, state.version)
             session = replace(
                 facts.session,
                 messages_total=state.covered + len(messages_then),
@@ -244,10 +245,10 @@ class SqlWindowStore:
             seen_then = replace(
                 facts,
                 session=session,
-                summary=read_summary(connection, sid, state.version),
+                summary=summary,
                 pending=pending,
                 messages=tuple(messages_then),
-                covered_calls=covered_calls_as_of(connection, sid, messages_then),
+                covered_calls=covered_calls_as_of(connection, sid, messages_then, summary),
                 covered_system=covered_system_as_of(connection, sid, messages_then, state),
             )
             chosen, positions = on_messages(seen_then)
