@@ -79,13 +79,13 @@ async def check_large_difference(http: httpx.AsyncClient, parts: Parts) -> None:
     screen = {"role": "user", "content": [picture(3_000_000)]}
     async with connect(parts.server.url, environ={}) as client:
         session = client.session("support", "pictures")
-        for number in range(5):
-            receipt = await session.turn_completed([screen], event_id=f"screen-{number}")
-    path, after = "/v1/agents/support/sessions/pictures/context", {"after": receipt.seq}
-    await http.get(path, params={**after, "wait_ms": 5_000, "max_tokens": 100_000})
-    told = await http.get(
-        f"{path}/difference", params={"before": "screen-0#0", "max_tokens": 100_000}
-    )
+        receipts = [
+            await session.turn_completed([screen], event_id=f"screen-{number}")
+            for number in range(5)
+        ]
+    path, budget = "/v1/agents/support/sessions/pictures/context", {"max_tokens": 100_000}
+    await http.get(path, params={**budget, "after": receipts[-1].seq, "wait_ms": 5_000})
+    told = await http.get(f"{path}/difference", params={**budget, "before": "screen-0#0"})
     assert told.json()["counts"]["added"] == 4
 
 
