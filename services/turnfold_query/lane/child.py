@@ -58,6 +58,7 @@ def main(settings: Settings) -> int:
 async def _run(settings: Settings) -> None:
     reader, writer = await open_stream(parent_socket())
     server = LaneServer(settings, writer)
+    # Objects that exist by now are exempt from garbage collection.
     gc.freeze()
     trimming = asyncio.create_task(return_freed_memory(), name="memory")
     forgetting = asyncio.create_task(server.erasures.run(), name="erasures")
@@ -75,6 +76,7 @@ class LaneServer:
     def __init__(self, settings: Settings, writer: asyncio.StreamWriter) -> None:
         # One request per agent: the next begins when the thread of a cancelled one is free.
         self._database = Database(settings.database_url, writes=False, readers_each=1)
+        # Without a limit on sizes: the query server sends here the sessions that it refuses.
         self._windows = SqlWindowStore(self._database)
         self._histories = SqlHistoryStore(self._database)
         self._searching = SqlSearchStore(self._database)

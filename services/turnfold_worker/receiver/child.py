@@ -118,6 +118,7 @@ class ReceiverChild:
     async def _leave(self) -> None:
         with contextlib.suppress(nats.errors.Error, TimeoutError):
             await self._stop_receiving()
+            # The worker may have committed some of them: redelivered, they are duplicates.
             for messages in self._sent.values():
                 await self._active_consumer().nack(messages)
             if self._client is not None:
@@ -202,6 +203,7 @@ class ReceiverChild:
                     await self._settle(number, nack)
                 case wire.Stop():
                     await self._stop_receiving()
+                    # The socket keeps the order: all batches that were sent arrive before this.
                     await self._send(wire.Stopped())
                 case _:
                     pass
@@ -215,6 +217,7 @@ class ReceiverChild:
         except Exception:
             log.exception("parcel.untold")
         finally:
+            # Also after an error, or receiving would stop after a few of them.
             self._slots.release()
 
     def _active_consumer(self) -> PullConsumer:

@@ -113,6 +113,7 @@ def _to_columns(ready: BatchReady) -> _Columns:
 
 def _from_columns(columns: _Columns) -> BatchReady:
     number, events, by_column, dead, payloads, replays, held = columns
+    # One iterator for all events: each takes its messages where the one before ended.
     messages = map(DecodedMessage._make, zip(*by_column, strict=True))
     events[_KEY] = list(map(SessionKey._make, events[_KEY]))
     events[_MESSAGES] = [tuple(islice(messages, size)) for size in events[_MESSAGES]]

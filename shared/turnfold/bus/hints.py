@@ -44,5 +44,6 @@ class PendingHints:
         for key, hints in taken.items():
             del self._waiting[key]
             self._counts[key.agent_id] -= len(hints)
+        # Unary plus drops the agents without hints, whose names the counter would keep.
         self._counts = +self._counts
         return taken

@@ -59,6 +59,7 @@ class PullConsumer:
         self._ahead = ahead
         self._asked = 0
         self._asked_bytes = 0
+        # By identity: an event that is redelivered is a second message, acknowledged on its own.
         self._held: dict[int, tuple[Msg, float]] = {}
         self._held_bytes = 0
         self._waiting: deque[Msg] = deque()
@@ -177,6 +178,7 @@ class PullConsumer:
         room_bytes = AHEAD_BYTES - self._asked_bytes - self._held_bytes
         if not self._has_room() or not self._client.is_connected or self._subscription is None:
             return
+        # Before it is sent: another task may get here while `publish` waits.
         self._asked += room
         self._asked_bytes += room_bytes
         wanted = {
@@ -277,6 +279,7 @@ class PullConsumer:
             except nats.errors.Error:
                 continue
             except Exception:
+                # This task must not end: unfinished messages would be redelivered.
                 log.exception("pull.failed")
 
     async def _report(self, before: float) -> None:

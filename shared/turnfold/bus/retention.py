@@ -37,6 +37,7 @@ async def _purged(client: Client, ingested_to: int, hours: int) -> tuple[int, in
     keep_from = await _first_since(client, before, first=first, beyond=done_to + 1)
     if keep_from <= first:
         return 0, keep_from
+    # The server keeps the event of this sequence.
     purged = await ask_jetstream(client, f"STREAM.PURGE.{EVENTS_STREAM}", seq=keep_from)
     return int(purged["purged"]), keep_from
 

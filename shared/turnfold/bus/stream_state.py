@@ -135,6 +135,7 @@ async def read_events(
                     replay_of = replayed_seq(headers)
                     events.append(StreamMessage(subject, message.data, *place, signed, replay_of))
                 elif headers.get("Status") in ("204", "404"):
+                    # A batch is a number of messages: where some are missing, later ones fill it.
                     return [event for event in events if first_seq <= event.stream_seq <= last_seq]
                 elif "Status" in headers:
                     raise Unavailable(

@@ -159,6 +159,7 @@ async def wait_for_streams(client: Client, *, seconds: float = 60.0) -> str:
             info = await jetstream.stream_info(EVENTS_STREAM)
             await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
             return _created(info)
+        # The last four: any client may reply, also with what nats-py cannot read.
         except (
             APIError,
             nats.errors.Error,

@@ -118,6 +118,7 @@ async def ask(
         _cost_of(response),
     )
     meter.add(used)
+    # The meter holds our count of the prompt already; only the difference is added.
     meter.unreported_tokens += (
         (used.prompt_tokens or asked_tokens) - asked_tokens + (used.completion_tokens or 0)
     )
@@ -145,6 +146,7 @@ async def _asked(job: SummaryJob, prompt: Sequence[Mapping[str, str]], litellm: 
         "num_retries": 0,
         "max_retries": 0,
     }
+    # With a schema there may be two calls. Both share the deadline of `ask`.
     if not _takes_schema(job, model, litellm):
         return await litellm.acompletion(model=model, messages=list(prompt), **options)
     try:
@@ -267,8 +269,10 @@ def _retry_after(error: BaseException) -> float | None:
 
 def _meaning(error: BaseException, status: int | None, text: str) -> tuple[Reason, bool]:
     if status in {402, 429}:
+        # A rate limit may link to a page about quotas, and its address does not describe the error.
         is_spent = not _COMES_BACK.search(text) and _SPENT.search(_LINK.sub("", text))
         return Reason.RATE_LIMITED, status == 429 and not is_spent
+    # After the rate limits and before the other codes: an overflow has code 400, too.
     if overflow_in(error) is not None:
         return Reason.CONTEXT_OVERFLOW, False
     if isinstance(error, TimeoutError) or type(error).__name__ == "Timeout" or status in (408, 504):

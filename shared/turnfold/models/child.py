@@ -62,6 +62,7 @@ class SummarizerChild:
             if job is not None:
                 job.cancel()
             else:
+                # The job has replied already. The parent takes the reply that it reads first.
                 self._send({"id": number, "cancelled": True})
             return
         self._jobs[number] = asyncio.create_task(self._run_job(number, message["job"]))
@@ -136,6 +137,7 @@ def run(*, preload: bool) -> None:
     Standard streams are redirected to the null device, because libraries print to them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A copy of descriptor 0, which is the null device from then on.
     connection = parent_socket()
     null_device = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):

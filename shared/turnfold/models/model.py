@@ -71,6 +71,7 @@ class _VersionWriter:
         parts_done, offset, draft, previous = 0, 0, None, job.previous
         while pieces or draft is None:
             shown = pieces[0] if pieces else ()
+            # `shown` may contain shortened messages. Exact values come from the whole ones.
             part = replace(job, sources=whole[offset : offset + len(shown)], previous=previous)
             draft = await self._part(
                 part, shown, (parts_done + 1, parts_done + max(1, len(pieces)))
@@ -157,6 +158,7 @@ class _VersionWriter:
                 part.previous.sections, sections, max_tokens=part.max_tokens, count=count
             )
             text = render(sections) if set(sections) != {"context"} else text
+        # It names entries of the version below. Without one, `carry_over` has not removed it.
         sections.pop("resolved", None)
         text, sections = fitted(
             *_with_known_files(text, sections, extracted), max_tokens=part.max_tokens, count=count
@@ -204,6 +206,7 @@ class _VersionWriter:
 
 def _digest(part: SummaryJob, shown: Sequence[Source]) -> str:
     """Return a key of all that an answer depends on: model, limits and the constant prompt."""
+    # Without the parts of a prompt that differ between attempts: correction, boundary and place.
     prompt = build_prompt(replace(part, last_reason=None), boundary="", shown=shown)
     return sha256(
         json.dumps([part.model, part.api_base, part.max_tokens, prompt]).encode()

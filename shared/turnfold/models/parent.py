@@ -108,6 +108,7 @@ class ChildSummarizer:
                 unreported_tokens=unreported_tokens,
             ) from None
         except BaseException:
+            # The child makes no further call for the job. Nobody waits for its confirmation.
             process.send(encode({"id": number, "cancel": True}))
             raise
         finally:
@@ -133,6 +134,7 @@ class ChildSummarizer:
             if (
                 process is not None
                 and process.is_running
+                # The stream may end before the process, or deliver a frame that nobody can read.
                 and self._listening is not None
                 and not self._listening.done()
             ):
@@ -149,6 +151,7 @@ class ChildSummarizer:
                     Reason.PROVIDER_ERROR,
                     f"cannot start the summarizer process ({type(error).__name__})",
                 ) from error
+            # Before it opens: if that is cancelled, the next job finds the process and ends it.
             self._process = process
             await process.open()
             self._listening = asyncio.create_task(self._listen(process))
@@ -185,6 +188,7 @@ class ChildSummarizer:
         try:
             async with asyncio.timeout(CANCEL_SECONDS):
                 while "part" in (reply := await replies.get()):
+                    # The call was paid, although nobody stores its answer now.
                     tokens += ChunkSummary(*reply["part"]).tokens
         except TimeoutError:
             # It hangs, and would hold every further job.

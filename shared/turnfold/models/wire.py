@@ -114,6 +114,7 @@ def failure_as_json(error: SummarizerError) -> dict[str, Any]:
     """Return the JSON object of a failure."""
     return {
         "reason": str(error.reason),
+        # `SummarizerError` puts the reason in front of the detail again.
         "detail": str(error).partition(": ")[2],
         "is_transient": error.is_transient,
         "retry_after_seconds": error.retry_after_seconds,

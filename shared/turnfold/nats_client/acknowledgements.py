@@ -97,6 +97,7 @@ def judge(
     if "error" in reply:
         return _refusal(reply["error"])
     seq = reply.get("seq")
+    # Not `isinstance`, for which the JSON value `true` is the integer 1.
     if reply.get("stream") != stream or type(seq) is not int or not 1 <= seq <= MOST_INT64:
         return None
     if batch is not None and (reply.get("batch"), reply.get("count")) != batch:
@@ -251,9 +252,11 @@ class Publisher:
                 )
                 match verdict:
                     case Acknowledgement():
+                        # It may be a lower one: a duplicate has the sequence of its original.
                         self._floor = max(self._floor or 0, verdict.seq)
                         return verdict
                     case Rejection() if (opens_batch or batch) and verdict.code in NO_BATCH:
+                        # At once, even if forged: to send events one by one is never wrong.
                         return verdict
                     case Rejection():
                         # Possibly forged. The stream's own reply follows within the rest of the

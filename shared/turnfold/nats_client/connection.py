@@ -142,6 +142,7 @@ class Replies:
             await self._listen()
         token = f"{next(self._numbers)}"
         self._open[token] = inbox
+        # Before it is sent, because its denial may arrive while `publish` waits.
         self._client.asked.setdefault(subject.lower(), set()).add(inbox)
         try:
             await self._client.publish(

@@ -157,6 +157,7 @@ def _advance(
                 connection, row["agent_id"] or "", row["last_sid"], row["until_sid"], room
             )
         ]
+        # No row of it is open, and no session is left.
         if not chosen and room == row["at_once"]:
             connection.execute(
                 update(campaigns)

@@ -61,6 +61,7 @@ class SqlModelCallStore:
 
         def begun(connection: Connection) -> JobProgress:
             ids = compaction_ids(job)
+            # In a first attempt, a stored reason is the spent quota: no answer needs a correction.
             reasons = _REASONS.rows(connection, ids) if job.attempt > 1 else ()
             reason = reasons[-1][0] if reasons else None
             return JobProgress(

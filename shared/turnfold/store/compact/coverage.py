@@ -92,6 +92,7 @@ _TOLD = Prepared(
         _versions.c.messages_covered,
         func.coalesce(func.sum(compactions.c.messages_evicted), literal_column("0")),
     )
+    # A version that replaces a stand-in adds no eviction to its base, so it has no such row.
     .outerjoin(coverage, (coverage.c.sid == _of_sid) & (coverage.c.version == _versions.c.version))
     .outerjoin(compactions, compactions.c.compaction_id == coverage.c.compaction_id)
     .group_by(_versions.c.version, _versions.c.messages_covered)

@@ -215,6 +215,7 @@ def _open_fold(
     begins_ms = max(now_ms + SUMMARY_DELAY_MS, session.cooldown_until_ms)
     work = _Work(new_id(), Trigger.REQUEST, begins_ms, span=(first, last))
     _open(connection, session, journal, work, now_ms=now_ms)
+    # After the fold was stored, so that it also waits if an eviction of the session failed.
     delay_after_failure(connection, [session.sid])
     return work.compaction_id
 
@@ -280,6 +281,7 @@ def fence_off(
     )
     if not also_regenerations:
         is_running_job &= compactions.c.trigger != str(Trigger.REGENERATE)
+    # The status fences off the worker: it holds only running rows, and a claim raises the fence.
     connection.execute(
         update(compactions)
         .where(is_running_job)

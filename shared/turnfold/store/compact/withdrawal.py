@@ -45,6 +45,7 @@ def withdraw(
         version = valid_version(connection, session.sid, session.version)
         if version != replaced:
             activate_version(connection, session, version, at_ms=at_ms)
+    # The next audit row after the activation must be this one: it has the activation's ordinal.
     _journal(connection, session, journal, counts, replaced)
     if not counts.compaction_ids:
         return

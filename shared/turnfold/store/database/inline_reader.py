@@ -55,6 +55,7 @@ class InlineReader:
             try:
                 return work(bare)
             finally:
+                # At once: the log cannot be truncated while a snapshot of it is open.
                 bare.connection.execute("ROLLBACK")
         except Unavailable as error:
             raise WouldBlock from error

@@ -71,6 +71,7 @@ def add(connection: Connection, ranges: Iterable[Range]) -> None:
 
 def whole_to(connection: Connection) -> int:
     """Return the sequence up to which every event is ingested."""
+    # Ranges do not touch, so the one that begins at 1 ends before the first gap.
     return int(
         connection.execute(
             select(func.coalesce(func.max(ingested_ranges.c.last_seq), 0)).where(

@@ -110,6 +110,8 @@ class SessionRow:
         """Return whether the newest compaction, if any, ended before this position."""
         if not self.compactions:
             return True
+        # None after a plan, whose messages are chosen later, and if another transaction has opened
+        # a compaction while this one waited for the lock. Then nothing is known to come after it.
         return self.evicted_to is not None and position > self.evicted_to
 
     @property
@@ -253,6 +255,7 @@ def lock_session_counts(connection: Connection, agent_ids: Iterable[AgentId]) ->
     # Sorted, because transactions that lock several agents must lock them in one order.
     wanted = sorted(set(agent_ids))
     rows = [{"agent_id": agent_id} for agent_id in wanted]
+    # First: a row that does not exist cannot be locked, and two transactions could count.
     connection.execute(insert_for(connection)(session_counts).on_conflict_do_nothing(), rows)
     return {str(agent_id): int(number) for agent_id, number in _COUNTS.rows(connection, wanted)}
 

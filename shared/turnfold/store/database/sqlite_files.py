@@ -99,6 +99,7 @@ def prepare_sqlite(engine: Engine, *, writes: bool) -> None:
         connection.isolation_level = None
         cursor = connection.cursor()
         if not writes:
+            # Before `query_only`, with which SQLite refuses to create this table as well.
             cursor.execute(
                 f"CREATE VIRTUAL TABLE temp.{VOCABULARY} "
                 "USING fts5vocab(main, word_index, 'instance')"

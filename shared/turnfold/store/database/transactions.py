@@ -36,6 +36,7 @@ def savepoint(connection: Connection) -> Generator[None]:
     try:
         yield
     except IntegrityError:
+        # ROLLBACK TO keeps the savepoint itself, which RELEASE ends.
         connection.exec_driver_sql("ROLLBACK TO SAVEPOINT undone")
         connection.exec_driver_sql("RELEASE SAVEPOINT undone")
         raise
@@ -92,6 +93,7 @@ class ThreadTransactions:
     def _transact_unsynced(self, work: Callable[[Connection], Result]) -> Result:
         with TranslatedErrors(), self._connection() as connection:
             driver: Any = connection.connection.driver_connection
+            # Before the transaction: SQLite refuses to change it within one.
             driver.execute("PRAGMA synchronous=NORMAL")
             try:
                 with connection.begin():
@@ -136,6 +138,7 @@ class ThreadTransactions:
 
     async def close(self) -> None:
         """Stop the threads and close their connections."""
+        # In a thread, because it waits for the transactions that still run.
         await asyncio.to_thread(self._threads.shutdown)
         for connection in self._opened:
             connection.close()

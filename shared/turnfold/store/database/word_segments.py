@@ -130,6 +130,7 @@ def read_index(
     if missing:
         pieces = _PIECES.rows(connection, missing, [0] * len(missing), sid)
         known |= {segment: read_header(data) for segment, _, data in pieces}
+    # Forgets the headers of segments that are gone: merged, or without messages.
     known = {segment: known[segment] for segment in numbers if segment in known}
     if headers:
         headers.put(sid, known, sum(map(_weight, known.values())))
@@ -223,6 +224,7 @@ def _rare(
 ) -> set[int] | None:
     counts: Counter[bytes] = Counter()
     for stored, postings in found:
+        # The stored count includes removed and later messages, which must not count here.
         if not stored.removed and stored.header.positions[-1] < until:
             counts[postings.term] += postings.messages
     # A message counts once for each word, but may have several that begin alike.
@@ -244,6 +246,7 @@ def _postings(
     """Yield what the segments hold of terms."""
     keys = {term: term.text.encode() for term in terms}
     places = _places_of(keys, segments)
+    # Piece 0 is the header, which is here already, with the only block of a small segment.
     wanted = {(segments[number].segment, piece) for _, number, piece in places if piece}
     pieces = read_pieces(connection, sid, wanted)
     for term, number, piece in places:

@@ -245,6 +245,7 @@ def _expire(
     agent_id = select(sessions.c.agent_id).where(sessions.c.sid == sid, is_kept)
     lock_session_counts(connection, map(AgentId, connection.execute(agent_id).scalars()))
     for session in lock_by_sid(connection, [sid]).values():
+        # Again, under the lock: an event may have arrived since the session was found.
         if is_over(
             session.last_event_at_ms,
             installation.policy(session.agent_wishes, session.wishes),
@@ -293,6 +294,7 @@ def _erase_sessions(
     # So that workers lose the jobs that they hold.
     are_held = compactions.c.sid.in_(sids) & is_uncovered & is_running
     connection.execute(delete(compactions).where(are_held))
+    # The trigger that counts sessions fires for INSERT and DELETE, and this is an UPDATE.
     counted = session_counts.c.agent_id == locked[0].key.agent_id
     fewer = update(session_counts).where(counted).values(total=session_counts.c.total - len(sids))
     connection.execute(fewer)

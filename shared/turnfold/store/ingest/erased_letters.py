@@ -86,6 +86,7 @@ async def erase_letters(database: Database, scope: ErasureScope) -> int:
     """Erase the dead letters of these sessions in portions; return the newest id examined."""
 
     def read(connection: Connection) -> tuple[int, list[_Letter]]:
+        # In one snapshot: letters above this id are left to `erase_letters_after`.
         ((newest,),) = _NEWEST.rows(connection)
         return int(newest), _letters_of(connection, scope, after=0)
 

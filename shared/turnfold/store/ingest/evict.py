@@ -319,6 +319,7 @@ def mark_evicted(
     session.gauge = session.gauge.evicted(
         by_report=eviction.due.trigger is Trigger.USAGE, factor=session.factor
     )
+    # One position each, because messages that stay live may lie between two of them.
     MARK_EVICTED.run(
         connection,
         [(compaction_id, session.sid, message.position, message.position) for message in evicted],

@@ -309,6 +309,7 @@ class CompactionOpener:
         """Write the compactions with their digests; return how many."""
         digests = self._digests()
         _OPEN.run(self._connection, [(*row, *digests.get(row[0], ("", 0))) for row in self._rows])
+        # After the insert, because the new rows have to wait as well.
         if self._evicted:
             delay_after_failure(self._connection, {sid for sid, _ in self._evicted.values()})
         MARK_EVICTED.run(self._connection, self._marks)

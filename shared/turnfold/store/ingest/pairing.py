@@ -143,6 +143,7 @@ def _changed(
     for sid, call_id, position, digest, answers, slot, is_copy, by, named_seq, retracted in rows:
         results[sid, call_id].append(ResultPosition(position, digest, named_seq))
         answered = None if answers is None else CallRef(answers, slot)
+        # A retracted row keeps the id of its eviction, but counts as evicted no more.
         is_evicted = by is not None and retracted is None
         stored[sid, position] = MatchedResult(answered, bool(is_copy), retracted), is_evicted
     for (sid, call_id), of_call in results.items():

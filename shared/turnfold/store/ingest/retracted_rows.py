@@ -113,6 +113,7 @@ class RetractedRows:
             session.live_tokens += load.tokens
             session.rounds += load.rounds
             session.revision += 1
+            # Live, even if it was evicted before: its eviction does not count it any more.
             self._shift(retracted_messages, messages, portion, {"compaction_id": null()})
             if back:
                 note_unindexed(session, portion[0])
@@ -141,6 +142,7 @@ class RetractedRows:
         session.tokens_total -= tokens
         session.live_messages -= load.messages
         session.live_tokens -= load.tokens
+        # Rounds count since the last eviction, and a live request may be older.
         session.rounds = max(0, session.rounds - load.rounds)
         # The hold of a restoration ends after as many new tokens as before.
         session.held_to_tokens = max(0, session.held_to_tokens - tokens)

@@ -141,6 +141,7 @@ class Retractor:
         rows, is_named = RetractedRows(self._connection, session), first_named_seq == old_seq
         before = [_Positions(0, position_of(seq, 0))]
         rows.name(self._positions(retracted_messages, session, before, is_named), seq)
+        # The messages between both places are those that still have the old sequence.
         return rows.call_ids | self._bring_back(session, is_named)
 
     def _bring_back(self, session: SessionRow, condition: ColumnElement[bool]) -> set[str]:
@@ -221,6 +222,7 @@ class Retractor:
         if after is not None:
             places = self._places(session, [after])
             known = self._positions(messages, session, [_Positions(0, before, places)])
+            # The message that is named stays a border after it was retracted itself.
             known += self._positions(retracted_messages, session, [_Positions(0, before, places)])
             return [_Positions(position + 1, before) for position in known]
         places = self._places(session, ids)
@@ -246,6 +248,7 @@ class Retractor:
             event_id: seq
             for portion in in_portions(wanted)
             for _, event_id, sid, seq, _ in KNOWN_EVENTS.rows(self._connection, portion)
+            # Event ids belong to the agent, and a retraction must not reach its other sessions.
             if sid == session.sid
         }
         return sorted(

@@ -46,6 +46,7 @@ class SqlAgentLists:
 
     async def known_events(self, agent_id: AgentId, event_ids: Collection[str]) -> KnownEvents:
         """Return which of these event ids are stored, and which were erased."""
+        # An erasure keeps the digests of event ids, and not the ids.
         digests = {digest_of(agent_id, event_id): event_id for event_id in event_ids}
         of_agent = select(events.c.event_id, is_of_kept(events.c.sid)).where(
             events.c.agent_id == agent_id, events.c.event_id.in_(event_ids)
@@ -69,4 +70,5 @@ def begins_with(connection: Connection, prefix: str) -> ColumnElement[bool]:
     if connection.dialect.name == "sqlite":
         # Its order is that of the bytes, so the index finds the range.
         return is_prefix & name.between(prefix, prefix + LAST_CHARACTERS)
+    # PostgreSQL sorts by its collation, which may scatter the ids that begin alike.
     return is_prefix

@@ -120,6 +120,7 @@ _AMONG = Prepared(
     .order_by(messages.c.position),
     ("of_sid", "first", "last"),
 )
+# Events may share a millisecond. Then the sequence of the retraction decides.
 _retracted_later = (retracted_messages.c.retracted_at_ms > bindparam("at_ms")) | (
     (retracted_messages.c.retracted_at_ms == bindparam("at_ms"))
     & (retracted_messages.c.retracted_seq > bindparam("seq"))
@@ -203,6 +204,7 @@ def timeline_state(
             return _state(connection, sid, past, _Place(at_ms, until), in_force=number)
         case AtMessage(event_id=event_id, index=index):
             seqs = _PLACE.rows(connection, key.agent_id, event_id, sid)
+            # A larger index would be the position of a message of a later event.
             for (seq,) in seqs if index < MESSAGES_PER_EVENT else ():
                 until = position_of(seq, index)
                 for found in _TIMES:

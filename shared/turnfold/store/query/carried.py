@@ -19,6 +19,7 @@ CHARACTERS_AT_HAND = 200_000
 """The most that is read in the event loop's thread."""
 
 _PLACES = tuple(f"at_{number}" for number in range(64))
+# The key of events begins with the agent: an event id is unique only within its agent.
 _of_agent = events.c.agent_id == (
     select(sessions.c.agent_id).where(sessions.c.sid == bindparam("of_sid")).scalar_subquery()
 )
@@ -33,6 +34,7 @@ def carried_length(event_id: ColumnElement[str]) -> ColumnElement[int | None]:
     return select(func.length(events.c.envelope)).where(is_event).scalar_subquery()
 
 
+# Another member may contain the mark, too: whether something is carried, `carried_texts` tells.
 _has_mark = events.c.envelope.contains(CARRY_MARK)
 _is_named = _of_agent & events.c.event_id.in_([bindparam(place) for place in _PLACES]) & _has_mark
 _LENGTHS = Prepared(

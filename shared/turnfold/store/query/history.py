@@ -192,6 +192,7 @@ class SqlHistoryStore:
         self, *, agent_ids: Collection[str] | None, limit: int, after: tuple[int, int] | None = None
     ) -> Sequence[SessionCounts]:
         """Return sessions after a sort key, of these agents or of all, newest event first."""
+        # Sessions without events exist. Falling, null is first on PostgreSQL and last on SQLite.
         at_ms = func.coalesce(sessions.c.last_event_at_ms, literal_column("-1"))
         chosen = _SESSIONS.where(is_kept).order_by(at_ms.desc(), sessions.c.sid).limit(limit)
         if after is not None:

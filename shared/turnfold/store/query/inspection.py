@@ -170,6 +170,7 @@ class SqlInspectionStore:
         chosen = (
             select(
                 erasures.c.agent_id,
+                # The erasure of a whole agent has an empty session id.
                 func.nullif(erasures.c.session_id, ""),
                 erasures.c.at_ms,
                 erasures.c.audit_rows,

@@ -89,6 +89,7 @@ class CachedSession:
     def is_at_hand(self, session: SessionSnapshot, evictions: Sequence[Sequence[Any]]) -> bool:
         """Return whether few enough messages must be read to do it in the loop's thread."""
         live = session.live_messages
+        # After a change, none is known: all evicted messages are then read again.
         known = self.evicted if self.changes == session.evicted_changes else {}
         unknown: int = sum([row[1] for row in evictions if row[0] not in known])
         size: int = live + sum([row[1] for row in evictions])
@@ -134,6 +135,7 @@ def append_new(
         return texts
     after, with_texts = known.messages[-1].position if known.messages else -1, number <= FEW
     rows = list(_rows_after(connection, session.sid, after, with_texts=with_texts))
+    # While the arrangement is the same, new messages are live, so later ones are all found.
     if len(rows) != number:
         return None
     for row in rows:

@@ -185,6 +185,7 @@ class PageReading:
             if fitting and size > room:
                 break
             room, fitting = room - size, fitting + 1
+        # In the snapshot of the lengths, so the same messages are the first ones again.
         rows = page.rows(connection, sid, after, before, fitting)
         return with_carry_of(connection, sid, [original_of(row) for row in rows], carrying)
 

@@ -169,6 +169,7 @@ class SqlRecallStore:
         Raises:
             WouldBlock: the cached one lacks more than `most` messages.
         """
+        # Taken out while it is used: two reader threads must not change one order.
         order = self._orders.pop(sid)
         if order is None or order.changes != changes:
             order = SessionOrder(changes)
@@ -200,6 +201,7 @@ class SqlRecallStore:
 
 
 def _body(connection: SupportsStatements, sid: int, position: int) -> str:
+    # The request may have been retracted or erased since the window was read.
     return next((row[0] for row in _BODY.rows(connection, sid, position)), "{}")
 
 

@@ -215,6 +215,7 @@ class _SegmentMatches:
             positions = positions[bisect_right(positions, scope.after_position) :]
         if scope.before_position is not None:
             positions = positions[: bisect_left(positions, scope.before_position)]
+        # One more at each end than is examined, so that `_has_more` sees that others exist.
         if len(positions) > 2 * most:
             positions = positions[:most] + positions[-most:]
         listed = bindparam("positions", positions, postgresql.ARRAY(BigInteger), unique=True)

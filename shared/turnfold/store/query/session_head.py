@@ -22,6 +22,7 @@ from turnfold.store.database.schema import (
 )
 from turnfold.store.database.statements import Prepared, SupportsStatements
 
+# Ranges that touch are joined, so the one that begins at 1 ends before the first gap.
 _INGESTED_TO = (
     select(ingested_ranges.c.last_seq)
     .where(ingested_ranges.c.first_seq == literal_column("1"))
@@ -29,6 +30,7 @@ _INGESTED_TO = (
 )
 REACHED = Prepared(select(func.coalesce(_INGESTED_TO, literal_column("0"))), ())
 _ONE = select(literal_column("1").label("one")).subquery("one")
+# In the order of `SessionSnapshot`, after its overrides: a row fills the fields by position.
 _SESSION_COLUMNS = [
     sessions.c[name]
     for name in (
@@ -139,6 +141,7 @@ def missing_sessions(connection: Connection, numbers: Collection[int]) -> set[in
     left, stored = sorted(numbers), set[int]()
     for start in range(0, len(left), LOOKED_UP_AT_ONCE):
         portion = left[start : start + LOOKED_UP_AT_ONCE]
+        # The row of an erased session stays until the rest of its rows are deleted.
         found = select(sessions.c.sid).where(sessions.c.sid.in_(portion), is_kept)
         stored.update(connection.execute(found).scalars())
     return set(numbers) - stored

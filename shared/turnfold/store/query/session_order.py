@@ -118,6 +118,7 @@ class NewestWords:
 
     def unindexed(self, lookup: Lookup, end: int) -> Mask:
         """Return the mask of the messages before `end` that match, and that the index lacks."""
+        # Words of messages in the index are kept here as well, but the index answers for these.
         first = max(self._indexed, end - UNINDEXED_MESSAGES)
         if first >= end:
             return 0
@@ -224,6 +225,7 @@ _of_session = messages.c.sid == bindparam("of_sid", type_=BigInteger)
 _speaks = (messages.c.role == "user") | (messages.c.role == "assistant")
 _is_recallable = (_speaks | (messages.c.role == "tool")) & ~messages.c.is_copy
 _may_name = _speaks & messages.c.calls.is_(None)
+# The parameters of `SessionOrder.add`, in order.
 _ORDER = Prepared(
     select(
         messages.c.position,
@@ -252,6 +254,7 @@ def read_order(
             order.add(*row)
         if len(order.positions) == total:
             break
+        # Masks, words and lines go by ordinals, which a late message shifts: none is kept.
         order = SessionOrder(order.changes)
     return order
 

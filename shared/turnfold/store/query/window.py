@@ -62,6 +62,7 @@ from turnfold.store.query.session_head import (
     read_summary,
 )
 
+# Open compactions of `on_summary`, regenerations and stand-ins have evicted nothing.
 _is_pending = is_pending & (compactions.c.messages_evicted > literal_column("0"))
 _PENDING = Prepared(
     PENDING_EVICTIONS.where(compactions.c.sid == bindparam("of_sid"), _is_pending).order_by(
@@ -73,6 +74,7 @@ _EVICTED = Prepared(
     select(*FACTS)
     .where(
         messages.c.sid == bindparam("of_sid"),
+        # No index has the compaction of a message: the range of positions finds the rows.
         messages.c.position.between(bindparam("first"), bindparam("last")),
         messages.c.compaction_id == bindparam("by"),
     )
@@ -152,6 +154,7 @@ class SqlWindowStore:
             known = self._known.pop(sid) or CachedSession()
             try:
                 texts = self._refresh(connection, facts.session, known, is_near=is_near)
+            # After any other error the entry is dropped: it may hold a part of a change.
             except (TooLargeHere, WouldBlock):
                 self._known.put(sid, known, known.size)
                 raise
@@ -168,6 +171,7 @@ class SqlWindowStore:
                 known.covered_system,
             )
             chosen, positions = on_messages(seen_now)
+            # Texts that were read already have positive positions: elements are always read here.
             unread = [position for position in positions if position not in texts]
             return chosen, {**texts, **dict(_texts_of(connection, sid, unread))}
 

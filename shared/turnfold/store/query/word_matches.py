@@ -283,6 +283,7 @@ class SessionLookups:
         }
         self._bring_up_to_date(known, most)
         self._keep(known)
+        # A known mask may reach further: a window of the past ends earlier than one of now.
         before = (1 << self.end) - 1
         masks = [known[one].mask & before if one in known else None for one in lookups]
         return [None if mask is None or mask.bit_count() > most else mask for mask in masks]
@@ -315,6 +316,7 @@ class SessionLookups:
         for lookup in behind:
             before = known[lookup]
             # Exact values, which begin with `y`, are found by the index alone.
+            # A long message before `whole_from` may match, and its words are not here.
             if before.messages < newest.whole_from or any(term.text[0] == "y" for term in lookup):
                 others.append(lookup)
             else:

@@ -34,6 +34,7 @@ _due = (
         is_open,
         or_(
             compactions.c.next_attempt_at_ms <= bindparam("now_ms"),
+            # A row whose lease is over is due, whatever time was set for its next attempt.
             is_running,
         ),
         # A session has one job at a time, because each version builds on the one before.
@@ -88,6 +89,7 @@ _OPEN_ROWS = Prepared(
         )
     )
     .where(of_compactions, is_open, is_uncovered)
+    # Oldest first: a job with a limit takes the first rows, and its version names the last one.
     .order_by(compactions.c.ordinal),
     ("of_sid",),
 )  # fmt: skip

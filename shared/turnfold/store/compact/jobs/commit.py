@@ -43,6 +43,7 @@ _TOKENS_BEFORE = PreparedIn(select(compactions.c.tokens_before).where(is_chosen)
 
 _first_id = select(messages.c.event_id, messages.c.position).limit(literal_column("1"))
 
+# The messages at the ends of a span may have been retracted: then their neighbors stand for them.
 _AT_OR_AFTER = Prepared(
     _first_id.where(of_messages, messages.c.position >= bindparam("at")).order_by(
         messages.c.position

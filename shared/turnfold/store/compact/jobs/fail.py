@@ -62,6 +62,7 @@ def fail_job(
         LostLease: another worker holds the job.
     """
     session = _release(connection, job, status=status, reason=reason, finished_at_ms=now_ms)
+    # After the rows have ended, because answers for open rows are kept.
     delete_chunk_summaries(connection, job.sid)
     journal = SessionJournal()
     _journal_failure(

@@ -34,6 +34,7 @@ _RANGES = PreparedIn(
     "chosen",
 )
 
+# The range limits what is read: no index finds messages by their compaction.
 _EVICTED = Prepared(
     select(*FACTS, messages.c.is_error, messages.c.body)
     .where(

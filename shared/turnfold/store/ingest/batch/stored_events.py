@@ -92,6 +92,7 @@ def _bodies(table: Table) -> Select[*tuple[Any, ...]]:
     )
 
 
+# Retracted messages, too: a copy of an event that was retracted is still a copy.
 _BODIES = union_all(_bodies(messages), _bodies(retracted_messages)).order_by("position")
 _MARK_EVICTED = bulk_update(messages, where=("sid", "position"), values=("compaction_id",))
 
@@ -250,6 +251,7 @@ def evict_again(
     connection: Connection, span: EventSpan, evicted: Sequence[EvictedPosition], first: int
 ) -> None:
     """Mark moved messages as evicted again; `first` is the new first position of their event."""
+    # Positions of one event keep their distances, whatever its sequence is.
     moved = [(row.compaction_id, span.sid, first + row.position - span.first) for row in evicted]
     _MARK_EVICTED.run(connection, moved)
     # A compaction finds its messages between two positions, so its range must include the new ones.

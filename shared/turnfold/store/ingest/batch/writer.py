@@ -252,6 +252,7 @@ class BatchWriter:
             for key, session in self._sessions.items()
             if key not in stored and session.last_event_at_ms is None and session.revision == 0
         ]
+        # A trigger lowers the number of sessions of the agent.
         if empty:
             self._connection.execute(delete(sessions).where(sessions.c.sid.in_(empty)))
 
@@ -317,6 +318,7 @@ class BatchWriter:
         connection, session = self._connection, self._sessions[arrival.key]
         first = position_of(arrival.stream_seq, 0)
         old_at_ms = newest_event_at_ms(connection, span.sid, first=span.first, last=span.last)
+        # Its retracted rows have to move as well. `_retract` applies the retractions again.
         if session.retracted_seq:
             self._touch(session, self._retractor.bring_back(session, span.stream_seq))
         evicted = evicted_positions(connection, span)

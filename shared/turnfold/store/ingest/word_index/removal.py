@@ -127,6 +127,7 @@ async def _remove_all_but(database: Database, kept_each: int | None) -> None:
     merge = partial(_merged, pages=-pages)
     while await database.write(merge, is_repeatable=True):
         merge = partial(_merged, pages=pages)
+    # After the merge: if the worker is killed before, the mark has the merge done again.
     if kept_each is None:
         are_marks = index_removals.c.body == ""
         await database.write(

@@ -213,6 +213,7 @@ def _waiting(connection: Connection) -> tuple[dict[int, list[UnindexedMessage]],
                 break
             last = position
             room, characters = room - 1, characters - size
+        # Also if there are none: then `_store` ends the wait of this session.
         messages_by_sid[sid] = (
             []
             if last is None
@@ -272,6 +273,7 @@ def _store(connection: Connection, made: Mapping[int, Mapping[int, IndexedMessag
     locked = _LOCKED.rows(connection, sorted(made))
     # Another worker indexed the others meanwhile.
     due = [(sid, first) for sid, first in locked if first is not None]
+    # The first one may have changed since these messages were read, in either direction.
     in_segments = unindexed.in_segments(
         connection, [(sid, min((first, *made[sid]))) for sid, first in due]
     )

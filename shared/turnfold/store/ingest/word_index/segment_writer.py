@@ -121,6 +121,7 @@ def _replace(connection: Connection, *, sid: int, merge: Merge, pieces: Sequence
     of_merge = (word_index_segments.c.sid == sid) & word_index_segments.c.segment.in_(merge.removed)
     now = select(word_index_segments.c.segment, word_index_segments.c.removed)
     marks = connection.execute(now.where(of_merge, _is_header)).all()
+    # A message that was removed meanwhile is not marked in the merged segment.
     if {row.segment: row.removed for row in marks} != merge.removed:
         return False
     connection.execute(delete(word_index_segments).where(of_merge))
