@@ -75,21 +75,25 @@ async def test_blocks_that_are_none_stop_no_window(stores: Stores, role: str) ->
     odd: list[Any] = ["hello", " ", words, ["no block"], 5, None, {"type": "text", "text": 7}]
     said: list[Json] = [{"role": role, "content": odd}, {"role": "user", "content": ["Where?"]}]
     calls = [{"type": "tool_use", "id": "c1", "name": "look", "input": {}}]
-    result = {"type": "tool_result", "tool_use_id": "c1", "content": ["seen", 5, " "]}
-    said += [{"role": "assistant", "content": calls}, {"role": "user", "content": [result]}]
+    blank = {"type": "text", "text": " "}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": ["seen", 5, " ", blank]}
+    bare = {"type": "tool_result", "tool_use_id": "c2", "content": {"port": 8443}}
+    calls.append({"type": "tool_use", "id": "c2", "name": "look", "input": {}})
+    said += [{"role": "assistant", "content": calls}, {"role": "user", "content": [result, bare]}]
     await stores.ingest(arrival(1, said, "anthropic"))
     asker = Asker(stores)
 
     for shape in ("openai", "anthropic", "responses"):
         whole = await asker.told(format=shape)
         small = await asker.told(format=shape, max_tokens=300)
-        assert total_of(whole) == total_of(small) == 4
+        assert total_of(whole) == total_of(small) == 5
         assert "Where?" in json.dumps(whole["messages"])
         assert len(json.dumps(small)) < len(json.dumps(whole))
     blocks = (await asker.told(format="anthropic"))["messages"]
     shown = [one for message in blocks for one in message["content"]]
-    (seen,) = [one["content"] for one in shown if one["type"] == "tool_result"]
+    seen, port = [one["content"] for one in shown if one["type"] == "tool_result"]
     assert seen == [{"type": "text", "text": "seen"}, {"type": "text", "text": "5"}]
+    assert [json.loads(part["text"]) for part in port] == [{"port": 8443}]
     texts = [one["text"] for one in shown if one["type"] == "text"]
     assert "hello" in texts
     assert '["no block"]' in texts

@@ -64,19 +64,22 @@ def sendable_blocks(text: str, api_ids: Mapping[str, str]) -> list[str]:
 
 
 def _with_objects(block: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a call or a result whose content has only objects."""
+    """Return a call or a result whose content is a text, or a list of objects."""
     content = block.get("content")
-    if not isinstance(content, list) or all(isinstance(part, Mapping) for part in content):
+    if content is None or isinstance(content, str):
         return block
-    parts = [[part] if isinstance(part, Mapping) else _as_block(part) for part in content]
-    return {**block, "content": list(chain.from_iterable(parts))}
+    parts = content if isinstance(content, list) else [content]
+    sendable = list(chain.from_iterable(map(_as_block, parts)))
+    return block if sendable == content else {**block, "content": sendable}
 
 
 def _as_block(value: Any) -> list[Mapping[str, Any]]:
-    """Return a value that is no object as a block, if it is not blank.
+    """Return a value as a block, if it is not blank.
 
-    The API takes only objects, and everywhere else such a value is read as text.
+    The API takes only objects with a type, and everywhere else another value is read as text.
     """
+    if isinstance(value, Mapping) and isinstance(value.get("type"), str):
+        return [] if _is_blank(value) else [value]
     text = value if isinstance(value, str) else json_text(value)
     return [{"type": "text", "text": text}] if text.strip() else []
 
