@@ -45,10 +45,11 @@ class Job:
 
     `planned` is the trigger of an eviction that takes place when the version is committed; until
     then no message has left. `folds` tells whether the version also covers evictions that lost
-    theirs. `cooling` is the reason why the session's model is not asked now.
-    `tokens_evicted` counts the evicted messages, `summary_tokens` the version in force. `factor` is
-    the session's calibration factor. `traces` are the traceparents of the events that caused the
-    evictions, newest last.
+    theirs. `extends` is the version that a regeneration builds on: the last part that it has
+    written, or the one that was asked for. `cooling` is the reason why the session's model is not
+    asked now. `tokens_evicted` counts the evicted messages, `summary_tokens` the version in force.
+    `factor` is the session's calibration factor. `traces` are the traceparents of the events that
+    caused the evictions, newest last.
     """
 
     key: SessionKey
@@ -63,6 +64,7 @@ class Job:
     writes: JobKind = JobKind.NEXT
     folds: bool = False
     wanted: RegenerateOptions = RegenerateOptions()
+    extends: int | None = None
     cooling: str | None = None
     tokens_evicted: int = 0
     summary_tokens: int = 0

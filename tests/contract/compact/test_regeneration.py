@@ -14,7 +14,7 @@ from tests.contract.compact.versions import (
     three_versions,
     write,
 )
-from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turns
+from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, retracted, summary, turns
 from turnfold.errors import BadRequest, Conflict, LostLease, UnknownSession
 from turnfold.messages import State
 from turnfold.ports.compact import JobKind, JobStatus
@@ -59,6 +59,8 @@ async def test_a_long_history_is_written_again_in_parts_that_build_on_each_other
     for number in (4, 5, 6):
         job = await claimed(stores, NOON + 9_000)
         assert (job.compaction_ids, job.attempt, job.wanted.style) == ((work,), 1, "narrative")
+        # A client that repeats its request between two parts has not asked for another one.
+        assert await regenerate(stores, style="narrative") == work
         given = await stores.jobs.load(job, now_ms=NOON + 9_000)
         assert (given.previous and given.previous.text) == (
             None if number == 4 else f"Part {number - 1}."
@@ -73,6 +75,33 @@ async def test_a_long_history_is_written_again_in_parts_that_build_on_each_other
     assert versions[-1].messages_covered == versions[2].messages_covered
     await promote(stores, 6)
     assert await ids(stores, State.COVERED) == covered
+
+
+@pytest.mark.proves("A4", "L12")
+async def test_a_retraction_takes_back_only_the_parts_that_hold_its_messages(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await three_versions(stores)
+    work = await regenerate(stores)
+    monkeypatch.setattr(rows, "MOST_MESSAGES", 1)
+    for number in (4, 5):
+        job = await claimed(stores, NOON + 9_000)
+        await stores.jobs.commit(job, summary(f"Part {number}."), reason=None, now_ms=NOON + 9_000)
+
+    await stores.ingest(retracted(60, "e20#1"))
+
+    based_on: list[int | None] = []
+    while (due := await stores.jobs.next_due_ms()) is not None:
+        job = await claimed(stores, due)
+        if job.writes is JobKind.REGENERATED:
+            assert job.compaction_ids == (work,)
+            based_on.append(job.extends)
+        text = "Written after the retraction."
+        await stores.jobs.commit(job, summary(text), reason=None, now_ms=due)
+    in_force, versions = await stores.history.versions(KEY)
+    assert based_on[0] == 4
+    assert versions[-1].base_version == based_on[-1]
+    assert versions[-1].messages_covered == versions[(in_force or 0) - 1].messages_covered
 
 
 @pytest.mark.proves("A4")

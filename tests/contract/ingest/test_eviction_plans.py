@@ -13,7 +13,7 @@ from turnfold.contracts.requests import (
 from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS
 from turnfold.core.summary.cooldown import COOLDOWN_MS
 from turnfold.errors import LostLease
-from turnfold.messages import State
+from turnfold.messages import AgentId, State
 from turnfold.ports.compact import FailureStatus, Job, JobStatus
 
 MINUTE_MS = 60_000
@@ -434,6 +434,28 @@ async def test_a_session_is_idle_by_the_policy_in_force(stores: Stores, key: Any
 
     await change(idle_seconds=300)
     await examined(minutes=11)
+    assert len((await stores.facts()).pending) == 1
+
+
+@pytest.mark.proves("E1")
+async def test_the_idle_time_of_an_agent_concerns_a_session_with_a_mode_of_its_own(
+    stores: Stores,
+) -> None:
+    await change_mode(stores, "manual", AgentId("ada"))
+    await stores.ingest(*turns(1, 7))
+    await override(stores, max_live_messages=0)
+    await change_mode(stores, "auto", KEY)
+
+    await stores.changes.set_policy(
+        AgentId("ada"),
+        PolicyRequest(overrides={"idle_seconds": 60}),
+        installation=stores.installation,
+        now_ms=NOON + MINUTE_MS,
+    )
+    await stores.idle.evict_idle(
+        limit=5, installation=stores.installation, now_ms=NOON + 3 * MINUTE_MS
+    )
+
     assert len((await stores.facts()).pending) == 1
 
 

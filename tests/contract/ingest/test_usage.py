@@ -572,3 +572,25 @@ async def test_a_window_of_zero_switches_the_usage_trigger_off(metered: Stores) 
     await metered.ingest(full(8, 10**6))
 
     assert await triggers(metered) == []
+
+
+@pytest.mark.proves("T1", "L3")
+async def test_a_session_begins_with_the_factor_of_the_model_that_it_named_first(
+    stores: Stores,
+) -> None:
+    teacher, alone, batch = (SessionKey(KEY.agent_id, SessionId(name)) for name in "tab")
+    await stores.ingest(*reporting(12, key=teacher, ratio=1.5))
+
+    def named(first_seq: int, key: SessionKey) -> list[DecodedEvent]:
+        said = user("q"), assistant("a")
+        return [
+            turn(first_seq + number, *said, key=key, model=model)
+            for number, model in enumerate((MODEL, "acme/other"))
+        ]
+
+    for event in named(100, alone):
+        await stores.ingest(event)
+    await stores.ingest(*named(200, batch))
+
+    seen = (await stores.seen()).sessions
+    assert seen[alone].gauge.factor == seen[batch].gauge.factor > 1

@@ -146,6 +146,12 @@ async def test_the_audit_has_the_limit_and_the_success_of_one_batch(roomy: Store
     )
 
     assert await window_reasons(roomy) == ["limit", "success"]
+    # A raise to where the limit was before the batch is a change, too.
+    await roomy.ingest(
+        reported(3, MODEL, limit_tokens=16_000),
+        turn(4, user("c"), assistant("d"), model=MODEL, usage=usage),
+    )
+    assert await window_reasons(roomy) == ["limit", "success", "limit", "success"]
 
 
 @pytest.mark.proves("R5", "G1")

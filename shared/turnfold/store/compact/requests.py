@@ -155,8 +155,8 @@ def _set_for_agent(
     ordered = select(sessions.c.sid).where(is_agent).order_by(sessions.c.sid).with_for_update()
     connection.execute(select(func.count()).select_from(ordered.subquery()))
     changed = {"revision": sessions.c.revision + 1}
-    times = [idle_at_ms(0, installation.policy(it, PolicyOverrides())) for it in (before, wishes)]
-    if times[1] not in (None, times[0]):
+    then, now = (installation.policy(it, PolicyOverrides()) for it in (before, wishes))
+    if (then.idle_seconds, then.mode) != (now.idle_seconds, now.mode):
         # The next search for idle sessions examines them, each by its own policy.
         changed["idle_at_ms"] = sessions.c.last_event_at_ms
     connection.execute(update(sessions).where(is_agent).values(**changed))

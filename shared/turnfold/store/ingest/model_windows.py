@@ -136,7 +136,7 @@ def _record_successes(
         if arrival.reported and arrival.reported.limit_tokens
     }
     for model in sorted(limits):
-        if limits[model] not in (before.get(model), reported.get(model)):
+        if limits[model] != reported.get(model, before.get(model)):
             journal.add_audit_row(
                 session,
                 "window",

@@ -84,7 +84,7 @@ _OPEN_ROWS = Prepared(
             for name in (
                 "compaction_id", "status", "fence", "attempts", "lease_until_ms",
                 "next_attempt_at_ms", "first_position", "trigger", "is_by_budget", "budget_tokens",
-                "wanted", "messages_evicted", "tokens_evicted", "trace",
+                "wanted", "version", "messages_evicted", "tokens_evicted", "trace",
             )
         )
     )
@@ -112,6 +112,7 @@ class _OpenRow(NamedTuple):
     is_by_budget: bool | None
     budget_tokens: int
     wanted: str | None
+    version: int | None
     messages_evicted: int
     tokens_evicted: int
     trace: str | None
@@ -229,6 +230,7 @@ def _job_of(
         writes=newest.kind,
         folds=folds,
         wanted=wanted_of(newest.wanted),
+        extends=newest.version or wanted_of(newest.wanted).from_version,
         cooling=session.cooldown_reason if is_cooling else None,
         tokens_evicted=sum([row.tokens_evicted for row in claimed]),
         summary_tokens=session.summary_tokens,

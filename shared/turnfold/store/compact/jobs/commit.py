@@ -22,7 +22,6 @@ from turnfold.store.compact.rewriting import (
     continue_fold,
     end_rewriting,
     open_stand_in,
-    stated_options,
 )
 from turnfold.store.database.predicates import is_chosen, is_version, of_messages
 from turnfold.store.database.schema import compactions, messages, summaries
@@ -190,20 +189,17 @@ def _finish_rows(connection: Connection, job: Job, finished: tuple[Any, ...]) ->
 def _continue_regeneration(connection: Connection, job: Job, number: int, *, now_ms: int) -> None:
     """Open the row of a regeneration again, for the evictions that one job has left.
 
-    The next version builds on this one. Only the last is the one that the row has written.
+    Its version stays: the next one builds on it.
     """
-    wanted = replace(job.wanted, from_version=number)
-    if not added_evictions(connection, replace(job, wanted=wanted)):
+    if not added_evictions(connection, replace(job, extends=number)):
         return
     connection.execute(
         update(compactions)
         .where(compactions.c.compaction_id.in_(compaction_ids(job)))
         .values(
             status=JobStatus.PENDING,
-            wanted=json.dumps(stated_options(wanted)),
             next_attempt_at_ms=now_ms,
             attempts=0,
-            version=None,
             tokens_after=None,
             finished_at_ms=None,
         )
@@ -231,7 +227,7 @@ def _notify_version(
 
 
 def _base_version(job: Job) -> int | None:
-    return job.wanted.from_version if job.writes is JobKind.REGENERATED else job.base_version
+    return job.extends if job.writes is JobKind.REGENERATED else job.base_version
 
 
 def _journal_version(

@@ -126,7 +126,7 @@ def load_input(connection: Connection, job: Job, *, now_ms: int, by_model: bool)
 def _input_of_kind(connection: Connection, job: Job, *, now_ms: int, by_model: bool) -> JobInput:
     match job.writes:
         case JobKind.REGENERATED:
-            base = _base(connection, job.sid, job.wanted.from_version)
+            base = _base(connection, job.sid, job.extends)
             return _input(connection, job, added_evictions(connection, job), base)
         case JobKind.STAND_IN:
             scope = _rewrite_scope(connection, job)
@@ -156,9 +156,8 @@ def added_evictions(connection: Connection, job: Job) -> list[int]:
         case JobKind.STAND_IN:
             return []
         case JobKind.REGENERATED:
-            added = covered_by(connection, job.sid, job.base_version) - covered_by(
-                connection, job.sid, job.wanted.from_version
-            )
+            whole = covered_by(connection, job.sid, job.base_version)
+            added = whole - covered_by(connection, job.sid, job.extends)
             rows = _EVICTING.rows(connection, sorted(added))
             # The oldest of them. The commit leaves the others to another job of the same row.
             number = within_limits((evicted, tokens) for _, evicted, tokens in rows)

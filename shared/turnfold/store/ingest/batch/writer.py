@@ -23,6 +23,7 @@ from turnfold.ports.ingest import (
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import insert_for
 from turnfold.store.database.instance_lock import confirm_stream, lock_storing
+from turnfold.store.database.message_rows import storable_key
 from turnfold.store.database.schema import dead_letters, sessions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key, write_back
 from turnfold.store.database.transactions import savepoint
@@ -225,7 +226,8 @@ class BatchWriter:
                 # Reports before this event only, so that the factor does not depend on the batch's
                 # limits.
                 before = arrival.stream_seq - 1
-                session.factor = calibrator.factor(key.agent_id, session.model, before)
+                model = storable_key(arrival.model or "")
+                session.factor = calibrator.factor(key.agent_id, model, before)
 
     def _admit(self, arrivals: Sequence[DecodedEvent]) -> Sequence[DecodedEvent]:
         """Lock or create the sessions of these events; refuse sessions above the limit."""
