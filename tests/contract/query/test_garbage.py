@@ -27,6 +27,7 @@ from tests.store_fixtures import (
 )
 from turnfold.cache import SessionCaches
 from turnfold.errors import CannotFit
+from turnfold.store.database import inline_reader
 
 
 @contextmanager
@@ -51,7 +52,14 @@ def garbage_found() -> Generator[Counter[str]]:
 
 
 @pytest.mark.proves("O9", "L8")
-async def test_windows_leave_no_garbage_for_the_collector(stores: Stores) -> None:
+@pytest.mark.parametrize("is_far", [False, True])
+async def test_windows_leave_no_garbage_for_the_collector(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, *, is_far: bool
+) -> None:
+    """O9: also where windows are read in a thread, as after a slow read."""
+    if is_far:
+        monkeypatch.setattr(inline_reader, "FAR_SECONDS", 600.0)
+        monkeypatch.setattr(inline_reader, "SLOW_SECONDS", -1.0)
     await stores.ingest(*turns(1, 9))
     (job,) = await stores.claim()
     await stores.jobs.commit(job, summary("They chose port 8443."), reason=None, now_ms=NOON)

@@ -83,6 +83,9 @@ class ThreadTransactions:
         except BaseException:
             on_end()
             raise
+        finally:
+            # Otherwise a cycle: it holds its error, whose traceback holds this frame.
+            del running
         on_end()
         return result
 

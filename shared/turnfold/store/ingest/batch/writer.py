@@ -221,13 +221,12 @@ class BatchWriter:
         """Set the factor of sessions that named their model for the first time in this batch."""
         first = {arrival.key: arrival for arrival in reversed(self._new) if arrival.model}
         for key, arrival in first.items():
-            session = self._sessions[key]
             if models[key].model is None:
-                # Reports before this event only, so that the factor does not depend on the batch's
-                # limits.
+                # Of reports before this event only: the batch's limits must not decide.
                 before = arrival.stream_seq - 1
                 model = storable_key(arrival.model or "")
-                session.factor = calibrator.factor(key.agent_id, model, before)
+                factor = calibrator.factor(key.agent_id, model, before)
+                self._sessions[key].factor = factor
 
     def _admit(self, arrivals: Sequence[DecodedEvent]) -> Sequence[DecodedEvent]:
         """Lock or create the sessions of these events; refuse sessions above the limit."""
