@@ -313,7 +313,7 @@ class Client:
         Only messages of the stream whose ids agree with their subject are notices. Without
         `after`, the iterator begins with the first notice that is stored after the first request
         for one. `after` is `StoredNotice.seq` of the newest notice known, or 0 for all that the
-        stream has; for all sessions, an agent's key reads none from before. The iterator goes on
+        stream has; for all sessions, an agent's key reads after a signal only. The iterator goes on
         after a reconnection, and ends with `Unavailable` when it or the client is closed.
 
         Raises:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Final
 
 from nats.aio.msg import Msg
@@ -39,11 +39,16 @@ class AllNotices:
     wait_seconds = POLL_SECONDS
 
     def __init__(
-        self, stream: NoticeStream, signals: NoticeSignals, positions: Mapping[str, int]
+        self,
+        stream: NoticeStream,
+        signals: NoticeSignals,
+        subjects: Sequence[str],
+        positions: MutableMapping[str, int],
     ) -> None:
         self._stream = stream
         self._signals = signals
-        self._positions = dict(positions)
+        self._subjects = subjects
+        self._positions = positions
         self._heads: dict[str, KeptMessage] = {}
 
     async def read(self, ready: deque[StoredNotice]) -> None:
@@ -65,17 +70,17 @@ class AllNotices:
 
     async def _read_heads(self) -> None:
         """Read the next message of each subject that has none yet."""
-        for subject, position in self._positions.items():
-            if subject not in self._heads and (
-                head := await self._stream.following(subject, position)
-            ):
+        for subject in self._subjects:
+            if subject in self._heads:
+                continue
+            if head := await self._stream.following(subject, self._positions[subject]):
                 self._heads[subject] = head
 
 
 class NewestNotices:
     """Reads the newest notice of each subject that has a signal; of `named` ones always.
 
-    `positions` are those of the named subjects, and `after` of all others.
+    `positions` are those of the subjects that were read, and of all sessions together.
     """
 
     def __init__(
@@ -85,15 +90,13 @@ class NewestNotices:
         signals: NoticeSignals,
         *,
         named: Sequence[str],
-        positions: Mapping[str, int],
-        after: int,
+        positions: OrderedDict[str, int],
     ) -> None:
         self._stream = stream
         self._bus = bus
         self._signals = signals
         self._named = named
-        self._after = after
-        self._seen = OrderedDict(positions)
+        self._seen = positions
         # When each subject is read again: the stream may store a notice after its signal arrived.
         self._again: OrderedDict[str, float] = OrderedDict()
         self._reconnects = bus.stats["reconnects"]
@@ -109,7 +112,7 @@ class NewestNotices:
         reconnects = self._bus.stats["reconnects"]
         signaled = self._signals.subjects
         if reconnects != self._reconnects:
-            signaled |= dict.fromkeys(self._seen)
+            signaled |= dict.fromkeys([subject for subject in self._seen if "*" not in subject])
         signaled |= dict.fromkeys(self._named)
         for subject in list(signaled):
             # Before the read, so that a signal that arrives during it causes another.
@@ -125,9 +128,7 @@ class NewestNotices:
             await self._read_newest(subject, ready)
         # Only after all reads: if one of them failed, the next attempt reads all subjects again.
         self._reconnects = reconnects
-        in_order = sorted(ready, key=lambda notice: notice.seq)
-        ready.clear()
-        ready.extend(in_order)
+        sort(ready)
 
     async def _read_newest(self, subject: str, ready: deque[StoredNotice]) -> None:
         try:
@@ -135,7 +136,8 @@ class NewestNotices:
         except BaseException:
             self._signals.subjects[subject] = None
             raise
-        if newest is None or newest.seq <= self._seen.get(subject, self._after):
+        together = self._seen.get(f"{subject.rpartition('.')[0]}.*", 0)
+        if newest is None or newest.seq <= self._seen.get(subject, together):
             return
         self._seen[subject] = newest.seq
         self._seen.move_to_end(subject)
@@ -143,3 +145,10 @@ class NewestNotices:
             self._seen.popitem(last=False)
         if newest.notice is not None:
             ready.append(newest.notice)
+
+
+def sort(notices: deque[StoredNotice]) -> None:
+    """Put notices into the order of the stream, in place."""
+    in_order = sorted(notices, key=lambda notice: notice.seq)
+    notices.clear()
+    notices.extend(in_order)

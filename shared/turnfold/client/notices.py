@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Final, Self
 
 import nats.errors
@@ -14,6 +14,7 @@ from turnfold.client.notice_readers import (
     AllNotices,
     NewestNotices,
     NoticeSignals,
+    sort,
 )
 from turnfold.client.notice_stream import KeptMessage, NoticeStream, StoredNotice
 from turnfold.contracts.notices import NOTICE_NAMES
@@ -43,8 +44,10 @@ class Notices:
         self._stream = NoticeStream(bus)
         self._subjects = [f"{name}.{token_of(agent_id)}.{session}" for name in NOTICE_NAMES]
         self._named = [] if session_id is None else self._subjects
-        self._after = after
-        self._positions = {} if after is None else dict.fromkeys(self._subjects, after)
+        # Of subjects: the last position that was read. Here, because readers end with their rights.
+        self._positions = OrderedDict[str, int]()
+        if after is not None:
+            self._positions.update(dict.fromkeys(self._subjects, after))
         self._signals = NoticeSignals()
         self._subscriptions: list[Subscription] = []
         self._reader: AllNotices | NewestNotices | None = None
@@ -75,7 +78,9 @@ class Notices:
 
     def put_back(self, notice: StoredNotice) -> None:
         """Return a notice again that nobody received."""
-        self._ready = deque(sorted([notice, *self._ready], key=lambda one: one.seq))
+        # In place, because a reader may hold it.
+        self._ready.append(notice)
+        sort(self._ready)
         self._signals.arrived.set()
 
     async def aclose(self) -> None:
@@ -123,7 +128,7 @@ class Notices:
         try:
             for subject in self._subjects:
                 self._begin_after(subject, await self._stream.last(subject))
-            return AllNotices(self._stream, self._signals, self._positions)
+            return AllNotices(self._stream, self._signals, self._subjects, self._positions)
         except Denied:
             # Fails if the credentials are those of another agent.
             await self._stream.newest(self._subjects[0].replace("*", "any"))
@@ -134,8 +139,7 @@ class Notices:
             self._bus,
             self._signals,
             named=self._named,
-            positions={subject: self._positions[subject] for subject in self._named},
-            after=self._after or 0,
+            positions=self._positions,
         )
 
     def _begin_after(self, subject: str, newest: KeptMessage | None) -> None:
@@ -155,10 +159,11 @@ class Notices:
             finalizer.atexit = False
         # Those of an attempt that failed before are used again.
         for subject in self._subjects[len(self._subscriptions) :]:
-            self._raise_if_closed()
+            if self._is_closed:
+                break
             subscription = await self._bus.subscribe(subject, cb=self._signals.on_message)
             self._subscriptions.append(subscription)
-        # `aclose` may have run during the last `subscribe`, and could not end its subscription.
+        # `aclose` may have run during a `subscribe`, and could not end that subscription.
         if self._is_closed:
             await _unsubscribe(self._subscriptions)
             self._raise_if_closed()

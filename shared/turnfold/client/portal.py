@@ -290,6 +290,7 @@ class PortalNotices:
         self._begin = begin
         self._notices: Notices | None = None
         self._client: Client | None = None
+        self._is_closed = False
 
     def __aiter__(self) -> Self:
         return self
@@ -310,6 +311,8 @@ class PortalNotices:
         return self._portal.run(self.__anext__())
 
     async def _next(self, client: Client) -> "StoredNotice":
+        if self._is_closed:
+            raise Unavailable("the iterator is closed")
         # A forked process has another client.
         if self._notices is None or self._client is not client:
             self._notices, self._client = self._begin(client), client
@@ -321,15 +324,15 @@ class PortalNotices:
 
     async def aclose(self) -> None:
         """End the subscriptions; a waiting call raises `Unavailable`."""
-
-        async def end(_: Client) -> None:
-            if self._notices is not None:
-                await self._notices.aclose()
-
-        with contextlib.suppress(Unavailable):
-            await self._portal.use(end)
+        self._is_closed = True
+        notices = self._notices
+        if notices is not None:
+            with contextlib.suppress(Unavailable):
+                await self._portal.use(lambda _: notices.aclose())
 
     def close(self) -> None:
         """End the subscriptions, from a thread without a loop."""
-        with contextlib.suppress(Unavailable):
-            self._portal.run(self.aclose())
+        self._is_closed = True
+        if self._notices is not None:
+            with contextlib.suppress(Unavailable):
+                self._portal.run(self.aclose())

@@ -268,7 +268,7 @@ class RestoreRequest(Command):
 class ExpandRequest(Request):
     """Read the source messages of a ledger entry or of a line of a version's text.
 
-    `entry` and `line` count from 0.
+    `entry` and `line` count from 0. Fewer messages are returned if they are large.
     """
 
     model_config = example(version=3, entry=0)

@@ -325,7 +325,12 @@ class HistoryStore(Protocol):
     ) -> bool: ...
 
     async def by_ids(
-        self, key: SessionKey, message_ids: Sequence[str], *, with_retracted: bool = False
+        self,
+        key: SessionKey,
+        message_ids: Sequence[str],
+        *,
+        with_retracted: bool = False,
+        is_cut: bool = False,
     ) -> Sequence[OriginalMessage]: ...
 
     async def states_as_of(self, key: SessionKey, moment: AsOf) -> StatesThen: ...

@@ -213,6 +213,8 @@ async def test_several_messages_by_ids_are_refused_if_they_are_too_large_togethe
 
     found = await stores.history.by_ids(KEY, [*ids[1:], "e2#0"], with_retracted=with_retracted)
     assert [one.message_id for one in found] == ids[1:]
+    cut = await stores.history.by_ids(KEY, ids, with_retracted=with_retracted, is_cut=True)
+    assert [one.message_id for one in cut] == ids[:2]
 
 
 @pytest.mark.proves("L12")

@@ -20,6 +20,7 @@ from turnfold.client import notice_readers, notice_stream
 from turnfold.client import notices as notices_module
 from turnfold.contracts.subjects import NOTICES_STREAM
 from turnfold.errors import NotAllowed, Unavailable
+from turnfold.nats_client.connection import Denied
 
 AUDIT = {"rows": 3, "hash": "5e7b"}
 READS_NO_NOTICES = """
@@ -383,3 +384,58 @@ async def test_an_iterator_that_is_closed_while_it_begins_ends_at_once(
             await notices.aclose()
             with pytest.raises(Unavailable, match="closed"):
                 await asyncio.wait_for(waiting, 30)
+
+
+@pytest.mark.proves("G2")
+async def test_a_notice_that_is_put_back_during_a_read_is_followed_by_the_one_that_was_read(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in (1, 2, 3):
+        await store(server, "summary.updated.a.s", summary(version))
+    read = notice_readers.AllNotices.read
+    async with turnfold.connect(server.url, environ={}) as client:
+        notices = client.notices("a", after=0)
+        (first,) = await collect(notices, 1)
+
+        async def interrupted(reader: notice_readers.AllNotices, ready: Any) -> None:
+            monkeypatch.setattr(notice_readers.AllNotices, "read", read)
+            # A reader of another thread gave up what it had been given.
+            notices.put_back(first)
+            await read(reader, ready)
+
+        monkeypatch.setattr(notice_readers.AllNotices, "read", interrupted)
+        assert versions(await collect(notices, 3)) == [1, 2, 3]
+
+
+@pytest.mark.proves("G2", "X1")
+async def test_an_iterator_whose_rights_were_taken_goes_on_where_it_was(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store(server, "summary.updated.a.s", summary(1))
+    await store(server, "summary.updated.a.s", summary(2))
+    following = notice_stream.NoticeStream.following
+
+    async def denied(*_: Any) -> Any:
+        raise Denied
+
+    async with turnfold.connect(server.url, environ={}) as client:
+        notices = client.notices("a", after=0)
+        await collect(notices, 1)
+        monkeypatch.setattr(notice_stream.NoticeStream, "following", denied)
+        with pytest.raises(NotAllowed):
+            await anext(notices)
+        monkeypatch.setattr(notice_stream.NoticeStream, "following", following)
+
+        assert versions(await collect(notices, 1)) == [2]
+
+
+@pytest.mark.proves("G2")
+async def test_an_iterator_that_was_never_used_is_closed_too(server: NatsServer) -> None:
+    portal = turnfold.PortalClient(server.url, environ={})
+    notices, others = portal.notices("a", after=0), portal.notices("a", after=0)
+    await notices.aclose()
+    await asyncio.to_thread(others.close)
+    for one in (notices, others):
+        with pytest.raises(Unavailable, match="closed"):
+            await anext(one)
+    await asyncio.to_thread(portal.close)

@@ -180,10 +180,20 @@ async def difference(view: PageView) -> Response:
 
 async def _texts(view: PageView, ids: Sequence[str]) -> dict[str, Json]:
     """Return messages by id."""
-    if not ids:
-        return {}
-    page = await view.get_session("/history", message_ids=list(ids), include_retracted="true")
-    return {stored["message_id"]: stored["message"] for stored in page["messages"]}
+    found: dict[str, Json] = {}
+    groups = [list(ids)] if ids else []
+    while groups:
+        group = groups.pop()
+        try:
+            page = await view.get_session("/history", message_ids=group, include_retracted="true")
+        except ApiError as error:
+            if error.code != "too_large" or len(group) == 1:
+                raise
+            half = len(group) // 2
+            groups += [group[:half], group[half:]]
+            continue
+        found |= {stored["message_id"]: stored["message"] for stored in page["messages"]}
+    return found
 
 
 def _why(change: Json) -> str:

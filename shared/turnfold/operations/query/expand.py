@@ -48,7 +48,7 @@ async def expand(
         raise BadRequest(f"{field}: version {version.version} has {len(texts)}, counted from 0")
     recorded = _recorded(version, field, place)
     if recorded:
-        sources, how = await histories.by_ids(key, recorded), "recorded"
+        sources, how = await histories.by_ids(key, recorded, is_cut=True), "recorded"
     else:
         sources, how = await _matched(key, version, field, texts[place], searching), "matched"
     head = json.dumps({"version": version.version, field: place, "text": texts[place], "how": how})

@@ -169,7 +169,7 @@ async def _read(key: SessionKey, wanted: ReadMessages, stores: ToolStores) -> st
     if (wanted.position is None) == (wanted.message_ids is None):
         raise BadRequest("give position or message_ids")
     if wanted.message_ids is not None:
-        originals = await stores.histories.by_ids(key, wanted.message_ids)
+        originals = await stores.histories.by_ids(key, wanted.message_ids, is_cut=True)
     else:
         after = (wanted.position or 0) - 1
         originals = await stores.histories.page(key, after_position=after, limit=wanted.count)

@@ -51,6 +51,7 @@ from turnfold.store.query.originals import (
     BY_ID_CHARACTERS,
     END_POSITION,
     PageReading,
+    fitting_places,
     length_of,
     original_of,
     originals_in,
@@ -110,12 +111,19 @@ class SqlHistoryStore:
         )
 
     async def by_ids(
-        self, key: SessionKey, message_ids: Sequence[str], *, with_retracted: bool = False
+        self,
+        key: SessionKey,
+        message_ids: Sequence[str],
+        *,
+        with_retracted: bool = False,
+        is_cut: bool = False,
     ) -> Sequence[OriginalMessage]:
         """Return the messages with these ids, in order; unknown ids are left out.
 
+        If `is_cut`, only the first are returned where all are too large together.
+
         Raises:
-            TooLarge: several messages are too large together.
+            TooLarge: they are, and may not be cut.
         """
         source, originals = originals_in(with_retracted=with_retracted)
         named = [
@@ -140,15 +148,18 @@ class SqlHistoryStore:
                 if event_id in seqs and index < MESSAGES_PER_EVENT
             }
             wanted = (source.c.sid == sid) & source.c.position.in_(places)
-            size = await connection.execute(select(func.sum(length_of(source))).where(wanted))
-            # One message alone is read at any length, or nobody could read it.
-            if len(places) > 1 and (size.scalar() or 0) > BY_ID_CHARACTERS:
+            sizes = select(source.c.position, length_of(source)).where(wanted)
+            measured = await connection.execute(sizes.order_by(source.c.position))
+            in_order = [(position, size) for position, size in measured]
+            fitting = fitting_places(in_order, BY_ID_CHARACTERS)
+            if len(fitting) < len(in_order) and not is_cut:
                 raise TooLarge(
                     f"these messages have more than {BY_ID_CHARACTERS} characters together;"
                     " ask for fewer messages at once"
                 )
-            chosen = originals.where(wanted).order_by(source.c.position)
-            found = [original_of(row) for row in await connection.execute(chosen)]
+            chosen = originals.where(source.c.sid == sid, source.c.position.in_(fitting))
+            rows = await connection.execute(chosen.order_by(source.c.position))
+            found = [original_of(row) for row in rows]
             return await connection.run_sync(with_carry, sid, found)
 
     async def states_as_of(self, key: SessionKey, moment: AsOf) -> StatesThen:

@@ -1,6 +1,6 @@
 """Read original messages in pages. `SqlHistoryStore` and the search use the same rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ __all__ = [
     "END_POSITION",
     "ORIGINALS",
     "PageReading",
+    "fitting_places",
     "length_of",
     "original_of",
     "originals_at",
@@ -140,6 +141,18 @@ def _pages(source: FromClause, originals: Select[*tuple[Any, ...]]) -> list[tupl
 
 
 _ORDERED = {with_retracted: _pages(*source) for with_retracted, source in _SOURCES.items()}
+
+
+def fitting_places(sizes: Iterable[tuple[int, int]], most: int) -> list[int]:
+    """Return the first messages whose texts fit into the limit, at least one."""
+    chosen: list[int] = []
+    for position, size in sizes:
+        # At least one, or a page would be empty before the end is reached.
+        if chosen and size > most:
+            break
+        most -= size
+        chosen.append(position)
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ See `turnfold.store.ingest.word_index.search_index` for how the index is filled.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,7 +39,7 @@ from turnfold.store.database.predicates import is_live
 from turnfold.store.database.schema import compactions, messages, sessions, word_index
 from turnfold.store.database.word_segments import find_terms, read_index
 from turnfold.store.ingest.word_index.search_index import UNDIVIDED, fts5_term, tsquery_term
-from turnfold.store.query.originals import ORIGINALS, length_of, original_of
+from turnfold.store.query.originals import ORIGINALS, fitting_places, length_of, original_of
 
 NEWEST, OLDEST = 200, 60
 """How many messages a lookup brings at most, from either end of the session."""
@@ -272,18 +272,6 @@ def _pairs(connection: Connection, chosen: Places) -> list[tuple[int, int]]:
     return [(position, size) for position, size in map(tuple[Any, ...], connection.execute(chosen))]
 
 
-def _within(sizes: Iterable[tuple[int, int]], most: int) -> list[int]:
-    """Return the first messages whose texts fit into the limit, at least one."""
-    chosen: list[int] = []
-    for position, size in sizes:
-        # At least one, or a page would be empty before the end is reached.
-        if chosen and size > most:
-            break
-        most -= size
-        chosen.append(position)
-    return chosen
-
-
 def _fitting(
     connection: Connection, sid: int, sizes: Sized, most: int,
     order: Callable[[ColumnElement[int]], ColumnElement[int]],
@@ -293,12 +281,12 @@ def _fitting(
     The sizes are estimates, in which media have a flat price, so texts are measured until the limit
     is reached.
     """
-    likely = _within(sizes.items(), most)
+    likely = fitting_places(sizes.items(), most)
     if not likely:
         return []
     lengths = select(messages.c.position, length_of(messages)).where(_are(sid, likely))
     with connection.execute(lengths.order_by(order(messages.c.position))) as measured:
-        return _within(map(tuple[int, int], measured), most)
+        return fitting_places(map(tuple[int, int], measured), most)
 
 
 def _read(connection: Connection, sid: int, positions: Sequence[int]) -> list[OriginalMessage]:
