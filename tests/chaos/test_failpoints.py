@@ -281,7 +281,7 @@ async def test_a_worker_that_dies_while_it_commits_a_stand_in_leaves_one_that_th
 
 ENDINGS = {
     # kind: what made the row, the versions at the end when the ending was lost, and when it was not
-    "plan": ({"commit": "on_summary"}, ["ingest 1"], ["llm"], []),
+    "plan": ({"commit": "on_summary"}, ["ingest 1"], ["llm"], ["llm"]),
     "stand-in": ({}, ["ingest 1", "write 401"], ["extractive", "llm"], ["extractive", "llm"]),
     "regeneration": ({}, ["ingest 1", "write answer", "regenerate"], ["llm", "llm"], ["llm"]),
 }
