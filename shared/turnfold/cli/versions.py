@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import shlex
 import sys
 from collections.abc import AsyncIterator
@@ -242,7 +243,7 @@ async def _wait_for_version(session: Session, compaction_id: str) -> int:
     async for row in _follow(session):
         if row["compaction_id"] != compaction_id:
             continue
-        if row["phase"] == "summary_done":
+        if row["phase"] == "summary_done" and not json.loads(row["details"]).get("is_part"):
             rows = (await session.ask("summary.list"))["summaries"]
             return next(
                 int(summary["version"])

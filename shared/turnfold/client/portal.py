@@ -311,11 +311,12 @@ class PortalNotices:
         return self._portal.run(self.__anext__())
 
     async def _next(self, client: Client) -> "StoredNotice":
-        if self._is_closed:
-            raise Unavailable("the iterator is closed")
         # A forked process has another client.
         if self._notices is None or self._client is not client:
             self._notices, self._client = self._begin(client), client
+        # After they are set: a `close` in another thread finds them, or is found here.
+        if self._is_closed:
+            await self._notices.aclose()
         return await anext(self._notices)
 
     def _put_back(self, notice: "StoredNotice") -> None:

@@ -1,5 +1,7 @@
 """A summary that is written again from the originals."""
 
+import json
+
 import pytest
 
 from tests.contract.compact.versions import (
@@ -69,6 +71,9 @@ async def test_a_long_history_is_written_again_in_parts_that_build_on_each_other
         await stores.jobs.commit(job, summary(f"Part {number}."), reason=None, now_ms=NOON + 9_000)
 
     assert was_read == covered
+    audit = await stores.history.audit(KEY, after=0, limit=1_000)
+    done = [json.loads(row.details) for row in audit if row.phase == "summary_done"]
+    assert ["is_part" in details for details in done] == [False] * 3 + [True, True, False]
     assert await stores.jobs.next_due_ms() is None
     in_force, versions = await stores.history.versions(KEY)
     assert (in_force, [one.base_version for one in versions[3:]]) == (3, [None, 4, 5])

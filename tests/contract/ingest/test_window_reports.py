@@ -154,6 +154,14 @@ async def test_the_audit_has_the_limit_and_the_success_of_one_batch(roomy: Store
     assert await window_reasons(roomy) == ["limit", "success", "limit", "success"]
 
 
+@pytest.mark.proves("A1", "L3")
+async def test_a_report_of_a_window_that_comes_late_is_no_success(roomy: Stores) -> None:
+    await roomy.ingest(reported(10, MODEL, limit_tokens=16_000))
+    await roomy.ingest(reported(5, MODEL, limit_tokens=8_000))
+
+    assert await window_reasons(roomy) == ["limit", "limit"]
+
+
 @pytest.mark.proves("R5", "G1")
 async def test_a_retraction_leaves_the_window_that_a_call_has_proved(roomy: Stores) -> None:
     usage = {"prompt_tokens": 20_000, "completion_tokens": 9}

@@ -16,6 +16,7 @@ from turnfold.core.summary.sources import SummaryJob
 from turnfold.errors import BadRequest
 from turnfold.operations.query.expand import expand
 from turnfold.ports.compact import Version
+from turnfold.store.query import history as store_history
 
 Json = dict[str, Any]
 
@@ -68,6 +69,21 @@ async def told(stores: Stores) -> Stores:
 async def test_an_entry_of_the_ledger_leads_to_the_message_it_was_taken_from(told: Stores) -> None:
     assert await expanded(told, version=1, entry=0) == ("recorded", ["e1#0"])
     assert await expanded(told, version=1, entry=3) == ("recorded", ["e6#0", "e6#1"])
+
+
+@pytest.mark.proves("F3")
+async def test_an_answer_tells_how_many_recorded_messages_it_lacks(
+    told: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def missing() -> tuple[int, int]:
+        request = ExpandRequest(version=1, entry=3)
+        answer = await expand(KEY, request, histories=told.history, searching=told.search)
+        found: Json = json.loads(answer)
+        return found["missing"], len(found["messages"])
+
+    assert await missing() == (0, 2)
+    monkeypatch.setattr(store_history, "BY_ID_CHARACTERS", 60)
+    assert await missing() == (1, 1)
 
 
 @pytest.mark.proves("F3")

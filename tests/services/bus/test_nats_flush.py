@@ -16,7 +16,7 @@ from nats.aio.msg import Msg
 
 from tests.nats_server import NatsServer, nats_server
 from tests.running_system import wait_until
-from turnfold.nats_client.connection import NatsClient
+from tests.services.bus.test_nats_disconnect import connected
 
 
 @contextmanager
@@ -58,16 +58,6 @@ async def recorded(server: NatsServer, sent: bytearray) -> AsyncGenerator[str]:
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
         yield f"nats://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
         await ended.wait()
-
-
-async def unheard(_: Exception) -> None:
-    """A silent server is expected to be complained of."""
-
-
-async def connected(url: str) -> NatsClient:
-    client = NatsClient()
-    await client.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0, error_cb=unheard)
-    return client
 
 
 @pytest.mark.proves("A6", "O4")

@@ -146,8 +146,9 @@ async def test_what_a_tool_answers_is_bounded(asking: Asking) -> None:
     await eventually(is_stored)
     ids = [f"long#{number}" for number in range(8)]
 
-    read = await asking.run("read_messages", message_ids=ids)
+    read = await asking.run("read_messages", message_ids=[*ids, "never#0"])
 
     assert len(read) <= 24_000
+    assert "[unknown messages, or too large to be read together: 1]" in read
     assert "characters left out" in read
     assert "messages left out" in read

@@ -105,6 +105,7 @@ class SourcesAnswer(Answer):
         entry=0,
         text="order 7341",
         how="recorded",
+        missing=0,
         messages=[
             {
                 "message_id": "e1#0",
@@ -121,6 +122,9 @@ class SourcesAnswer(Answer):
     text: str = Field(description="The text of the entry or the line.")
     how: Literal["recorded", "matched"] = Field(
         description="`recorded`: the version names the messages. `matched`: a search found them."
+    )
+    missing: Count = Field(
+        description="Recorded messages that are not told: retracted, or too large together."
     )
     messages: list[HistoryEntry]
 

@@ -51,7 +51,14 @@ async def expand(
         sources, how = await histories.by_ids(key, recorded, is_cut=True), "recorded"
     else:
         sources, how = await _matched(key, version, field, texts[place], searching), "matched"
-    head = json.dumps({"version": version.version, field: place, "text": texts[place], "how": how})
+    answer = {
+        "version": version.version,
+        field: place,
+        "text": texts[place],
+        "how": how,
+        "missing": len(recorded) - len(sources) if recorded else 0,
+    }
+    head = json.dumps(answer)
     return f'{head[:-1]}, "messages": [{", ".join(original_json(source) for source in sources)}]}}'
 
 

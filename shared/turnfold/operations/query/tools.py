@@ -168,12 +168,15 @@ async def _searched(key: SessionKey, wanted: SearchHistory, stores: ToolStores) 
 async def _read(key: SessionKey, wanted: ReadMessages, stores: ToolStores) -> str:
     if (wanted.position is None) == (wanted.message_ids is None):
         raise BadRequest("give position or message_ids")
+    missing = 0
     if wanted.message_ids is not None:
         originals = await stores.histories.by_ids(key, wanted.message_ids, is_cut=True)
+        missing = len(set(wanted.message_ids)) - len(originals)
     else:
         after = (wanted.position or 0) - 1
         originals = await stores.histories.page(key, after_position=after, limit=wanted.count)
-    return _as_text([(original.message_id, json.loads(original.body)) for original in originals])
+    messages = [(original.message_id, json.loads(original.body)) for original in originals]
+    return _as_text(messages, missing)
 
 
 async def _expanded(key: SessionKey, wanted: ExpandSummary, stores: ToolStores) -> str:
@@ -184,20 +187,20 @@ async def _expanded(key: SessionKey, wanted: ExpandSummary, stores: ToolStores) 
     sources_json = await expand(
         key, request, histories=stores.histories, searching=stores.searching
     )
-    return _as_text(
-        [
-            (source["message_id"], source["message"])
-            for source in json.loads(sources_json)["messages"]
-        ]
-    )
+    answer = json.loads(sources_json)
+    messages = [(source["message_id"], source["message"]) for source in answer["messages"]]
+    return _as_text(messages, answer["missing"])
 
 
-def _as_text(messages: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """Return messages as labelled text within the limits; what is left out is said."""
+def _as_text(messages: Sequence[tuple[str, Mapping[str, Any]]], missing: int) -> str:
+    """Return messages as labelled text within the limits; what is left out is said.
+
+    `missing` more were not read: they are unknown, or too large together.
+    """
     if not messages:
         return "There is no such message."
     lines: list[str] = []
-    left = MOST_CHARACTERS - len(_FRAME) - 100
+    left = MOST_CHARACTERS - len(_FRAME) - 200
     for number, (message_id, body) in enumerate(messages):
         text = text_of(body)
         if calls := body.get("tool_calls"):
@@ -211,5 +214,7 @@ def _as_text(messages: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
             break
         lines.append(line)
         left -= len(line)
+    if missing:
+        lines.append(f"[unknown messages, or too large to be read together: {missing}]")
     text = "\n".join(lines)
     return f"{_FRAME}\n<{TAG}>\n{text}\n</{TAG}>"

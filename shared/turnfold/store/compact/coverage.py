@@ -60,6 +60,12 @@ _covered = (
     .where(coverage.c.sid == _of_sid)
 )
 _COVERED_BY = Prepared(_covered, ("of_sid", "number"))
+_WRITTEN = Prepared(
+    select(func.max(summaries.c.version)).where(
+        summaries.c.sid == _of_sid, summaries.c.compaction_id == bindparam("by")
+    ),
+    ("of_sid", "by"),
+)
 _extractive = _chain(while_extractive=True)
 _EXTRACTIVE = Prepared(
     select(
@@ -160,6 +166,12 @@ def valid_version(connection: Connection, sid: int, version: int | None) -> int 
         if left >= told:
             valid = int(number)
     return valid
+
+
+def newest_part(connection: Connection, sid: int, compaction_id: int) -> int | None:
+    """Return the newest version of a compaction, or the newest below it that is valid; or None."""
+    ((number,),) = _WRITTEN.rows(connection, sid, compaction_id)
+    return valid_version(connection, sid, number)
 
 
 class RewriteScope(NamedTuple):

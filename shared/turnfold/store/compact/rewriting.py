@@ -40,7 +40,7 @@ _SUPERSEDED = Prepared(
     ("of_sid",),
 )
 _REGENERATIONS = Prepared(
-    select(compactions.c.compaction_id, compactions.c.wanted, compactions.c.version)
+    select(compactions.c.compaction_id, compactions.c.wanted)
     .where(of_compactions, is_open, compactions.c.trigger == literal_column("'regenerate'"))
     .order_by(compactions.c.ordinal),
     ("of_sid",),
@@ -136,7 +136,7 @@ def open_regeneration(
     A campaign takes over one that belongs to no campaign.
     """
     # A client that repeats its request after a lost answer gets the same compaction.
-    for known, stored, _ in _REGENERATIONS.rows(connection, session.sid):
+    for known, stored in _REGENERATIONS.rows(connection, session.sid):
         if wanted_of(stored) == wanted:
             if campaign_id is not None:
                 _TAKE_OVER.run(connection, [(campaign_id, known)])
@@ -259,21 +259,14 @@ def end_stale(
 def end_regenerations(
     connection: Connection, session: SessionRow, journal: SessionJournal, *, now_ms: int
 ) -> None:
-    """End regenerations that have nothing to write, or would extend a withdrawn version.
-
-    One that has written parts goes on from the newest that is still valid.
-    """
-    for compaction_id, stored, written in _REGENERATIONS.rows(connection, session.sid):
+    """End regenerations that have nothing to write, or were to extend a withdrawn version."""
+    for compaction_id, stored in _REGENERATIONS.rows(connection, session.sid):
         base = wanted_of(stored).from_version
         is_valid = base is None or valid_version(connection, session.sid, base) == base
         if session.version is None or not is_valid:
             end_stale(
                 connection, session, journal, compaction_id, "messages were retracted", now_ms
             )
-        elif written is not None:
-            valid = valid_version(connection, session.sid, written)
-            row = update(compactions).where(compactions.c.compaction_id == compaction_id)
-            connection.execute(row.values(version=valid))
 
 
 def fence_off(

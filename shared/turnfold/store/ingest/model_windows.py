@@ -65,8 +65,23 @@ def limits_of(
 
     The newest report of a model counts, or the largest call that succeeded after it.
     """
-    rows = _REPORTED.rows(connection, sid, until_ms)
-    newest = newest_limits(LimitReport(*row) for row in rows)
+    newest = _newest_reports(connection, sid, until_ms)
+    return _raised(connection, sid, newest, until_ms)
+
+
+def _newest_reports(
+    connection: SupportsStatements, sid: int, until_ms: int = ALWAYS_MS
+) -> Mapping[str, LimitReport]:
+    return newest_limits(LimitReport(*row) for row in _REPORTED.rows(connection, sid, until_ms))
+
+
+def _raised(
+    connection: SupportsStatements,
+    sid: int,
+    newest: Mapping[str, LimitReport],
+    until_ms: int = ALWAYS_MS,
+) -> Mapping[str, int]:
+    """Return the limits of these reports by model, or the largest call that succeeded after."""
     return {
         model: max(report.limit_tokens, _largest_since(connection, sid, report, until_ms))
         for model, report in newest.items()
@@ -103,9 +118,13 @@ def learn_limits(
         named = [arrival for arrival in new.get(key, ()) if arrival.model]
         changes[session.sid] = changes_in_batch(*models[key], before, _calls_of(named))
         if key in limited:
-            limits = limits_of(connection, session.sid)
+            newest = _newest_reports(connection, session.sid)
+            limits = _raised(connection, session.sid, newest)
             session.window_limits = json.dumps(limits) if limits else None
-            _record_successes(session, before, limits, named, journal)
+            seqs = {arrival.stream_seq for arrival in named}
+            # Of a report that comes late, a newer one decides.
+            told = {one.model: one.limit_tokens for one in newest.values() if one.seq in seqs}
+            _record_successes(session, {**before, **told}, limits, journal)
     return changes
 
 
@@ -124,19 +143,13 @@ def _calls_of(arrivals: Iterable[DecodedEvent]) -> list[ModelCall]:
 
 def _record_successes(
     session: SessionRow,
-    before: Mapping[str, int],
+    reported: Mapping[str, int],
     limits: Mapping[str, int],
-    arrivals: Iterable[DecodedEvent],
     journal: SessionJournal,
 ) -> None:
-    """Record the limits that changed because a larger call succeeded, not by a report."""
-    reported = {
-        storable_key(arrival.model or ""): arrival.reported.limit_tokens
-        for arrival in arrivals
-        if arrival.reported and arrival.reported.limit_tokens
-    }
+    """Record the limits that a larger call has raised above those reported or known before."""
     for model in sorted(limits):
-        if limits[model] != reported.get(model, before.get(model)):
+        if limits[model] != reported.get(model):
             journal.add_audit_row(
                 session,
                 "window",

@@ -1,6 +1,7 @@
 """Claim the due compactions of a session as one job, under a lease with a rising fence."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from sqlalchemy import Connection, Integer, bindparam, func, or_, select, update
@@ -9,7 +10,7 @@ from turnfold.core.eviction.triggers import FiredTrigger, Trigger, is_allowed
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import CompactionId
 from turnfold.ports.compact import Job, JobKind, JobStatus
-from turnfold.store.compact.coverage import uncovered
+from turnfold.store.compact.coverage import newest_part, uncovered
 from turnfold.store.compact.jobs.rows import exceeds_limits, within_limits
 from turnfold.store.compact.rewriting import end_stale, wanted_of
 from turnfold.store.database.predicates import (
@@ -84,7 +85,7 @@ _OPEN_ROWS = Prepared(
             for name in (
                 "compaction_id", "status", "fence", "attempts", "lease_until_ms",
                 "next_attempt_at_ms", "first_position", "trigger", "is_by_budget", "budget_tokens",
-                "wanted", "version", "messages_evicted", "tokens_evicted", "trace",
+                "wanted", "messages_evicted", "tokens_evicted", "trace",
             )
         )
     )
@@ -112,7 +113,6 @@ class _OpenRow(NamedTuple):
     is_by_budget: bool | None
     budget_tokens: int
     wanted: str | None
-    version: int | None
     messages_evicted: int
     tokens_evicted: int
     trace: str | None
@@ -177,6 +177,9 @@ def claim_session(
         return None
     claimed = _of_one_job(connection, session.sid, due)
     job = _job_of(session, claimed, policy, now_ms, folds=any(row.is_fold for row in due))
+    if job.writes is JobKind.REGENERATED:
+        part = newest_part(connection, session.sid, claimed[-1].compaction_id)
+        job = replace(job, extends=part or job.wanted.from_version)
     ids = [row.compaction_id for row in claimed]
     _release_others(connection, rows, ids)
     lease_until_ms = now_ms + lease_ms
@@ -230,7 +233,6 @@ def _job_of(
         writes=newest.kind,
         folds=folds,
         wanted=wanted_of(newest.wanted),
-        extends=newest.version or wanted_of(newest.wanted).from_version,
         cooling=session.cooldown_reason if is_cooling else None,
         tokens_evicted=sum([row.tokens_evicted for row in claimed]),
         summary_tokens=session.summary_tokens,

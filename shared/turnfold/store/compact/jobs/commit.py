@@ -132,9 +132,10 @@ def commit_version(
     if is_activated:
         _COVER.run(connection, [(True, compaction_id) for compaction_id in added])
         record_activation(connection, session, number, version.tokens, at_ms=now_ms)
+    is_part = not is_activated and _goes_on(connection, job, number, now_ms=now_ms)
     _journal_version(
-        journal, session, job, version, reason=reason, tokens_before=tokens_replaced,
-        tokens_after=tokens_after, now_ms=now_ms
+        journal, session, job, version, is_part=is_part, reason=reason,
+        tokens=(tokens_replaced, tokens_after), now_ms=now_ms
     )  # fmt: skip
     if leaving is not None:
         _journal_leaving(
@@ -144,8 +145,6 @@ def commit_version(
     _notify_version(connection, journal, session, job, version, tokens_after)
     if is_activated:
         _plan_rewriting(connection, session, job, version, reason, journal, now_ms, new_id)
-    else:
-        _continue_regeneration(connection, job, number, now_ms=now_ms)
     # The parts of the answer were kept for another attempt, which nobody will make now.
     delete_chunk_summaries(connection, job.sid)
     journal.write(connection)
@@ -186,13 +185,13 @@ def _finish_rows(connection: Connection, job: Job, finished: tuple[Any, ...]) ->
     _FINISH.run(connection, [(JobStatus.COMMITTED, None, *finished, row) for row in rows])
 
 
-def _continue_regeneration(connection: Connection, job: Job, number: int, *, now_ms: int) -> None:
-    """Open the row of a regeneration again, for the evictions that one job has left.
+def _goes_on(connection: Connection, job: Job, number: int, *, now_ms: int) -> bool:
+    """Open the row of a regeneration again if a job has left evictions of it; return whether.
 
-    Its version stays: the next one builds on it.
+    The next version builds on this one. Only the last is the one that the row has written.
     """
     if not added_evictions(connection, replace(job, extends=number)):
-        return
+        return False
     connection.execute(
         update(compactions)
         .where(compactions.c.compaction_id.in_(compaction_ids(job)))
@@ -200,10 +199,12 @@ def _continue_regeneration(connection: Connection, job: Job, number: int, *, now
             status=JobStatus.PENDING,
             next_attempt_at_ms=now_ms,
             attempts=0,
+            version=None,
             tokens_after=None,
             finished_at_ms=None,
         )
     )
+    return True
 
 
 def _notify_version(
@@ -236,23 +237,26 @@ def _journal_version(
     job: Job,
     version: Version,
     *,
+    is_part: bool,
     reason: str | None,
-    tokens_before: int,
-    tokens_after: int,
+    tokens: tuple[int, int],
     now_ms: int,
 ) -> None:
+    """Record a version; `tokens` are those of the window before and after it."""
     draft = version.draft
+    part: dict[str, Any] = {"is_part": True} if is_part else {}
     journal.add_audit_row(
         session,
         "summary_done",
         at_ms=now_ms,
         compaction_id=int(job.compaction_ids[-1]),
         reason=reason,
-        tokens_before=tokens_before,
-        tokens_after=tokens_after,
+        tokens_before=tokens[0],
+        tokens_after=tokens[1],
         version=session.versions,
         base_version=_base_version(job),
         in_force=job.writes is not JobKind.REGENERATED,
+        **part,
         kind=draft.kind,
         model=draft.model,
         style=version.style,
@@ -304,7 +308,7 @@ def _plan_rewriting(
 ) -> None:
     """End the cooldown if the model answered.
 
-    Otherwise begin a cooldown, and plan to replace the stand-in. What a fold left follows after it.
+    Otherwise begin a cooldown, and plan to replace the stand-in. Another fold takes over the rest.
     """
     end_rewriting(connection, session, journal, now_ms=now_ms)
     if version.draft.kind == "llm":
