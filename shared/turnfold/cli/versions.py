@@ -243,7 +243,11 @@ async def _wait_for_version(session: Session, compaction_id: str) -> int:
     async for row in _follow(session):
         if row["compaction_id"] != compaction_id:
             continue
-        if row["phase"] == "summary_done" and not json.loads(row["details"]).get("is_part"):
+        details = json.loads(row["details"])
+        # Of a part, and of a result that came too late, the compaction goes on.
+        if "is_part" in details or (row["phase"] == "stale" and "fence" in details):
+            continue
+        if row["phase"] == "summary_done":
             rows = (await session.ask("summary.list"))["summaries"]
             return next(
                 int(summary["version"])

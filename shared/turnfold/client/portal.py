@@ -317,6 +317,7 @@ class PortalNotices:
         # After they are set: a `close` in another thread finds them, or is found here.
         if self._is_closed:
             await self._notices.aclose()
+            raise Unavailable("the iterator is closed")
         return await anext(self._notices)
 
     def _put_back(self, notice: "StoredNotice") -> None:

@@ -109,6 +109,38 @@ async def test_a_retraction_takes_back_only_the_parts_that_hold_its_messages(
     assert versions[-1].messages_covered == versions[(in_force or 0) - 1].messages_covered
 
 
+@pytest.mark.proves("A4", "A5", "L2")
+@pytest.mark.parametrize("from_version", [None, 2])
+async def test_a_regeneration_extends_no_version_that_covers_restored_messages(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, from_version: int | None
+) -> None:
+    await three_versions(stores)
+    third, second = await compaction_of(stores, 3), await compaction_of(stores, 2)
+    await regenerate(stores, from_version=from_version)
+    monkeypatch.setattr(rows, "MOST_MESSAGES", 1)
+    for number in (4, 5) if from_version is None else ():
+        job = await claimed(stores, NOON + 9_000)
+        await stores.jobs.commit(job, summary(f"Part {number}."), reason=None, now_ms=NOON + 9_000)
+
+    await restore(stores, third)
+    await restore(stores, second)
+    await stores.ingest(*turns(40, 30))
+
+    extended: list[int | None] = []
+    while (due := await stores.jobs.next_due_ms()) is not None:
+        job = await claimed(stores, due)
+        if job.writes is JobKind.REGENERATED:
+            extended.append(job.extends)
+        given = await stores.jobs.load(job, now_ms=due)
+        assert given.evicted
+        await stores.jobs.commit(job, summary("After."), reason=None, now_ms=due)
+    _, versions = await stores.history.versions(KEY)
+    # The second version covers what is live again, so nothing may be built on it.
+    assert extended[:1] == ([4] if from_version is None else [])
+    if extended:
+        await promote(stores, versions[-1].version)
+
+
 @pytest.mark.proves("A4")
 async def test_a_range_is_written_again_on_the_version_before_it(stores: Stores) -> None:
     await three_versions(stores)

@@ -66,6 +66,7 @@ _WRITTEN = Prepared(
     ),
     ("of_sid", "by"),
 )
+_BASE = Prepared(select(summaries.c.base_version).where(is_version), ("of_sid", "number"))
 _extractive = _chain(while_extractive=True)
 _EXTRACTIVE = Prepared(
     select(
@@ -169,9 +170,19 @@ def valid_version(connection: Connection, sid: int, version: int | None) -> int 
 
 
 def newest_part(connection: Connection, sid: int, compaction_id: int) -> int | None:
-    """Return the newest version of a compaction, or the newest below it that is valid; or None."""
+    """Return the newest version of a compaction, or the newest below that may be extended."""
+    number: int | None
     ((number,),) = _WRITTEN.rows(connection, sid, compaction_id)
-    return valid_version(connection, sid, number)
+    while number is not None and not may_be_extended(connection, sid, number):
+        ((number,),) = _BASE.rows(connection, sid, number)
+    return number
+
+
+def may_be_extended(connection: Connection, sid: int, version: int) -> bool:
+    """Return whether a version covers no message that was retracted or restored since."""
+    return valid_version(connection, sid, version) == version and not any_restored(
+        connection, sorted(covered_by(connection, sid, version))
+    )
 
 
 class RewriteScope(NamedTuple):

@@ -11,7 +11,7 @@ from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS, Trigger
 from turnfold.core.summary.eviction_digest import digest_eviction
 from turnfold.ports.compact import JobStatus, RegenerateOptions
 from turnfold.ports.ingest import Installation
-from turnfold.store.compact.coverage import uncovered, valid_version
+from turnfold.store.compact.coverage import may_be_extended, uncovered
 from turnfold.store.database.message_rows import FACTS, message_of
 from turnfold.store.database.predicates import (
     is_chosen,
@@ -259,14 +259,14 @@ def end_stale(
 def end_regenerations(
     connection: Connection, session: SessionRow, journal: SessionJournal, *, now_ms: int
 ) -> None:
-    """End regenerations that have nothing to write, or were to extend a withdrawn version."""
+    """End regenerations that have nothing to write, or were to extend what was taken back."""
     for compaction_id, stored in _REGENERATIONS.rows(connection, session.sid):
         base = wanted_of(stored).from_version
-        is_valid = base is None or valid_version(connection, session.sid, base) == base
-        if session.version is None or not is_valid:
-            end_stale(
-                connection, session, journal, compaction_id, "messages were retracted", now_ms
-            )
+        if session.version is None or not (
+            base is None or may_be_extended(connection, session.sid, base)
+        ):
+            detail = "messages were retracted or restored"
+            end_stale(connection, session, journal, compaction_id, detail, now_ms)
 
 
 def fence_off(

@@ -31,6 +31,7 @@ from turnfold.store.compact.coverage import (
 from turnfold.store.compact.jobs.rows import number_of
 from turnfold.store.compact.rewriting import (
     end_plans,
+    end_regenerations,
     end_rewriting,
     fence_off,
     open_fold,
@@ -284,7 +285,7 @@ def _restore(
     if version is not None and _COMMITTED_LATER.rows(connection, session.sid, version, ordinal):
         raise Conflict("a later compaction was committed: restore the newest first")
     before = session.window_tokens
-    fence_off(connection, session, now_ms=now_ms)
+    fence_off(connection, session, now_ms=now_ms, also_regenerations=True)
     taken = _make_live(connection, session.sid, by, first, last, now_ms)
     load = load_of(taken)
     session.live_messages += load.messages
@@ -306,6 +307,7 @@ def _restore(
     )  # fmt: skip
     notify_activation(connection, session, journal, tokens_before=before)
     end_plans(connection, session, journal, now_ms=now_ms)
+    end_regenerations(connection, session, journal, now_ms=now_ms)
     if is_covered:
         end_rewriting(connection, session, journal, now_ms=now_ms)
         open_rewriting(connection, session, journal, installation, now_ms=now_ms)
