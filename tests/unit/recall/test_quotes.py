@@ -93,6 +93,19 @@ def test_long_messages_are_marked_in_part() -> None:
 
 
 @pytest.mark.proves("W14")
+def test_a_name_far_into_a_long_result_is_marked() -> None:
+    """Large windows show each message and cut long results: the middle is what they lack."""
+    filler = "\n".join(f"value_of_{number} = {number}" for number in range(100))
+    plain = "nothing is named on these lines\n" * 1_200
+
+    lines = marked(f"{filler}\n{plain}def far_away_name():")
+
+    assert len(lines) == 101
+    assert lines[-1].start > 38_000
+    assert set(lines[-1].names) == numbers_of_names("far_away_name")
+
+
+@pytest.mark.proves("W14")
 def test_what_the_agent_wrote_itself_comes_before_what_it_was_told() -> None:
     texts = ["see the read_name here", "see the used_name here", "see the last_name here"]
 

@@ -20,10 +20,10 @@ from turnfold.core.text.calls import arguments_of, call_entries
 from turnfold.core.text.names import named_lines, names_in
 from turnfold.core.text.tokens import Count, text_of
 
-READ_CHARACTERS: Final = 8_000
+READ_CHARACTERS: Final = 64_000
 """The characters of a message that are searched for names."""
-MOST_LINES: Final = 32
-"""The most lines that are marked in a message."""
+MOST_LINES: Final = 256
+"""The most lines that are marked in a message; large windows have room for so many."""
 NEWEST_MESSAGES: Final = 128
 """The newest messages that are quoted and decide what names are worth, besides two for each message
 that the window shows."""
@@ -79,7 +79,7 @@ def mark_lines(body: Mapping[str, Any], count: Count) -> bytes | None:
     numbers: list[int] = []
     for line in islice(named_lines(quotable_text(body)), MOST_LINES):
         names = name_numbers(line.names)
-        # Both fit into 16 bits, because at most 8,000 characters of a message are read.
+        # Both fit into 16 bits: a line has at most 200 characters, and no token less than a byte.
         numbers += (line.start, len(line.text) << 16 | count(line.text), len(names), *names)
     return struct.pack(f"<{len(numbers)}I", *numbers) if numbers else None
 
