@@ -65,6 +65,7 @@ async def _run(settings: Settings, upstream_url: str) -> None:
             attempts=ATTEMPTS,
             buffering=BufferOptions(),
         ) as client:
+            # Before it listens, so that no call waits until the tokenizer is loaded.
             await load()
             recorder = Recorder(client.session, client.erasures, wait_seconds=wait_seconds)
             app = ProxyApp(

@@ -100,6 +100,7 @@ class ProxyApp:
         prepared, number, content = None, 0, body
         try:
             call = self._call(api, headers, body)
+            # An id from the body may hold line breaks, with which it would end its header.
             if id_fault(call.session_id) is None:
                 added[own_headers.SESSION] = call.session_id
             if own_headers.wants_tools(headers, default=self._has_tools):

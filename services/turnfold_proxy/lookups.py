@@ -97,6 +97,7 @@ class RecallTools:
             self._until = time.monotonic() + DEFINITION_SECONDS
         try:
             body = call.api.with_tools(call.body, self._tools)
+            # Read again with the tools, whose tokens reduce the room of the window.
             conversation = call.api.conversation(body)
         except (ValueError, TypeError, AttributeError):
             return call
@@ -171,6 +172,7 @@ class Lookups:
     def _has_unread_call(self, held: HeldAnswer) -> bool:
         """Return whether a call of these tools was cut off, so that the reader left it out."""
         body = b"".join(held.chunks)
+        # An answer that names none of these tools need not be parsed a second time.
         if self._called.search(body) is None:
             return False
         is_stream = "event-stream" in held.response.headers.get("content-type", "")

@@ -68,6 +68,7 @@ async def mirror_rest(
     # Reasoning after the last counted element is published with the next one.
     places = reversed(range(recorded.listed.length))
     last = next((at for at in places if event.api.identity(elements[at]) is not None), None)
+    # `mirror_longer` begins with the last counted element, which reasoning alone does not have.
     if last is None:
         return None
     receipt = await mirror_longer(

@@ -55,6 +55,7 @@ class AnswerTap:
 
     def answer(self, *, is_whole: bool) -> ModelAnswer:
         """Return the answer so far."""
+        # A stream was read event by event. Of a JSON body that was cut off, nothing can be read.
         if self._events is None and is_whole and self._can_read:
             self._add(bytes(self._body))
         try:

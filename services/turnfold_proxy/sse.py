@@ -20,6 +20,7 @@ class SseDecoder:
         self._rest = bytearray(rest)
         for raw in lines:
             line = raw.removesuffix(b"\r")
+            # Where events have types, their data has them as well, so no other line is needed.
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
             elif not line and self._data:

@@ -73,6 +73,7 @@ class AuthMiddleware:
 
 def request_grant(scope: Scope) -> Grant:
     """What whoever asks may reach; everything, where nobody has to show a token."""
+    # With tokens in force, only health checks come without a grant, and they read no session.
     grant: Grant = scope.get(_GRANT, EVERYTHING)
     return grant
 

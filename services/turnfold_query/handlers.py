@@ -284,6 +284,7 @@ class QueryDispatcher:
 
 def _with_freshness(reply: bytes, *, is_fresh: bool) -> bytes:
     """Add to an answer whether the event is ingested that the request named."""
+    # A history and a result of a search have at least one field, so a comma may follow.
     return b'{"fresh": %s, ' % json.dumps(is_fresh).encode() + reply.removeprefix(b"{")
 
 

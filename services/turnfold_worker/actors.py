@@ -59,6 +59,7 @@ class RoleProbe:
     async def are_in_force(self) -> bool:
         """Return whether the server authenticates clients; false if unknown after some seconds."""
         await at_most(LEARN_SECONDS, self._has_settled.wait())
+        # Without a reply the set is empty, which counts as no roles.
         return self._accounts == {SERVICES_ACCOUNT}
 
     async def _on_answer(self, message: Msg) -> None:

@@ -223,6 +223,7 @@ def with_more_tools(body: Mapping[str, Any], tools: Sequence[Element]) -> dict[s
         ValueError: the caller's tools are no list of objects, or one of them has such a name.
     """
     own = elements_of(body.get("tools") or [])
+    # Chat completions hold a tool in `function`; in the other APIs it has its name itself.
     names = {str((one.get("function") or one).get("name")) for one in tools}
     if any(str((one.get("function") or one).get("name")) in names for one in own):
         raise ValueError("a tool of the caller has the name of another")

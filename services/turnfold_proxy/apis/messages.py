@@ -53,6 +53,7 @@ class MessagesApi:
     ) -> dict[str, Any]:
         """Return the request with other messages, the last one marked if it was."""
         own, shown = body["messages"], [*leading, *elements]
+        # A message that the window changed comes from the store, which has no marks of caches.
         if shown and shown[-1] is not own[-1]:
             shown[-1] = _marked_like(own[-1], shown[-1])
         return {**body, "messages": shown}

@@ -206,6 +206,7 @@ async def _not_found(request: Request, _: Exception) -> Response:
 
 async def _static(request: Request) -> Response:
     name = request.path_params["name"]
+    # Known names alone: this one comes from the URL, and becomes part of a path below.
     if name not in _STATIC:
         return PlainTextResponse("there is no such file", 404)
     content = (files("turnfold_query.console") / "static" / name).read_bytes()

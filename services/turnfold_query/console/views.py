@@ -92,6 +92,7 @@ class PageView:
             host=self.request.headers.get("host", ""),
             **values,
         )
+        # Kept if there is one: with a new key, the forms of other open pages would be refused.
         if FORM_COOKIE not in cookies_of(self.request.headers):
             set_cookie(response, self.request, FORM_COOKIE, self.visitor.form_key)
         return response

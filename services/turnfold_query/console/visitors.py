@@ -55,6 +55,7 @@ async def visitor_of(request: Request, api: ApiCaller) -> Visitor:
         is_operator=access["is_operator"],
         agents=None if agents is None else tuple(agents),
         system=access["system"],
+        # Without the cookie the key is a new one for each request, so no proof matches it.
         form_key=cookies.get(FORM_COOKIE) or secrets.token_urlsafe(16),
         is_signed_in=access["caller"] is not None,
     )
@@ -97,6 +98,7 @@ def set_cookie(response: Response, request: Request, name: str, value: str) -> N
 
 def form_proof(secret: str, visitor: Visitor) -> str:
     """Return what a form of this visitor carries; only this browser's cookies produce it."""
+    # The same secret signs actors, over a JSON list: this prefix keeps the two kinds apart.
     keyed = f"console form\n{visitor.form_key}\n{visitor.api.token or ''}"
     return hmac.new(secret.encode(), keyed.encode(), sha256).hexdigest()
 

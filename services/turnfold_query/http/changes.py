@@ -101,6 +101,7 @@ class ChangeStreams:
                 if self._is_stopping() or loop.time() >= until:
                     return
                 await asyncio.sleep(min(LOOK_SECONDS, max(0.0, until - loop.time())))
+                # While the database cannot be read, the mark stays, and no event is sent.
                 with suppress(Unavailable):
                     mark = await self._store.mark(key)
         except UnknownSession:

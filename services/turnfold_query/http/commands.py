@@ -109,6 +109,7 @@ def add_fields(body: bytes, path_fields: dict[str, Any]) -> bytes:
         raise BadRequest("the body is no JSON") from None
     if not isinstance(body_json, dict):
         raise BadRequest("the body is no JSON object")
+    # The path goes last, so that no field of the body replaces what the URL names.
     return json.dumps(body_json | path_fields).encode()
 
 

@@ -242,6 +242,7 @@ class _Answer:
         """Send a part, the head together with the first one."""
         if self.is_over:
             return
+        # For every part: to release a place that was released before does nothing.
         self.on_begin()
         if message["type"] == "http.response.start":
             self._start = message

@@ -176,6 +176,7 @@ class Lane:
 
     def _complete(self, number: int, answer: Any) -> None:
         """Complete a request with an answer or an error, and free its turn."""
+        # The lane replies once to each request, also to one that was cancelled.
         pending = self._pending.pop(number)
         if pending.giving_up is not None:
             pending.giving_up.cancel()

@@ -99,6 +99,8 @@ class IngestLoop:
                 await asyncio.wait(self._running)
                 together += self._receiver.take_more(FULL_EVENTS)
         except asyncio.CancelledError:
+            # At once: `stop` does not see batches that were taken, and the receiver would return
+            # them only when it ends.
             for received in together:
                 received.nack()
             raise

@@ -213,6 +213,7 @@ class ReceiverChild:
     ) -> None:
         """Report the result of a batch to the stream, which redelivers it after an error."""
         try:
+            # Removed before the report, so that `_leave` does not return events that are settled.
             await report(self._sent.pop(number))
         except Exception:
             log.exception("parcel.untold")

@@ -210,6 +210,7 @@ class Receiver:
 
         Return whether it reported that a restart would not help.
         """
+        # `receive` told only the process of that time, and each process after it must be told.
         if self._may_receive:
             process.send(wire.StartReceiving())
 

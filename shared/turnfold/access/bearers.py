@@ -145,6 +145,7 @@ def read_tokens(path: Path) -> dict[str, Token]:
     """
     try:
         tokens_json = json.loads(path.read_text(encoding="utf-8"))
+        # In lower case, whatever the file has: `revoke_token` compares the texts of hashes.
         return {bytes.fromhex(digest).hex(): _token(entry) for digest, entry in tokens_json.items()}
     except OSError as error:
         raise StartError(

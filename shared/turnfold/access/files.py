@@ -26,6 +26,7 @@ def write_private(path: Path, text: str) -> None:
 def locked_update(directory: Path) -> Generator[None]:
     """Create a private directory if needed, and hold an exclusive lock on it in the body."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # On the directory: the files in it are replaced, and a lock would stay with the old file.
     held = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(held, fcntl.LOCK_EX)

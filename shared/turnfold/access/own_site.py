@@ -62,6 +62,7 @@ def is_local_name(host: str) -> bool:
     Where nobody needs a token, other names are refused: a site could give its own name the
     address of this machine, and read answers as if they were its own.
     """
+    # An IPv6 address ends with a bracket unless a port follows, so its last group is no port.
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     name = name.strip("[]").lower()
     return is_loopback(name) or name in LOCAL_NAMES

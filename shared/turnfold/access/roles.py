@@ -151,6 +151,7 @@ def permissions_of(key: Key, *, query_keys: Sequence[str] = ()) -> Permissions:
 
 def configuration(keys: Sequence[Key]) -> str:
     """Return the accounts of a NATS server, for its configuration."""
+    # Also while no service has a key: the imports of every client name this account.
     accounts: dict[str, list[Key]] = {SERVICES_ACCOUNT: []}
     for key in keys:
         accounts.setdefault(account_of(key), []).append(key)
@@ -160,6 +161,7 @@ def configuration(keys: Sequence[Key]) -> str:
         name: [_user(key, permissions_of(key, query_keys=query_keys)) for key in members]
         for name, members in accounts.items()
     }
+    # All keys of an account have the same role and agent, so any of them yields its imports.
     clients = {name: members[0] for name, members in accounts.items() if name != SERVICES_ACCOUNT}
     return "\n".join(
         [

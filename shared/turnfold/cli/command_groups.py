@@ -52,6 +52,7 @@ class SortedCommands(TyperGroup):
 
 def _without_type(param: Any) -> Any:
     """Return the parameter; the help shows its name or its choices instead of a type like <str>."""
+    # A command returns the same parameters each time: the help names the choices only once.
     if not isinstance(param, TyperOption | TyperArgument) or "display_type_rich" in vars(param):
         return param
     name = None if isinstance(param, TyperArgument) or param.is_flag else param.metavar

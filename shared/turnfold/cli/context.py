@@ -104,6 +104,7 @@ def context(  # noqa: PLR0917  # a parameter for each option
         window, messages = asyncio.run(_explained(agent, session, **fields))
         show_explanations(explanations(window, messages), window, as_json=as_json)
         return
+    # Entries serve the headings; with --json, the answer is that of a request without them.
     window = asyncio.run(_window(agent, session, **fields, entries=None if as_json else True))
     if as_json:
         show_json(window.raw)

@@ -108,6 +108,7 @@ async def _demo(recordings: Sequence[Recording], data_dir: Path) -> None:
     async with _started(data_dir) as ready:
         names = ", ".join(f"{name} (pid {pid})" for name, pid in ready["pids"].items())
         out.print(f"ready at {ready['http_url']} · {names}")
+        # Not the settings of the environment, which may name another system.
         await _show(out, read_settings({"TURNFOLD_NATS_URL": ready["nats_url"]}), recordings)
         out.print(Rule("stopping", align="left"))
 

@@ -134,6 +134,7 @@ async def examine(
     return findings
 
 
+# A coroutine, because it takes the place of a check in `gather`.
 async def _not_named(check: str, settings: str) -> list[Finding]:
     """Return the finding of a part that was not named."""
     found = "not named, and the default may belong to another system"

@@ -87,6 +87,7 @@ async def _newest(
     found: list[StoredMessage] = []
     before: int | None = None
     while len(found) < count:
+        # Later pages are full ones: of a rare state, a page may hold no message.
         page = await session.history(
             newest=min(count, PAGE) if before is None else None,
             before_position=before,

@@ -22,6 +22,7 @@ async def existing_session(
         UnknownSession: a request failed, because nothing was published under this name.
     """
     try:
+        # An error in the body of the `with` is raised here.
         yield client.session(agent, session)
     except UnknownSession as error:
         raise await unknown_session(client, agent, session) from error

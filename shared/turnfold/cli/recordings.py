@@ -78,6 +78,7 @@ def events_of(recording: Recording, step: Step = Step.TURN) -> Iterator[tuple[Ou
     """
     conversation = recording.conversation
     # Ids depend on the recording alone, so that a replay that is repeated stores nothing twice.
+    # The step is a part of them: the same id with other content would be rejected.
     digest = sha256(f"{recording.key.session_id}\n{step}".encode()).hexdigest()[:20]
     for number, part in enumerate(_parts(conversation, step)):
         event_id = f"{digest}-{number:06d}"

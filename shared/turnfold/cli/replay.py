@@ -335,5 +335,6 @@ async def _for_each(
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(run(recording)) for recording in recordings]
     except BaseExceptionGroup as failures:
+        # Without the group: the command prints a TurnfoldError as one line.
         raise failures.exceptions[0] from failures
     return [task.result() for task in tasks]

@@ -144,6 +144,7 @@ class _Unused(ModuleType):
     """A module of which only the names are imported."""
 
     def __getattr__(self, name: str) -> object:
+        # The import system asks for names such as `__path__`, which a plain module lacks.
         if name.startswith("__"):
             raise AttributeError(name)
         return None

@@ -124,6 +124,7 @@ def _plan(settings: Settings, nats_port: int) -> "SystemConfig":
         proxy_upstream=settings.proxy_upstream,
         proxy_host=settings.proxy_host,
         proxy_port=settings.proxy_port,
+        # Its default is a file in the working directory, and not in the data directory.
         database_url=settings.database_url if "database_url" in settings.explicit_names else None,
         nats_server=settings.nats_server,
         environ=os.environ,

@@ -296,6 +296,7 @@ def restore(
 ) -> None:
     """Undo a compaction: its messages are live again, and the previous version is in force."""
     system = system_to_change()
+    # Chosen before the question, so that a compaction that comes meanwhile is not undone.
     chosen = compaction_id or asyncio.run(_newest_compaction(system, agent, session))
     question = (
         f"Undo compaction {chosen} and make its messages live again, in the system {system.name}?"

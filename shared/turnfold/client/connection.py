@@ -346,6 +346,7 @@ class Connection:
     async def _opened(self, timeout_seconds: float) -> None:
         """Wait for the first connection."""
         assert self._opening is not None
+        # Not `wait_for`, which would cancel the attempt for every other caller, too.
         await asyncio.wait((self._opening,), timeout=timeout_seconds)
         if not self._opening.done():
             raise nats.errors.TimeoutError

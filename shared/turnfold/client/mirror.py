@@ -219,6 +219,8 @@ async def _common(session: Session, listed: ElementList, *, compare_all: bool) -
             raise Unavailable(
                 "the newest events of the session are not stored yet; try again", is_answer=True
             )
+        # After the page: what another process publishes in between makes the count differ, and then
+        # the whole list is compared.
         total = (await session.status())["messages_total"]
     except UnknownSession:
         return None

@@ -253,6 +253,7 @@ def _tool_returned(fields: dict[str, Any], raw: dict[str, str]) -> Event:
         # A chat message cannot hold this value, so windows show its JSON. History returns the
         # original.
         content, original = json.dumps(content, ensure_ascii=False, separators=(",", ":")), shown
+        # Escaped: the text may hold lone surrogates, which UTF-8 cannot encode.
         shown = json.dumps(content, ensure_ascii=True)
     named = f', "name": {raw["name"]}' if name is not None else ""
     body = f'{{"role": "tool", "tool_call_id": {raw["tool_call_id"]}{named}, "content": {shown}}}'

@@ -25,6 +25,7 @@ def notice_of(stream: str | None, subject: str | None, payload: bytes) -> Receiv
     of a direct get, or the metadata and the subject of a consumer's message. A message of a plain
     subscription names no stream, because any publisher of the account may have sent it.
     """
+    # Filled up, so that a subject of fewer tokens has three parts as well, and an empty name.
     name, agent, session = (["", "", "", *(subject or "").rsplit(".", 2)])[-3:]
     agent_id, session_id = id_of(agent), id_of(session)
     if (

@@ -67,6 +67,7 @@ def read_query(shape: type[Shape], fields: dict[str, str]) -> Shape:
         BadRequest: as in `read_request`.
     """
     try:
+        # Not strict: in a URL, every number and boolean is a text.
         return shape.model_validate(fields)
     except ValidationError as error:
         raise BadRequest(first_fault(_faults(error))) from None

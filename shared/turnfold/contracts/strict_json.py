@@ -96,6 +96,7 @@ def _object(text: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
         if plain is not None:
             # Fast path for a name and a string without escapes, as in most members.
             name, raw_value, value, sign = plain.groups()
+            # Of members of one name the last one counts, with its value and its text.
             fields[name], raw[name] = value, raw_value
             at, closing = plain.end(), "" if sign == "," else sign
             continue

@@ -141,6 +141,7 @@ class TurnfoldSessionStore:
         return [row["session_id"].removeprefix(prefix) for row in await self._listed(prefix)]
 
     def _session(self, key: SessionKey | SessionListSubkeysKey) -> Session:
+        # Escaped, so that whatever follows a second slash of the id is a subpath.
         names = [_project(key["project_key"]), quote(key["session_id"], safe="")]
         if subpath := key.get("subpath"):
             names.append(str(subpath))
@@ -164,6 +165,7 @@ def _project(project_key: str) -> str:
 
 def _events(session: Session, entry: Mapping[str, Any]) -> tuple[list[OutgoingEvent], bool]:
     """Return the events of an entry, and whether it is a message of the conversation."""
+    # Sorted, because the id of the event depends on it; escaped, so that a character is a byte.
     text = json.dumps(entry, sort_keys=True)
     event_id = new_event_id()
     if entry.get("uuid"):

@@ -152,6 +152,7 @@ def _tool(definition: Mapping[str, Any]) -> Tool:
 
 def _window_definition() -> dict[str, Any]:
     schema = WindowArguments.model_json_schema()
+    # The docstring of the class in one line, because models read it.
     description = " ".join(schema.pop("description").split())
     return {"name": WINDOW, "description": description, "input_schema": schema}
 

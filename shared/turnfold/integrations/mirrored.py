@@ -95,6 +95,7 @@ class MirroredWindows:
         try:
             return self._client.run(coroutine)
         except Unavailable as error:
+            # `attempt` passes on no error. This one is of a client that was closed.
             self.warn(str(error))
             return None
 
@@ -269,6 +270,7 @@ _KINDS = ("image", "audio", "video")
 
 
 async def _record(session: Session, messages: Sequence[Chat]) -> None:
+    # A stored place stays true: from an edited message on, all are published anew with theirs.
     await mirror(session, messages, shape=None, carry=range(len(messages)))
 
 

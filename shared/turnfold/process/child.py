@@ -207,6 +207,7 @@ class SupervisedProcess:
             pids = message.get("pids") or {}
             self._on_ready({str(name): pid for name, pid in pids.items() if isinstance(pid, int)})
         elif line.strip():
+            # Not to standard output, where programs read the ready line.
             sys.stderr.write(line.decode(errors="replace") + "\n")
             sys.stderr.flush()
 

@@ -75,6 +75,7 @@ class DataDirectory:
 
     def close(self) -> None:
         """Release the lock."""
+        # Not unlocked: nats-server inherits the open file, and the lock lasts until it exits, too.
         os.close(self.lock_fd)
 
 

@@ -91,6 +91,7 @@ class PendingFork:
             except TimeoutError as error:
                 raise OSError("no fork in time") from error
             message, files, _, _ = socket.recv_fds(self._connection, 64, 1)
+            # The other end is closed: the supervisor did not fork, or the copy has exited.
             if not files:
                 raise OSError("the fork failed")
             process = ForkedProcess(int(message), files[0])

@@ -116,6 +116,7 @@ class ForkServer:
                     os.close(file)
 
     def _fork(self, request: ForkRequest, files: Sequence[int]) -> None:
+        # Before the fork, because it reads the id of this process, which the copy compares.
         bind = die_with_parent()
         # Collections in the copy leave alone what is frozen, and so the pages that both share.
         gc.collect()

@@ -47,6 +47,7 @@ async def return_freed_memory() -> None:
     settled = resident_bytes()
     while True:
         await asyncio.sleep(LOOK_SECONDS)
+        # The C library also returns memory by itself; growth counts from there.
         settled = min(settled, resident_bytes())
         if resident_bytes() > settled + GROWTH_BYTES:
             # In a thread: it takes some milliseconds per 10 MB.

@@ -357,6 +357,7 @@ class _System:
             return
         self._last_pids = merged
         line = {"ready": True, **self._urls, "pids": merged}
+        # First: a reader of the ready line may run a command at once, which reads this file.
         self._directory.write_ready(line)
         self._is_ready.set()
         self._on_ready(line)

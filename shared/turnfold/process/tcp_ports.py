@@ -32,6 +32,7 @@ class ReservedPort:
             raise StartError(f"{host} is no address to listen on ({error.strerror})") from error
         held = socket.socket(family, kind, protocol)
         try:
+            # Linux lets the child bind the same address only if both sockets have this option.
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.bind(address)
         except OSError as error:

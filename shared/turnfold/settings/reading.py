@@ -87,6 +87,7 @@ def read_settings(
     # These two belong to the policy, although they have short names.
     values.pop("mode", None)
     values.pop("context_window", None)
+    # Before the URLs of the ready line are added: commands treat named servers differently.
     values["explicit_names"] = frozenset(values)
     values["limits"] = limits
     values["origins"] = _origins(layers)

@@ -114,6 +114,7 @@ class Rollout:
         ]
         if count < 1 or not own:
             return
+        # As in Codex, items before the first turn stay, however many turns were taken back.
         start = own[-count] if count <= len(own) else own[0]
         self.left_out["rolled back items"] += len(conversation.messages) - start
         del conversation.messages[start:]

@@ -267,6 +267,7 @@ def _before_batch(
         arrived = arriving.get(message.position // MESSAGES_PER_EVENT)
         if arrived is not None:
             arrived.append(message)
+            # The caller has counted it already, and `add` counts it with its event.
             rounds -= message.is_request
         else:
             old.append(message)
@@ -348,5 +349,6 @@ def _is_examined(before: int, after: int) -> bool:
     """
     if after < EVERY_EVENT_BELOW:
         return True
+    # Twice as many live messages are examined half as often: each message costs about the same.
     step = 1 << (after.bit_length() - EVERY_EVENT_BELOW.bit_length() + 1)
     return before // step != after // step

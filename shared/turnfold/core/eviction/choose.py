@@ -65,6 +65,7 @@ def decide_eviction(
     leaving_blocks = [
         block
         for block in old
+        # By identity, because `newest_request` returns one of the messages that were grouped.
         if block.head is not request and not _may_be_answered(block, policy, now_ms)
     ]
     needed = _requests_of_kept(blocks, {block.position for block in leaving_blocks})
@@ -87,6 +88,7 @@ def _requests_of_kept(blocks: Sequence[Block], leaving: Collection[int]) -> Coll
     request: Message | None = None
     for block in blocks:
         head = block.head
+        # Rounds begin as in `WindowBuilder`, which shows what stays beside the same request.
         if head.role is USER and (request is None or request.is_meta or not head.is_meta):
             request = head
         elif request is not None and block.position not in leaving:
@@ -150,6 +152,7 @@ def _is_worth_it(evicted: Sequence[Message], policy: Policy, trigger: Trigger) -
     if trigger in (Trigger.REQUEST, Trigger.ROUNDS):
         return bool(evicted)
     if trigger is Trigger.MESSAGES:
+        # At least one, because an eviction of nothing must write no row.
         return len(evicted) >= max(policy.min_gain_messages, 1)
     return bool(evicted) and sum(message.tokens for message in evicted) >= policy.min_gain_tokens
 

@@ -47,6 +47,7 @@ class WindowChanges(NamedTuple):
 
     def at(self, seq: int) -> LimitedModel:
         """Return the model and its limit after the event with this sequence."""
+        # `after` is in order of the stream, so the last of the earlier changes is in force.
         earlier = [changed_seq for changed_seq in self.after if changed_seq <= seq]
         return self.after[earlier[-1]] if earlier else self.before
 
@@ -76,6 +77,7 @@ def changes_in_batch(
         if call.limit_tokens is not None:
             known[call.model] = call.limit_tokens
         elif call.prompt_tokens > known.get(call.model, call.prompt_tokens):
+            # The call succeeded, so the model reads at least as much.
             known[call.model] = call.prompt_tokens
         name = call.model if call.seq >= model_seq else current.model
         limited = LimitedModel(name, known.get(name or ""))

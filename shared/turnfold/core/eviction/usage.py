@@ -164,6 +164,7 @@ class UsageState(NamedTuple):
         if reading is None or reading.seq <= self.seq:
             return self
         is_relieved = reading.at_ms > self.settled_ms and reading.tokens <= limit
+        # The fields of a reading have the names of the fields here that they replace.
         return self._replace(**reading._asdict(), evictions=0 if is_relieved else self.evictions)
 
     def moved(self, seq: int, to_seq: int, at_ms: int) -> "UsageState":

@@ -42,6 +42,7 @@ def is_named(name: str, patterns: Sequence[str]) -> bool:
     A pattern that ends with `*` never matches a name with an address or a parent directory: some
     providers take the host or a part of the URL from the name.
     """
+    # An operator wrote this name out, with any address in it: no agent completed a prefix.
     if name in patterns:
         return True
     if not is_model_name(name) or "//" in name or ".." in name:

@@ -201,6 +201,7 @@ class Policy:
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
+            # Not a number (NaN) fails every comparison, so it is refused here, too.
             if not 0 <= value <= MOST_EXACT:
                 raise ValueError(
                     f"{field.name} is {_named(value)}; it is a number from 0 to {MOST_EXACT}"
@@ -350,6 +351,7 @@ def _as(target: Any, value: Any) -> Any:
             return value
         words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
         return words[str(value).lower()] if str(value).lower() in words else _refuse(value)
+    # In Python a boolean is an int, and `str` accepts every value.
     if isinstance(value, bool) or (target is str and not isinstance(value, str)):
         return _refuse(value)
     if target is int and isinstance(value, float) and not value.is_integer():

@@ -52,6 +52,7 @@ def ordinals_in(mask: Mask) -> Iterator[int]:
 
 def newest_in(mask: Mask, most: int) -> Mask:
     """Return the mask of the newest messages in another, so many at most."""
+    # The higher the place, the fewer bits are set from there on: negated, the counts are sorted.
     passed = bisect_left(range(mask.bit_length()), -most, key=lambda at: -(mask >> at).bit_count())
     return mask >> passed << passed
 
@@ -128,6 +129,7 @@ def _promising_stretches(
     ]
     of_each = chain.from_iterable(map(repeat, around, repeat(STRETCH)))
     sizes = map(LENGTH_FACTORS.__getitem__, compress(tokens, own))
+    # Selected by itself, `own` loses its zeros, and is parallel to `matching`.
     promises = list(map(mul, map(add, compress(own, own), compress(of_each, own)), sizes))
     least = sorted(promises)[-most]
     promising = zip(matching, promises, strict=True)

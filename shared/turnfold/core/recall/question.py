@@ -102,6 +102,7 @@ def related_lookups(texts: Sequence[str], asked: RecallQuestion) -> list[Lookup]
     shared = [stem for stem, number in held.items() if number > 1 and stem not in known]
     if len(shared) < MOST_RELATED:
         shared = list(held.keys() - known)
+    # By the stem itself at last: the order of a set differs between processes.
     shared.sort(key=lambda stem: (-held[stem], -len(stem), stem))
     return [(Term(word_term(stem), is_prefix=True),) for stem in shared[:MOST_RELATED]]
 

@@ -115,6 +115,7 @@ def _numbers_in_line(line: str) -> tuple[NameNumber, ...]:
 
 def number_of_name(name: str) -> NameNumber:
     """Return the number that stands for a name."""
+    # Not `hash`: the numbers are stored, and it differs from process to process.
     return crc32(name.encode("utf-8", "surrogatepass"))
 
 

@@ -177,6 +177,7 @@ class LadderCompressor:
                 f"the smallest list of these messages needs a budget of {needed} tokens",
                 needed_tokens=needed,
             ) from error
+        # Without a history there is a window for any budget, so this was not checked yet.
         if system_tokens > cap:
             needed = system_tokens + window.total
             raise CannotFit(

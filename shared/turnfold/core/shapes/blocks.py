@@ -141,6 +141,7 @@ def unused_id(call_id: str, used: dict[str, int]) -> str:
     unique_id = fit = _UNFIT.sub("_", call_id)[:ID_CHARACTERS]
     start = f"{fit[: ID_CHARACTERS - 8]}_"
     while unique_id in used:
+        # Counted on from the last number: from 1 again, many equal ids would take quadratic time.
         number = used[start] = max(1, used.get(start, 0)) + 1
         unique_id = f"{start}{number}"
     used.setdefault(unique_id, 0)
@@ -171,6 +172,7 @@ def _object(arguments: object, max_tokens: int) -> str:
     except (ValueError, RecursionError):
         value = None
     if isinstance(value, dict) and _is_shallow(value, text):
+        # UTF-8 has no lone surrogates, which `json_text` escapes.
         return text if _is_encodable(text) else json_text(value)
     return (
         longest(

@@ -53,6 +53,7 @@ def carry_over(
     """
     resolved = {key for name in answer.get(RESOLVED) or () for key in _resolved_by(str(name))}
     sections = {name: value for name, value in answer.items() if name != RESOLVED}
+    # The prompt names the entries of the same version by the same function.
     carried = numbered(before)
     lists: dict[str, list[str]] = {}
     for name in LIST_SECTIONS:

@@ -30,6 +30,7 @@ def chunks(
         if piece and used + block_tokens > max_tokens:
             pieces.append(tuple(piece))
             piece, used = [], 0
+        # Only a block that exceeds a piece by itself is divided between its messages.
         for index in block:
             source, tokens = sources[index], sizes[index]
             if tokens > max_tokens:

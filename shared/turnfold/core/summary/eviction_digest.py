@@ -69,6 +69,7 @@ def digest_eviction(
         silent=len(evicted) - len(spoken),
         keeps_first=len(spoken) > len(quoted) and quoted[0].is_request,
     )
+    # `digest` counts every text before it returns it, except the empty one.
     return text, tokens.get(text, 0)
 
 

@@ -34,6 +34,7 @@ class JobSlots:
             remaining = [item for item in remaining if held[item[1]] < self.share]
             if not remaining:
                 break
+            # `min` returns the first of equal agents, so their jobs keep their order.
             job, agent_id = min(remaining, key=lambda item: held[item[1]])
             remaining.remove((job, agent_id))
             held[agent_id] += 1

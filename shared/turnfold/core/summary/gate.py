@@ -111,6 +111,7 @@ def missing_facts(
     must not be committed.
     """
     values = {value for _, _, value in (entry.partition(" ") for entry in ledger)}
+    # An entry may hold several values, so a fact may be only a part of one.
     all_values = "\n".join(values)
     required = [*facts, *([request] if request else [])]
     return tuple(

@@ -63,6 +63,7 @@ def _source(
 ) -> Source:
     answers = message.answers
     tool_name = body.get("name") if isinstance(body.get("name"), str) else None
+    # A named tuple equals the plain pair of position and slot that is a key of `names`.
     if answers is not None:
         tool_name = names.get(answers, tool_name)
     return Source(

@@ -58,6 +58,7 @@ def named_lines(text: str) -> Iterator[NamedLine]:
     known: set[str] = set()
     for line in _LINE.finditer(text):
         for at, piece in _pieces(line[0]):
+            # Every set contains the empty one, so a piece without names is skipped, too.
             if len(piece) >= LEAST_NAME and not known.issuperset(names := names_in(piece)):
                 known |= names
                 yield NamedLine(line.start() + at, piece, names)

@@ -225,6 +225,7 @@ def _calls(
         if (
             tool is None
             or not (isinstance(call_id, str) and isinstance(name, str) and call_id and name)
+            # A call id takes exactly one result, so a second call with this id cannot be sent.
             or call_id in ids
         ):
             tokens += CALL_TOKENS + count(_json(entry))

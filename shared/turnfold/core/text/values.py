@@ -27,6 +27,7 @@ _KNOWN_ENDINGS = (
     "swift|lua|xml|csv|tsv|lock|cfg|ini|conf|env|log|gz|zip|tar|whl|png|jpg|jpeg|svg|pdf|docx|xlsx"
     "|ipynb|proto|tf|vue|db|sqlite|patch|diff"
 )
+# The first alternative that fits gives the kind: a UUID, for one, fits `id` as well.
 _SHAPES = re.compile(
     r"(?P<uuid>[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12})"
     r"|(?P<email>[A-Za-z0-9._%+-]+@(?:[A-Za-z0-9-]+\.)+[A-Za-z]{2,})"

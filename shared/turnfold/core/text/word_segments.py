@@ -132,6 +132,7 @@ def posting_lists(
     if not block:
         return
     size, width = _BLOCK.unpack_from(block)
+    # With separators on both sides, a term is found from its beginning, never inside another one.
     terms = _SEPARATOR + block[_BLOCK.size : _BLOCK.size + size] + _SEPARATOR
     at = terms.find(_SEPARATOR + term + (b"" if is_prefix else _SEPARATOR))
     if at < 0:
@@ -222,6 +223,7 @@ def due_merge(sizes: Mapping[int, int]) -> list[int]:
     for _, segments in sorted(classes.items()):
         if len(segments) >= MERGED_SEGMENTS:
             total = list(accumulate(sizes[segment] for segment in segments))
+            # Two always fit: none of these has more than half of the most messages.
             return segments[: max(2, bisect_right(total, MOST_MESSAGES))]
     return []
 

@@ -49,6 +49,7 @@ def normalize(text: str) -> str:
 
 MARKS_ON_A_LETTER = 30
 """The most combining marks that are kept; sorting more takes quadratic time."""
+# Python takes these for letters, but NFKC turns them into combining marks.
 _HALF_WIDTH_MARKS = "\uff9e\uff9f"
 _LONG_MARKS = re.compile(rf"(?:[^\w\s\x00-\x7f]|[{_HALF_WIDTH_MARKS}]){{{MARKS_ON_A_LETTER + 1},}}")
 

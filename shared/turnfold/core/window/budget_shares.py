@@ -107,6 +107,7 @@ class WindowLimits(NamedTuple):
         least = fixed_tokens + int(LEAST_BESIDE * max(0, self.tokens - fixed_tokens))
         if not self.makes_room or least <= self.arrival_tokens:
             return self
+        # Beside the fixed tokens, a trim goes as deep in proportion as it would without them.
         deeper = self.arrival_target_tokens / max(1, self.arrival_tokens)
         target = fixed_tokens + int(deeper * (least - fixed_tokens))
         return self._replace(arrival_tokens=least, arrival_target_tokens=target)

@@ -169,6 +169,7 @@ class WindowBuilder:
         block = BlockView(message, self.open_round)
         if self._shows_items:
             block.extra_size = extra_items(message, self.prefix.shape)
+        # First, because it gives the block its own round, to which the block is then added.
         if is_request:
             self._open_round(block)
         block.in_round.blocks.append(block)
@@ -190,6 +191,7 @@ class WindowBuilder:
             self._held.append(block)
             self._fold_held()
         elif is_request and not self.policy.shows_pending:
+            # The request before this one may have lost its protection by now.
             self._fold_held()
 
     def _join(self, message: Message) -> None:

@@ -94,6 +94,7 @@ class TrimCandidates:
         for block in self._open_tool_blocks:
             _push_block(self.tool_blocks, block)
         self._open_tool_blocks.clear()
+        # They are queued again with their closed round, by its priority.
         self._open_blocks.clear()
         self._open_from = len(self._blocks)
 

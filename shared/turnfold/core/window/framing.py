@@ -154,6 +154,7 @@ def summary_within(size: SummarySize, placement: Placement, max_tokens: int) -> 
     if tokens <= max_tokens:
         return SummaryForm(tokens)
     if _summary_tokens(size, placement, size.text_tokens, 0) <= max_tokens:
+        # Without tokens per entry, no part of the ledger has a known size: then none is shown.
         most = max(0, size.entries - 1) if size.entry_tokens else 0
         # An empty ledger fits, as tested above, and each entry adds tokens: the costs are sorted.
         entries = bisect_right(

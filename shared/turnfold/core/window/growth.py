@@ -30,6 +30,7 @@ def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
     window.take(messages)
     is_postponed = False
     for number, message in enumerate(messages, start=first):
+        # It stands in the prefix already: a trim that was postponed before it stays postponed.
         if message.is_pinnable:
             continue
         window.add(message)

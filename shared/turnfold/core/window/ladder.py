@@ -258,6 +258,7 @@ def trim_for_emergency(window: WindowBuilder) -> None:
 def _keep_rounds(window: WindowBuilder, rounds: int) -> None:
     starts = [index for index, block in enumerate(window.blocks) if block.head.message.is_request]
     if len(starts) > rounds:
+        # Whole rounds stand before a request, so only what is protected parts one.
         for block in window.blocks[: starts[-rounds]]:
             if block.is_shown and not window.is_protected(block):
                 window.fold(block)

@@ -66,6 +66,7 @@ def _reduce_unseen(window: WindowBuilder) -> None:
         return
     results = [view for view in block.results if view is not None]
     window.looked_at += len(block.results)
+    # A line names the id of its original, and a mark does not: so lines come first.
     for shorten in (
         lambda view: view.to_line(window.line_starts),
         MessageView.to_mark,

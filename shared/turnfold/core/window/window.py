@@ -212,6 +212,7 @@ def _new_messages(
     if earlier.taken != list(stored.messages[:known]):
         return None
     new = stored.messages[known:]
+    # A covered system message is taken from what is stored now: a retraction may change it.
     pinned = None if earlier.prefix.is_pinned_covered else earlier.prefix.pinned
     prefix = _prefix(stored, asked, pinned_message(new) or pinned)
     if (earlier.limits, earlier.policy, earlier.prefix) != (limits, policy, prefix):

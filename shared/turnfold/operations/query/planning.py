@@ -207,6 +207,7 @@ class WindowReading:
         if plan.shape is Shape.CHAT:
             return planned, plan.positions
         elements = plan.elements
+        # Negated, a position asks the store for the element as it was published.
         return planned, [
             -position if position in elements else position for position in plan.positions
         ]
@@ -320,6 +321,7 @@ class WindowReading:
         # An answer says whether it is fresh, so a stale one is another answer.
         state = (
             *((session.sid, session.revision) if session else (0, 0)),
+            # A dead letter does not raise the revision: no row of its session is written.
             snapshot.refused,
             is_fresh(request, snapshot),
         )

@@ -178,6 +178,7 @@ class Recall:
 
     def cached(self, key: DecisionKey) -> RecallDecision | None:
         """Return the decision of this key, if it was made before."""
+        # Taken and put back: the cache drops what was put longest ago.
         decision = self.decisions.pop(key)
         if decision is not None:
             self.decisions.put(key, decision, decision.weight)

@@ -200,6 +200,7 @@ def _as_text(messages: Sequence[tuple[str, Mapping[str, Any]]], missing: int) ->
     if not messages:
         return "There is no such message."
     lines: list[str] = []
+    # The rest is for the tags, and for the lines that say what is left out.
     left = MOST_CHARACTERS - len(_FRAME) - 200
     for number, (message_id, body) in enumerate(messages):
         text = text_of(body)

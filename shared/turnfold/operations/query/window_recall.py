@@ -57,6 +57,7 @@ async def with_recall(
             decision = await deciding.decision(message, moment)
         except CannotFit:  # a call that waited for its result took more than both take now
             return planned
+        # Without a block of the new version, that of the turn's request stays.
         if decision.block is not None or moment is moments[-1]:
             return planned.with_recall(decision)
     return planned
@@ -72,6 +73,7 @@ def _before(following: Message, message: Message) -> AsOf:
     """Return the last moment at which a message was the newest."""
     if following.created_at_ms > message.created_at_ms:
         return AtTime(following.created_at_ms - 1)
+    # The following one is not of a later millisecond: no time lies between the two.
     return AtMessage(message.event_id, message.index)
 
 

@@ -85,6 +85,7 @@ def build_ledger(
     request_entries = _request_entries(newest_request)
     if limits.words:
         count = _with_words(count, limits.tokens / limits.words)
+    # A limit in words does not count the request, one in tokens does.
     reserved = () if limits.words else request_entries
     room_tokens = _room_tokens(reserved, limits.tokens, count)
     values, all_lines = found.values.values(), found.lines.values()

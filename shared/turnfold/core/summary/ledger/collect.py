@@ -101,6 +101,7 @@ def add_messages(
 def add_files(candidates: dict[str, Candidate], files: Iterable[FileChange]) -> None:
     """Add files that tools read or modified. A path that is a candidate already becomes one."""
     for change in files:
+        # Bars part the files of one entry, and each entry is one line.
         if BAR in change.path or not change.path.isprintable():
             continue
         rank = RANK_BY_CALL if change.action == "modified" else RANK_BY_TOOL
@@ -176,6 +177,7 @@ def _add(
         candidate.is_new = True
         candidate.times = min(MAX_TIMES, candidate.times + 1)
     higher = max(candidate.rank, rank)
+    # The same message names it again, which is no repeat.
     if candidate.order == order:
         candidate.rank = higher
         return

@@ -99,6 +99,7 @@ class NameUses:
 
     def as_json(self) -> str:
         """Return the record as a version stores it: the names used most, within a limit."""
+        # Equal weights are ordered by number, so that the same uses give the same record.
         best = sorted(self._covered.items(), key=lambda item: (-item[1].weight, item[0]))
         return b64encode(
             b"".join(

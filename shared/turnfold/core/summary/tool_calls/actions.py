@@ -98,6 +98,7 @@ def file_changes(carried: Any, sources: Iterable[Source]) -> tuple[FileChange, .
     for source in sources:
         for name, arguments in source.calls:
             for path, action in touched(name, arguments):
+                # Removed first, so that a file that is touched again moves to the end.
                 earlier = changes.pop(path, None)
                 was_modified = earlier is not None and earlier.action == "modified"
                 merged = "modified" if was_modified else action

@@ -115,6 +115,7 @@ class WindowDigest:
         """Count a message that came after its block was left out."""
         self._count(block, 1)
         if block.compaction_id is None or not self._has_digest(block.compaction_id):
+            # The calls of its block were counted when the block was left out.
             self._earlier.messages += 1
         self._has_changed()
 

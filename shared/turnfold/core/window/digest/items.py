@@ -42,6 +42,7 @@ class BestValues:
             self._found[value.text] = (position, times + 1, max(rank, value.rank), value.tokens)
         # Sorted once in a while, not at each message, so that the cost stays in proportion.
         if len(self._found) > 4 * self._most:
+            # The others stay in `tokens`: by now, the values found exceed the room anyway.
             best = sorted(self._found, key=self._order)[: 2 * self._most]
             self._found = {text: self._found[text] for text in best}
 

@@ -108,6 +108,7 @@ class _Converter:
         body = json.loads(text)
         if call is None:
             return "user", content_blocks(body.get("content"), "user")
+        # A `tool.result` is marked by its event, a result within a turn by its own field.
         is_error = message.is_error or body.get("is_error") is True
         content = content_blocks(body.get("content"), "tool")
         return "user", [result_block(self._api_ids[call.call_id], content, is_error=is_error)]
