@@ -1,6 +1,7 @@
 """Follow one event from publish to window, and count what it passes.
 
-`python -m tests.house.journey` prints the figures, with `--functions` the functions as well.
+`python -m tests.house.journey` prints the figures, with `--functions` the functions as well. It
+ends with 1 if the functions that CONTRIBUTING.md tells to read did not run in that order.
 
 A real system runs, with every call of a function of the project recorded in each of its processes.
 Counted are the functions that run between the publication of a turn and the window that shows it,
@@ -9,6 +10,7 @@ in a client, the receiver, the worker and the query server, and not in a time wi
 
 import asyncio
 import os
+import re
 import sys
 import tempfile
 import time
@@ -55,6 +57,49 @@ class Call(NamedTuple):
     def function(self) -> tuple[str, str]:
         """Its file and name; what is written within a function belongs to that."""
         return self.path, self.name.partition(".<locals>")[0]
+
+
+class Stage(NamedTuple):
+    """A function that a newcomer reads to follow an event: its process, file and name."""
+
+    process: str
+    path: str
+    name: str
+
+
+def stages() -> list[Stage]:
+    """Return what "Follow one event" of CONTRIBUTING.md names, in its order."""
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = re.findall(
+        r"^\| (client|receiver|worker|query) \| `(\S+)` \| (.+) \|$", guide, re.MULTILINE
+    )
+    return [
+        Stage(process, _place(path), name)
+        for process, path, names in rows
+        for name in re.findall(r"`(\S+)`", names)
+    ]
+
+
+def _place(path: str) -> str:
+    """Return a path of the guide as a path in the repository."""
+    root = "services" if path.startswith("turnfold_") else "shared/turnfold"
+    return f"{root}/{path}"
+
+
+def not_in_order(calls: list[Call]) -> list[Stage]:
+    """Return the stages that did not run, or not after the one before them in their process."""
+    first: dict[Stage, int] = {}
+    for call in calls:
+        stage = Stage(call.process, *call.function)
+        first[stage] = min(call.at_ns, first.get(stage, call.at_ns))
+    wrong: list[Stage] = []
+    newest: dict[str, int] = {}
+    for stage in stages():
+        at_ns = first.get(stage, 0)
+        if at_ns <= newest.get(stage.process, 0):
+            wrong.append(stage)
+        newest[stage.process] = max(at_ns, newest.get(stage.process, 0))
+    return wrong
 
 
 class Observed(NamedTuple):
@@ -138,6 +183,11 @@ def main() -> None:
                 names = " ".join(sorted(name for file, name in functions if file == path))
                 sys.stdout.write(f"  {path}: {names}\n")
     _print("one event from publish to window", {call.function for call in calls})
+    read = {(stage.path, stage.name) for stage in stages()}
+    _print("of these to be read, in CONTRIBUTING.md", read)
+    for stage in (wrong := not_in_order(calls)):
+        sys.stdout.write(f"  not in this order: {stage.process} {stage.path} {stage.name}\n")
+    sys.exit(1 if wrong else 0)
 
 
 def _print(title: str, functions: set[tuple[str, str]]) -> None:
