@@ -143,11 +143,11 @@ def _each_form(word: str) -> Iterator[Lookup]:
     if len(word) > WORD_CHARACTERS or not _LETTERS.fullmatch(word):
         yield (Term(word_term(word)),)
         return
-    if irregular := _IRREGULAR.get(stem_of(word)):
-        base, *others = irregular
+    # Only a form itself stands for the others: a `founder` is nothing that somebody finds.
+    base = _BASES.get(word, word)
+    if len(base) > 1:
+        others = _IRREGULAR.get(stem_of(base), ())
         yield (*_regular(base), *(Term(word_term(form)) for form in others))
-    elif len(word) > 1:
-        yield tuple(_regular(word))
 
 
 def _regular(word: str) -> Iterator[Term]:
@@ -185,5 +185,7 @@ def stem_of(word: str) -> str:
     return word
 
 
-_IRREGULAR: Final = {stem_of(form): forms for forms in IRREGULAR_FORMS for form in forms}
-"""The forms of an irregular word by the stem of each of them."""
+_BASES: Final = {form: base for base, *others in IRREGULAR_FORMS for form in others}
+"""The base forms of irregular words by their other forms."""
+_IRREGULAR: Final = {stem_of(base): others for base, *others in IRREGULAR_FORMS}
+"""The other forms of irregular words by the stems of their base forms."""

@@ -1,0 +1,39 @@
+"""What a model finds with the tools that look things up in its session, in every store."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.contract.query.test_search import indexed
+from tests.store_fixtures import KEY, Stores, assistant, turn, user
+from turnfold.contracts.requests import ToolRequest
+from turnfold.operations.query.tools import ToolStores, run_tool
+
+
+async def told(stores: Stores, name: str, **arguments: Any) -> str:
+    """What a tool returns to the model."""
+    request = ToolRequest(name=name, arguments=arguments)
+    answer = await run_tool(KEY, request, ToolStores(stores.history, stores.search, stores.recall))
+    content: str = json.loads(answer)["content"]
+    return content
+
+
+@pytest.mark.proves("F2", "F4")
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        *((word, word) for word in ("broker", "foundation", "founder", "thoughts", "rod", "many")),
+        ("thinking", "thought"),
+        ("gone", "go"),
+    ],
+)
+async def test_a_word_is_found_by_itself_and_by_the_forms_of_its_verb(
+    stores: Stores, asked: str, said: str
+) -> None:
+    await stores.ingest(turn(1, user(f"Wednesday: {said}."), assistant("Noted.")))
+    await indexed(stores)
+
+    found = await told(stores, "search_history", query=f"Which {asked}?")
+
+    assert f"Wednesday: {said}." in found
