@@ -18,10 +18,13 @@ from tests.store_fixtures import (
     turns,
     user,
 )
+from turnfold.contracts.history_requests import HistoryRequest
+from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.history.as_of import AtVersion
 from turnfold.core.history.audit_chain import row_hash
 from turnfold.errors import TooLarge, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
+from turnfold.operations.query.history import history, sessions
 from turnfold.ports.query import (
     WindowSnapshot,
 )
@@ -275,6 +278,40 @@ async def test_sessions_are_listed_with_the_newest_first_and_by_agent(stores: St
         ("bob", "s-1"),
     ]
     assert [one.session_id for one in mine] == ["s-2", "s-3", "s-1"]
+
+
+@pytest.mark.proves("A2")
+async def test_pages_of_sessions_go_on_after_those_without_an_event(stores: Stores) -> None:
+    await stores.ingest(turn(1, user("hello")))
+    for number in range(2, 5):
+        await stores.changes.set_policy(
+            other(number),
+            PolicyRequest(mode="manual"),
+            installation=stores.installation,
+            now_ms=NOON,
+        )
+    listed: list[str] = []
+    after = None
+
+    while len(listed) < 4:
+        page = await sessions(agent_ids=None, after=after, limit=1, store=stores.history)
+        listed += [one["session_id"] for one in page["sessions"]]
+        after = page["next_after"]
+
+    assert listed == ["s-1", "s-2", "s-3", "s-4"]
+
+
+@pytest.mark.proves("A2")
+async def test_nothing_stands_before_the_first_position(stores: Stores) -> None:
+    await stores.ingest(*turns(1, 3))
+
+    answer = await history(KEY, HistoryRequest(before_position=0), store=stores.history)
+
+    assert json.loads(answer) == {
+        "messages": [],
+        "next_position": None,
+        "previous_position": None,
+    }
 
 
 @pytest.mark.proves("L10", "A2")

@@ -28,15 +28,15 @@ from turnfold.ports.query import (
     StoredSummary,
 )
 
-_PLACE = re.compile(r"(\d{1,18})\.(\d{1,18})", re.ASCII)
+# The time is -1 if the session has a policy but no event yet.
+_PLACE = re.compile(r"(-1|\d{1,18})\.(\d{1,18})", re.ASCII)
 
 
 async def history(key: SessionKey, request: HistoryRequest, *, store: HistoryStore) -> str:
     """Return original messages as JSON text; each is inserted as it was stored."""
     after, before = request.after_position or 0, request.before_position
-    span = _Span(
-        key, after, before or END_POSITION, store, with_retracted=request.include_retracted
-    )
+    until = END_POSITION if before is None else before
+    span = _Span(key, after, until, store, with_retracted=request.include_retracted)
     if request.as_of is not None:
         span = span.at(await store.states_as_of(key, parse_as_of(request.as_of)))
     if request.message_ids is not None:
