@@ -146,6 +146,9 @@ def test_the_short_names_belong_to_one_preset_alone() -> None:
             r"must begin with sqlite\+aiosqlite:// or postgresql\+asyncpg://",
         ),
         ({"TURNFOLD_NATS_URL": "127.0.0.1:4222"}, "must begin with nats://"),
+        ({"TURNFOLD_SUMMARY_API_BASE": "llm.internal:8000"}, "must begin with http://"),
+        ({"TURNFOLD_PROXY_UPSTREAM": "http://llm.internal:80800"}, "and a valid port"),
+        ({"TURNFOLD_SUMMARY_API_BASE": "http://me:secret/2@host"}, "and a valid port"),
         ({"TURNFOLD_CONFIG": "/no/such/file.toml"}, "/no/such/file.toml, which cannot be read"),
     ],
 )

@@ -41,13 +41,14 @@ def mcp(
         from turnfold.integrations.mcp import serve
     except ImportError as error:
         raise StartError(str(error)) from error
-    # Wrong ids and settings end the command before it serves.
+    # Wrong ids, settings and URLs end the command before it serves.
     key, settings = session_key(agent, session), read_settings(os.environ)
+    over_http = None if http_url is None else HttpSession(http_url, key, token=settings.http_token)
 
     @asynccontextmanager
     async def opened() -> AsyncGenerator["SessionReads", None]:
-        if http_url is not None:
-            yield HttpSession(http_url, key, token=settings.http_token)
+        if over_http is not None:
+            yield over_http
         else:
             # For each call, so that the server outlives restarts of the system.
             async with connected_client() as client:

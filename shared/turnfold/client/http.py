@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from turnfold.client.credentials import without_password
 from turnfold.client.replies import Window, error_from_json, read
 from turnfold.contracts.subjects import token_of
-from turnfold.errors import Unavailable
+from turnfold.errors import StartError, Unavailable
 from turnfold.messages import Json, SessionKey, ToolFormat
+from turnfold.settings.urls import is_http_url
 
 HTTP_SECONDS = 30
 
@@ -19,9 +21,13 @@ class HttpSession:
     """The reads of one session over HTTP, with a bearer token if the service asks for one.
 
     Methods raise the subclasses of `turnfold.RequestError`, as those of `Session` do.
+
+    Raises:
+        StartError: the URL names no HTTP server.
     """
 
     def __init__(self, url: str, key: SessionKey, *, token: str | None) -> None:
+        _check_url(url)
         self._url = url
         self._token = token
         agent, session = token_of(key.agent_id), token_of(key.session_id)
@@ -48,15 +54,26 @@ class HttpSession:
         )
 
 
+def _check_url(url: str) -> None:
+    # Without a host, the token would go to what listens on port 80 of this machine.
+    if not is_http_url(url):
+        raise StartError(
+            f"{without_password(url)} is no address of a query service;"
+            " give its scheme, host and port, such as http://127.0.0.1:8080"
+        )
+
+
 def ask_http(url: str, path: str, *, token: str | None, body: Json | None = None) -> dict[str, Any]:
     """Return the query service's answer to a GET, or with a body to a POST.
 
     Raises:
         RequestError: the answer is an error, or no server answers.
+        StartError: the URL names no HTTP server.
     """
+    _check_url(url)
     target = urlsplit(url)
     kind = http.client.HTTPSConnection if target.scheme == "https" else http.client.HTTPConnection
-    connection = kind(target.hostname or "127.0.0.1", target.port, timeout=HTTP_SECONDS)
+    connection = kind(target.hostname or "", target.port, timeout=HTTP_SECONDS)
     headers = {"Accept": "application/json"}
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"

@@ -14,6 +14,7 @@ from turnfold.core.policy.allowance import is_model_pattern
 from turnfold.core.policy.presets import Mode
 from turnfold.core.summary.prompt import checked_task
 from turnfold.core.summary.redaction import checked_patterns
+from turnfold.settings.urls import is_http_url
 
 Checked = TypeVar("Checked")
 
@@ -21,7 +22,6 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOG_FORMATS = ("auto", "json", "console")
 DATABASE_SCHEMES = ("sqlite+aiosqlite", "postgresql+asyncpg")
 NATS_SCHEMES = ("nats", "tls", "ws", "wss")
-HTTP_SCHEMES = ("http", "https")
 
 
 def _model_patterns(raw: Any) -> tuple[str, ...]:
@@ -133,13 +133,19 @@ def _url(schemes: tuple[str, ...]) -> Callable[[Any], str]:
     return read
 
 
+def _http_url(raw: Any) -> str:
+    url = _non_empty_text(raw)
+    if not is_http_url(url):
+        raise ValueError("must begin with http:// or https:// and name a host, and a valid port")
+    return url
+
+
 def _provider_url(raw: Any) -> str:
-    parts = urlsplit(_non_empty_text(raw))
-    if parts.scheme not in HTTP_SCHEMES or not parts.hostname:
-        raise ValueError("must begin with http:// or https:// and name a host")
+    url = _http_url(raw)
+    parts = urlsplit(url)
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ValueError("must have neither credentials nor parameters; callers send their own key")
-    return _non_empty_text(raw)
+    return url
 
 
 def _agent_id(raw: Any) -> str:
@@ -181,7 +187,7 @@ PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "context_window": whole_number(0),
     "summary_model": _non_empty_text,
     "summary_models": _model_patterns,
-    "summary_api_base": _non_empty_text,
+    "summary_api_base": _http_url,
     "summary_api_key": _non_empty_text,
     "summary_timeout_seconds": _seconds,
     "summary_job_timeout_seconds": _seconds,

@@ -1,7 +1,9 @@
 """URLs of servers: the address to connect to, and the form without credentials."""
 
 import re
+from urllib.parse import urlsplit
 
+HTTP_SCHEMES = ("http", "https")
 # A password may contain a comma, but hardly one before a scheme of NATS.
 _SEPARATOR = re.compile(r",(?=\s*(?:nats|tls|wss?)://)")
 _HOSTS = re.compile(r"(?:(?:\[[\w:.%-]*\]|[^\[\]:,\s]*)(?::\d*)?(?:,\s*|$))+")
@@ -17,6 +19,15 @@ def http_url(host: str, port: int, *, is_encrypted: bool = False) -> str:
         if ":" in connect_host
         else f"{scheme}://{connect_host}:{port}"
     )
+
+
+def is_http_url(url: str) -> bool:
+    """Return whether a URL has a scheme of HTTP, a host and, if any, a valid port."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in HTTP_SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def redacted(url: str) -> str:

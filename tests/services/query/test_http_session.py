@@ -8,7 +8,7 @@ from tests.running_system import client_of, running_system
 from turnfold.access.bearers import new_token
 from turnfold.client import session_key
 from turnfold.client.http import HttpSession
-from turnfold.errors import BadRequest, NotAllowed, Unavailable
+from turnfold.errors import BadRequest, NotAllowed, StartError, Unavailable
 
 SESSIONS = ("user-42", "a/b?c=d#e", "..", "語 %2F")
 FACT = {"role": "user", "content": "The lanterns are kept in store 1042."}
@@ -48,3 +48,21 @@ async def test_without_a_server_the_error_says_what_to_start() -> None:
 
     with pytest.raises(Unavailable, match="turnfold up"):
         await HttpSession("http://127.0.0.1:9", key, token=None).tools()
+
+
+@pytest.mark.proves("G7", "X1")
+@pytest.mark.parametrize(
+    "address",
+    [
+        "turnfold.internal:8080",
+        "127.0.0.1:8080",
+        "//host:8080",
+        "ftp://host",
+        "http://:80",
+        "http://[",
+    ]
+    + [f"http://host:{port}" for port in ("0", "80800", "http")],
+)
+def test_a_token_goes_to_no_other_server_than_the_one_of_a_url(address: str) -> None:
+    with pytest.raises(StartError, match="give its scheme, host and port"):
+        HttpSession(address, session_key("support", "user-42"), token="tf_secret")
