@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from turnfold.client.buffer import Buffer, BufferOptions
 from turnfold.client.events import BATCH_EVENTS, OutgoingEvent, Receipt, batches, session_key
+from turnfold.client.replies import read
 from turnfold.client.session import Session
 from turnfold.contracts.events import check_copy
 from turnfold.contracts.subjects import token_of
@@ -348,7 +349,7 @@ class Client:
         for start in range(0, len(wanted), LISTED_AT_ONCE):
             part = wanted[start : start + LISTED_AT_ONCE]
             answer = await self.ask(f"events.known.{token_of(agent_id)}", {"event_ids": part})
-            known.update(answer["known"])
+            known |= read(lambda fields: set(fields["known"]), answer)
         return known
 
 

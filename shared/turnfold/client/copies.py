@@ -1,9 +1,10 @@
 """Compare an event that the stream calls a duplicate with the event that it stores."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from turnfold.client.events import OutgoingEvent
+from turnfold.client.replies import read
 from turnfold.contracts.events import EVENT_ID_TAKEN, check_copy, read_payload
 from turnfold.contracts.subjects import session_subject, token_of
 from turnfold.errors import BadEvent, Conflict, RequestError, UnknownSession
@@ -29,11 +30,11 @@ async def check_duplicate(event: OutgoingEvent, acknowledgement: Acknowledgement
         check_copy(event.kind, event.payload, acknowledgement.stored)
         return
     try:
-        read = read_payload(event.kind, event.payload)
+        payload = read_payload(event.kind, event.payload)
     except BadEvent:
         return
     # The history shows other shapes as chat messages.
-    messages = read.parsed if read.shape is Shape.CHAT else ()
+    messages = payload.parsed if payload.shape is Shape.CHAT else ()
     fields: dict[str, Any] = {
         "message_ids": [f"{event.event_id}#{index}" for index in range(len(messages))],
         "include_retracted": True,
@@ -48,7 +49,7 @@ async def check_duplicate(event: OutgoingEvent, acknowledgement: Acknowledgement
         # Not everything is stored yet, so messages that are missing prove nothing.
         if page.get("fresh") is not True:
             return
-        stored = [entry.get("message") for entry in page["messages"]]
+        stored = read(_bodies, page)
     except UnknownSession:
         pass
     except RequestError:
@@ -57,6 +58,10 @@ async def check_duplicate(event: OutgoingEvent, acknowledgement: Acknowledgement
     is_other = stored != list(messages) if stored else await _is_stored(event, ask)
     if is_other:
         raise Conflict(EVENT_ID_TAKEN)
+
+
+def _bodies(page: Mapping[str, Any]) -> list[Any]:
+    return [entry.get("message") for entry in page["messages"]]
 
 
 async def _is_stored(event: OutgoingEvent, ask: Ask) -> bool:

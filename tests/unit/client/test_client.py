@@ -11,6 +11,7 @@ import turnfold
 import turnfold.client.events
 import turnfold.transcripts.reading
 from turnfold.client import OutgoingEvent, Window, result_event, session_key, turn_event
+from turnfold.client.copies import check_duplicate
 from turnfold.client.replies import error_from_json
 from turnfold.contracts.events import read_event
 from turnfold.errors import (
@@ -23,6 +24,8 @@ from turnfold.errors import (
     Unavailable,
     UnknownSession,
 )
+from turnfold.messages import Json
+from turnfold.nats_client.acknowledgements import Acknowledgement
 
 KEY = session_key("support", "user.42")
 
@@ -229,3 +232,16 @@ def test_the_examples_in_docstrings_hold(module: ModuleType) -> None:
     tried = doctest.testmod(module)
 
     assert (tried.failed, tried.attempted > 0) == (0, True)
+
+
+@pytest.mark.proves("R3")
+@pytest.mark.parametrize("page", ['{"messages": [1], "fresh": true}', '{"fresh": true}'])
+async def test_a_history_that_another_program_made_up_proves_no_event_wrong(page: str) -> None:
+    event = turn_event(KEY, [{"role": "user", "content": "hi"}], event_id="e1")
+
+    async def ask(subject: str, fields: Json) -> dict[str, Any]:
+        assert (subject, fields["message_ids"]) == ("history.get.support.user%2E42", ["e1#0"])
+        answer: dict[str, Any] = json.loads(page)
+        return answer
+
+    await check_duplicate(event, Acknowledgement(4, is_duplicate=True), ask)
