@@ -197,10 +197,13 @@ class Connection:
                 {event.subject}, send, f"event {event.event_id}"
             )
             publishing.set_attributes(stream_seq=acknowledgement.seq)
-            # The broker compares ids alone, so the event that it stores may have other content.
-            if acknowledgement.is_duplicate:
-                await check_duplicate(event, acknowledgement, self.ask)
-            return Receipt(event.event_id, acknowledgement.seq, acknowledgement.is_duplicate)
+            return await self._receipt(event, acknowledgement)
+
+    async def _receipt(self, event: OutgoingEvent, acknowledgement: Acknowledgement) -> Receipt:
+        # The broker compares ids alone, so the event that it stores may have other content.
+        if acknowledgement.is_duplicate:
+            await check_duplicate(event, acknowledgement, self.ask)
+        return Receipt(event.event_id, acknowledgement.seq, acknowledgement.is_duplicate)
 
     async def publish_together(self, events: Sequence[OutgoingEvent]) -> list[Receipt]:
         """Publish different events, all or none, in this order.
@@ -212,6 +215,7 @@ class Connection:
             NotAllowed: these credentials may not publish to one of the sessions.
             TooLarge: an event or the batch exceeds the server's limit.
             StreamFull: the stream is full. None of the events was stored.
+            Conflict: an event id stands for another event. That one was not stored.
             Unavailable: no acknowledgement arrived. The events may be stored or not. They may
                 be published again as they are.
         """
@@ -237,9 +241,7 @@ class Connection:
                 ]
         # A server without batches has stored the first event as a single message.
         receipts = (
-            []
-            if acknowledgement is None
-            else [Receipt(events[0].event_id, acknowledgement.seq, acknowledgement.is_duplicate)]
+            [] if acknowledgement is None else [await self._receipt(events[0], acknowledgement)]
         )
         # With the same ids, so that nothing is stored twice.
         return receipts + [await self.publish(event) for event in events[len(receipts) :]]
@@ -257,16 +259,15 @@ class Connection:
                 | {"Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": str(number)}
             )
 
-        first, *middle, last = (events[0], *events[1:-1], events[-1])
-        if len(events) > 1:
-            reply = await self._publisher.open_batch(
-                first.subject, first.payload, headers=headers_of(1), seconds=self._timeout_seconds
-            )
-            if reply is not None:
-                return reply
-            # No reply is requested for these: the last event commits all of the batch or nothing.
-            for number, event in enumerate(middle, 2):
-                await self.bus.publish(event.subject, event.payload, headers=headers_of(number))
+        first, *middle, last = events
+        reply = await self._publisher.open_batch(
+            first.subject, first.payload, headers=headers_of(1), seconds=self._timeout_seconds
+        )
+        if reply is not None:
+            return reply
+        # No reply is requested for these: the last event commits all of the batch or nothing.
+        for number, event in enumerate(middle, 2):
+            await self.bus.publish(event.subject, event.payload, headers=headers_of(number))
         headers = headers_of(len(events)) | {"Nats-Batch-Commit": "1"}
         batch = AckBatch(batch_id, len(events))
         return await self._publisher.publish(
@@ -350,6 +351,8 @@ class Connection:
         await asyncio.wait((self._opening,), timeout=timeout_seconds)
         if not self._opening.done():
             raise nats.errors.TimeoutError
+        if self._opening.cancelled():
+            raise Unavailable("the client is closed")
         if error := self._opening.exception():
             raise Unavailable(f"the bus cannot be reached: {type(error).__name__}") from error
 

@@ -8,14 +8,15 @@ from pathlib import Path
 import nats
 import pytest
 from nats.aio.client import Client as Bus
-from nats.js.api import DiscardPolicy, StreamConfig
+from nats.aio.msg import Msg
+from nats.js.api import DiscardPolicy, StreamConfig, SubjectTransform
 
 import turnfold
 import turnfold.client.client as client_module
 from tests.nats_server import NatsServer, nats_server, subscriptions_known
 from turnfold.client import BufferOptions, OutgoingEvent, session_key, turn_event
 from turnfold.contracts.subjects import EVENTS_STREAM, EVENTS_SUBJECTS
-from turnfold.errors import StreamFull, TooLarge, Unavailable
+from turnfold.errors import Conflict, StreamFull, TooLarge, Unavailable
 
 STREAM = StreamConfig(
     name=EVENTS_STREAM, subjects=list(EVENTS_SUBJECTS), duplicate_window=600.0, allow_atomic=True
@@ -215,6 +216,38 @@ async def test_a_stream_that_takes_no_batches_gets_the_events_one_by_one(
 
     assert await stored(bus) == ids(events(20))
     assert [one.seq for one in receipts] == list(range(1, 21))
+
+
+@pytest.mark.proves("L2")
+async def test_a_server_that_knows_no_batches_does_not_pass_other_content_as_a_copy(
+    server: NatsServer, bus: Bus
+) -> None:
+    restored = SubjectTransform(src="old.>", dest=">")
+    await bus.jetstream().update_stream(
+        STREAM.evolve(subjects=["old.>"], subject_transform=restored)
+    )
+
+    async def store(message: Msg) -> None:
+        """Store each event by itself, as servers before 2.12 do."""
+        headers = {
+            name: value
+            for name, value in (message.headers or {}).items()
+            if not name.startswith("Nats-Batch-")
+        }
+        reply = await bus.request(f"old.{message.subject}", message.data, headers=headers)
+        await message.respond(reply.data)
+
+    subscription = await bus.subscribe("turn.completed.>", cb=store)
+    async with turnfold.connect(server.url) as client:
+        receipts = await client.publish_batch([event("a"), event("b")])
+        again = await client.publish_batch([event("a"), event("c")])
+        with pytest.raises(Conflict):
+            await client.publish_batch([event("a", says="Where is order 8?"), event("d")])
+    await subscription.unsubscribe()
+
+    assert await stored(bus) == ["a", "b", "c"]
+    assert [(one.seq, one.is_duplicate) for one in receipts] == [(1, False), (2, False)]
+    assert [(one.seq, one.is_duplicate) for one in again] == [(1, True), (3, False)]
 
 
 @pytest.mark.proves("L1")

@@ -171,6 +171,20 @@ async def test_what_could_not_be_published_at_all_is_told_at_the_end() -> None:
         await said(client, "too late")
 
 
+@pytest.mark.proves("R3")
+async def test_calls_of_a_client_that_closed_before_it_was_connected_say_so() -> None:
+    async with turnfold.connect(
+        "nats://127.0.0.1:1", timeout_seconds=1.0, attempts=1, buffering=SHORT
+    ) as client:
+        session = client.session("support", "s")
+        waiting = asyncio.create_task(session.context())
+        await asyncio.sleep(0)
+
+    for call in (waiting, session.context()):
+        with pytest.raises(Unavailable, match="the client is closed"):
+            await call
+
+
 @pytest.mark.proves("R3", "G2")
 async def test_a_close_that_is_cancelled_leaves_no_connection_and_no_task(tmp_path: Path) -> None:
     kept: list[Client] = []
