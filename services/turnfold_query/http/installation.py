@@ -10,6 +10,7 @@ from turnfold.contracts.answers.installation import (
     CampaignListAnswer,
     CostAnswer,
 )
+from turnfold.contracts.event_models import Id
 from turnfold.operations.query import installation
 from turnfold_query.http.description import EVERYWHERE, described
 from turnfold_query.http.inspector import AgentQuery, Inspector, Limit, agents_among
@@ -24,9 +25,7 @@ def add_installation(app: FastAPI, inspector: Inspector) -> None:
     )
     async def get_agents(
         http: Request,
-        after: Annotated[
-            str | None, Query(max_length=256, description="`next_after` of the page before.")
-        ] = None,
+        after: Annotated[Id | None, Query(description="`next_after` of the page before.")] = None,
         limit: Limit = 100,
     ) -> Response:
         listing = installation.agents(

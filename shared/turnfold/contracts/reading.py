@@ -94,5 +94,5 @@ def first_fault(faults: Sequence[Mapping[str, Any]]) -> str:
 
 def _field(fault: Mapping[str, Any]) -> str:
     # Pydantic appends the name that it has for the form of a value.
-    parts = map(str, fault["loc"])
-    return ".".join(part for part in parts if not part.startswith(("constrained-", "literal[")))
+    forms = ("constrained-", "literal[", "RecallFields")
+    return ".".join(part for part in map(str, fault["loc"]) if not part.startswith(forms))

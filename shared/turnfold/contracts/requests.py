@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from turnfold.contracts.event_models import Id
 from turnfold.contracts.fields import example
 from turnfold.messages import MOST_EXACT, MOST_INT32, MOST_INT64, ToolFormat, WindowFormat
 
@@ -289,7 +290,7 @@ class ReplayRequest(Command):
     dead_letter_ids: Annotated[
         list[Annotated[int, Field(ge=1, le=MOST_INT64)]] | None, Field(min_length=1, max_length=50)
     ] = None
-    reason: Annotated[str | None, Field(min_length=1, max_length=100)] = None
+    reason: Id | None = None
     all: bool = False
     after: Annotated[
         int, Field(ge=0, le=MOST_INT64, description="Continue after this dead letter.")
@@ -355,12 +356,7 @@ class AgentEraseRequest(EraseRequest):
     model_config = example(prefix="draft-")
 
     prefix: Annotated[
-        str | None,
-        Field(
-            min_length=1,
-            max_length=256,
-            description="Erase only the sessions whose ids begin with this text.",
-        ),
+        Id | None, Field(description="Erase only the sessions whose ids begin with this text.")
     ] = None
 
 

@@ -117,6 +117,7 @@ async def asked_about(directory: Path, server: Postgres | None) -> AsyncGenerato
 UNSTORABLE = (
     f"/v1/sessions?after={'9' * 40}.1", "/v1/sessions?agent_id=%00", f"/v1/deadletters?after={2**63}", f"/v1/deadletters/{2**63}",
     f"/v1/agents/a/sessions/s/summaries/{'9' * 30}", f"/v1/agents/a/sessions/s/history?after_position={2**63}", "/v1/agents/%00/sessions/%0A",
+    "/v1/agents?after=%00",
 )  # fmt: skip
 
 

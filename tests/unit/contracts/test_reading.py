@@ -1,5 +1,7 @@
 """Sentences that say why a request is refused."""
 
+import json
+
 import pytest
 
 from turnfold.contracts.catalog import REQUESTS
@@ -8,14 +10,38 @@ from turnfold.errors import BadRequest
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("name", "body", "told"),
     [
-        (b'{"after": "x"}', "after: Input should be a valid integer; or: Input should be 'latest'"),
-        (b'{"wait_ms": "x"}', "wait_ms: Input should be a valid integer"),
+        (
+            "history.get",
+            b'{"after": "x"}',
+            "after: Input should be a valid integer; or: Input should be 'latest'",
+        ),
+        ("history.get", b'{"wait_ms": "x"}', "wait_ms: Input should be a valid integer"),
+        (
+            "context.get",
+            b'{"recall": {"tokens": -1}}',
+            "recall.tokens: Input should be greater than or equal to 0",
+        ),
+        (
+            "context.get",
+            b'{"recall": true}',
+            "recall: Input should be an object; or: Input should be False",
+        ),
     ],
 )
-def test_a_fault_names_the_field_and_what_it_may_hold(body: bytes, told: str) -> None:
+def test_a_fault_names_the_field_and_what_it_may_hold(name: str, body: bytes, told: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        read_request(REQUESTS["history.get"].request, body)
+        read_request(REQUESTS[name].request, body)
 
     assert str(caught.value) == told
+
+
+@pytest.mark.proves("X2")
+@pytest.mark.parametrize(
+    ("name", "field"), [("agent.erase", "prefix"), ("deadletters.replay", "reason")]
+)
+@pytest.mark.parametrize("text", ["\0", "s\0", "\ud800", "語" * 100])
+def test_a_text_that_can_be_part_of_no_id_is_refused(name: str, field: str, text: str) -> None:
+    with pytest.raises(BadRequest):
+        read_request(REQUESTS[name].request, json.dumps({field: text}).encode())
