@@ -7,6 +7,7 @@ from typing import Any
 from turnfold.contracts.requests import (
     ExpandRequest,
 )
+from turnfold.core.text.defuse import defused
 from turnfold.core.text.search import SearchQuery
 from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey
@@ -54,7 +55,7 @@ async def expand(
     answer = {
         "version": version.version,
         field: place,
-        "text": texts[place],
+        "text": defused(texts[place]),
         "how": how,
         "missing": len(recorded) - len(sources) if recorded else 0,
     }
