@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from tests.contract.query.test_search import indexed
-from tests.store_fixtures import KEY, Stores, assistant, turn, user
+from tests.store_fixtures import KEY, Stores, assistant, retracted, turn, user
 from turnfold.contracts.requests import ToolRequest
+from turnfold.messages import position_of
 from turnfold.operations.query.tools import ToolStores, run_tool
 
 
@@ -37,3 +38,26 @@ async def test_a_word_is_found_by_itself_and_by_the_forms_of_its_verb(
     found = await told(stores, "search_history", query=f"Which {asked}?")
 
     assert f"Wednesday: {said}." in found
+
+
+@pytest.mark.proves("F4")
+async def test_a_match_that_is_too_large_to_be_shown_is_named_by_its_position(
+    stores: Stores,
+) -> None:
+    log = "\n".join(f"line {number}: calm weather" for number in range(1_500))
+    await stores.ingest(
+        turn(1, user(f"Zebra valve.\n{log}")),
+        turn(2, user("Which valve?"), assistant("The zebra's.")),
+    )
+    await indexed(stores)
+    position = position_of(1, 0)
+    named = f"[matches too large to be shown here; read_messages from position: {position}]"
+
+    found = await told(stores, "search_history", query="zebra valve")
+    await stores.ingest(retracted(3, "e2#0", "e2#1"))
+    only = await told(stores, "search_history", query="zebra valve")
+
+    assert "The zebra's." in found
+    assert found.endswith(f"\n{named}")
+    assert only == named
+    assert "Zebra valve." in await told(stores, "read_messages", position=position, count=1)

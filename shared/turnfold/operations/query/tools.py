@@ -35,6 +35,8 @@ from turnfold.ports.search import SearchStore
 
 MOST_TOKENS: Final = 6_000
 """The most tokens that a search returns."""
+MOST_NAMED: Final = 5
+"""Of so many of the best matches, those that a search has no room for are named."""
 MOST_CHARACTERS: Final = 24_000
 """The most characters that any tool returns."""
 MESSAGE_CHARACTERS: Final = 8_000
@@ -55,7 +57,7 @@ class ToolArguments(Request):
 class SearchHistory(ToolArguments):
     """Search everything that was said in this conversation, also what the summary replaced.
 
-    Returns the best messages whole, at most about 6,000 tokens.
+    Returns the best messages whole, at most about 6,000 tokens; the positions of larger ones.
     """
 
     query: Annotated[
@@ -106,15 +108,18 @@ def tools_json(form: ToolFormat) -> str:
         {
             "name": name,
             "description": " ".join((arguments.__doc__ or "").split()),
-            schema_name: arguments.model_json_schema() | {"title": name, "description": ""},
+            schema_name: _schema_of(arguments),
         }
         for name, arguments in TOOLS.items()
     ]
-    for tool in tools:
-        schema = tool[schema_name]
-        assert isinstance(schema, dict)
-        del schema["title"], schema["description"]
     return json.dumps({"tools": tools, "format": form})
+
+
+def _schema_of(arguments: type[ToolArguments]) -> dict[str, Any]:
+    schema = arguments.model_json_schema()
+    # They are told beside it.
+    del schema["title"], schema["description"]
+    return schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +153,15 @@ async def run_tool(key: SessionKey, request: ToolRequest, stores: ToolStores) ->
 
 async def _searched(key: SessionKey, wanted: SearchHistory, stores: ToolStores) -> str:
     counts = await stores.histories.counts(key)
+    best: list[int] = []
 
     def choose(session: SearchedSession) -> Choice:
+        nonlocal best
         left = MOST_TOKENS - FRAME_TOKENS
+        matches = list(ranked(session, left))
+        best = [session.positions[ordinal] for ordinal in matches[:MOST_NAMED]]
         chosen = []
-        for ordinal in ranked(session, left):
+        for ordinal in matches:
             if session.tokens[ordinal] <= left:
                 chosen.append(ordinal)
                 left -= session.tokens[ordinal]
@@ -162,7 +171,11 @@ async def _searched(key: SessionKey, wanted: SearchHistory, stores: ToolStores) 
         counts.sid, until=_LATEST, question=lambda _: question_of(wanted.query), choose=choose
     )
     block = write_block(recollection.material, MOST_TOKENS)
-    return "No message matches." if block is None else block.text
+    texts = [] if block is None else [block.text]
+    shown = () if block is None else block.positions
+    if large := ", ".join(str(position) for position in best if position not in shown):
+        texts.append(f"[matches too large to be shown here; read_messages from position: {large}]")
+    return "\n".join(texts) or "No message matches."
 
 
 async def _read(key: SessionKey, wanted: ReadMessages, stores: ToolStores) -> str:
