@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 class LRUCache(Generic[Key, Value]):
-    """Entries with a weight, of which the least recently put leave first.
+    """Entries with a weight, of which the least recently used leave first.
 
     `pop` removes the entry that it returns: a value belongs to one request until that puts it
     back. An entry that weighs more than a quarter of `max_weight` is not kept.
@@ -24,6 +24,12 @@ class LRUCache(Generic[Key, Value]):
             max_weight, getsizeof=itemgetter(1)
         )
         self._lock = Lock()
+
+    def get(self, key: Key) -> Value | None:
+        """Return an entry that requests may share, and mark it as used; None if there is none."""
+        with self._lock:
+            entry = self._entries.get(key)
+        return None if entry is None else entry[0]
 
     def pop(self, key: Key) -> Value | None:
         """Remove and return an entry; None if there is none."""

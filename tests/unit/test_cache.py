@@ -19,6 +19,18 @@ def test_what_was_not_kept_for_longest_goes_first() -> None:
     assert [lately.pop(key) for key in "abcde"] == [4, None, 2, 3, 5]
 
 
+def test_an_entry_that_was_read_stays_longer_than_one_that_was_not() -> None:
+    cache: LRUCache[str, int] = LRUCache(100)
+    for number, key in enumerate("abcd"):
+        cache.put(key, number, 25)
+
+    read = cache.get("a")
+    cache.put("e", 4, 25)
+
+    assert read == 0
+    assert [cache.get(key) for key in "abcde"] == [0, None, 2, 3, 4]
+
+
 def test_what_is_very_heavy_is_not_kept_and_pushes_nothing_out() -> None:
     lately: LRUCache[str, int] = LRUCache(100)
     lately.put("a", 1, 25)

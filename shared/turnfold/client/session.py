@@ -17,11 +17,10 @@ from turnfold.client.events import (
 )
 from turnfold.client.replies import StoredMessage, Summary, Window, read
 from turnfold.client.session_history import SessionHistory, wait_seconds
-from turnfold.contracts.subjects import token_of
+from turnfold.contracts.subjects import ID_MAX_BYTES, token_of
 from turnfold.errors import UnknownSession
 from turnfold.messages import Json, SessionId, ShapeName, ToolFormat, WindowFormat
 
-MAX_ID_BYTES = 256
 POP_SECONDS = 8.0
 """How long a worker waits at most for the events before."""
 
@@ -46,7 +45,7 @@ class Session(SessionHistory):
             BadRequest: the name cannot be part of an id.
         """
         own, name = self.key.session_id, name if name is not None else new_event_id()
-        if len(f"{own}/{name}".encode()) > MAX_ID_BYTES:
+        if len(f"{own}/{name}".encode()) > ID_MAX_BYTES:
             own = SessionId(blake2b(own.encode(), digest_size=16).hexdigest())
         return Session(self._client, session_key(self.key.agent_id, f"{own}/{name}"))
 

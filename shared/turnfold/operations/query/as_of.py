@@ -6,9 +6,8 @@ from datetime import UTC, datetime, timedelta
 from turnfold.contracts.subjects import id_fault
 from turnfold.core.history.as_of import AsOf, AtMessage, AtTime, AtVersion
 from turnfold.errors import BadRequest
-from turnfold.messages import split_message_id
+from turnfold.messages import MOST_INT32, split_message_id
 
-VERSIONS = 2**31
 _RFC3339 = re.compile(
     r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:)(\d\d)(\.\d+)?([Zz]|[+ -]\d\d:\d\d)", re.ASCII
 )
@@ -23,7 +22,7 @@ def parse_as_of(text: str | int) -> AsOf:
     """
     named = str(text)
     if named.isascii() and named.isdigit():
-        if int(named) >= VERSIONS:
+        if int(named) > MOST_INT32:
             raise BadRequest("as_of: no session has that many versions")
         return AtVersion(int(named))
     message = split_message_id(named)

@@ -65,13 +65,8 @@ class QueryEnvironment:
 
     def cached_reply(self, sid: int, etag: str) -> ContextReply | None:
         """Return the reply to the same request in the same state, if it is cached."""
-        key = (sid, etag)
-        # Taken and put back, which marks it as used most recently.
-        reply = self.replies.pop(key)
-        if reply is None:
-            return None
-        self.replies.put(key, reply, len(reply.body))
-        return replace(reply, seconds=None)
+        reply = self.replies.get((sid, etag))
+        return None if reply is None else replace(reply, seconds=None)
 
     def keep_reply(self, sid: int, reply: ContextReply) -> None:
         """Cache a reply for the next request."""

@@ -176,14 +176,6 @@ class Recall:
         default_factory=lambda: LRUCache(DECISIONS_BYTES)
     )
 
-    def cached(self, key: DecisionKey) -> RecallDecision | None:
-        """Return the decision of this key, if it was made before."""
-        # Taken and put back: the cache drops what was put longest ago.
-        decision = self.decisions.pop(key)
-        if decision is not None:
-            self.decisions.put(key, decision, decision.weight)
-        return decision
-
     async def decide(
         self, moment: RecallMoment, wish: RecallWish, key: DecisionKey | None
     ) -> RecallDecision:

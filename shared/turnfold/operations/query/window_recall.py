@@ -106,7 +106,7 @@ class _Deciding:
             state = (session.retracted_seq, session.version)
             by = at if isinstance(at, AtVersion) else message.position
             key = (session.sid, state, by, planned.asked, planned.policy, self.wish)
-        decision = None if key is None else self.recall.cached(key)
+        decision = None if key is None else self.recall.decisions.get(key)
         # Decided again if the window shows a message of the block by itself: it must not stand
         # twice. Also if the index was incomplete, but only until the turn goes on: the model has
         # seen it then.
