@@ -22,6 +22,7 @@ from turnfold.settings import Settings, http_url
 from turnfold_proxy.http import ProxyApp
 from turnfold_proxy.lookups import RecallTools
 from turnfold_proxy.metrics import ProxyMetrics
+from turnfold_proxy.pauses import Pauses
 from turnfold_proxy.recorder import Recorder
 from turnfold_proxy.upstream import Upstream
 
@@ -67,12 +68,13 @@ async def _run(settings: Settings, upstream_url: str) -> None:
         ) as client:
             # Before it listens, so that no call waits until the tokenizer is loaded.
             await load()
-            recorder = Recorder(client.session, client.erasures, wait_seconds=wait_seconds)
+            pauses = Pauses()
+            recorder = Recorder(client.session, client.erasures, pauses, wait_seconds=wait_seconds)
             app = ProxyApp(
                 upstream,
                 recorder,
                 metrics,
-                RecallTools(client.session, wait_seconds=wait_seconds),
+                RecallTools(client.session, pauses, wait_seconds=wait_seconds),
                 agent_id=settings.proxy_agent,
                 has_tools=settings.proxy_tools,
             )

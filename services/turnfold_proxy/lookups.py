@@ -21,6 +21,7 @@ from starlette.types import Send as AsgiSend
 from turnfold.client import Session
 from turnfold.errors import BadRequest, RequestError, Unavailable
 from turnfold_proxy.apis.api import Element, LookupCall, ModelAnswer
+from turnfold_proxy.pauses import Pauses
 from turnfold_proxy.recorder import Call
 from turnfold_proxy.relay import AnswerTap, UpstreamBroken, until_gone
 from turnfold_proxy.sse import SseDecoder
@@ -76,8 +77,11 @@ class HeldAnswer:
 class RecallTools:
     """Offers the tools of sessions to models. Their definitions are asked for every ten minutes."""
 
-    def __init__(self, session: Callable[[str, str], Session], *, wait_seconds: float) -> None:
+    def __init__(
+        self, session: Callable[[str, str], Session], pauses: Pauses, *, wait_seconds: float
+    ) -> None:
         self._session = session
+        self._pauses = pauses
         self._wait_seconds = wait_seconds
         self._tools: Sequence[Element] = ()
         self._until = 0.0
@@ -86,14 +90,19 @@ class RecallTools:
         """Return a call whose request has the tools; as it is, if they have no place in it.
 
         Raises:
-            RequestError: Turnfold does not answer in time, or an id cannot be one.
+            RequestError: Turnfold does not answer in time, or did not a moment ago, or an id cannot
+                be one.
         """
-        if time.monotonic() >= self._until:
+        started = time.monotonic()
+        if started >= self._until:
+            self._pauses.check(call.key)
             try:
                 async with asyncio.timeout(self._wait_seconds):
                     self._tools = await self._session(*call.key).tools()
-            except TimeoutError as error:
+            except (TimeoutError, Unavailable) as error:
+                self._pauses.begin(call.key, error, started)
                 raise Unavailable("Turnfold does not answer in time") from error
+            self._pauses.answered()
             self._until = time.monotonic() + DEFINITION_SECONDS
         try:
             body = call.api.with_tools(call.body, self._tools)
@@ -136,6 +145,7 @@ class Lookups:
         self._plain = plain
         self._wait_seconds = wait_seconds
         self._lookups = 0
+        self._is_unanswered = False
         quoted = b"|".join(re.escape(name).encode() for name in sorted(call.tools))
         self._called = re.compile(rb'"name"\s*:\s*"(?:%b)"' % quoted)
 
@@ -195,12 +205,18 @@ class Lookups:
         self._lookups += 1
         if not isinstance(call.arguments, Mapping):
             return "The arguments are no JSON object."
+        if self._is_unanswered:
+            return _FAILED
         try:
             async with asyncio.timeout(self._wait_seconds):
                 return await self._session.run_tool(call.name, dict(call.arguments))
         except BadRequest as error:
             return str(error)
         except (TimeoutError, RequestError) as error:
+            # Then the rest fail at once: an answer waits in vain for one lookup at most.
+            self._is_unanswered = isinstance(error, TimeoutError) or (
+                isinstance(error, Unavailable) and not error.is_answer
+            )
             log.warning("proxy.lookup_failed", error=type(error).__name__)
             return _FAILED
 

@@ -21,9 +21,14 @@ class Pauses:
         )
         self._until = self._answered_at = 0.0
 
-    def includes(self, session: SessionIds) -> bool:
-        """Return whether a session has a pause now."""
-        return time.monotonic() < self._until or session in self._sessions
+    def check(self, session: SessionIds) -> None:
+        """Check that a session has no pause now.
+
+        Raises:
+            Unavailable: it has one.
+        """
+        if time.monotonic() < self._until or session in self._sessions:
+            raise Unavailable("Turnfold did not answer a moment ago")
 
     def answered(self) -> None:
         """Note that Turnfold has answered a call."""

@@ -126,6 +126,7 @@ class Recorder:
         self,
         session: Callable[[str, str], Session],
         erasures: Callable[[str, OnErased], ErasureSignals],
+        pauses: Pauses,
         *,
         wait_seconds: float,
     ) -> None:
@@ -136,7 +137,7 @@ class Recorder:
         self._states: OrderedDict[tuple[str, str], _SessionState] = OrderedDict()
         self._windows = KnownWindows()
         self._counts: dict[bytes, int] = {}
-        self._pauses = Pauses()
+        self._pauses = pauses
         self._writing: set[asyncio.Task[None]] = set()
 
     async def prepare(self, call: Call) -> tuple[PreparedCall, int]:
@@ -147,8 +148,7 @@ class Recorder:
         Raises:
             RequestError, RecursionError: Turnfold cannot take part in this call.
         """
-        if self._pauses.includes(call.key):
-            raise Unavailable("Turnfold did not answer a moment ago")
+        self._pauses.check(call.key)
         state = self._state(call)
         number = state.newest = next(self._numbers)
         own_bytes = ListBytes(call.conversation.elements)

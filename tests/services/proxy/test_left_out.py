@@ -13,6 +13,7 @@ from tests.services.proxy.conftest import ProxyScene
 from turnfold_proxy.http import ProxyApp
 from turnfold_proxy.lookups import RecallTools
 from turnfold_proxy.metrics import ProxyMetrics
+from turnfold_proxy.pauses import Pauses
 from turnfold_proxy.recorder import Recorder
 from turnfold_proxy.upstream import Upstream
 
@@ -106,8 +107,8 @@ async def test_an_answer_without_its_reasoning_is_the_recorded_answer(
 ) -> None:
     """Nothing is retracted, also by a proxy that was restarted, and what was left out stays out."""
     client, upstream = scene.client, Upstream(scene.provider.url)
-    recorder = Recorder(client.session, client.erasures, wait_seconds=60)
-    tools = RecallTools(client.session, wait_seconds=60)
+    recorder = Recorder(client.session, client.erasures, Pauses(), wait_seconds=60)
+    tools = RecallTools(client.session, Pauses(), wait_seconds=60)
     app = ProxyApp(upstream, recorder, ProxyMetrics(), tools, agent_id="proxy", has_tools=False)
     transport = httpx.ASGITransport(app)
     question: Json = {"role": "user", "content": "Where is it?"}

@@ -1,13 +1,23 @@
 """Tools that the proxy answers: the model looks things up, and the caller only sees the answer."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.provider import ProviderReply, chunks, completion, sse
 from tests.running_system import eventually
 from tests.services.proxy.conftest import ProxyScene
+from turnfold.client import Session
+from turnfold.errors import Unavailable
+from turnfold_proxy.http import ProxyApp
+from turnfold_proxy.lookups import RecallTools
+from turnfold_proxy.metrics import ProxyMetrics
+from turnfold_proxy.pauses import Pauses
+from turnfold_proxy.recorder import Recorder
+from turnfold_proxy.upstream import Upstream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -211,6 +221,43 @@ async def test_a_response_that_ends_within_a_lookup_is_asked_for_again(
 
     assert reply.content == b"".join((answer if name == TOOL else cut).chunks)
     assert ("tools" in scene.provider.requests[-1].body) == (name != TOOL)
+
+
+@pytest.mark.proves("G10", "F4")
+@pytest.mark.parametrize(("is_answer", "most_asked"), [(False, 1), (True, 4)])
+async def test_an_answer_waits_in_vain_for_one_lookup_at_most(
+    scene: ProxyScene, is_answer: bool, most_asked: int
+) -> None:
+    """The model gets a result for each of its calls, in both rounds, and then answers."""
+    asked: list[str] = []
+
+    class AwaySession(Session):
+        async def run_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
+            asked.append(f"{name} {arguments}")
+            raise Unavailable("no reply", is_answer=is_answer)
+
+    client, upstream, pauses = scene.client, Upstream(scene.provider.url), Pauses()
+    recorder = Recorder(client.session, client.erasures, pauses, wait_seconds=60)
+    tools = RecallTools(
+        lambda *ids: AwaySession(client, client.session(*ids).key), pauses, wait_seconds=60
+    )
+    app = ProxyApp(upstream, recorder, ProxyMetrics(), tools, agent_id="proxy", has_tools=True)
+    calls = [chat_call(call_id="one"), chat_call(call_id="two")]
+    scene.provider.script += [completion(None, calls=calls)] * 2 + [completion("In Ghent.")]
+    transport = httpx.ASGITransport(app)
+
+    async with httpx.AsyncClient(transport=transport, base_url="http://proxy", timeout=60) as http:
+        request = request_of(CHAT, f"away-{is_answer}", is_streamed=False)
+        reply = await http.post(CHAT, json=request)
+    await recorder.close()
+    await upstream.close()
+
+    messages = scene.provider.requests[-1].body["messages"]
+    results = [one["content"] for one in messages if one["role"] == "tool"]
+    assert reply.json()["choices"][0]["message"]["content"] == "In Ghent."
+    assert len(asked) == most_asked
+    assert len(results) == 4
+    assert {text[:18] for text in results} == {"The lookup failed."}
 
 
 async def _texts(scene: ProxyScene, session_id: str, length: int) -> Any:

@@ -17,6 +17,7 @@ from turnfold_proxy.apis.api import ModelAnswer
 from turnfold_proxy.http import ProxyApp
 from turnfold_proxy.lookups import RecallTools
 from turnfold_proxy.metrics import ProxyMetrics
+from turnfold_proxy.pauses import Pauses
 from turnfold_proxy.recorder import Call, PreparedCall, Recorder
 from turnfold_proxy.upstream import Upstream
 
@@ -113,7 +114,7 @@ async def test_another_publisher_bypasses_the_calls_of_its_own_session_alone(
         assert conversation is not None
         return Call(api, "twice", session_id, body, conversation, None)
 
-    recorder = Recorder(session_of, client.erasures, wait_seconds=60)
+    recorder = Recorder(session_of, client.erasures, Pauses(), wait_seconds=60)
     with pytest.raises(Conflict):
         await recorder.prepare(call_of("two"))
     prepared, _ = await recorder.prepare(call_of("one"))
@@ -157,8 +158,8 @@ async def test_a_fault_of_the_proxy_stops_no_call(
 ) -> None:
     """The call goes out as it came, its answer comes, and the log has the type of the error."""
     client, metrics, upstream = scene.client, ProxyMetrics(), Upstream(scene.provider.url)
-    recorder = _FaultyRecorder(client.session, client.erasures, wait_seconds=60)
-    tools = _FaultyTools(client.session, wait_seconds=60)
+    recorder = _FaultyRecorder(client.session, client.erasures, Pauses(), wait_seconds=60)
+    tools = _FaultyTools(client.session, Pauses(), wait_seconds=60)
     app = ProxyApp(upstream, recorder, metrics, tools, agent_id="faulty", has_tools=False)
     headers = {
         "x-turnfold-session": place,

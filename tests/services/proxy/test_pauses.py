@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
 from tests.services.proxy.conftest import ProxyScene
-from turnfold.client import Session, Window
+from turnfold.client import BufferOptions, Session, Window, connect
 from turnfold.client.replies import HistoryPage, error_from_json
 from turnfold.errors import Unavailable
 from turnfold_proxy.apis import APIS
+from turnfold_proxy.lookups import RecallTools
+from turnfold_proxy.pauses import Pauses
 from turnfold_proxy.recorder import Call, Recorder
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -67,12 +70,17 @@ def sessions_of(scene: ProxyScene) -> Callable[[str, str], Session]:
     return session_of
 
 
-async def prepared(recorder: Recorder, session_id: str) -> None:
-    """Send the first call of a session."""
+def call_of(session_id: str) -> Call:
+    """The first call of a session."""
     api, body = APIS[PATH], {"messages": [{"role": "user", "content": "Where is 7341?"}]}
     conversation = api.conversation(body)
     assert conversation is not None
-    await recorder.prepare(Call(api, "paused", session_id, body, conversation, None))
+    return Call(api, "paused", session_id, body, conversation, None)
+
+
+async def prepared(recorder: Recorder, session_id: str) -> None:
+    """Send the first call of a session."""
+    await recorder.prepare(call_of(session_id))
 
 
 async def assert_pauses_alone(recorder: Recorder, session: str) -> None:
@@ -87,7 +95,7 @@ async def assert_pauses_alone(recorder: Recorder, session: str) -> None:
 @pytest.mark.proves("G10", "C79")
 async def test_a_session_whose_window_fails_pauses_no_other(scene: ProxyScene) -> None:
     """The query service answers with an error: it is there, and answers for other sessions."""
-    recorder = Recorder(sessions_of(scene), scene.client.erasures, wait_seconds=60)
+    recorder = Recorder(sessions_of(scene), scene.client.erasures, Pauses(), wait_seconds=60)
 
     await assert_pauses_alone(recorder, "broken")
     await recorder.close()
@@ -97,7 +105,7 @@ async def test_a_session_whose_window_fails_pauses_no_other(scene: ProxyScene) -
 async def test_a_session_that_takes_too_long_pauses_others_only_if_none_is_answered(
     scene: ProxyScene,
 ) -> None:
-    recorder = Recorder(sessions_of(scene), scene.client.erasures, wait_seconds=10)
+    recorder = Recorder(sessions_of(scene), scene.client.erasures, Pauses(), wait_seconds=10)
 
     slow = asyncio.create_task(prepared(recorder, "slow"))
     await asyncio.sleep(0.5)
@@ -120,7 +128,7 @@ async def test_a_session_whose_answer_lacks_the_newest_events_pauses_no_other(
     scene: ProxyScene, late: str
 ) -> None:
     """Workers may be behind with one session, while the query service answers."""
-    recorder = Recorder(sessions_of(scene), scene.client.erasures, wait_seconds=60)
+    recorder = Recorder(sessions_of(scene), scene.client.erasures, Pauses(), wait_seconds=60)
     await scene.client.session("paused", late).turn_completed([{"role": "user", "content": "Hm."}])
 
     await assert_pauses_alone(recorder, late)
@@ -132,7 +140,7 @@ async def test_a_call_that_waits_for_its_own_session_in_vain_pauses_no_other(
     scene: ProxyScene,
 ) -> None:
     """Another call of the session has its turn, which says nothing of Turnfold."""
-    recorder = Recorder(sessions_of(scene), scene.client.erasures, wait_seconds=4)
+    recorder = Recorder(sessions_of(scene), scene.client.erasures, Pauses(), wait_seconds=4)
 
     first = asyncio.create_task(prepared(recorder, "slow again"))
     await asyncio.sleep(0.5)
@@ -143,3 +151,18 @@ async def test_a_call_that_waits_for_its_own_session_in_vain_pauses_no_other(
             await call
     await prepared(recorder, "another")
     await recorder.close()
+
+
+@pytest.mark.proves("G10", "C79")
+async def test_of_calls_with_tools_one_waits_while_turnfold_is_away() -> None:
+    url, pauses = f"nats://127.0.0.1:{free_port()}", Pauses()
+    async with connect(url, buffering=BufferOptions(), environ={}) as client:
+        recorder = Recorder(client.session, client.erasures, pauses, wait_seconds=0.5)
+        tools = RecallTools(client.session, pauses, wait_seconds=0.5)
+
+        with pytest.raises(Unavailable, match="in time"):
+            await tools.offered(call_of("one"))
+        with pytest.raises(Unavailable, match=MOMENT_AGO):
+            await tools.offered(call_of("two"))
+        with pytest.raises(Unavailable, match=MOMENT_AGO):
+            await prepared(recorder, "two")
