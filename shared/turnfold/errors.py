@@ -170,7 +170,7 @@ class BadEvent(TurnfoldError):
 
     def __init__(self, reason: EventFault, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
+        self.reason, self.detail = reason, detail
 
 
 class UnstorableBatch(TurnfoldError):

@@ -26,11 +26,18 @@ _REPEATS: Final = frozenset(
 
 _MACHINE_MADE: Final = (
     "# agents.md instructions",
+    "<codex_internal_context",
     "<environment_context>",
-    "<user_instructions>",
+    "<extension_context>",
+    "<external_",
+    "<goal_context>",
+    "<hook_prompt",
+    "<recommended_plugins>",
     "<skill>",
     "<subagent_notification>",
     "<turn_aborted>",
+    "<user_instructions>",
+    "<user_shell_command>",
 )
 """Beginnings of the texts that Codex writes in the user's name, in lower case."""
 
@@ -126,8 +133,10 @@ class Rollout:
 def _is_machine_made(item: Json) -> bool:
     if item.get("role") != Role.USER:
         return False
-    texts = [text.lstrip().lower() for text in _texts(item.get("content"))]
-    return bool(texts) and all(text.startswith(_MACHINE_MADE) for text in texts)
+    # As in Codex, which counts the turns that a user takes back, one such text is enough.
+    return any(
+        text.lstrip().lower().startswith(_MACHINE_MADE) for text in _texts(item.get("content"))
+    )
 
 
 def _texts(content: Any) -> list[str]:

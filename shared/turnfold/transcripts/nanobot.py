@@ -21,6 +21,9 @@ _SENT: Final = (
 )
 """The fields of a stored message that nanobot sends to a model."""
 
+_MACHINE_MADE: Final = ("_hidden_history", "_automation_turn", "_cron_turn")
+"""The marks of messages that nanobot or one of its schedules wrote in the user's name."""
+
 
 class SessionFile:
     """The lines of a session file, which is one conversation.
@@ -57,6 +60,6 @@ class SessionFile:
             raise RecordFault(fault)
         if record.get("media"):
             self.left_out["messages with media files"] += 1
-        if record.get("_hidden_history"):
+        if any(map(record.get, _MACHINE_MADE)):
             self._conversation.machine_made_indexes.add(len(self._conversation.messages))
         self._conversation.messages.append({name: record[name] for name in _SENT if name in record})

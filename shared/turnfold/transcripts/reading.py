@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from turnfold.contracts.elements import item_fault
+from turnfold.contracts.strict_json import STRICT
 from turnfold.contracts.subjects import id_fault
-from turnfold.errors import TurnfoldError
+from turnfold.errors import BadEvent, TurnfoldError
 from turnfold.messages import ROLES, Json, Role, Shape
 from turnfold.transcripts.claude_code import Transcript
 from turnfold.transcripts.codex import Rollout
@@ -204,11 +205,13 @@ class _Reader:
     def parsed(self, number: int, text: bytes) -> Any:
         try:
             # With or without a byte order mark, which editors of Windows write.
-            return json.loads(text.decode("utf-8-sig"), parse_constant=_refuse_constant)
+            return STRICT.decode(text.decode("utf-8-sig"))
         except json.JSONDecodeError as error:
             self.refuse(
                 number + error.lineno - 1, f"not JSON: {error.msg} at column {error.colno}", error
             )
+        except BadEvent as error:
+            self.refuse(number, f"not JSON: {error.detail}", error)
         except (ValueError, RecursionError) as error:
             self.refuse(number, f"not JSON: {error}", error)
 
@@ -304,7 +307,3 @@ def _shape(messages: Sequence[Any]) -> Shape:
     """Return the shape of a list: one item of the Responses API makes all of them items."""
     is_responses = any(isinstance(one, Mapping) and is_item(one) for one in messages)
     return Shape.RESPONSES if is_responses else Shape.CHAT
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")

@@ -60,6 +60,40 @@ def test_a_rollout_of_codex_is_its_items_without_those_taken_back() -> None:
 
 
 @pytest.mark.proves("G11")
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["<user_shell_command>\nls\n</user_shell_command>"],
+        ['<hook_prompt hook_run_id="1">Go on.</hook_prompt>'],
+        ["What is open?", "<external_editor>a.py</external_editor>"],
+    ],
+)
+def test_a_turn_taken_back_in_codex_begins_with_a_text_of_the_user(
+    tmp_path: Path, texts: list[str]
+) -> None:
+    def item(*texts: str) -> dict[str, Any]:
+        content = [{"type": "input_text", "text": text} for text in texts]
+        message = {"type": "message", "role": "user", "content": content}
+        return {"type": "response_item", "payload": message}
+
+    event = {"type": "thread_rolled_back", "num_turns": 1}
+    path = write(
+        tmp_path / "rollout.jsonl",
+        {"type": "session_meta", "payload": {"id": "5973"}},
+        item("Why does it fail?"),
+        item(*texts),
+        item("Delete the test."),
+        item(*texts),
+        {"type": "event_msg", "payload": event},
+    )
+
+    (conversation,) = read_conversations(path)
+
+    assert len(conversation.messages) == 2
+    assert conversation.machine_made == {1}
+
+
+@pytest.mark.proves("G11")
 def test_an_old_rollout_has_items_below_its_id(tmp_path: Path) -> None:
     path = write(
         tmp_path / "rollout.jsonl",
@@ -89,6 +123,23 @@ def test_a_session_of_nanobot_is_what_it_sends_to_models() -> None:
         "name": "web_fetch",
     }
     assert left_out == {"commands": 1, "messages with media files": 1}
+
+
+@pytest.mark.proves("G11", "I6")
+def test_turns_that_nanobot_began_are_marked(tmp_path: Path) -> None:
+    asked, noted = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Noted."}
+    path = write(
+        tmp_path / "session.jsonl",
+        {"_type": "metadata", "key": "telegram:1"},
+        *[asked, noted],
+        *[asked | {"_automation_turn": {"kind": "cron"}}, noted],
+        *[asked | {"_cron_turn": True}, asked | {"_hidden_history": True}],
+    )
+
+    (conversation,) = read_conversations(path)
+
+    assert conversation.machine_made == {2, 4, 5}
+    assert list(conversation.messages) == [asked, noted, asked, noted, asked, asked]
 
 
 @pytest.mark.proves("G11")

@@ -134,6 +134,11 @@ def test_a_dash_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
             ['{"messages": [{"role": "user", "content": NaN}]}'],
             "line 1: not JSON: NaN is not a JSON number",
         ),
+        (
+            [USER, '{"role": "user", "content": "a", "x": 1e999}'],
+            "line 2: not JSON: 1e999 is not a JSON number",
+        ),
+        ([f'{{"x": {"9" * 4_001}}}'], "line 1: not JSON: 999999999999 is not a JSON number"),
         ([{"id": "a", "messages": [USER]}, 7], "line 2: neither a conversation"),
         ([{"messages": [USER, {"role": "robot"}]}], "line 1: message 1 has the role 'robot'"),
         ([{"messages": ["hello"]}], "line 1: message 0 is not an object"),
