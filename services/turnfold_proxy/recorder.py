@@ -355,7 +355,7 @@ class Recorder:
         ask = partial(
             session.context,
             model=call.model,
-            format=call.api.format,
+            format="openai" if call.api.shape == "chat" else call.api.shape,
             placement="user",
             entries=True,
             bodies="changed",

@@ -83,11 +83,6 @@ class Api(Protocol):
         """The type of elements without identity; empty if all have one."""
         ...
 
-    @property
-    def format(self) -> Literal["openai", "responses", "anthropic"]:
-        """The format of a window that has this shape."""
-        ...
-
     def conversation(self, body: Mapping[str, Any]) -> RequestConversation | None:
         """Return the conversation of a request; None if the request does not hold all of it."""
         ...

@@ -31,7 +31,6 @@ class ChatApi:
 
     shape: Literal["chat"] = "chat"
     uncounted_type = ""
-    format: Literal["openai"] = "openai"
 
     def conversation(self, body: Mapping[str, Any]) -> RequestConversation:
         """Return the messages after the instructions at the beginning."""

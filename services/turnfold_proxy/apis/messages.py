@@ -35,7 +35,6 @@ class MessagesApi:
 
     shape: Literal["anthropic"] = "anthropic"
     uncounted_type = ""
-    format: Literal["anthropic"] = "anthropic"
 
     def conversation(self, body: Mapping[str, Any]) -> RequestConversation:
         """Return the messages; the system text stands beside them."""

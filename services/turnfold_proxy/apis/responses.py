@@ -31,7 +31,6 @@ class ResponsesApi:
 
     shape: Literal["responses"] = "responses"
     uncounted_type = REASONING
-    format: Literal["responses"] = "responses"
 
     def conversation(self, body: Mapping[str, Any]) -> RequestConversation | None:
         """Return the items after the instructions; None if the provider keeps a part of them."""
