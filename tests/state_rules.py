@@ -263,9 +263,12 @@ class StateRules(Walk):
         self.now_ms += ms
 
     async def claimed(self, stores: Stores, limit: int) -> list[Job]:
-        slots, policy = places(limit), stores.policy
-        jobs = stores.jobs.claim(slots, lease_ms=LEASE_MS, now_ms=self.now_ms, policy=policy)
-        return list(await jobs)
+        slots, installation = places(limit), stores.installation
+        return list(
+            await stores.jobs.claim(
+                slots, lease_ms=LEASE_MS, now_ms=self.now_ms, installation=installation
+            )
+        )
 
     @rule(limit=st.integers(1, 3), text=texts, is_quick=st.booleans())
     def claim(self, limit: int, text: str, is_quick: bool) -> None:

@@ -134,7 +134,7 @@ class Stores:
     async def claim(self, now_ms: int = NOON + 1_000) -> Sequence[Job]:
         """Take every job that is due."""
         return await self.jobs.claim(
-            places(10), lease_ms=LEASE_MS, now_ms=now_ms, policy=self.policy
+            places(10), lease_ms=LEASE_MS, now_ms=now_ms, installation=self.installation
         )
 
     async def delete_rows(self) -> None:

@@ -206,7 +206,7 @@ class Worker:
     """All that writes into one database, with a clock that its owner turns."""
 
     def __init__(self, life: Life, database: Database, summarizer: Summarizer) -> None:
-        made, self.policy = installation_of(tightened(SMALL, **life.numbers))
+        made, _ = installation_of(tightened(SMALL, **life.numbers))
         ids = count(life.first_id)
         self.installation = replace(made, new_id=lambda: next(ids))
         self.now_ms = life.now_ms
@@ -260,7 +260,7 @@ class Worker:
         """Take what is due."""
         return list(
             await self.jobs.claim(
-                places(10), lease_ms=LEASE_MS, now_ms=self.now_ms, policy=self.policy
+                places(10), lease_ms=LEASE_MS, now_ms=self.now_ms, installation=self.installation
             )
         )
 

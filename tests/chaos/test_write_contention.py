@@ -92,7 +92,7 @@ class Storm:
 
     async def write(self, stores: Stores, _: SessionKey, now_ms: int) -> None:
         for job in await stores.jobs.claim(
-            places(3), lease_ms=LEASE_MS, now_ms=now_ms, policy=stores.policy
+            places(3), lease_ms=LEASE_MS, now_ms=now_ms, installation=stores.installation
         ):
             given = await stores.jobs.load(job, now_ms=now_ms)
             await stores.jobs.renew(job, lease_ms=LEASE_MS, now_ms=now_ms)

@@ -211,7 +211,7 @@ async def messages_leave(stores: Stores) -> None:
 async def a_job_is_done(stores: Stores) -> None:
     await stores.jobs.next_due_ms()
     (job, *_) = await stores.jobs.claim(
-        places(1), lease_ms=1_000, now_ms=NOON + 20_000, policy=stores.policy
+        places(1), lease_ms=1_000, now_ms=NOON + 20_000, installation=stores.installation
     )
     await stores.jobs.load(job, now_ms=NOON)
     await stores.jobs.renew(job, lease_ms=1_000, now_ms=NOON)

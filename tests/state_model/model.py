@@ -203,8 +203,7 @@ class StateModel:
 
     def _claim(self, session: SessionState, lease_ms: int, now_ms: int) -> Claim | None:
         rows = session.claimable(now_ms)
-        mode = self._policy(session).mode
-        if rows[0].is_plan and not is_allowed(rows[0].trigger, mode):
+        if rows[0].is_plan and not self._still_fires(session, rows[0]):
             rows[0].end("stale", now_ms)
             return None
         fence = 1 + max(row.fence for row in rows)
@@ -220,6 +219,15 @@ class StateModel:
         is_cooling = is_next and now_ms < session.cooldown_until_ms
         reason = session.cooldown_reason if is_cooling else None
         return Claim(session.key, ids, newest.kind, session.version, reason)
+
+    def _still_fires(self, session: SessionState, plan: Compaction) -> bool:
+        """Return whether a planned eviction is due now, and name the trigger that fires."""
+        if plan.trigger is Trigger.REQUEST:
+            return is_allowed(plan.trigger, self._policy(session).mode)
+        fired = [due.trigger for due in self._triggers(session)]
+        if fired and plan.trigger not in fired:
+            plan.trigger = fired[0]
+        return bool(fired)
 
     def _held(self, job: Job) -> tuple[SessionState, list[Compaction]]:
         """Return the session and the compactions of a job, if its worker still holds them."""

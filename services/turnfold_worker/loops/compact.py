@@ -62,7 +62,7 @@ class Compactor(PollingLoop):
             slots,
             lease_ms=int(1000 * self._config.lease_seconds),
             now_ms=now_ms(),
-            policy=self._installation.policy,
+            installation=self._installation,
         )
         for job in jobs:
             task = asyncio.create_task(self._run_job(job), name=f"compact-{job.compaction_ids[-1]}")

@@ -7,11 +7,11 @@ from typing import Literal, NamedTuple, Protocol
 
 from turnfold.core.eviction.batch import Eviction
 from turnfold.core.eviction.triggers import FiredTrigger
-from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Policy
 from turnfold.core.summary.fair_share import JobSlots
 from turnfold.core.summary.sources import ChunkSummary, Draft, PreviousSummary, SummaryJob
 from turnfold.messages import AgentId, CompactionId, Message, SessionKey
+from turnfold.ports.ingest import Installation
 
 
 class JobKind(StrEnum):
@@ -173,7 +173,7 @@ class JobStore(ModelCallStore, Protocol):
         *,
         lease_ms: int,
         now_ms: int,
-        policy: Callable[[PolicyOverrides, PolicyOverrides], Policy],
+        installation: Installation,
     ) -> Sequence[Job]:
         """Claim due jobs, as many as `places` has free, each under a lease of `lease_ms`.
 

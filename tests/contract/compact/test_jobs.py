@@ -158,7 +158,7 @@ async def test_no_more_jobs_are_taken_than_asked_for_and_the_oldest_first(stores
         )
 
     (job,) = await stores.jobs.claim(
-        places(1), lease_ms=LEASE_MS, now_ms=NOON + 1_000, policy=stores.policy
+        places(1), lease_ms=LEASE_MS, now_ms=NOON + 1_000, installation=stores.installation
     )
 
     assert job.key.session_id == "s-1"

@@ -26,6 +26,7 @@ from turnfold.contracts.requests import (
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import AgentId, SessionKey
+from turnfold.ports.compact import JobStatus
 
 LONG = "x" * 4_000
 TURN_TOKENS = 2_008
@@ -211,6 +212,27 @@ async def test_messages_may_leave_with_their_summary(followed: Stores) -> None:
     assert job.planned == FiredTrigger(Trigger.BUDGET, 4_000)
     load = await followed.jobs.load(job, now_ms=NOON)
     assert load is not None
+
+
+@pytest.mark.proves("E8", "E7")
+@pytest.mark.parametrize(("larger", "limits"), [(8_000, [4_000]), (50_000, [])])
+async def test_a_plan_that_failed_follows_the_largest_recent_budget(
+    followed: Stores, larger: int, limits: list[int]
+) -> None:
+    await override(followed, commit="on_summary")
+    await followed.ingest(*long_turns(1, 6))
+    await follow(followed, BudgetHint(8_000, folded=9))
+    (job,) = await followed.claim()
+    await followed.jobs.fail(
+        job, ending=JobStatus.FAILED, reason="timeout", detail="", now_ms=NOON + 1_000
+    )
+
+    await follow(followed, BudgetHint(larger), minute=1)
+
+    again = await followed.claim(NOON + 120_000)
+    assert [job.planned for job in again] == [
+        FiredTrigger(Trigger.BUDGET, limit) for limit in limits
+    ]
 
 
 @pytest.mark.proves("E8", "L12")

@@ -6,11 +6,22 @@ from typing import Any
 
 import pytest
 
-from tests.store_fixtures import KEY, NOON, Stores, assistant, summary, tool, turn, turns, user
+from tests.store_fixtures import (
+    KEY,
+    NOON,
+    Stores,
+    assistant,
+    retracted,
+    summary,
+    tool,
+    turn,
+    turns,
+    user,
+)
 from turnfold.contracts.requests import (
     PolicyRequest,
 )
-from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS
+from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS, FiredTrigger, Trigger
 from turnfold.core.summary.cooldown import COOLDOWN_MS
 from turnfold.errors import LostLease
 from turnfold.messages import AgentId, State
@@ -201,6 +212,75 @@ async def test_when_the_provider_is_back_a_plan_is_carried_out_without_a_new_tur
     assert (facts.summary is not None, facts.pending) == (True, ())
 
 
+async def fail(stores: Stores, job: Job, now_ms: int) -> int:
+    """Have the provider fail a job; return when its plan is tried again."""
+    await stores.jobs.fail(job, ending=JobStatus.FAILED, reason="timeout", detail="", now_ms=now_ms)
+    again_ms = await stores.jobs.next_due_ms()
+    assert again_ms is not None
+    return again_ms
+
+
+@pytest.mark.proves("E1", "E7")
+@pytest.mark.parametrize("change", ["policy", "retraction"])
+@pytest.mark.parametrize("has_failed", [False, True])
+async def test_a_plan_whose_trigger_fires_no_more_evicts_nothing(
+    stores: Stores, change: str, has_failed: bool
+) -> None:
+    await override(stores, commit="on_summary")
+    await stores.ingest(*turns(1, 7))
+    due_ms = NOON + 1_000
+    if has_failed:
+        due_ms = await fail(stores, await planned(stores), due_ms)
+
+    if change == "policy":
+        await override(stores, max_live_messages=1_000)
+    else:
+        await stores.ingest(retracted(8, "e6#0", "e6#1", "e7#0", "e7#1"))
+
+    assert await stores.claim(due_ms) == []
+    assert await stores.jobs.next_due_ms() is None
+    assert (await phases(stores))[-1] == "stale"
+    assert set(await states(stores)) == {State.LIVE}
+    await override(stores, max_live_messages=4)
+    assert (await planned(stores, due_ms)).compaction_ids == ("3" if has_failed else "2",)
+
+
+@pytest.mark.proves("E1", "E7", "A7")
+async def test_a_plan_is_carried_out_by_the_trigger_that_fires_by_then(stores: Stores) -> None:
+    await override(stores, commit="on_summary")
+    await stores.ingest(*turns(1, 7))
+    due_ms = await fail(stores, await planned(stores), NOON + 1_000)
+
+    await override(stores, max_live_messages=0, every_rounds=5)
+    job = await planned(stores, due_ms)
+    await carry_out(stores, job)
+
+    assert job.planned == FiredTrigger(Trigger.ROUNDS, 0)
+    audit = await stores.history.audit(KEY, after=0, limit=100)
+    (evicted,) = [json.loads(row.details) for row in audit if row.phase == "evicted"]
+    assert (evicted["trigger"], evicted["evicted"]) == ("rounds", 10)
+    newest, _ = await stores.inspections.compactions_of(KEY, before=None, limit=9)
+    assert newest.trigger == "rounds"
+
+
+@pytest.mark.proves("E1", "E7")
+@pytest.mark.parametrize("is_back", [False, True])
+async def test_a_plan_of_an_idle_session_is_tried_again_as_long_as_it_is_idle(
+    stores: Stores, is_back: bool
+) -> None:
+    await override(stores, commit="on_summary", max_live_messages=0, idle_seconds=60)
+    await stores.ingest(*turns(1, 7))
+    idle_ms = NOON + 7 + MINUTE_MS
+    await stores.idle.evict_idle(limit=5, installation=stores.installation, now_ms=idle_ms)
+    job = await planned(stores, idle_ms + SUMMARY_DELAY_MS)
+    due_ms = await fail(stores, job, idle_ms + SUMMARY_DELAY_MS)
+
+    if is_back:
+        await stores.ingest(turn(50, user("back again"), at_ms=due_ms))
+
+    assert [again.planned for again in await stores.claim(due_ms)] == [job.planned] * (not is_back)
+
+
 @pytest.mark.proves("E7", "C51")
 async def test_a_plan_whose_messages_left_otherwise_commits_nothing(stores: Stores) -> None:
     await override(stores, commit="on_summary")
@@ -224,6 +304,7 @@ async def test_what_has_left_already_is_summarised_before_what_is_only_planned(
 ) -> None:
     await override(stores, commit="on_summary")
     await stores.ingest(*turns(1, 7))
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=NOON + 10)
     await override(stores, commit="immediate")
     (left,) = await stores.claim(NOON + 1_000)
     assert left.planned is None

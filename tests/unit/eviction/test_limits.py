@@ -16,7 +16,13 @@ from turnfold.core.eviction.limits import (
     newest_limits,
     read_limits,
 )
-from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, Trigger, TriggerLimits
+from turnfold.core.eviction.triggers import (
+    FiredTrigger,
+    SessionLoad,
+    Trigger,
+    TriggerLimits,
+    trigger_of_plan,
+)
 from turnfold.core.policy.presets import Mode, Policy
 
 POLICY = Policy(reserve_tokens=2_000, trigger_ratio=0.0, max_live_messages=0)
@@ -121,3 +127,27 @@ def test_an_overflow_fires_without_other_limits_but_not_where_nothing_evicts() -
     assert fired(untriggered, 10_000) == [FiredTrigger(Trigger.USAGE, 3_000)]
     assert fired(untriggered, 0) == []
     assert fired(replace(untriggered, mode=Mode.MANUAL), 10_000) == []
+
+
+@pytest.mark.proves("R5", "E1", "E7")
+@pytest.mark.parametrize(
+    ("window", "load", "limit"),
+    [
+        # A call of 5,000 counted tokens was too long.
+        (10_000, SessionLoad(9, 5_000), 3_000),
+        (10_000, SessionLoad(9, 4_000), None),
+        (0, SessionLoad(9, 5_000), None),
+        # A report was too large.
+        (10_000, SessionLoad(9, 4_000, reported_tokens=8_001), 8_000),
+        (20_000, SessionLoad(9, 4_000, reported_tokens=8_001), None),
+    ],
+)
+def test_a_planned_eviction_by_usage_takes_place_as_long_as_the_next_call_would_be_too_long(
+    window: int, load: SessionLoad, limit: int | None
+) -> None:
+    limits = TriggerLimits.of(POLICY, model_window=window)
+    planned = FiredTrigger(Trigger.USAGE, 8_000 if load.reported_tokens else 3_000)
+
+    fired = trigger_of_plan(planned, limits, load, POLICY, asked_tokens=0, is_idle=False)
+
+    assert fired == (limit and FiredTrigger(Trigger.USAGE, limit))

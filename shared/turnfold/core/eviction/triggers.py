@@ -127,7 +127,7 @@ class TriggerLimits(NamedTuple):
         fired: list[FiredTrigger] = []
         # First, because the next call fails as well unless enough leaves now.
         if load.is_overflow and self.window:
-            fired.append(FiredTrigger(Trigger.USAGE, self._overflow_limit(load)))
+            fired.append(FiredTrigger(Trigger.USAGE, self.overflow_limit(load)))
         if self.tokens and load.billed_tokens > self.tokens:
             trigger = Trigger.BUDGET if self.by_budget else Trigger.TOKENS
             fired.append(FiredTrigger(trigger, self.tokens))
@@ -140,7 +140,7 @@ class TriggerLimits(NamedTuple):
             fired.append(FiredTrigger(Trigger.USAGE, self.reported))
         return fired
 
-    def _overflow_limit(self, load: SessionLoad) -> int:
+    def overflow_limit(self, load: SessionLoad) -> int:
         """Return the limit after an overflow: the window may be unknown, so part of the load."""
         reduced = int(load.billed_tokens) * OVERFLOW_FIFTHS // 5
         return max(1, min(self.reported or self.window, reduced))
@@ -164,10 +164,45 @@ def triggers_of_hints(
         policy, model_window=model_window, asked_tokens=asked, is_read=bool(budgets)
     )
     if limits.window and any(hint.folded and hint.tokens >= asked for hint in hints):
-        share = int((policy.trigger_ratio or 1) * asked)
-        return (FiredTrigger(Trigger.BUDGET, min(share, limits.tokens or share)),)
+        return (FiredTrigger(Trigger.BUDGET, _folded_limit(limits, policy, asked)),)
     # Hints change budgets alone; all other triggers were checked with the newest event.
     return [fired for fired in limits.fired(load) if fired.trigger is Trigger.BUDGET]
+
+
+def _folded_limit(limits: TriggerLimits, policy: Policy, asked_tokens: int) -> int:
+    """Return the limit after a window with the largest budget left messages out."""
+    share = int((policy.trigger_ratio or 1) * asked_tokens)
+    return min(share, limits.tokens or share)
+
+
+def trigger_of_plan(
+    planned: FiredTrigger,
+    limits: TriggerLimits,
+    load: SessionLoad,
+    policy: Policy,
+    *,
+    asked_tokens: int,
+    is_idle: bool,
+) -> FiredTrigger | None:
+    """Return the trigger that fires now for a planned eviction: its own if it can, or another.
+
+    None if none fires any more. `asked_tokens` is as for `TriggerLimits.of`.
+    """
+    trigger = planned.trigger
+    if trigger is Trigger.REQUEST or (trigger is Trigger.IDLE and is_idle):
+        return planned
+    # No count tells that a window left messages out or a call failed. Both hold until the limit has
+    # grown: a larger budget was asked for, or the model has a larger window.
+    if trigger is Trigger.BUDGET and limits.window:
+        limit = _folded_limit(limits, policy, asked_tokens)
+        if 0 < limit <= planned.budget_tokens:
+            return FiredTrigger(trigger, limit)
+    is_usage = trigger is Trigger.USAGE and limits.window > 0
+    if is_usage and planned.budget_tokens <= limits.overflow_limit(load):
+        return planned
+    fired = limits.fired(load)
+    own = [due for due in fired if due.trigger is trigger]
+    return next(iter(own + fired), None)
 
 
 def is_allowed(trigger: Trigger, mode: Mode) -> bool:

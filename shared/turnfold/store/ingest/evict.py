@@ -13,7 +13,14 @@ from turnfold.core.eviction.budgets import (
 )
 from turnfold.core.eviction.choose import first_eviction
 from turnfold.core.eviction.limits import LimitedModel, WindowChanges, limited_window
-from turnfold.core.eviction.triggers import FiredTrigger, Trigger, TriggerLimits, load_of
+from turnfold.core.eviction.triggers import (
+    FiredTrigger,
+    Trigger,
+    TriggerLimits,
+    idle_at_ms,
+    load_of,
+    trigger_of_plan,
+)
 from turnfold.core.eviction.usage import UsageInput, UsageReading, relief_limit, usage_trigger
 from turnfold.core.policy.presets import Commit, Policy
 from turnfold.errors import LostLease
@@ -161,9 +168,7 @@ def _evict_session(
             )
             at_ms, newest = session.last_event_at_ms or 0, max(new_seqs, default=0)
             asked = largest_budget(session.budgets, policy, at_ms=at_ms)
-            limits = TriggerLimits.of(
-                policy, model_window=window, asked_tokens=asked, is_read=bool(session.budgets)
-            )
+            limits = _limits(session, policy, installation, asked)
             opener.plan(session, limits.fired(load), live, policy, at_ms=at_ms, seq=newest)
         return
     hold = RestoreHold(session.held_to_tokens, session.tokens_total)
@@ -279,6 +284,26 @@ def evict_now(
     return opened
 
 
+def fired_now(
+    session: SessionRow, planned: FiredTrigger, installation: Installation, *, now_ms: int
+) -> FiredTrigger | None:
+    """Return the trigger that fires now for a planned eviction; None if none does any more."""
+    policy = installation.policy(session.agent_wishes, session.wishes)
+    last_ms = session.last_event_at_ms or 0
+    asked = largest_budget(session.budgets, policy, at_ms=max(now_ms, last_ms))
+    idle_ms = idle_at_ms(last_ms, policy)
+    # A plan leaves the window as it is, so what was reported since then is about this window.
+    reported = session.gauge.fresh_tokens if planned.trigger is Trigger.USAGE else 0
+    return trigger_of_plan(
+        planned,
+        _limits(session, policy, installation, asked),
+        session.load._replace(reported_tokens=reported),
+        policy,
+        asked_tokens=asked,
+        is_idle=idle_ms is not None and idle_ms <= now_ms,
+    )
+
+
 def planned(
     connection: Connection,
     sid: int,
@@ -353,11 +378,14 @@ def _fired(
 ) -> Sequence[FiredTrigger]:
     """Return the triggers that all live messages fire; if they fire none, no part of them does."""
     policy = installation.policy(session.agent_wishes, session.wishes)
-    window = window_of(session, policy, installation)
-    limits = TriggerLimits.of(
-        policy, model_window=window, asked_tokens=asked_tokens, is_read=bool(session.budgets)
-    )
-    return limits.fired(session.load)
+    return _limits(session, policy, installation, asked_tokens).fired(session.load)
+
+
+def _limits(
+    session: SessionRow, policy: Policy, installation: Installation, asked_tokens: int
+) -> TriggerLimits:
+    window, is_read = window_of(session, policy, installation), bool(session.budgets)
+    return TriggerLimits.of(policy, model_window=window, asked_tokens=asked_tokens, is_read=is_read)
 
 
 def _live(connection: Connection, sessions: Sequence[SessionRow]) -> Mapping[int, list[Message]]:

@@ -165,7 +165,7 @@ def _runs(live: Sequence[Message], evicted: Sequence[Message]) -> list[ranges.Ra
     return ranges.stretches((message.position, message.position in leaving) for message in live)
 
 
-def _trigger_columns(trigger: Trigger) -> tuple[str, bool | None]:
+def trigger_columns(trigger: Trigger) -> tuple[str, bool | None]:
     """Return `trigger` and `is_by_budget`, so that workers before revision 1004 read a row."""
     if trigger is Trigger.BUDGET:
         return str(Trigger.TOKENS), True
@@ -226,7 +226,7 @@ class CompactionOpener:
         all_tokens = sum([message.tokens for message in evicted])
         self._rows.append(
             (
-                compaction_id, session.sid, session.compactions, *_trigger_columns(due.trigger),
+                compaction_id, session.sid, session.compactions, *trigger_columns(due.trigger),
                 JobStatus.PENDING, due.budget_tokens, evicted[0].position, evicted[-1].position,
                 len(evicted), all_tokens, before, eviction.at_ms + SUMMARY_DELAY_MS, eviction.at_ms,
                 eviction.at_ms, trace, self._journal.asked_by,
@@ -298,7 +298,7 @@ class CompactionOpener:
             begins_ms = max(begins_ms, session.cooldown_until_ms)
         self._rows.append(
             (
-                compaction_id, session.sid, session.compactions, *_trigger_columns(due.trigger),
+                compaction_id, session.sid, session.compactions, *trigger_columns(due.trigger),
                 JobStatus.PENDING, due.budget_tokens, None, None, 0, 0, before, begins_ms, at_ms,
                 None, self._trace(seq), self._journal.asked_by,
             )

@@ -10,6 +10,8 @@ from turnfold.core.eviction.triggers import FiredTrigger, Trigger, is_allowed
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import CompactionId
 from turnfold.ports.compact import Job, JobKind, JobStatus
+from turnfold.ports.ingest import Installation
+from turnfold.store.compact.chunks import delete_chunk_summaries
 from turnfold.store.compact.coverage import newest_part, uncovered
 from turnfold.store.compact.jobs.rows import exceeds_limits, within_limits
 from turnfold.store.compact.rewriting import end_stale, wanted_of
@@ -24,6 +26,8 @@ from turnfold.store.database.predicates import (
 from turnfold.store.database.schema import compactions, sessions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import Prepared, bulk_update
+from turnfold.store.ingest.evict import fired_now
+from turnfold.store.ingest.open_compactions import trigger_columns
 
 _busy = select(compactions.c.sid).where(
     is_running, compactions.c.lease_until_ms > bindparam("now_ms")
@@ -153,7 +157,7 @@ _KINDS = {str(Trigger.STAND_IN): JobKind.STAND_IN, str(Trigger.REGENERATE): JobK
 def claim_session(
     connection: Connection,
     session: SessionRow,
-    policy: Policy,
+    installation: Installation,
     lease_ms: int,
     now_ms: int,
     journal: SessionJournal,
@@ -169,12 +173,15 @@ def claim_session(
     due = _first_due(rows, now_ms, is_cooling=now_ms < session.cooldown_until_ms)
     if not due:
         return None
-    # The mode may have changed since the eviction was planned.
-    if due[0].is_plan and not is_allowed(due[0].fired.trigger, policy.mode):
-        for row in due:
-            detail = f"the mode is {policy.mode}"
-            end_stale(connection, session, journal, row.compaction_id, detail, now_ms)
-        return None
+    policy = installation.policy(session.agent_wishes, session.wishes)
+    if due[0].is_plan:
+        plan = _plan_of_now(connection, session, due[0], policy, installation, now_ms)
+        if plan is None:
+            detail = f"no trigger fires any more, the mode is {policy.mode}"
+            end_stale(connection, session, journal, due[0].compaction_id, detail, now_ms)
+            delete_chunk_summaries(connection, session.sid)
+            return None
+        due = [plan]
     claimed = _of_one_job(connection, session.sid, due)
     job = _job_of(session, claimed, policy, now_ms, folds=any(row.is_fold for row in due))
     if job.writes is JobKind.REGENERATED:
@@ -198,6 +205,35 @@ def claim_session(
         session_model=session.model,
     )
     return job
+
+
+def _plan_of_now(
+    connection: Connection,
+    session: SessionRow,
+    plan: _OpenRow,
+    policy: Policy,
+    installation: Installation,
+    now_ms: int,
+) -> _OpenRow | None:
+    """Return a plan with the trigger that fires now; None if none fires, or the mode forbids it.
+
+    Since it was planned, and all the more since it failed, policy, budgets and messages may differ.
+    """
+    fired = fired_now(session, plan.fired, installation, now_ms=now_ms)
+    if fired is None or not is_allowed(fired.trigger, policy.mode):
+        return None
+    if fired == plan.fired:
+        return plan
+    trigger, is_by_budget = trigger_columns(fired.trigger)
+    plan = plan._replace(
+        trigger=trigger, is_by_budget=is_by_budget, budget_tokens=fired.budget_tokens
+    )
+    connection.execute(
+        update(compactions)
+        .where(compactions.c.compaction_id == plan.compaction_id)
+        .values(trigger=trigger, is_by_budget=is_by_budget, budget_tokens=fired.budget_tokens)
+    )
+    return plan
 
 
 def _of_one_job(connection: Connection, sid: int, due: Sequence[_OpenRow]) -> Sequence[_OpenRow]:

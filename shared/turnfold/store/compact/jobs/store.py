@@ -9,7 +9,7 @@ from turnfold.core.eviction.batch import Eviction
 from turnfold.core.summary.fair_share import JobSlots
 from turnfold.messages import AgentId
 from turnfold.ports.compact import FailureStatus, Job, JobInput, Version
-from turnfold.ports.ingest import PolicyResolver
+from turnfold.ports.ingest import Installation
 from turnfold.store.compact.chunks import SqlModelCallStore
 from turnfold.store.compact.jobs.claim import DUE, NEXT_DUE, claim_session
 from turnfold.store.compact.jobs.commit import commit_version
@@ -32,7 +32,7 @@ class SqlJobStore(SqlModelCallStore):
         self._new_id = new_id
 
     async def claim(
-        self, places: JobSlots, *, lease_ms: int, now_ms: int, policy: PolicyResolver
+        self, places: JobSlots, *, lease_ms: int, now_ms: int, installation: Installation
     ) -> Sequence[Job]:
         """Claim sessions with due compactions: all open rows of each, under one lease.
 
@@ -53,14 +53,7 @@ class SqlJobStore(SqlModelCallStore):
             locked = [by_sid[sid] for sid in sids if sid in by_sid]
             journal = SessionJournal()
             jobs = [
-                claim_session(
-                    connection,
-                    session,
-                    policy(session.agent_wishes, session.wishes),
-                    lease_ms,
-                    now_ms,
-                    journal,
-                )
+                claim_session(connection, session, installation, lease_ms, now_ms, journal)
                 for session in locked
             ]
             journal.write(connection)
