@@ -203,6 +203,12 @@ class StateModel:
 
     def _claim(self, session: SessionState, lease_ms: int, now_ms: int) -> Claim | None:
         rows = session.claimable(now_ms)
+        folds = [
+            row.next_attempt_at_ms for row in session.compactions if row.is_fold and row.is_open
+        ]
+        if rows[0].kind is JobKind.REGENERATED and folds:
+            rows[0].requeue(min(folds))
+            return None
         if rows[0].is_plan and not self._still_fires(session, rows[0]):
             rows[0].end("stale", now_ms)
             return None

@@ -83,8 +83,9 @@ async def test_a_long_history_is_written_again_in_parts_that_build_on_each_other
 
 
 @pytest.mark.proves("A4", "L12")
-async def test_a_retraction_takes_back_only_the_parts_that_hold_its_messages(
-    stores: Stores, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("change", "goes_on_from"), [("retraction", 4), ("promotion", 5)])
+async def test_a_regeneration_goes_on_once_what_lost_its_version_has_one_again(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, change: str, goes_on_from: int
 ) -> None:
     await three_versions(stores)
     work = await regenerate(stores)
@@ -93,18 +94,23 @@ async def test_a_retraction_takes_back_only_the_parts_that_hold_its_messages(
         job = await claimed(stores, NOON + 9_000)
         await stores.jobs.commit(job, summary(f"Part {number}."), reason=None, now_ms=NOON + 9_000)
 
-    await stores.ingest(retracted(60, "e20#1"))
+    if change == "retraction":
+        # It takes back only the parts that hold its messages.
+        await stores.ingest(retracted(60, "e20#1", at_ms=NOON + 9_000))
+    else:
+        await promote(stores, 1)
 
+    assert await stores.claim(NOON + 9_000) == []
     based_on: list[int | None] = []
     while (due := await stores.jobs.next_due_ms()) is not None:
-        job = await claimed(stores, due)
-        if job.writes is JobKind.REGENERATED:
-            assert job.compaction_ids == (work,)
-            based_on.append(job.extends)
-        text = "Written after the retraction."
-        await stores.jobs.commit(job, summary(text), reason=None, now_ms=due)
+        assert due > NOON + 9_000
+        for job in await stores.claim(due):
+            if job.writes is JobKind.REGENERATED:
+                assert job.compaction_ids == (work,)
+                based_on.append(job.extends)
+            await stores.jobs.commit(job, summary("Afterwards."), reason=None, now_ms=due)
     in_force, versions = await stores.history.versions(KEY)
-    assert based_on[0] == 4
+    assert based_on[0] == goes_on_from
     assert versions[-1].base_version == based_on[-1]
     assert versions[-1].messages_covered == versions[(in_force or 0) - 1].messages_covered
 

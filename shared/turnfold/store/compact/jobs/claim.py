@@ -173,6 +173,10 @@ def claim_session(
     due = _first_due(rows, now_ms, is_cooling=now_ms < session.cooldown_until_ms)
     if not due:
         return None
+    folds = [row.next_attempt_at_ms for row in rows if row.is_fold]
+    if due[0].kind is JobKind.REGENERATED and folds:
+        _postpone(connection, due[0], min(folds))
+        return None
     policy = installation.policy(session.agent_wishes, session.wishes)
     if due[0].is_plan:
         plan = _plan_of_now(connection, session, due[0], policy, installation, now_ms)
@@ -205,6 +209,18 @@ def claim_session(
         session_model=session.model,
     )
     return job
+
+
+def _postpone(connection: Connection, regeneration: _OpenRow, until_ms: int) -> None:
+    """Let a regeneration wait for a fold, without which it would cover too little, or nothing.
+
+    The fold ends even if the model stays away: with a stand-in, after one cooldown.
+    """
+    connection.execute(
+        update(compactions)
+        .where(compactions.c.compaction_id == regeneration.compaction_id)
+        .values(status=JobStatus.PENDING, lease_until_ms=None, next_attempt_at_ms=until_ms)
+    )
 
 
 def _plan_of_now(
