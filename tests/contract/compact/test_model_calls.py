@@ -4,13 +4,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tests.contract.compact.versions import override, regenerate, three_versions
 from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turns
 from turnfold.core.policy.retention import DAY_MS
 from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob
 from turnfold.errors import LostLease
 from turnfold.messages import AgentId
 from turnfold.operations.compact.attempt import SummaryConfig, summary_job, write_version
-from turnfold.ports.compact import Job
+from turnfold.ports.compact import Job, JobStatus
+from turnfold.store.compact.jobs import rows
 
 LATER = NOON + LEASE_MS + 1_001
 DAY = 20_000
@@ -53,6 +55,48 @@ async def test_answers_go_when_their_version_is_committed(stores: Stores) -> Non
     await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
 
     assert dict((await stores.jobs.begun(job)).parts) == {}
+
+
+@pytest.mark.proves("S2", "S7")
+@pytest.mark.parametrize("kind", ["planned", "stand-in"])
+async def test_answers_outlive_a_job_that_is_tried_again_by_another(
+    stores: Stores, kind: str
+) -> None:
+    if kind == "planned":
+        await override(stores, commit="on_summary")
+    job = await claimed(stores)
+    if kind == "stand-in":
+        stand_in = summary(kind="extractive")
+        await stores.jobs.commit(job, stand_in, reason="timeout", now_ms=NOON + 1_000)
+        (job,) = await stores.claim(await stores.jobs.next_due_ms() or 0)
+    await stores.jobs.keep(job, ChunkSummary("d1", "An answer.", 5), now_ms=NOON)
+    await stores.jobs.fail(
+        job, ending=JobStatus.FAILED, reason="timeout", detail="", now_ms=NOON + 1_000
+    )
+
+    (again,) = await stores.claim(await stores.jobs.next_due_ms() or 0)
+
+    assert again.compaction_ids != job.compaction_ids
+    assert dict((await stores.jobs.begun(again)).parts) == {"d1": "An answer."}
+    await stores.jobs.fail(again, ending=JobStatus.STALE, reason=None, detail="", now_ms=LATER)
+    assert dict((await stores.jobs.begun(again)).parts) == {}
+
+
+@pytest.mark.proves("S2")
+async def test_answers_for_a_part_of_a_regeneration_go_with_the_part(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await three_versions(stores)
+    await regenerate(stores)
+    monkeypatch.setattr(rows, "MOST_MESSAGES", 1)
+    (job,) = await stores.claim(NOON + 9_000)
+    await stores.jobs.keep(job, ChunkSummary("d1", "An answer.", 5), now_ms=NOON + 9_000)
+
+    await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 9_000)
+
+    (following,) = await stores.claim(NOON + 9_000)
+    assert following.compaction_ids == job.compaction_ids
+    assert dict((await stores.jobs.begun(following)).parts) == {}
 
 
 @pytest.mark.proves("S1", "S2", "C49")

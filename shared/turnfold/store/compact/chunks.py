@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, select
+from sqlalchemy import Connection, bindparam, delete, select, update
 
 from turnfold.core.summary.sources import ChunkSummary
 from turnfold.errors import LostLease
@@ -126,6 +126,15 @@ class SqlModelCallStore:
             return int(connection.execute(added).scalar_one())
 
         return await self._database.write(spend)
+
+
+def move_chunk_summaries(connection: Connection, job: Job, compaction_id: int) -> None:
+    """Keep the answers of a job for the compaction that tries it again."""
+    connection.execute(
+        update(chunk_summaries)
+        .where(chunk_summaries.c.compaction_id.in_(compaction_ids(job)))
+        .values(compaction_id=compaction_id)
+    )
 
 
 def delete_chunk_summaries(connection: Connection, sid: int) -> None:

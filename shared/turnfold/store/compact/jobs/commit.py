@@ -192,6 +192,8 @@ def _goes_on(connection: Connection, job: Job, number: int, *, now_ms: int) -> b
     """
     if not added_evictions(connection, replace(job, extends=number)):
         return False
+    # While the row has ended, because answers for open rows are kept.
+    delete_chunk_summaries(connection, job.sid)
     connection.execute(
         update(compactions)
         .where(compactions.c.compaction_id.in_(compaction_ids(job)))

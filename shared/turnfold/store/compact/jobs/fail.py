@@ -8,7 +8,7 @@ from sqlalchemy import Connection, literal, literal_column, select, update
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger
 from turnfold.errors import LostLease
 from turnfold.ports.compact import FailureStatus, Job, JobKind, JobStatus
-from turnfold.store.compact.chunks import delete_chunk_summaries
+from turnfold.store.compact.chunks import delete_chunk_summaries, move_chunk_summaries
 from turnfold.store.compact.jobs.rows import is_held, update_held
 from turnfold.store.compact.rewriting import open_stand_in
 from turnfold.store.database.predicates import of_compactions
@@ -62,8 +62,6 @@ def fail_job(
         LostLease: another worker holds the job.
     """
     session = _release(connection, job, status=status, reason=reason, finished_at_ms=now_ms)
-    # After the rows have ended, because answers for open rows are kept.
-    delete_chunk_summaries(connection, job.sid)
     journal = SessionJournal()
     _journal_failure(
         journal, session, job, _PHASES[status], reason=reason, detail=detail, model=model,
@@ -76,9 +74,16 @@ def fail_job(
         if job.writes is not JobKind.REGENERATED:
             session.begin_cooldown(reason or str(status), at_ms=now_ms)
         if job.planned and status is JobStatus.FAILED:
-            _plan_again(connection, session, job, job.planned, journal, new_id(), now_ms=now_ms)
+            again = new_id()
+            _plan_again(connection, session, job, job.planned, journal, again, now_ms=now_ms)
+            move_chunk_summaries(connection, job, again)
         if job.writes is JobKind.STAND_IN and not _is_refused_for_good(connection, job.sid):
-            open_stand_in(connection, session, journal, new_id(), now_ms=now_ms)
+            again = new_id()
+            open_stand_in(connection, session, journal, again, now_ms=now_ms)
+            if status is JobStatus.FAILED:
+                move_chunk_summaries(connection, job, again)
+    # Last, because answers for open rows are kept.
+    delete_chunk_summaries(connection, job.sid)
     journal.write(connection)
     write_back(connection, [session])
 
