@@ -142,7 +142,7 @@ class CellAgents:
     async def _take_step(self, turn: CellTurn) -> None:
         start, end = STEPS[turn.step]
         event = turn_event(turn.key, turn.messages[start:end])
-        headers = event_headers(turn.key.agent_id, event.event_id, "cell")
+        headers = event_headers(turn.key.agent_id, event.event_id, b"cell")
         reply = self._await_reply(turn.key, asks_window=turn.step < WINDOWS, is_window=False)
         await self._bus.publish(event.subject, event.payload, reply=reply, headers=headers)
         self._counts["events"] += 1

@@ -62,7 +62,7 @@ def subject(session_id: str) -> str:
 
 def headers(event_id: str) -> dict[str, str]:
     """The headers of a publish that the broker may deduplicate."""
-    return {"Nats-Msg-Id": event_headers(AGENT, event_id, "figures")["Nats-Msg-Id"]}
+    return {"Nats-Msg-Id": event_headers(AGENT, event_id, b"figures")["Nats-Msg-Id"]}
 
 
 def question(session_id: str) -> str:

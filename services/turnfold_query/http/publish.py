@@ -42,9 +42,8 @@ def add_publish(
 
     The audit names who retracted messages; `read_secret` reads what signs the name, if it can.
     """
-    # The stream recognizes duplicates by this id alone: a client that could guess it could suppress
-    # the events of others.
-    secret = secrets.token_urlsafe(12)
+    # The key of the ids by which the broker finds duplicates, see `unique_headers`.
+    secret = secrets.token_bytes(16)
 
     @app.post(
         SESSION + "/events",

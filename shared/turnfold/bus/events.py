@@ -3,7 +3,7 @@
 import base64
 import time
 from collections.abc import Awaitable, Callable
-from secrets import token_hex
+from secrets import token_bytes
 
 import nats.errors
 
@@ -17,6 +17,7 @@ from turnfold.contracts.subjects import (
     TURN_RETRACTED,
     event_headers,
     session_subject,
+    unique_headers,
 )
 from turnfold.core.history.audit_chain import LOCAL
 from turnfold.messages import SessionKey
@@ -40,8 +41,8 @@ class BusEvents:
         self._client = client
         self._read_secret = read_secret
         self._publisher = Publisher(client, EVENTS_STREAM, on_foreign=on_foreign)
-        # The server deduplicates ids across the whole stream, so clients must not guess ours.
-        self._secret = token_hex(8)
+        # The key of the ids by which the broker finds duplicates, see `unique_headers`.
+        self._secret = token_bytes(16)
 
     async def publish_again(self, subject: str, payload: bytes, *, seq: int) -> int:
         """Publish the event of a sequence again, and return its new sequence.
@@ -51,11 +52,8 @@ class BusEvents:
             Unavailable: no acknowledgement arrived. The event may be stored or not, and may be
                 published again with the same id.
         """
-        headers = {
-            "Nats-Expected-Stream": EVENTS_STREAM,
-            "Nats-Msg-Id": f"again.{seq}.{self._secret}",
-            REPLAY_HEADER: str(seq),
-        }
+        # No event has such a name: in names of events, a colon is encoded.
+        headers = unique_headers(f"again:{seq}", self._secret) | {REPLAY_HEADER: str(seq)}
         result = await self._send(subject, payload, headers)
         if isinstance(result, Rejection):
             raise publish_error(result.code, result.description)

@@ -51,9 +51,8 @@ class Connection:
         self._denials = DenialWatch()
         self._opening: asyncio.Future[None] | None = None
         self._publisher = Publisher(bus, EVENTS_STREAM, read=self._read)
-        # Part of the broker's deduplication id: another client cannot suppress our events by
-        # guessing their ids.
-        self._secret = secrets.token_urlsafe(12)
+        # The key of the ids by which the broker finds duplicates, see `unique_headers`.
+        self._secret = secrets.token_bytes(16)
 
     @classmethod
     async def open(

@@ -1,5 +1,6 @@
 """Subjects: how they encode ids, and the names of streams, events, requests and notices."""
 
+import hmac
 import re
 from collections.abc import Mapping
 from urllib.parse import unquote_to_bytes
@@ -104,13 +105,18 @@ def session_subject(name: str, key: SessionKey) -> str:
     return f"{name}.{token_of(key.agent_id)}.{token_of(key.session_id)}"
 
 
-def event_headers(agent_id: str, event_id: str, secret: str) -> dict[str, str]:
-    """Return the headers with which an event is published: its stream, and its id in the broker.
+def event_headers(agent_id: str, event_id: str, secret: bytes) -> dict[str, str]:
+    """Return the headers with which an event is published, once per event id."""
+    return unique_headers(f"{token_of(agent_id)}.{token_of(event_id)}", secret)
 
-    The broker searches the whole stream for duplicates, so other clients must not be able to guess
-    the id.
+
+def unique_headers(name: str, secret: bytes) -> dict[str, str]:
+    """Return headers by which the broker stores a message of this name once.
+
+    The broker searches the whole stream for duplicates, and an error of it quotes the newest id to
+    any client: so the id is a digest, which names nothing and lets nobody predict another.
     """
-    message_id = f"{token_of(agent_id)}.{token_of(event_id)}.{secret}"
+    message_id = hmac.digest(secret, name.encode(), "sha256").hex()
     return {"Nats-Expected-Stream": EVENTS_STREAM, "Nats-Msg-Id": message_id}
 
 

@@ -454,39 +454,6 @@ def test_without_clients_nothing_is_exported(role: Role) -> None:
     assert all(names == f'"{account_of(keys[0])}"' for _, names in exported)
 
 
-@pytest.mark.proves("X1", "L12")
-async def test_a_guessed_id_suppresses_nothing(guarded: Guarded, server: NatsServer) -> None:
-    query = guarded.parts(server, "query")
-    async with (
-        query.running("query"),
-        person(guarded, server, "other") as other,
-        turnfold.connect(server.url, environ=guarded.environ("support")) as client,
-        httpx.AsyncClient(base_url=query.http_url, trust_env=False) as http,
-    ):
-        for guess in ("support.guessed", "support.posted"):
-            headers = {"Nats-Msg-Id": guess}
-            await other.bus.request("turn.completed.other.s", b"{}", headers=headers, timeout=10)
-
-        receipt = await client.session("support", "user-44").turn_completed(
-            [USER], event_id="guessed"
-        )
-        again = await client.session("support", "user-44").turn_completed(
-            [USER], event_id="guessed"
-        )
-        event = {
-            "type": "turn.completed",
-            "event_id": "posted",
-            "agent_id": "support",
-            "session_id": "user-44",
-            "messages": [USER],
-        }
-        posted = await http.post("/v1/agents/support/sessions/user-44/events", json=event)
-
-    assert not receipt.is_duplicate
-    assert (again.seq, again.is_duplicate) == (receipt.seq, True)
-    assert posted.json()["seq"] == receipt.seq + 1
-
-
 @pytest.mark.proves("G1", "X1", "L2")
 async def test_an_agent_that_may_not_read_the_stream_learns_of_other_content_under_its_id(
     guarded: Guarded, server: NatsServer
