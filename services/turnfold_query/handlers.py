@@ -60,7 +60,12 @@ from turnfold.ports.query import (
     TooLargeHere,
     WindowStore,
 )
-from turnfold.process.request_limits import RETRY_AFTER_MS, ConcurrencyLimiter, Place
+from turnfold.process.request_limits import (
+    RETRY_AFTER_MS,
+    ConcurrencyLimiter,
+    Place,
+    check_size,
+)
 from turnfold.process.tasks import at_most
 from turnfold_query.hints import HintSender
 from turnfold_query.ingest_signal import PlacedSignal
@@ -84,7 +89,6 @@ MODELS: Final[Mapping[str, type[Request]]] = {
 """The requests that a query server answers, and their models."""
 ANSWER_ROOM_BYTES = 64 * 1024
 """What an answer leaves of the bus's limit, for headers and the protocol."""
-REQUEST_BYTES = 1024 * 1024
 DRAIN_SECONDS = 5.0
 
 Fresh = TypeVar("Fresh", bound=FreshRequest)
@@ -343,8 +347,7 @@ class QueryServer:
         key = _key_of(name, message.subject)
         if not isinstance(key, SessionKey) and name not in OF_AGENTS:
             raise BadRequest(f"{name} takes an agent and a session")
-        if len(message.data) > REQUEST_BYTES:
-            raise TooLarge(f"a request has at most {REQUEST_BYTES} bytes")
+        check_size(message.data)
         agent_id = key.agent_id if isinstance(key, SessionKey) else key
         await self._admission.turn(agent_id)
         with self._admission.admitted(agent_id) as place:

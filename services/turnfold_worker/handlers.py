@@ -16,7 +16,7 @@ from turnfold.contracts.reading import is_policy_read, read_command
 from turnfold.contracts.requests import Command
 from turnfold.contracts.subjects import POLICY_READS, WORKER_QUEUE, key_of_subject
 from turnfold.errors import NotAllowed, RequestError, TurnfoldError, Unavailable
-from turnfold.process.request_limits import INSTALLATION, ConcurrencyLimiter
+from turnfold.process.request_limits import INSTALLATION, ConcurrencyLimiter, check_size
 from turnfold_worker.actors import Actors
 
 log = structlog.get_logger()
@@ -75,6 +75,7 @@ class CommandServer:
             raise NotAllowed(
                 "a request has to come straight from the account of the client that asks"
             )
+        check_size(message.data)
         agent_id = _agent_of(name, message.subject)
         await self._limiter.turn(agent_id)
         # After the turn: a request that waits for its turn takes no place from others.

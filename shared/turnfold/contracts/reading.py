@@ -10,12 +10,18 @@ from turnfold.contracts.requests import Command, Request
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId, SessionKey
 
+POLICY_READ_BYTES = 8_192
+"""More than two ids need, however they are escaped."""
+
 
 def is_policy_read(body: bytes) -> bool:
     """Return whether a policy request only reads: it contains no field that changes the policy."""
     # Workers and query servers both decide by this function, so that exactly one of them answers.
     if not body:
         return True
+    # Before parsing: this is decided before the share of the agent that asks.
+    if len(body) > POLICY_READ_BYTES:
+        return False
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):

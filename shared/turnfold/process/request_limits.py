@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Self
 
-from turnfold.errors import Unavailable
+from turnfold.errors import TooLarge, Unavailable
 from turnfold.process.caller_order import ASKER, HAS_BEGUN, Rounds
 from turnfold.settings import Settings
 
@@ -12,6 +12,17 @@ INSTALLATION = ""
 """The caller of requests about no agent, such as listings. No agent has an empty id."""
 RETRY_AFTER_MS = 1_000
 """The pause that a rejection advises. Most requests take a few milliseconds."""
+REQUEST_BYTES = 1024 * 1024
+
+
+def check_size(request: bytes) -> None:
+    """Check the size of a request of the bus, before it is parsed.
+
+    Raises:
+        TooLarge: it is larger than any request needs to be.
+    """
+    if len(request) > REQUEST_BYTES:
+        raise TooLarge(f"a request has at most {REQUEST_BYTES} bytes")
 
 
 class Places:

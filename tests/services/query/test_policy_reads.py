@@ -107,18 +107,21 @@ async def test_one_answer_comes_to_a_request_that_reads_and_to_one_that_writes(
         async def on_answer(message: Any) -> None:
             heard.append(message.data)
 
-        for body in (b"{}", b"", b'{"mode": "off"}', b"{", b"[]", b'{"moed": 1}'):
+        # A long one is no read, and of one that is too long for a request nothing is parsed.
+        long, too_long = b"{}" + b" " * 8_192, b'{"moed": "' + b" " * 1024 * 1024 + b'"}'
+        for body in (b"{}", b"", b'{"mode": "off"}', b"{", b"[]", b'{"moed": 1}', long, too_long):
             inbox = bus.new_inbox()
             await bus.subscribe(inbox, cb=on_answer)
             await bus.publish("session.policy.support.s", body, reply=inbox)
         await asked(bus, "session.policy.support.s", {"mode": "auto"})
 
         async def are_there() -> bool:
-            return len(heard) >= 6
+            return len(heard) >= 8
 
         await eventually(are_there)
         await bus.close()
 
     assert ["numbers" in json.loads(answer) for answer in heard].count(True) == 2
-    assert ["error" in json.loads(answer) for answer in heard].count(True) == 3
-    assert len(heard) == 6
+    assert ["error" in json.loads(answer) for answer in heard].count(True) == 4
+    assert [b"too_large" in answer for answer in heard].count(True) == 1
+    assert len(heard) == 8
