@@ -162,11 +162,13 @@ class Place:
             self._held[0] = admission.waiting
 
     def search(self) -> None:
-        """Take a place for a search as well.
+        """Take a place for a search as well, unless the request has one.
 
         Raises:
             Unavailable: the limit of searches is reached.
         """
+        if self._admission.searches in self._held:
+            return
         self._admission.searches.take(self._askers)
         self._held.append(self._admission.searches)
 

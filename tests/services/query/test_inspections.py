@@ -144,7 +144,8 @@ async def next_event(lines: AsyncIterator[str]) -> dict[str, str]:
 async def test_totals_timelines_compactions_and_erasures_are_told_and_the_audit_is_verified(
     tmp_path: Path,
 ) -> None:
-    small = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
+    # An agent has one place for a search: two moments are compared in one.
+    small = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20", "TURNFOLD_MAX_SEARCHES": "8"}
     async with (
         running_parts(tmp_path, environ=small) as parts,
         parts.running("worker"),
