@@ -223,11 +223,11 @@ def _digest(token: str) -> bytes:
     return sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def _stamp(path: Path) -> tuple[int, int, int, int] | None:
     try:
-        # Time, size and inode: a file that was replaced within one tick of the clock is noticed,
-        # too.
+        # Times, size and inode: a file that was replaced within one tick of the clock is noticed,
+        # and so is one that has become readable.
         seen = path.stat()
     except OSError:
         return None
-    return seen.st_mtime_ns, seen.st_size, seen.st_ino
+    return seen.st_mtime_ns, seen.st_ctime_ns, seen.st_size, seen.st_ino

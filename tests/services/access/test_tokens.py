@@ -255,6 +255,24 @@ async def test_ids_of_any_characters_stay_whole_in_a_path(tmp_path: Path) -> Non
 
 
 @pytest.mark.proves("X1")
+def test_a_file_that_was_repaired_counts_again_even_if_its_time_and_size_are_as_before(
+    tmp_path: Path,
+) -> None:
+    """X1: a file that became readable again was rejected until a restart."""
+    path = tmp_path / "tokens.json"
+    token = f"Bearer {new_token(path, ['support'])}"
+    bearers, kept, times = TokenRegistry(path), path.read_bytes(), path.stat()
+    found = [bearers.grant(token)]
+
+    for content in (b"?" * len(kept), kept):
+        path.write_bytes(content)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        found.append(bearers.grant(token))
+
+    assert [grant is not None for grant in found] == [True, False, True]
+
+
+@pytest.mark.proves("X1")
 def test_a_file_holds_hashes_that_only_its_owner_may_read(tmp_path: Path) -> None:
     path = tmp_path / "keys" / "tokens.json"
 
