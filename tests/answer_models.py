@@ -71,7 +71,7 @@ def described_app() -> DescribedApp:
     app, nobody = DescribedApp(), cast("Any", None)
     add_reads(app, nobody)
     add_policies(app, nobody)
-    add_publish(app, nobody, LIMITS, nobody)
+    add_publish(app, nobody, LIMITS, nobody, nobody)
     add_commands(app, nobody)
     add_lists(app, nobody, nobody)
     add_inspections(app, nobody)

@@ -115,7 +115,7 @@ class QueryDispatcher:
         self._windows = windows
         self._histories = histories
         self._lists = lists
-        self._lane = lane
+        self.lane = lane
         self._answering = answering
         self._arrivals = arrivals
         self._newest = newest
@@ -196,7 +196,7 @@ class QueryDispatcher:
     async def _reply(self, name: str, key: SessionKey, request: Request, place: Place) -> bytes:
         if isinstance(request, SearchRequest | ExpandRequest | ToolRequest):
             place.search()
-            reply: bytes = await self._lane.ask(key, request)
+            reply: bytes = await self.lane.ask(key, request)
             return reply
         if isinstance(request, HistoryRequest) and request.as_of is not None:
             place.search()
@@ -278,7 +278,7 @@ class QueryDispatcher:
                         place.search()
                     # Without a wait, which is over: a request that waits would hold one of the
                     # lane's few turns.
-                    answer: ContextReply = await self._lane.ask(
+                    answer: ContextReply = await self.lane.ask(
                         key, request.model_copy(update={"wait_ms": 0})
                     )
                     return answer

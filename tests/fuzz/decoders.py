@@ -66,7 +66,7 @@ from turnfold.process.child_process import encode_frame, read_frame
 from turnfold.settings import read_settings
 from turnfold.transcripts import UnreadableTranscript, read_conversations, turns
 from turnfold_query.http.commands import add_fields
-from turnfold_query.http.publish import event_type_of
+from turnfold_query.posted_events import EventBody, read_posted
 
 GOLDEN = Path(__file__).parent.parent / "contract" / "golden"
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -230,7 +230,7 @@ def _query(data: bytes, _: Path) -> None:
 
 def _body(data: bytes, _: Path) -> None:
     with suppress(BadRequest):
-        event_type_of(data)
+        read_posted(EventBody(data, LIMITS))
     with suppress(BadRequest):
         assert json.loads(add_fields(data, {"version": 1}))["version"] == 1
 

@@ -85,7 +85,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     add_policies(app, dispatcher)
     add_agent_lists(app, dispatcher)
     publisher = Publisher(client, EVENTS_STREAM, on_foreign=metrics.disturbed)
-    add_publish(app, publisher, limits, read_secret)
+    add_publish(app, publisher, limits, dispatcher.lane, read_secret)
     add_commands(app, Forwarder(client, read_secret).forward)
     add_lists(app, histories, dead_letters)
     add_inspections(app, inspector)

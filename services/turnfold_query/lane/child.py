@@ -1,4 +1,7 @@
-"""The lane process: searches, and windows of large sessions, with its own database connections."""
+"""The lane process: searches, windows of large sessions and large events of HTTP.
+
+It has its own database connections.
+"""
 
 import asyncio
 import gc
@@ -38,10 +41,11 @@ from turnfold.store.query.window import SqlWindowStore
 from turnfold_query.environment import answering_of
 from turnfold_query.erasures import ErasureFollower
 from turnfold_query.lane import wire
+from turnfold_query.posted_events import EventBody, PostedEvent, read_posted
 
 log = structlog.get_logger()
 
-Answer = bytes | ContextReply | RequestError | None
+Answer = bytes | ContextReply | PostedEvent | RequestError | None
 REPLIES_BYTES = 4_000_000
 """The most bytes of cached replies. Those of the lane are large, and hardly asked for again."""
 
@@ -129,8 +133,10 @@ class LaneServer:
         # Without `drain`: the query server has at most two requests here, so few answers wait.
         self._writer.write(encode_frame(encode_message(wire.Answered(number, answer))))
 
-    async def _execute(self, message: wire.Ask) -> bytes | ContextReply:
+    async def _execute(self, message: wire.Ask) -> bytes | ContextReply | PostedEvent:
         key, request = message.key, message.request
+        if isinstance(request, EventBody):
+            return read_posted(request)
         if isinstance(request, ContextRequest):
             return await query.context(
                 key, request, store=self._windows, answering=self._answering, arrivals=_NoWait()

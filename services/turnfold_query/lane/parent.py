@@ -197,6 +197,6 @@ class Lane:
 
 def _lane_ended() -> Unavailable:
     return Unavailable(
-        "the process for searches and large windows ended and is started again",
+        "the process for searches, large windows and large events ended and is started again",
         retry_after_ms=RETRY_AFTER_MS,
     )

@@ -12,8 +12,9 @@ from turnfold.contracts.requests import (
 from turnfold.errors import RequestError
 from turnfold.messages import SessionKey
 from turnfold.operations.query.environment import ContextReply
+from turnfold_query.posted_events import EventBody, PostedEvent
 
-Request = SearchRequest | ExpandRequest | ContextRequest | ToolRequest
+Request = SearchRequest | ExpandRequest | ContextRequest | ToolRequest | EventBody
 
 
 class Ask(NamedTuple):
@@ -39,4 +40,4 @@ class Answered(NamedTuple):
     """From the lane: a request has ended with this answer; None if it was cancelled."""
 
     number: int
-    answer: bytes | ContextReply | RequestError | None
+    answer: bytes | ContextReply | PostedEvent | RequestError | None

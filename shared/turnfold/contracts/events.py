@@ -20,7 +20,7 @@ from turnfold.contracts.retractions import (
     Retraction,
     read_retraction,
 )
-from turnfold.contracts.strict_json import read_members, without_member, wrong_shape
+from turnfold.contracts.strict_json import Members, read_members, without_member, wrong_shape
 from turnfold.contracts.subjects import (
     EVENT_TYPES,
     ID_MAX_BYTES,
@@ -108,11 +108,28 @@ def read_event(subject: str, payload: bytes, limits: EventLimits = LIMITS) -> Ev
 
 def read_payload(kind: str, payload: bytes, limits: EventLimits = LIMITS) -> Event:
     """Read the JSON of an event of this type; see `read_event`."""
+    return _event_of(kind, _members(payload, limits), limits)
+
+
+def read_typed(payload: bytes, limits: EventLimits) -> tuple[str, Event]:
+    """Read an event whose type is in its field `type`, as over HTTP; return the type, too."""
+    members = _members(payload, limits)
+    kind = members[0].get("type")
+    if kind not in EVENT_TYPES:
+        raise wrong_shape(f"type must be one of {', '.join(EVENT_TYPES)}")
+    return str(kind), _event_of(str(kind), members, limits)
+
+
+def _members(payload: bytes, limits: EventLimits) -> Members:
     if len(payload) > limits.bytes:
         raise BadEvent(
             EventFault.TOO_LARGE, f"{len(payload)} bytes; at most {limits.bytes} are allowed"
         )
-    fields, raw, elements = read_members(payload, limits.depth)
+    return read_members(payload, limits.depth)
+
+
+def _event_of(kind: str, members: Members, limits: EventLimits) -> Event:
+    fields, raw, elements = members
     if kind == TURN_COMPLETED:
         return _turn_completed(fields, raw, elements, limits.messages)
     if kind == TOOL_RESULT:

@@ -45,7 +45,11 @@ _colon = re.compile(r"[ \t\n\r]*:[ \t\n\r]*").match
 _more = re.compile(r"[ \t\n\r]*([,}\]])[ \t\n\r]*").match
 
 
-def read_members(payload: bytes, depth: int) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+Members = tuple[dict[str, Any], dict[str, str], list[str]]
+"""An object's members as values and as texts, and the texts of `messages`."""
+
+
+def read_members(payload: bytes, depth: int) -> Members:
     """Return an object's members as values and as texts, and the texts of `messages`.
 
     Raises:
@@ -79,7 +83,7 @@ def _fault_of(payload: bytes) -> str:
     return "not a JSON object"
 
 
-def _object(text: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
+def _object(text: str) -> Members:
     fields: dict[str, Any] = {}
     raw: dict[str, str] = {}
     elements: list[str] = []

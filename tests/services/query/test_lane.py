@@ -1,11 +1,12 @@
 """The process that does what computes for long beside a query server: it answers the same, and may die or hang at any time."""
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from signal import SIGKILL, SIGSTOP
+from signal import SIGCONT, SIGKILL, SIGSTOP
 from typing import Any
 
 import httpx
@@ -29,6 +30,7 @@ from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.search import SqlSearchStore
 from turnfold.store.query.window import AT_ONCE, SqlWindowStore
 from turnfold_query.environment import answering_of
+from turnfold_query.posted_events import LANE_BYTES, LANE_VALUES
 
 KEY = SessionKey(AgentId("a"), SessionId("large"))
 SESSION = "/v1/agents/a/sessions/large"
@@ -217,6 +219,39 @@ async def test_an_asker_that_hangs_up_leaves_its_turn_to_its_next_request(tmp_pa
         found = await answered(browser, "search", q="order 77")
         assert lane_of(server) == pid
     assert found["hits"]
+
+
+@pytest.mark.proves("X6")
+async def test_an_event_that_takes_long_to_read_holds_up_nobody(tmp_path: Path) -> None:
+    """X6: with hundreds of thousands of values, it held up the windows of all for a second."""
+    small = {
+        "type": "turn.completed",
+        "event_id": "e",
+        "agent_id": "a",
+        "session_id": "large",
+        "messages": [{"role": "user", "content": "hello"}],
+    }
+    many = small | {"metadata": {str(number): 0 for number in range(LANE_VALUES + 2)}}
+    async with installation(tmp_path) as (parts, server, browser):
+        pid = await another(server, None, parts)
+        os.kill(pid, SIGSTOP)
+        reading = asyncio.create_task(browser.post(f"{SESSION}/events", json=many))
+        window = await browser.get("/v1/agents/b/sessions/s/context")
+        event = await browser.post(f"{SESSION}/events", json=small | {"event_id": "small"})
+        _, waiting = await asyncio.wait({reading}, timeout=1)
+        os.kill(pid, SIGCONT)
+        stored = await reading
+        copy = await browser.post(f"{SESSION}/events", content=json.dumps(many, indent=1))
+        other = await browser.post(f"{SESSION}/events", json=many | {"is_meta": True})
+        changed = many | {"messages": [{"role": "user", "content": "x" * LANE_BYTES}]}
+        conflict = await browser.post(f"{SESSION}/events", json=changed)
+        elsewhere = await browser.post("/v1/agents/b/sessions/s/events", json=many)
+        untyped = await browser.post(f"{SESSION}/events", json=many | {"type": "turn"})
+
+    assert waiting
+    assert (window.status_code, event.status_code) == (200, 200)
+    assert stored.json()["seq"] == copy.json()["seq"] == other.json()["seq"]
+    assert [answer.status_code for answer in (conflict, elsewhere, untyped)] == [409, 400, 400]
 
 
 @pytest.mark.proves("O2")
