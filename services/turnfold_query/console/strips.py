@@ -30,7 +30,6 @@ class StripMark(NamedTuple):
     """A version or a restored compaction on the strip; `version` is None for the latter."""
 
     x: float
-    label: str
     version: int | None
     is_in_force: bool
 
@@ -66,7 +65,6 @@ def _marks(timeline: Mapping[str, Any], parts: Sequence[Part]) -> list[StripMark
     marks = [
         StripMark(
             _place(parts, version["last_position"]),
-            f"version {version['version']}: {version['messages_covered']:,} messages",
             version["version"],
             version["version"] == in_force,
         )
@@ -75,7 +73,6 @@ def _marks(timeline: Mapping[str, Any], parts: Sequence[Part]) -> list[StripMark
     marks += [
         StripMark(
             _place(parts, compaction["last_position"]),
-            f"compaction {compaction['ordinal']}, undone",
             None,
             is_in_force=False,
         )

@@ -126,7 +126,6 @@ async def window(view: PageView) -> Response:
         fault=fault,
         shown=shown,
         listed=listed,
-        forms=FORMS,
     )
 
 
