@@ -12,6 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnfold.access.own_site import is_local_name
+from turnfold.errors import RequestError
 from turnfold_query.console.api import ApiCaller, ApiError
 from turnfold_query.console.pages import acts, installation, session, summaries
 from turnfold_query.console.views import PageView, form_of, page, redirect
@@ -47,7 +48,7 @@ READS: Final[dict[str, Page]] = {
     "/campaigns": installation.campaigns,
     "/costs": installation.costs,
     "/dead-letters": installation.dead_letters,
-    "/dead-letters/{letter:int}": installation.dead_letter,
+    "/dead-letters/{letter}": installation.dead_letter,
     "/erasures": installation.erasures,
     _SESSION: session.timeline,
     _SESSION + "/changes": session.changes,
@@ -57,13 +58,13 @@ READS: Final[dict[str, Page]] = {
     _SESSION + "/compactions": session.compactions,
     _SESSION + "/versions": summaries.versions,
     _SESSION + "/versions/compare": summaries.compare,
-    _SESSION + "/versions/{version:int}": summaries.version,
+    _SESSION + "/versions/{version}": summaries.version,
 }
 ACTS: Final[dict[str, tuple[Page, Page]]] = {
-    _SESSION + "/versions/{version:int}/promote": (acts.ask_promote, acts.promote),
+    _SESSION + "/versions/{version}/promote": (acts.ask_promote, acts.promote),
     _SESSION + "/regenerate": (acts.ask_regenerate, acts.regenerate),
     _SESSION + "/compactions/{compaction}/restore": (acts.ask_restore, acts.restore),
-    "/dead-letters/{letter:int}/replay": (acts.ask_replay, acts.replay),
+    "/dead-letters/{letter}/replay": (acts.ask_replay, acts.replay),
 }
 """The page that asks, and what its form does."""
 
@@ -139,6 +140,9 @@ class _Pages:
                 return await answer(view)
             except ApiError as error:
                 return _failed(request, error, view)
+            except RequestError as error:
+                # Of the database itself, which has the secret of the forms.
+                return _failed(request, ApiError(error.status, error.as_json()["error"]), view)
 
         return endpoint
 

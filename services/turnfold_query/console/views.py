@@ -53,15 +53,23 @@ class PageView:
 
     def whole(self, name: str, *, most: int = MOST_EXACT) -> int | None:
         """Return a parameter as a number from 0 to `most`; None if it is none."""
-        value = self.text(name)
-        # `isdigit` alone is also true of superscripts, which `int` refuses.
-        if value is None or not value.isascii() or not value.isdigit() or len(value) > 19:
-            return None
-        return min(int(value), most)
+        number = whole_number(self.text(name) or "")
+        return None if number is None else min(number, most)
 
     def part(self, name: str) -> str:
         """Return a segment of the path, percent-encoded as it came."""
         return str(self.request.path_params[name])
+
+    def number(self, name: str) -> int:
+        """Return a segment of the path as a number.
+
+        Raises:
+            ApiError: it is none.
+        """
+        number = whole_number(self.part(name))
+        if number is None:
+            raise ApiError(404, {"message": "There is no such page."})
+        return number
 
     @property
     def session_path(self) -> str:
@@ -97,6 +105,17 @@ class PageView:
             set_cookie(response, self.request, FORM_COOKIE, self.visitor.form_key)
         return response
 
+    def check_operator(self) -> None:
+        """Check that the visitor may change something.
+
+        Raises:
+            ApiError: they are no operator.
+        """
+        if not self.visitor.is_operator:
+            raise ApiError(
+                403, {"code": "not_allowed", "message": "only an operator's token changes this"}
+            )
+
     async def check_form(self) -> dict[str, str]:
         """Return the fields of a form that this visitor sent from a page made for them.
 
@@ -104,15 +123,18 @@ class PageView:
             ApiError: the form was not made for them, or they are no operator.
         """
         fields = await form_of(self.request)
-        if not self.visitor.is_operator:
-            raise ApiError(
-                403, {"code": "not_allowed", "message": "only an operator's token changes this"}
-            )
+        self.check_operator()
         if not is_own_form(
             await self.read_secret(), self.visitor, self.request, fields.get(FORM_FIELD, "")
         ):
             raise ApiError(403, {"code": "not_allowed", "message": REFUSED_FORM})
         return fields
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that a text is; None if it is none, or of more than 19 digits."""
+    # `isdigit` alone is also true of superscripts, which `int` refuses.
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else None
 
 
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:

@@ -2,21 +2,13 @@
 
 from starlette.responses import Response
 
-from turnfold_query.console.api import ApiError
-from turnfold_query.console.views import PageView, redirect
-
-
-def _check_operator(view: PageView) -> None:
-    if not view.visitor.is_operator:
-        raise ApiError(
-            403, {"code": "not_allowed", "message": "only an operator's token changes this"}
-        )
+from turnfold_query.console.views import PageView, redirect, whole_number
 
 
 async def ask_promote(view: PageView) -> Response:
     """Ask whether to put a version in force."""
-    _check_operator(view)
-    number = int(view.part("version"))
+    view.check_operator()
+    number = view.number("version")
     chosen, counts = await view.get_session(f"/summaries/{number}"), await view.get_session()
     now = counts["summary_version"]
     return await view.question(
@@ -41,18 +33,18 @@ async def ask_promote(view: PageView) -> Response:
 async def promote(view: PageView) -> Response:
     """Put a version in force, if the one that was shown still is."""
     fields = await view.check_form()
-    number = int(view.part("version"))
-    over = fields.get("over", "")
+    number = view.number("version")
+    over = whole_number(fields.get("over", ""))
     await view.visitor.api.post(
         f"/v1{view.session_path}/summaries/{number}/promote",
-        {"over": int(over)} if over.isascii() and over.isdigit() else {},
+        {} if over is None else {"over": over},
     )
     return redirect(f"{view.session_path}/versions/{number}", did="promoted")
 
 
 async def ask_regenerate(view: PageView) -> Response:
     """Ask whether to write a new version."""
-    _check_operator(view)
+    view.check_operator()
     counts = await view.get_session()
     return await view.question(
         title="Write the summary anew",
@@ -79,7 +71,7 @@ async def regenerate(view: PageView) -> Response:
 
 async def ask_restore(view: PageView) -> Response:
     """Ask whether to undo a compaction."""
-    _check_operator(view)
+    view.check_operator()
     counts = await view.get_session()
     return await view.question(
         title="Undo a compaction",
@@ -108,8 +100,8 @@ async def restore(view: PageView) -> Response:
 
 async def ask_replay(view: PageView) -> Response:
     """Ask whether to publish a dead letter again."""
-    _check_operator(view)
-    number = int(view.part("letter"))
+    view.check_operator()
+    number = view.number("letter")
     letter = await view.visitor.api.get(f"/v1/deadletters/{number}")
     return await view.question(
         title=f"Replay dead letter {number}",
@@ -130,7 +122,7 @@ async def ask_replay(view: PageView) -> Response:
 async def replay(view: PageView) -> Response:
     """Publish a dead letter again."""
     await view.check_form()
-    number = int(view.part("letter"))
+    number = view.number("letter")
     answer = await view.visitor.api.post("/v1/deadletters/replay", {"dead_letter_ids": [number]})
     outcomes = [outcome["outcome"] for outcome in answer["dead_letters"]]
     return redirect(f"/dead-letters/{number}", did=outcomes[0] if outcomes else "unknown")

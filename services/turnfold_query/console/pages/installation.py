@@ -122,7 +122,7 @@ async def dead_letters(view: PageView) -> Response:
 
 async def dead_letter(view: PageView) -> Response:
     """Show one of them with its bytes."""
-    number = int(view.part("letter"))
+    number = view.number("letter")
     letter = await view.visitor.api.get(f"/v1/deadletters/{number}")
     return view.page("dead_letter.html", letter=letter, did=view.text("did"))
 

@@ -27,7 +27,7 @@ async def versions(view: PageView) -> Response:
 
 async def version(view: PageView) -> Response:
     """Show the text and the ledger of a version, and the sources of a line or an entry."""
-    number = int(view.part("version"))
+    number = view.number("version")
     entry, line = view.whole("entry", most=MOST_INT32), view.whole("line", most=MOST_INT32)
     chosen = await view.get_session(f"/summaries/{number}")
     sources = None
