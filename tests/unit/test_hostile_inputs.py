@@ -3,6 +3,7 @@
 import contextlib
 import json
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
@@ -147,3 +148,73 @@ def test_an_escape_in_an_answer_brings_nothing_into_a_summary_that_no_store_take
 def test_a_frame_that_is_nested_too_deep_is_no_frame() -> None:
     with pytest.raises(ValueError, match="nested too deep"):
         decode(b"[" * DEEP)
+
+
+NUMBERS = [1] * 2_000
+
+
+@pytest.mark.proves("I5", "T2")
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"role": "user", "content": NUMBERS},
+        {"role": "user", "content": [{}] * 2_000},
+        {"role": "assistant", "content": "", "reasoning": NUMBERS},
+        {"role": "assistant", "content": "", "reasoning": [{"a": 1}] * 2_000},
+        {"role": "assistant", "content": "", "tool_calls": NUMBERS},
+        {"role": "assistant", "content": "", "unknown": [{"type": "image"}, *NUMBERS]},
+    ],
+)
+def test_thousands_of_values_that_nobody_understands_are_counted_at_once(
+    said: dict[str, Any],
+) -> None:
+    counted: list[str] = []
+
+    def count(text: str) -> int:
+        counted.append(text)
+        return len(text)
+
+    assert count_message(said, count).tokens > 2 * 2_000
+    assert len(counted) <= 2
+
+
+def seconds_to_decode(messages: list[dict[str, Any]], shape: str) -> float:
+    """The processor time of the quickest of three attempts."""
+    event = {"event_id": "e", "agent_id": "a", "session_id": "s", "shape": shape}
+    payload = json.dumps(event | {"messages": messages}).encode()
+    attempts = []
+    for _ in range(3):
+        began = process_time()
+        decode_batch([Delivery("turn.completed", payload, 1, 0)], count=len)
+        attempts.append(process_time() - began)
+    return min(attempts)
+
+
+def results_in_one(results: int) -> list[dict[str, Any]]:
+    block = {"type": "tool_result", "tool_use_id": "a"}
+    return [{"role": "user", "content": [block] * results}]
+
+
+@pytest.mark.proves("I5", "X6")
+def test_an_event_of_thousands_of_results_is_refused_in_linear_time() -> None:
+    few, many = (
+        seconds_to_decode(results_in_one(number), "anthropic") for number in (1_500, 9_000)
+    )
+
+    assert many < 15 * few
+
+
+@pytest.mark.proves("I5", "X6")
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"type": "function", "function": {"name": "bash", "arguments": {"cmd": ["a"] * 50_000}}},
+        {"type": "custom", "custom": {"name": "bash", "input": "a" * 500_000}},
+    ],
+)
+def test_a_large_call_is_read_once_for_all_its_results(call: dict[str, Any]) -> None:
+    calling = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", **call}]}
+    result = {"role": "tool", "tool_call_id": "a", "content": "1"}
+    one, many = (seconds_to_decode([calling, *[result] * number], "chat") for number in (1, 200))
+
+    assert many < 3 * one + 0.05

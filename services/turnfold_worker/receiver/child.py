@@ -184,6 +184,11 @@ class ReceiverChild:
     async def _decoded(self, deliveries: Sequence[Delivery]) -> DecodedBatch:
         batch = DecodedBatch.empty()
         for some in portions(deliveries):
+            if len(some[0].payload) > DECODE_BYTES:
+                # It may take seconds, and a receiver without heartbeats would be ended: the event
+                # would be delivered again, and intake would stop for good.
+                batch.add(await asyncio.to_thread(self._decode, some))
+                continue
             batch.add(self._decode(some))
             # Heartbeats and acknowledgements run in between.
             await asyncio.sleep(0)

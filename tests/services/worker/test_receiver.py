@@ -6,7 +6,8 @@ import json
 import os
 import socket
 import sqlite3
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 
@@ -31,7 +32,7 @@ from tests.worker_scenario import KEY, day, turn
 from turnfold.bus.streams import INGEST
 from turnfold.client import connect, turn_event
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
-from turnfold.operations.ingest.decode import Delivery, decode_batch
+from turnfold.operations.ingest.decode import DecodedBatch, Delivery, decode_batch
 from turnfold.process.child_process import (
     HEARTBEAT_SECONDS,
     MAX_MISSED_HEARTBEATS,
@@ -39,10 +40,13 @@ from turnfold.process.child_process import (
     decode_message,
     encode_frame,
     encode_message,
+    open_stream,
     read_frame,
 )
 from turnfold.process.tasks import RETRY_SECONDS
+from turnfold.settings import read_settings
 from turnfold_worker.receiver import wire
+from turnfold_worker.receiver.child import DECODE_BYTES, ReceiverChild
 
 MANY = 6_000
 
@@ -199,6 +203,37 @@ async def test_what_the_receiver_of_a_stopped_worker_holds_goes_to_another_worke
 
     (session,) = seen.sessions.values()
     assert len(session.messages) == 6
+
+
+@pytest.mark.proves("I5", "X6")
+async def test_a_receiver_is_heard_while_it_decodes_an_event_for_long(tmp_path: Path) -> None:
+    """If it were not, the worker would end it, and its successor would be given the same event."""
+    beats = 6
+
+    def decode(deliveries: Sequence[Delivery]) -> DecodedBatch:
+        time.sleep(beats * HEARTBEAT_SECONDS)
+        return decode_batch(deliveries, count=len)
+
+    ours, theirs = socket.socketpair()
+    async with running_parts(tmp_path) as parts, connect(parts.server.url, environ={}) as client:
+        await client.publish(turn(1, size=DECODE_BYTES))
+        reader, writer = await asyncio.open_connection(sock=ours)
+        settings = read_settings({"TURNFOLD_NATS_URL": parts.server.url})
+        its_reader, its_writer = await open_stream(theirs)
+        receiver = ReceiverChild(its_reader, its_writer, decode, settings)
+        running = asyncio.create_task(receiver.run())
+        writer.write(encode_frame(wire.encode(wire.StartReceiving())))
+
+        told: list[wire.ReceiverMessage] = []
+        while not told or not isinstance(told[-1], wire.BatchReady):
+            told.append(wire.decode(await read_frame(reader) or b""))
+        writer.close()
+        await running
+        its_writer.close()
+        await asyncio.gather(writer.wait_closed(), its_writer.wait_closed())
+
+    held = [message for message in told if isinstance(message, wire.Heartbeat) and message.held]
+    assert len(held) >= beats // 2
 
 
 @pytest.mark.proves("L1", "L3", "O2")

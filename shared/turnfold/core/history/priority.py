@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.text.caches import cached_text
-from turnfold.core.text.calls import INPUT, read_call
+from turnfold.core.text.calls import INPUT, arguments_of, called_tool
 from turnfold.core.text.tokens import text_of
 from turnfold.messages import SYSTEM_ROLES, Message, Priority, UnrankedMessage
 
@@ -138,13 +138,11 @@ def classify(body: Mapping[str, Any], *, call: Mapping[str, Any] | None = None) 
     """
     role = body.get("role")
     if role == "tool":
+        if call is not None:
+            return classify_results(call)
         name = body.get("name")
-        looked = (
-            _looks(call)
-            if call is not None
-            else isinstance(name, str) and _reads(name[:NAME_CHARACTERS])
-        )
-        return Priority.LOW if looked else Priority.NORMAL
+        is_read = isinstance(name, str) and _reads(name[:NAME_CHARACTERS])
+        return Priority.LOW if is_read else Priority.NORMAL
     if role in SYSTEM_ROLES:
         return Priority.HIGH
     if (text := text_of(body)) and _binds(text, is_advice=role == "assistant"):
@@ -153,6 +151,11 @@ def classify(body: Mapping[str, Any], *, call: Mapping[str, Any] | None = None) 
     if isinstance(calls, list) and calls and all(map(_looks, calls)):
         return Priority.LOW
     return Priority.NORMAL
+
+
+def classify_results(call: Mapping[str, Any]) -> Priority:
+    """Return the priority of all results of a call."""
+    return Priority.LOW if _looks(call) else Priority.NORMAL
 
 
 def priority_of(message: Message) -> Priority:
@@ -226,14 +229,14 @@ def _reads(name: str) -> bool:
 
 def _looks(call: object) -> bool:
     """Return whether a call only reads, by its tool or its shell command."""
-    tool, arguments = read_call(call)
+    tool = called_tool(call)
     name = None if tool is None else tool.get("name")
     if not isinstance(name, str):
         return False
     name = name[:NAME_CHARACTERS]
     if _reads(name):
         return True
-    return not _words(name).isdisjoint(SHELLS) and _command_looks(_command(arguments))
+    return not _words(name).isdisjoint(SHELLS) and _command_looks(_command(arguments_of(call)))
 
 
 def _command(arguments: object) -> str:

@@ -61,7 +61,8 @@ def _results(
 ) -> Iterator[ChatView]:
     """Yield each result of a user message, and then the rest of the message."""
     content = message["content"]
-    rest = [place for place in range(len(content)) if place not in set(results)]
+    in_results = set(results)
+    rest = [place for place in range(len(content)) if place not in in_results]
     parts = [[place] for place in results] + ([rest] if rest else [])
     members = member_texts(text)
     blocks = element_texts(members["content"])

@@ -9,6 +9,9 @@ from turnfold.messages import Element
 NOTHING_SAID: Final = {"role": "assistant", "content": None}
 """The chat view of an item whose content is part of the message before it."""
 
+# Made once: `json.dumps` makes one for each value, and an event may hold a million of them.
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
 
 class ChatView(NamedTuple):
     """A chat message, and the text of the element that it stands for, to the letter.
@@ -28,7 +31,7 @@ class ChatView(NamedTuple):
 
 def compact(value: object) -> str:
     """Return a value as compact JSON text, as it is told in a chat."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def unknown_fields(fields: Mapping[str, Any], known: frozenset[str]) -> str:

@@ -17,13 +17,10 @@ def read_call(entry: object) -> tuple[Mapping[str, Any] | None, Any]:
 
     Those of a custom tool are the JSON of its text. The part is None if there is none.
     """
-    if not isinstance(entry, Mapping):
+    tool = called_tool(entry)
+    if tool is None:
         return None, None
-    if is_custom(entry):
-        custom = entry["custom"]
-        return custom, _wrapped_input(custom.get("input"))
-    function = entry.get("function")
-    return (function, function.get("arguments")) if isinstance(function, Mapping) else (None, None)
+    return tool, _wrapped_input(tool.get(INPUT)) if is_custom(entry) else tool.get("arguments")
 
 
 def call_entries(body: Mapping[str, Any]) -> Sequence[Any]:
@@ -39,12 +36,19 @@ def arguments_of(entry: object) -> Any:
 
 def called_tool(entry: object) -> Mapping[str, Any] | None:
     """Return the part of a call that names its tool; None if there is none."""
-    return read_call(entry)[0]
+    if not isinstance(entry, Mapping):
+        return None
+    tool = entry.get("custom" if is_custom(entry) else "function")
+    return tool if isinstance(tool, Mapping) else None
 
 
-def is_custom(entry: Mapping[str, Any]) -> bool:
+def is_custom(entry: object) -> bool:
     """Return whether an entry calls a custom tool."""
-    return entry.get("type") == "custom" and isinstance(entry.get("custom"), Mapping)
+    return (
+        isinstance(entry, Mapping)
+        and entry.get("type") == "custom"
+        and isinstance(entry.get("custom"), Mapping)
+    )
 
 
 def _wrapped_input(text: object) -> str:

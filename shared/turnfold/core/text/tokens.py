@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -61,6 +61,8 @@ CALLED_TOOL_FIELDS: Final = frozenset({"name", "arguments", "input"})
 
 PATH_KEYS: Final = ("path", "file_path", "filename", "file", "notebook_path")
 NAMES_A_PATH: Final = re.compile(rf'"(?:{"|".join(PATH_KEYS)})"')
+# Made once: `json.dumps` makes one for each value.
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=repr)
 
 
 # Not frozen, because freezing triples the cost of construction, and thousands are made per second.
@@ -164,7 +166,8 @@ def lines_of(text: str) -> int:
 def _text_of_part(part: object) -> str | None:
     if isinstance(part, str):
         return part
-    if isinstance(part, Mapping):
+    # An abstract class is checked slowly, and nearly all parts are dictionaries.
+    if isinstance(part, (dict, Mapping)):
         text, kind = part.get("text"), part.get("type", "text")
         if isinstance(text, str) and isinstance(kind, str) and kind in TEXT_PARTS:
             return text
@@ -173,20 +176,36 @@ def _text_of_part(part: object) -> str | None:
 
 def _other_parts(content: object, count: Count, image_tokens: int) -> int:
     """Return the tokens of content parts without their texts."""
-    parts = content if isinstance(content, list) else (content,)
+    if not isinstance(content, list):
+        return _parts([content], count, image_tokens)
     tokens = 0
-    for part in parts:
-        if parts is not content or _text_of_part(part) is None:
-            tokens += _part(part, count, image_tokens)
+    others: list[Any] = []
+    for part in content:
+        if _text_of_part(part) is None:
+            others.append(part)
         elif isinstance(part, Mapping):
             tokens += _beside(part, TEXT_PART_FIELDS, count, image_tokens)
-    return tokens
+    return tokens + _parts(others, count, image_tokens)
 
 
-def _part(part: object, count: Count, image_tokens: int) -> int:
-    if isinstance(part, Mapping) and is_media(part):
-        return image_tokens + _beside(part, MEDIA_PART_FIELDS, count, image_tokens)
-    return count(_json(part))
+def _parts(parts: Sequence[Any], count: Count, image_tokens: int) -> int:
+    """Return the tokens of media, and of parts that are not understood."""
+    tokens = 0
+    odd: list[Any] = []
+    for part in parts:
+        if is_media(part):
+            tokens += image_tokens + _beside(part, MEDIA_PART_FIELDS, count, image_tokens)
+        else:
+            odd.append(part)
+    return tokens + _odd(odd, count)
+
+
+def _odd(values: Sequence[Any], count: Count) -> int:
+    """Return the tokens of values that are not understood.
+
+    They count as one list: an event may hold two million, and counting each takes seconds.
+    """
+    return count(_json(values)[1:-1]) if values else 0
 
 
 def is_media(part: object) -> bool:
@@ -196,15 +215,18 @@ def is_media(part: object) -> bool:
 
 
 def _reasoning(blocks: object, count: Count) -> int:
-    tokens = 0
+    values: list[Any] = []
     for block in blocks if isinstance(blocks, list) else (blocks,):
-        if not isinstance(block, Mapping):
-            tokens += count(_text_or_json(block))
-            continue
-        for key, value in block.items():
-            if key not in ("type", "cache_control") and value is not None:
-                tokens += count(_text_or_json(value))
-    return tokens
+        if isinstance(block, Mapping):
+            values += [
+                value
+                for key, value in block.items()
+                if key not in ("type", "cache_control") and value is not None
+            ]
+        else:
+            values.append(block)
+    odd = [value for value in values if not isinstance(value, str)]
+    return sum([count(value) for value in values if isinstance(value, str)]) + _odd(odd, count)
 
 
 def _calls(
@@ -217,6 +239,7 @@ def _calls(
     if not isinstance(entries, list):
         return (), count(_json(entries)), True
     calls: list[ToolCall] = []
+    odd: list[Any] = []
     ids: set[str] = set()
     tokens = 0
     for slot, entry in enumerate(entries):
@@ -228,7 +251,7 @@ def _calls(
             # A call id takes exactly one result, so a second call with this id cannot be sent.
             or call_id in ids
         ):
-            tokens += CALL_TOKENS + count(_json(entry))
+            odd.append(entry)
             continue
         ids.add(call_id)
         written = "" if arguments is None else _text_or_json(arguments)
@@ -245,7 +268,8 @@ def _calls(
             + _beside(entry, CALL_FIELDS, count, image_tokens)
             + _beside(tool, CALLED_TOOL_FIELDS, count, image_tokens)
         )
-    return tuple(calls), tokens, len(calls) != len(entries)
+    tokens += CALL_TOKENS * len(odd) + _odd(odd, count)
+    return tuple(calls), tokens, bool(odd)
 
 
 def _beside(fields: Mapping[str, Any], known: frozenset[str], count: Count, image: int) -> int:
@@ -262,7 +286,7 @@ def _field(key: str, value: object, count: Count, image_tokens: int) -> int:
     if key in MEDIA_PARTS:
         return image_tokens
     if isinstance(value, list) and any(map(is_media, value)):
-        return sum([_part(part, count, image_tokens) for part in value])
+        return _parts(value, count, image_tokens)
     return count(_text_or_json(value))
 
 
@@ -288,6 +312,6 @@ def _text_or_json(value: object) -> str:
 
 def _json(value: object) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=repr)
+        return _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError):
         return ""

@@ -12,7 +12,7 @@ from turnfold.contracts.subjects import key_of_event_subject
 from turnfold.core.eviction.usage import read_report
 from turnfold.core.text.tokens import IMAGE_TOKENS, Count
 from turnfold.errors import BadEvent
-from turnfold.operations.ingest.weigh import calls_of, weigh_elements, weigh_message
+from turnfold.operations.ingest.weigh import result_priorities, weigh_elements, weigh_message
 from turnfold.ports.ingest import DeadLetter, DecodedEvent
 
 
@@ -95,9 +95,9 @@ def decode_event(
     envelope = event.envelope
     if event.shape is CHAT:
         # A single message has no call beside its result.
-        calls = calls_of(event.parsed) if len(event.parsed) > 1 else {}
+        results = result_priorities(event.parsed) if len(event.parsed) > 1 else {}
         messages = [
-            weigh_message(event, index, calls, count, image_tokens)
+            weigh_message(event, index, results, count, image_tokens)
             for index in range(len(event.parsed))
         ]
     else:

@@ -11,29 +11,31 @@ from typing import Any
 
 from turnfold.contracts.envelope import spread_carry
 from turnfold.contracts.events import Event, EventLimits
-from turnfold.core.history.priority import classify
+from turnfold.core.history.priority import classify, classify_results
 from turnfold.core.shapes import anthropic, responses
 from turnfold.core.shapes.packing import pack
 from turnfold.core.shapes.views import ChatView
 from turnfold.core.summary.gist import write_gist
+from turnfold.core.text.calls import call_entries
 from turnfold.core.text.tokens import INSTRUCTION_TOKENS, Count, count_message, text_of
 from turnfold.errors import BadEvent, EventFault
-from turnfold.messages import ROLES, Element, Shape
+from turnfold.messages import ROLES, Element, Priority, Shape
 from turnfold.ports.ingest import DecodedMessage
 
 
 def weigh_message(
     event: Event,
     index: int,
-    calls: dict[str, dict[str, Any]],
+    results: dict[str, Priority],
     count: Count,
     image_tokens: int,
 ) -> DecodedMessage:
-    """Count the tokens of a message and classify it; `calls` are those of its event by id."""
+    """Count the tokens of a message and classify it; see `result_priorities` for `results`."""
     body = event.parsed[index]
     measured = count_message(body, count, image_tokens=image_tokens)
     is_instruction = index > 0 and ROLES[body["role"]].is_system
     call_id: object = body.get("tool_call_id") if body["role"] == "tool" else None
+    priority = results.get(str(call_id)) if results and call_id is not None else None
     return DecodedMessage(
         body["role"],
         measured.tokens + INSTRUCTION_TOKENS * is_instruction,
@@ -41,7 +43,7 @@ def weigh_message(
         measured.reasoning_tokens,
         measured.characters,
         measured.lines,
-        int(classify(body, call=calls.get(str(call_id)) if calls else None)),
+        int(classify(body) if priority is None else priority),
         event.metas[index],
         measured.is_irregular,
         measured.calls,
@@ -54,16 +56,19 @@ def weigh_message(
     )
 
 
-def calls_of(messages: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the calls of these messages by id, to classify results that follow in one turn."""
-    calls_by_id: dict[str, dict[str, Any]] = {}
-    for body in messages:
-        calls = body.get("tool_calls")
-        if isinstance(calls, list):
-            calls_by_id.update(
-                (str(call.get("id")), call) for call in calls if isinstance(call, dict)
-            )
-    return calls_by_id
+def result_priorities(messages: Sequence[dict[str, Any]]) -> dict[str, Priority]:
+    """Return the priority of the results of calls in the same turn, by the id of the call.
+
+    Each call is judged once: it may be large, and have many results.
+    """
+    answered = {str(body.get("tool_call_id")) for body in messages if body["role"] == "tool"}
+    if not answered:
+        return {}
+    calls = [call for body in messages for call in call_entries(body) if isinstance(call, dict)]
+    calls_by_id = {str(call.get("id")): call for call in calls}
+    return {
+        call_id: classify_results(calls_by_id[call_id]) for call_id in answered & calls_by_id.keys()
+    }
 
 
 def _digest_of_content(result: dict[str, Any]) -> bytes:
@@ -96,9 +101,9 @@ def weigh_elements(
         metas=tuple(view.is_meta or event.metas[view.source] for view in views),
         originals=tuple(map(_original, views, bodies)),
     )
-    calls = calls_of(in_chat.parsed)
+    results = result_priorities(in_chat.parsed)
     messages = [
-        _with_extra(weigh_message(in_chat, index, calls, count, image_tokens), view, count)
+        _with_extra(weigh_message(in_chat, index, results, count, image_tokens), view, count)
         for index, view in enumerate(views)
     ]
     return messages, spread_carry(event.envelope, [view.source for view in views])
