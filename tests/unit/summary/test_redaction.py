@@ -1,8 +1,10 @@
 """An operator's own patterns, beside the secrets that are known."""
 
+import json
+
 import pytest
 
-from turnfold.core.summary.redaction import checked_patterns, without_secrets
+from turnfold.core.summary.redaction import checked_patterns, redact, without_secrets
 from turnfold.core.summary.sources import PreviousSummary, Source, SummaryJob
 
 
@@ -31,6 +33,33 @@ def test_patterns_are_taken_out_of_all_that_a_summariser_reads() -> None:
         "provenance": [["e0#0", 90]],
     }
     assert found.previous.ledger == ("id [REDACTED:pattern]",)
+
+
+@pytest.mark.proves("X4")
+@pytest.mark.parametrize(
+    "text",
+    [
+        'export API_KEY="Zk81mPq2"; ./deploy.sh',
+        "mysql --password='Zk81mPq2' -u root",
+        '{"user": "ana", "password": "Zk81mPq2", "port": 5432}',
+        "curl -H 'X-API-Key: Zk81mPq2' https://x.io",
+        "X-API-KEY: Zk81mPq2",
+        "AWS_SECRET_ACCESS_KEY=Zk81mPq2",
+        "aws_secret_access_key = Zk81mPq2",
+        "{:password => 'Zk81mPq2'}",
+        r"password=a\Zk81mPq2\b",
+        "-----BEGIN PGP PRIVATE KEY BLOCK-----\n\nZk81mPq2\n-----END PGP PRIVATE KEY BLOCK-----",
+    ],
+)
+def test_secrets_are_found_however_often_the_text_is_quoted_as_json(text: str) -> None:
+    """The arguments of a call are JSON, and may hold JSON themselves."""
+    once = json.dumps({"command": text})
+    twice = json.dumps({"body": once})
+
+    assert "[REDACTED:" in redact(text)
+    for shown in map(redact, (text, once, twice)):
+        assert "Zk81" not in shown
+    assert json.loads(json.loads(redact(twice))["body"]) == json.loads(redact(once))
 
 
 @pytest.mark.proves("X4")

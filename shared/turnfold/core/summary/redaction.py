@@ -13,7 +13,8 @@ from typing import Any
 from turnfold.core.summary.sources import PreviousSummary, Source, SummaryJob
 
 _PRIVATE_KEY = re.compile(
-    r"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?(?:-----END \1PRIVATE KEY-----|\Z)", re.DOTALL
+    r"-----BEGIN ([A-Z ]*)PRIVATE KEY((?: BLOCK)?)-----.*?(?:-----END \1PRIVATE KEY\2-----|\Z)",
+    re.DOTALL,
 )
 _KNOWN_KEY = re.compile(
     r"(?<![A-Za-z0-9_])(?:"
@@ -35,12 +36,15 @@ _AUTHORIZATION = re.compile(
     r"((?:[Bb]earer|[Bb]asic)[ \t]+)(?=[0-9]|.[a-z._~+/=-]*[A-Z0-9])[A-Za-z0-9._~+/=-]{16,}"
 )
 _URL_PASSWORD = re.compile(r"(://[^\s/:@]{0,200}:)[^\s/@]{3,200}@")
+# In JSON, such as the arguments of a call, a backslash stands before each quote; in JSON within
+# JSON, three do. The value ends before them, so that the text around it stays JSON.
 _ASSIGNED_SECRET = re.compile(
     r"((?:[Pp]assword|PASSWORD|[Pp]asswd|[Ss]ecret(?:_?[Kk]ey)?|SECRET(?:_KEY)?"
-    r"|[Aa]pi[_-]?[Kk]ey|API_?KEY|[Aa]ccess[_-]?[Tt]oken"
+    r"|(?:[Aa]pi|API)[_-]?(?:[Kk]ey|KEY)|[Aa]ccess[_-]?[Tt]oken"
+    r"|[Ss]ecret_?[Aa]ccess_?[Kk]ey|SECRET_ACCESS_KEY"
     r"|ACCESS_TOKEN|[Aa]uth[_-]?[Tt]oken|AUTH_TOKEN|[Cc]lient[_-]?[Ss]ecret|CLIENT_SECRET"
-    r"|[Tt]oken|TOKEN)[\"']?\s{0,3}[=:]\s{0,3}[\"']?)"
-    r"(?!\[REDACTED)[^\s\"',;&<>(){}\[\]]{8,}"
+    r"|[Tt]oken|TOKEN)(?:\\*+[\"'])?\s{0,3}(?:=>|[=:])\s{0,3}(?:\\*+[\"'])?)"
+    r"(?!\[REDACTED)(?:[^\s\"',;&<>(){}\[\]\\]|\\++(?![\"'])){8,}"
 )
 # Searching for these is much cheaper than the expressions, and most texts have none of them.
 _KEY_HINTS = (
@@ -70,7 +74,7 @@ def redact(text: str) -> str:
         text = _URL_PASSWORD.sub(r"\1[REDACTED:password]@", text)
     # Last, so that an assigned key of a known form is labeled as a key.
     names = _ASSIGNMENT.split(text)[:-1]
-    if any(name.rstrip().rstrip("\"'").endswith(_SECRET_NAME_ENDS) for name in names):
+    if any(name.rstrip().rstrip("\\\"'").endswith(_SECRET_NAME_ENDS) for name in names):
         text = _ASSIGNED_SECRET.sub(r"\1[REDACTED:secret]", text)
     return text
 
