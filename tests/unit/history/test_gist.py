@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.histories import assistant, counter, history, user
 from turnfold.core.history.gist import (
     MOST_VALUES,
+    OPENING_CHARACTERS,
     SEAM_TOKENS,
     SEPARATOR,
     SHORT_CHARACTERS,
@@ -71,6 +72,16 @@ def test_an_opening_that_is_not_stored_is_never_larger_than_its_bound(
     assert not message.gist
     assert opening is None or (opening.tokens >= counter()(SEPARATOR + opening.text))
     assert (opening is None) == (not opening_of(text))
+
+
+@pytest.mark.proves("I3", "L6")
+@pytest.mark.parametrize("tag", ["</summary>", "<system>", "<tools/>", "[INST]", "</think>\n"])
+def test_an_opening_full_of_defused_tags_is_never_larger_than_its_bound(tag: str) -> None:
+    """A defused tag may have more tokens than the tag: a digest of many exceeded its budget."""
+    opening = of(user(tag * (OPENING_CHARACTERS // len(tag)))).opening
+
+    assert opening is not None
+    assert opening.tokens >= SEAM_TOKENS + counter()(SEPARATOR + opening.text)
 
 
 def test_a_text_that_is_not_ascii_has_its_opening_counted_when_it_is_stored() -> None:

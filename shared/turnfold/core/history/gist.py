@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from turnfold.core.text.caches import cached_text
-from turnfold.core.text.defuse import defused
+from turnfold.core.text.defuse import defused, markers_in
 from turnfold.core.text.estimates import token_upper_bound
 from turnfold.core.text.lines import clip, one_line, printable
 from turnfold.core.text.tokens import text_of
@@ -111,12 +111,16 @@ def _short(encoded: str, body: str, content_tokens: int) -> Gist:
 def _bounded_opening(text: str, text_tokens: int) -> Item:
     """Return the opening of a text of so many tokens, with an upper bound of its own."""
     opening = opening_of(text)
-    words, told = text.split(), opening.removesuffix("…").split()
-    bound = FRAME_TOKENS + text_tokens + ELLIPSIS_TOKENS * opening.endswith("…")
-    if words[: len(told)] == told:
-        # No token reaches from one word into the next, so each word left out is at least one.
-        bound -= len(words) - len(told)
-    return Item(opening, SEAM_TOKENS + min(bound, token_upper_bound(SEPARATOR + opening)))
+    tokens = token_upper_bound(SEPARATOR + opening)
+    # A defused tag may have more tokens than the tag itself.
+    if not markers_in(text):
+        words, told = text.split(), opening.removesuffix("…").split()
+        bound = FRAME_TOKENS + text_tokens + ELLIPSIS_TOKENS * opening.endswith("…")
+        if words[: len(told)] == told:
+            # No token reaches from one word into the next, so each word left out is at least one.
+            bound -= len(words) - len(told)
+        tokens = min(tokens, bound)
+    return Item(opening, SEAM_TOKENS + tokens)
 
 
 @cached_text(4_096)
