@@ -51,6 +51,17 @@ def test_what_an_answer_resolves_goes_and_all_else_stays(named: str) -> None:
 
 
 @pytest.mark.proves("S3")
+def test_an_entry_that_begins_like_the_name_of_another_one_resolves_itself_alone() -> None:
+    questions = ["Q3 figures for Ghent?", "Who signs?", "Which bank pays?"]
+
+    found = carry_over(
+        {"open_questions": questions}, {"resolved": questions[:1]}, max_tokens=1_200, count=count
+    )
+
+    assert found["open_questions"] == questions[1:]
+
+
+@pytest.mark.proves("S3")
 def test_plain_prose_leaves_every_list_as_it_was() -> None:
     found = after({"context": "It went on."})
 

@@ -5,7 +5,7 @@ that no model can drop a constraint by forgetting it.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from turnfold.core.summary.extractive.lines import list_texts
@@ -51,10 +51,11 @@ def carry_over(
     and their oldest entries are dropped first. Constraints may take all of that; open questions
     take at most half of the rest.
     """
-    resolved = {key for name in answer.get(RESOLVED) or () for key in _resolved_by(str(name))}
     sections = {name: value for name, value in answer.items() if name != RESOLVED}
     # The prompt names the entries of the same version by the same function.
     carried = numbered(before)
+    known = {_key(text) for entries in carried.values() for text in entries.values()}
+    resolved = {_resolved_by(str(name), known) for name in answer.get(RESOLVED) or ()}
     lists: dict[str, list[str]] = {}
     for name in LIST_SECTIONS:
         # Models resolve an entry by its name or by repeating its text.
@@ -73,11 +74,12 @@ def carry_over(
     return sections | {name: texts for name, texts in merged.items() if texts or name in sections}
 
 
-def _resolved_by(answered: str) -> Iterator[str]:
-    """Yield the keys that an answer resolves: its text, and the name that it may begin with."""
-    yield _key(answered)
-    if name := _NAME.match(answered):
-        yield _key(name[1])
+def _resolved_by(answered: str, texts: Container[str]) -> str:
+    """Return the key of the entry that an answer resolves: its text, or the name before it."""
+    key = _key(answered)
+    # An entry may itself begin like a name, as "Q3 figures" does.
+    name = None if key in texts else _NAME.match(answered)
+    return _key(name[1]) if name else key
 
 
 def _newest(
