@@ -271,14 +271,18 @@ QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.")
 HARMLESS = re.compile(r"[12&]?>>? ?/dev/null|2>&1|\d?>&\d")
 SEPARATOR = re.compile(r"\|\||&&|[|;&\n]")
 LOOKING = re.compile(
-    r"\s*(?:(?:sudo|time|command|nice)\s+)*(?:"
-    r"(?:ls|ll|dir|cat|bat|[ef]?grep|zgrep|rg|ag|ack|head|tail|less|more|tree|pwd|wc|stat|file|du"
+    r"\s*(?:(?:sudo|time|command|nice|env(?:\s+\w+=\S*)*)\s+)*(?:"
+    r"(?:ls|ll|dir|cat|bat|[ef]?grep|zgrep|rg|ag|ack|head|tail|less|more|pwd|wc|stat|file|du"
     r"|df|which|whereis|type|view|nl|tac"
-    r"|sort|uniq|cut|tr|column|diff|cmp|jq|yq|awk|echo|printf|date|whoami|uname|hostname|id|ps|env"
+    r"|uniq|cut|tr|column|diff|cmp|jq|awk|echo|printf|date|whoami|uname|hostname|id|ps"
     r"|printenv|readlink|realpath|basename"
-    r"|dirname|strings|xxd|hexdump|od|md5sum|sha\d+sum|cd|true|locate|fd)(?![\w-])(?!.*\s-exec)"
+    r"|dirname|strings|xxd|hexdump|od|md5sum|sha\d+sum|cd|true|locate)(?![\w-])(?!.*\s-exec)"
+    r"|env\s*\Z"
+    r"|(?:sort|tree)(?![\w-])(?!.*\s(?:-\w*o|--output))"
+    r"|yq(?![\w-])(?!.*\s(?:-\w*i|--inplace))"
+    r"|fd(?![\w-])(?!.*\s(?:-\w*[xX]|--exec))"
     r"|find(?![\w-])(?!.*\s-(?:delete|exec|ok|fprint))"
-    r"|sed\s+(?:-[Er]+\s+)?-n(?!.*\s-i)"
+    r"|sed\s+(?:-[Er]+\s+)?-n(?!\w*i)(?!.*\s(?:-\w*i|--in-place))"
     r"|git\s+(?:-C\s+\S+\s+)?(?:--no-pager\s+)?(?:status|log|diff|show|ls-files|ls-tree|blame|grep"
     r"|rev-parse|describe)(?![\w-])"
     r"|xargs\s+(?:-\S+\s+)*(?:cat|ls|grep|egrep|rg|head|tail|wc|file|stat)(?![\w-])"
