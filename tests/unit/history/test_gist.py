@@ -52,6 +52,18 @@ def test_the_gist_of_calls_is_each_tool_with_its_main_arguments_and_the_values()
     assert "ABC-77" in {value.text for value in gist.values}
 
 
+@pytest.mark.proves("W9")
+@pytest.mark.parametrize("is_object", [False, True])
+@pytest.mark.parametrize("before", ["", "import os\n" * 60, "import os\n" * 900])
+def test_the_gist_of_a_call_names_its_file_wherever_it_stands(before: str, is_object: bool) -> None:
+    arguments = {"content": before, "path": "/srv/app/main.py"}
+    body = assistant(None, "call_1", name="write_file", arguments="{}")
+    function = body["tool_calls"][0]["function"]
+    function["arguments"] = arguments if is_object else json.dumps(arguments)
+
+    assert [call.text for call in of(body).calls] == ["write_file(/srv/app/main.py)"]
+
+
 def test_an_answer_without_calls_has_no_gist() -> None:
     assert of(assistant("The key is ABC-1234.")) == Gist()
 

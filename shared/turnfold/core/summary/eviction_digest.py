@@ -149,10 +149,11 @@ def _line(source: Source, width: int) -> str:
     return f"{_ROLES[source.role]}: {'; '.join(parts)}" if parts else ""
 
 
-def main_arguments(arguments: str) -> str:
+def main_arguments(arguments: str, path: str | None = None) -> str:
     """Return the arguments that say what a call is about: a path, command or query alone.
 
-    Otherwise these are an id or the first text, and then all short values: calls of one tool often
+    `path` is the file that the call names, perhaps behind what is read of long arguments. Without
+    any, these are an id or the first text, and then all short values: calls of one tool often
     differ in a date only.
     """
     for names in (_TARGET, _ID, _TEXT):
@@ -161,6 +162,8 @@ def main_arguments(arguments: str) -> str:
             if names is _TARGET:
                 return first
             return clip(", ".join(dict.fromkeys([first, *_short_values(arguments)])), 80)
+        if path:
+            return clip(printable(path), 60)
     return ""
 
 

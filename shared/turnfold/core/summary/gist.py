@@ -18,6 +18,7 @@ from turnfold.core.history.gist import (
     opening_of,
     stated_values,
 )
+from turnfold.core.shapes.views import compact
 from turnfold.core.summary.eviction_digest import main_arguments
 from turnfold.core.summary.ledger.collect import values_of_call
 from turnfold.core.text.calls import arguments_of
@@ -62,7 +63,7 @@ def _gist_of_calls(
 ) -> str:
     arguments = [_arguments(body, call) for call in calls]
     told = [
-        call_text(printable(call.name), printable(main_arguments(argument)))
+        call_text(printable(call.name), printable(main_arguments(argument, call.path)))
         for call, argument in zip(calls, arguments, strict=True)
     ]
     ranked = [
@@ -85,4 +86,6 @@ def _tokens(text: str, count: Count) -> int:
 
 def _arguments(body: Mapping[str, Any], call: ToolCall) -> str:
     arguments = arguments_of(body["tool_calls"][call.slot])
-    return arguments[:READ_CHARACTERS] if isinstance(arguments, str) else ""
+    if arguments is None:
+        return ""
+    return (arguments if isinstance(arguments, str) else compact(arguments))[:READ_CHARACTERS]
