@@ -63,7 +63,6 @@ def digest_eviction(
     quoted = _quoted(spoken)
     text = digest(
         sources_of([(message, bodies[message.position], False) for message in quoted]),
-        max_tokens=DIGEST_MAX_TOKENS,
         count=counting,
         older=len(spoken) - len(quoted),
         silent=len(evicted) - len(spoken),
@@ -93,7 +92,7 @@ def _spoken(messages: Sequence[Message]) -> Sequence[Message]:
 def digest(
     sources: Sequence[Source],
     *,
-    max_tokens: int = 300,
+    max_tokens: int = DIGEST_MAX_TOKENS,
     count: Callable[[str], int],
     older: int = 0,
     silent: int = 0,
