@@ -15,6 +15,7 @@ from tests.store_fixtures import (
     installation_of,
     result,
     summary,
+    system,
     tightened,
     tool,
     turn,
@@ -277,6 +278,27 @@ async def test_a_budget_in_characters_is_never_exceeded(
     assert total_of(told) == 57
     if max_chars == 1_000_000:
         assert told["account"]["shown"] - told["account"]["trimmed"] > 0
+
+
+@pytest.mark.proves("W2")
+@pytest.mark.parametrize(
+    "addition",
+    [
+        system("be brief"),
+        user([{"type": "thought", "text": "a text in a part of no known type " * 3}]),
+    ],
+)
+@pytest.mark.parametrize("shape", ["openai", "anthropic"])
+async def test_texts_that_a_format_adds_count_into_a_budget_in_characters(
+    stores: Stores, addition: Json, shape: str
+) -> None:
+    tight = tightened(stores.policy(*NO_WISHES), max_chars=1_500, max_live_messages=0)
+    await stores.ingest(*[turn(seq, user("q"), addition, assistant("ok")) for seq in range(1, 41)])
+
+    told = await Asker(stores, tight).told(format=shape)
+
+    shown = sum(map(characters, told["messages"])) + len(told.get("system") or "")
+    assert shown <= 1_500
 
 
 TEXTS = ("content", "text", "arguments", "input", "name", "function", "tool_calls")

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from turnfold.contracts.requests import ContextRequest
-from turnfold.core.shapes.blocks import OPENING, SILENT
 from turnfold.core.window.framing import Placement
-from turnfold.core.window.rendering.character_limit import characters_of, next_chars_per_token
+from turnfold.core.window.rendering.anthropic import to_anthropic
+from turnfold.core.window.rendering.character_limit import (
+    characters_of,
+    characters_of_blocks,
+    next_chars_per_token,
+)
 from turnfold.core.window.rendering.entries import stored_positions
 from turnfold.core.window.rendering.render import Rendered
 from turnfold.core.window.rendering.shaped import render_shaped
@@ -105,9 +109,11 @@ def _rendered(planned: PlannedWindow, bodies: Mapping[int, str]) -> Rendered:
 
 def _characters(planned: PlannedWindow, rendered: Rendered) -> int:
     """Return the number of characters of a window, at most."""
-    beside = len(OPENING) + len(SILENT) if planned.is_anthropic and rendered.messages else 0
     with_summary = planned.plan.placement is Placement.SEPARATE
-    return beside + characters_of(rendered, with_summary=with_summary)
+    if not planned.is_anthropic:
+        return characters_of(rendered, with_summary=with_summary)
+    window = to_anthropic(planned.plan, rendered)
+    return characters_of_blocks(rendered, window, with_summary=with_summary)
 
 
 async def _originals(planned: PlannedWindow, store: WindowStore) -> Originals:

@@ -6,8 +6,10 @@ The query service assumes a number of characters per token, and raises it until 
 import json
 from typing import Any, Final
 
+from turnfold.core.shapes.anthropic import chat_views
 from turnfold.core.text.json_text import json_text
 from turnfold.core.text.tokens import UNCOUNTED_FIELDS, is_media, text_of
+from turnfold.core.window.rendering.anthropic import AnthropicWindow
 from turnfold.core.window.rendering.render import Rendered
 
 STEP: Final = 1.25
@@ -19,10 +21,18 @@ def characters_of(rendered: Rendered, *, with_summary: bool) -> int:
 
     `with_summary` adds those of a summary that stands in its own field.
     """
-    summary = [rendered.summary_text, *rendered.ledger] if with_summary else []
-    return sum(map(len, summary)) + sum(
-        [_characters(json.loads(message)) for message in rendered.messages]
-    )
+    summary = _summary_characters(rendered) if with_summary else 0
+    return summary + sum([_characters(json.loads(message)) for message in rendered.messages])
+
+
+def characters_of_blocks(rendered: Rendered, window: AnthropicWindow, *, with_summary: bool) -> int:
+    """Count the characters of a window in the format of Anthropic, whose conversion adds texts.
+
+    `rendered` is the same window before its conversion.
+    """
+    summary = _summary_characters(rendered) if with_summary else 0
+    views = chat_views([json.loads(message) for message in window.messages], window.messages)
+    return summary + len(window.system or "") + sum([_characters(view.message) for view in views])
 
 
 def next_chars_per_token(assumed: float, characters: int, max_characters: int) -> float:
@@ -32,6 +42,10 @@ def next_chars_per_token(assumed: float, characters: int, max_characters: int) -
     while following < needed:
         following *= STEP
     return following
+
+
+def _summary_characters(rendered: Rendered) -> int:
+    return sum(map(len, (rendered.summary_text, *rendered.ledger)))
 
 
 def _characters(body: dict[str, Any]) -> int:
@@ -44,12 +58,8 @@ def _characters(body: dict[str, Any]) -> int:
         parts = [content]
     fields = [value for key, value in body.items() if key not in UNCOUNTED_FIELDS]
     # `text_of` reads the texts. Other parts count as JSON, media not at all.
-    others = [part for part in parts if not _is_text_or_media(part)]
+    others = [part for part in parts if not (is_media(part) or text_of({"content": [part]}))]
     return len(text_of(body)) + sum([_length(value) for value in [*fields, *others]])
-
-
-def _is_text_or_media(part: Any) -> bool:
-    return isinstance(part, dict) and (is_media(part) or isinstance(part.get("text"), str))
 
 
 def _length(value: object) -> int:
