@@ -15,6 +15,7 @@ from tests.unit.window.windows import (
     tokens_of,
     tool_rounds,
 )
+from turnfold.core.policy.presets import PRESETS
 from turnfold.core.window.forms import Form
 from turnfold.core.window.leveling import level_sizes
 
@@ -178,6 +179,29 @@ def test_a_result_trimmed_by_its_producer_is_not_trimmed_again() -> None:
     )
 
     assert forms(made).get("e3#0", Form()).cut is None
+
+
+@pytest.mark.proves("C21")
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize("share", [0.95, 0.9, 0.8, 0.7, 0.6])
+def test_results_trimmed_by_their_producer_become_lines_or_are_left_out(
+    preset: str, share: float
+) -> None:
+    session = history(
+        [
+            user("read both files"),
+            assistant(None, "a", name="read_file", arguments='{"path":"a.py"}'),
+            Said(tool("a", words(3_000)), is_truncated=True),
+            assistant(None, "b", name="read_file", arguments='{"path":"b.py"}'),
+            Said(tool("b", words(3_000)), is_truncated=True),
+            assistant("done"),
+            user("next?"),
+        ]
+    )
+
+    made = asked_of(session, int(share * tokens_of(session)), PRESETS[preset])
+
+    assert [at for at, form in forms(made).items() if form.cut is not None] == []
 
 
 @pytest.mark.proves("W3", "C19")

@@ -80,13 +80,13 @@ def trim_large_results(window: WindowBuilder, target: int) -> None:
 def replace_results(window: WindowBuilder, target: int) -> None:
     """(3) While all results together take too large a share, replace them by one line each.
 
-    A result of which only a part must go is cut.
+    A result of which only a part must go is cut, unless its publisher has cut it already.
     """
 
     def replace(view: MessageView) -> None:
         excess = window.total - target
         may_keep = view.text - excess
-        if may_keep > window.waste_tokens:
+        if may_keep > window.waste_tokens and not view.message.is_truncated:
             freed = view.shorten(cut_to(view.message, view.offsets, may_keep))
             if freed >= excess:
                 return
@@ -144,7 +144,9 @@ def preview_costly(window: WindowBuilder, target: int) -> None:
 
 def cap_unseen_results(window: WindowBuilder, _: int) -> None:
     """Cut results not seen by the model yet to the caps of (2), only if the window does not fit."""
-    cap_unseen(window, window.soft_tokens, window.policy.tool_result_max_chars)
+    cap_unseen(
+        window, window.soft_tokens, window.policy.tool_result_max_chars, spares_truncated=True
+    )
 
 
 def fold_old_tool_blocks(window: WindowBuilder, target: int) -> None:

@@ -33,7 +33,7 @@ def level(window: WindowBuilder, blocks: Sequence[BlockView], target: int, *, le
         (block, view)
         for block in blocks
         for view in block.views
-        if view.message.cuts and view.line is None
+        if view.message.cuts and view.line is None and _may_be_cut(window, block, view)
     ]
     length = max([view.text for _, view in texts], default=0)
     length += max(_arguments_sizes(blocks), default=0)
@@ -45,6 +45,14 @@ def level(window: WindowBuilder, blocks: Sequence[BlockView], target: int, *, le
         length = max(least, min(length - LEVEL_STEP_TOKENS, enough))
         _shorten_to(window, length, texts, blocks)
     return window.total <= target
+
+
+def _may_be_cut(window: WindowBuilder, block: BlockView, view: MessageView) -> bool:
+    """Return whether a text may be cut: a result that its publisher has cut only as a last resort.
+
+    Protected blocks are shortened last, and cannot be left out instead.
+    """
+    return view.call is None or not view.message.is_truncated or window.is_protected(block)
 
 
 def level_sizes(sizes: Sequence[int], excess: int) -> int:

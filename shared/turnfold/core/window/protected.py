@@ -171,14 +171,25 @@ STEPS_FOR_RECALL: Final[tuple[Step, ...]] = (
 )
 
 
-def cap_unseen(window: WindowBuilder, least: int, max_characters: int = 0) -> None:
-    """Shorten the longest unseen results, none below `least` tokens, until the window fits."""
+def cap_unseen(
+    window: WindowBuilder, least: int, max_characters: int = 0, *, spares_truncated: bool = False
+) -> None:
+    """Shorten the longest unseen results, none below `least` tokens, until the window fits.
+
+    With `spares_truncated`, those stay whole that their publisher has cut already.
+    """
     block = window.unseen
     excess = window.total - window.limits.tokens
     if block is None or excess <= 0:
         return
     window.looked_at += len(block.results)
-    views = [view for view in block.results if view is not None and view.line is None]
+    views = [
+        view
+        for view in block.results
+        if view is not None
+        and view.line is None
+        and not (spares_truncated and view.message.is_truncated)
+    ]
     cap = max(least, level_sizes([view.text for view in views], excess))
 
     def shorten(view: MessageView) -> None:
