@@ -21,7 +21,7 @@ from turnfold.core.window.ladder import trim_for_emergency
 from turnfold.core.window.prefix import PendingDigest, WindowPrefix
 from turnfold.core.window.views import BlockContent, Entry, ShownMessage, recall_part
 from turnfold.errors import CannotFit
-from turnfold.messages import Message, Shape
+from turnfold.messages import Message, Role, Shape
 
 UNLIMITED: Final = 1 << 52
 EMERGENCY_FIFTHS: Final = 3
@@ -177,11 +177,18 @@ def build_window(
     if window.total > limits.tokens:
         raise _too_long(window.total, stored.factor, asked)
     if window.size > limits.messages:
-        needed = window.size + asked.aside_messages
-        raise CannotFit(f"the window needs {needed} messages", needed_messages=needed)
+        needed = window.size + (0 if _begins_with_user(window) else asked.aside_messages)
+        if needed > limits.messages + asked.aside_messages:
+            raise CannotFit(f"the window needs {needed} messages", needed_messages=needed)
     if earlier is not None and window is not earlier:
         _inherit(window, earlier)
     return window
+
+
+def _begins_with_user(window: WindowBuilder) -> bool:
+    """Return whether the first block is no answer, so that no shape adds a message before it."""
+    first = next((block for block in window.blocks if block.is_shown), None)
+    return first is not None and first.head.message.role is not Role.ASSISTANT
 
 
 def _inherit(window: WindowBuilder, earlier: WindowBuilder) -> None:
@@ -283,10 +290,8 @@ def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits
     while billed(tokens, factor) > cap:
         tokens -= 1
     tokens = max(0, tokens - asked.aside_tokens)
-    messages = min(
-        policy.max_messages or UNLIMITED,
-        UNLIMITED if asked.max_messages is None else asked.max_messages - asked.aside_messages,
-    )
+    asked_messages = UNLIMITED if asked.max_messages is None else asked.max_messages
+    messages = min(policy.max_messages or UNLIMITED, asked_messages) - asked.aside_messages
     arrival_tokens = floor((1 - asked.recall_share) * tokens)
     # Where no tools are called, recall has a larger share, and matters more than a long prefix.
     acts = asked.recall_share <= policy.recall_share

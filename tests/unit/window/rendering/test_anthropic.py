@@ -12,8 +12,14 @@ from turnfold.core.policy.presets import Policy
 from turnfold.core.shapes.blocks import OPENING, SILENT
 from turnfold.core.window.forms import STAND_IN
 from turnfold.core.window.framing import Placement
-from turnfold.core.window.rendering.anthropic import ASIDE_TOKENS, AnthropicWindow, to_anthropic
+from turnfold.core.window.rendering.anthropic import (
+    ASIDE_MESSAGES,
+    ASIDE_TOKENS,
+    AnthropicWindow,
+    to_anthropic,
+)
 from turnfold.core.window.window import WindowRequest, plan
+from turnfold.errors import CannotFit
 
 Json = dict[str, Any]
 
@@ -438,3 +444,27 @@ def test_signed_thinking_among_the_content_of_an_assistant_stays_a_block_and_uns
 
     assert answered["content"] == [signed, text("so")]
     assert told["content"] == [text('{"type":"thinking","thinking":"hm"}'), text("so")]
+
+
+def in_anthropic(said: list[Json], policy: Policy, max_messages: int | None = None) -> list[str]:
+    session = history(said)
+    asked = WindowRequest(
+        max_messages=max_messages, aside_tokens=ASIDE_TOKENS, aside_messages=ASIDE_MESSAGES
+    )
+    made = plan(session.stored, asked, policy)
+    return list(to_anthropic(made, session.rendered(made)).messages)
+
+
+@pytest.mark.proves("W2", "W1")
+def test_the_message_that_opens_a_window_counts_into_the_limit_of_the_policy() -> None:
+    turns = [said for turn in range(25) for said in (assistant(f"a{turn}"), user(f"u{turn}"))]
+
+    assert len(in_anthropic(turns, Policy(max_messages=50))) <= 50
+
+
+@pytest.mark.proves("W2", "W1")
+def test_a_window_that_a_user_begins_needs_no_message_to_open_it() -> None:
+    assert len(in_anthropic([user("hi")], Policy(), max_messages=1)) == 1
+    with pytest.raises(CannotFit) as refused:
+        in_anthropic([assistant("hi")], Policy(), max_messages=1)
+    assert refused.value.needed_messages == 2
