@@ -96,8 +96,8 @@ class Allowance:
         wished = {name: value for name, value in overrides.items() if value is not None}
         for name, ceiling in self._ceilings().items():
             if name in wished:
-                # Read as the policy would read it, so that "1e9" and 1000000000 meet the same
-                # ceiling.
+                # Read as the policy would read it, so that "1000000000" and 1000000000 meet the
+                # same ceiling.
                 value = getattr(adjusted(Policy(), {name: wished[name]}), name)
                 if _bounded(name, value, ceiling) != value:
                     raise ValueError(
