@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from turnfold.access.identity import NAMES, PREFIX
 from turnfold.errors import StartError
@@ -129,7 +130,12 @@ def absolute_database_url(url: str) -> str:
     ):
         return url
     name, query, rest = path.partition("?")
-    return f"{scheme}:///{Path(name).absolute().resolve()}{query}{rest}"
+    return f"{scheme}:///{_escaped(Path(unquote(name)).absolute().resolve())}{query}{rest}"
+
+
+def _escaped(path: Path) -> str:
+    """Return the path as a URL has it: "?" would end it, and "%2F" would become a slash."""
+    return str(path).replace("%", "%25").replace("?", "%3F")
 
 
 class _Ports(NamedTuple):
@@ -172,7 +178,7 @@ class _System:
             "http_url": http_url(plan.http_host, ports.http, is_encrypted=plan.is_http_encrypted),
             "worker_url": http_url(HOST, ports.worker),
             "database_url": absolute_database_url(
-                plan.database_url or f"sqlite+aiosqlite:///{directory.path}/turnfold.db"
+                plan.database_url or f"sqlite+aiosqlite:///{_escaped(directory.path)}/turnfold.db"
             ),
         }
         self._environ = {

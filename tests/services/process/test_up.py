@@ -18,6 +18,7 @@ import nats
 import pytest
 
 from turnfold.process.supervisor import absolute_database_url
+from turnfold.store.database.health import file_of
 
 SERVICE = """
 import os, signal, sys, time
@@ -362,6 +363,27 @@ def test_a_relative_database_path_is_made_absolute_and_others_stay() -> None:
         absolute_database_url("postgresql+asyncpg://me@host/db")
         == "postgresql+asyncpg://me@host/db"
     )
+
+
+def test_a_relative_database_path_means_the_same_file_when_it_is_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "what?x%2Fy"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    file = file_of(absolute_database_url("sqlite+aiosqlite:///a%3Fb.db?x=1"))
+
+    assert file == folder / "a?b.db"
+
+
+@pytest.mark.proves("O2")
+@pytest.mark.parametrize("name", ["what?x", "feature%2Flogin", "a#b c", 'q"uote\\b'])
+def test_the_database_is_in_the_data_directory_whatever_its_name(tmp_path: Path, name: str) -> None:
+    with up(tmp_path / name) as system:
+        ready = system.ready()
+
+    assert file_of(ready["database_url"]) == tmp_path / name / "turnfold.db"
 
 
 LOADING_UP = """
