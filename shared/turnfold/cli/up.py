@@ -1,11 +1,12 @@
 """`turnfold up` without its command line: the system that it runs, and what it prints."""
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -171,11 +172,18 @@ def announce(plan: "SystemConfig", settings: Settings, logger: Callable[[], Any]
 
 
 def _print_json(ready: Mapping[str, Any]) -> None:
-    try:
+    with _readers_may_go():
         sys.stdout.write(json.dumps(ready) + "\n")
+
+
+@contextlib.contextmanager
+def _readers_may_go() -> Generator[None]:
+    """Drop the output if it cannot be written, because the system continues to run."""
+    try:
+        yield
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of the ready line has closed the pipe. The system continues to run.
+    except OSError:
+        # The reader has closed the pipe, the terminal is gone, or the disk is full.
         # The file stays open as long as the process.
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
 
@@ -208,4 +216,10 @@ def print_panel(ready: Mapping[str, Any]) -> None:
         " (with TURNFOLD_DATA_DIR set to this data directory)",
     )
     rows.add_row("stop", "Ctrl-C")
-    Console().print(Panel(rows, title="turnfold is ready", expand=False))
+    # Paths may hold what rich reads as markup.
+    console = Console(markup=False, emoji=False)
+    with _readers_may_go():
+        # Captured, because rich itself ends the process when the reader has gone.
+        with console.capture() as panel:
+            console.print(Panel(rows, title="turnfold is ready", expand=False))
+        sys.stdout.write(panel.get())

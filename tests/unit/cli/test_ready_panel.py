@@ -1,24 +1,55 @@
 """What `turnfold up` shows a person when it is ready."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from turnfold.cli.up import print_panel
+
+READY = {
+    "nats_url": "nats://127.0.0.1:4222",
+    "http_url": "http://127.0.0.1:8080",
+    "worker_url": "http://127.0.0.1:8081",
+    "database_url": "sqlite+aiosqlite:///turnfold.db",
+    "proxy_url": "http://127.0.0.1:8090",
+    "pids": {},
+}
 
 
 def test_the_panel_names_the_base_url_of_each_kind_of_client(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ready = {
-        "nats_url": "nats://127.0.0.1:4222",
-        "http_url": "http://127.0.0.1:8080",
-        "worker_url": "http://127.0.0.1:8081",
-        "database_url": "sqlite+aiosqlite:///turnfold.db",
-        "proxy_url": "http://127.0.0.1:8090",
-        "pids": {},
-    }
-
-    print_panel(ready)
+    print_panel(READY)
 
     shown = capsys.readouterr().out
     assert "http://127.0.0.1:8090/v1  (OPENAI_BASE_URL)" in shown
     assert "http://127.0.0.1:8090  (ANTHROPIC_BASE_URL)" in shown
+
+
+@pytest.mark.parametrize("name", ["a[/b]", "[draft] notes", ":cat:"])
+def test_the_panel_shows_a_path_as_it_is(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    url = f"sqlite+aiosqlite:////{name}/t.db"
+
+    print_panel(READY | {"database_url": url})
+
+    assert url in capsys.readouterr().out
+
+
+@pytest.mark.proves("L1", "O2")
+@pytest.mark.parametrize("output", ["a pipe without a reader", "/dev/full"])
+def test_a_panel_that_cannot_be_written_does_not_end_the_system(output: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    if output == "/dev/full":
+        os.close(writer)
+        writer = os.open(output, os.O_WRONLY)
+    program = f"from turnfold.cli.up import print_panel\nfor _ in range(2): print_panel({READY!r})"
+
+    ended = subprocess.run(
+        [sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, b"")
