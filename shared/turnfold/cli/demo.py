@@ -48,8 +48,12 @@ OTHER_SYSTEM = (
     "TURNFOLD_DATA_DIR",
     "TURNFOLD_HTTP_",
     "TURNFOLD_NATS_",
+    "TURNFOLD_PROXY_",
+    "TURNFOLD_WORKER_HTTP_",
 )
-"""Prefixes of variables that would connect the demo to another system."""
+"""Prefixes of variables that would connect the demo to another system, or take its ports."""
+NATS_SERVER = "TURNFOLD_NATS_SERVER"
+"""The program to start, and no system."""
 
 
 def register(app: typer.Typer) -> None:
@@ -226,7 +230,9 @@ async def _started(data_dir: Path) -> AsyncGenerator[Mapping[str, Any], None]:
     """
     log = data_dir / "demo.log"
     environ = {
-        name: value for name, value in os.environ.items() if not name.startswith(OTHER_SYSTEM)
+        name: value
+        for name, value in os.environ.items()
+        if name == NATS_SERVER or not name.startswith(OTHER_SYSTEM)
     }
     ports = ("--nats-port", "0", "--http-port", "0")
     with log.open("ab") as errors:

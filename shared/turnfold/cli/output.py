@@ -14,10 +14,12 @@ PIPE_WIDTH = 120
 
 
 def console() -> Console:
-    """Return a console for stdout; in a pipe it has no colors and a fixed width."""
-    return Console(
-        width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, soft_wrap=False
-    )
+    """Return a console for stdout; in a pipe it has no colors and a fixed width.
+
+    It prints texts as they are: brackets and colons in ids and paths are no markup.
+    """
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    return Console(width=width, highlight=False, soft_wrap=False, markup=False, emoji=False)
 
 
 def show_json(value: Any) -> None:

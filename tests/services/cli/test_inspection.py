@@ -244,18 +244,27 @@ async def test_the_demo_shows_what_became_of_a_conversation_and_leaves_nothing_r
     theirs = tmp_path / "theirs.db"
     config = tmp_path / "turnfold.toml"
     config.write_text(f'database_url = "sqlite+aiosqlite:///{theirs}"\n')
+    odd = tmp_path / "odd.jsonl"
+    odd.write_text(json.dumps({"id": "[/b] x", "messages": [USER]}) + "\n")
     ended = await system.command(
         "demo",
         str(EXAMPLES / "support-chat.jsonl"),
+        str(odd),
         "--data-dir",
         str(tmp_path / "demo"),
-        environ={"TURNFOLD_CONFIG": str(config), "TURNFOLD_DATABASE_URL": f"sqlite:///{theirs}"},
+        environ={
+            "TURNFOLD_CONFIG": str(config),
+            "TURNFOLD_DATABASE_URL": f"sqlite:///{theirs}",
+            "TURNFOLD_PROXY_UPSTREAM": "http://127.0.0.1:1",
+        },
     )
     out = ended.out
 
     assert ended.status == 0, ended.err
     assert not theirs.exists()
+    assert "proxy (pid" not in out
     assert "support / support-chat" in out
+    assert "replay / [/b] x" in out
     assert "summary, version" in out
     assert "audit trail" in out
     _, _, recalled = out.partition("asked now: What should I photograph")
@@ -263,6 +272,19 @@ async def test_the_demo_shows_what_became_of_a_conversation_and_leaves_nothing_r
     pids = [int(pid) for pid in re.findall(r"pid (\d+)", out)]
     assert len(pids) >= 3
     assert not [pid for pid in pids if is_alive(pid)]
+
+
+@pytest.mark.proves("O3")
+async def test_the_demo_starts_the_nats_server_that_is_named(tmp_path: Path) -> None:
+    talk = tmp_path / "talk.json"
+    talk.write_text(json.dumps([USER]))
+
+    ended = await system.command(
+        "demo", str(talk), environ={"TURNFOLD_NATS_SERVER": str(tmp_path / "none")}
+    )
+
+    assert ended.status == 1
+    assert f"TURNFOLD_NATS_SERVER names {tmp_path / 'none'}" in ended.err
 
 
 @pytest.mark.proves("O3")
