@@ -240,9 +240,14 @@ async def _wait_for_version(session: Session, compaction_id: str) -> int:
     Raises:
         Conflict: the compaction ended without a version.
     """
+    is_open = False
     async for row in _follow(session):
+        # An earlier row tells of an earlier session of this name.
+        if is_open and row["phase"] == "erased":
+            raise Conflict("no version was written: the session was erased meanwhile")
         if row["compaction_id"] != compaction_id:
             continue
+        is_open = True
         details = json.loads(row["details"])
         # Of a part, and of a result that came too late, the compaction goes on.
         if "is_part" in details or (row["phase"] == "stale" and "fence" in details):

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 import turnfold
+from tests.model_server import running_model_server
 from tests.services.cli.test_inspection import command, eventually, running_system
 from turnfold.client import Session
 from turnfold.errors import BadRequest, Conflict, Unavailable
@@ -144,6 +145,39 @@ async def test_people_compare_promote_and_undo_from_the_command_line(tmp_path: P
         assert [row[0] for row in periods][:3] == [1, 2, 1]
         assert all(ends == begins for (_, _, ends), (_, begins, _) in pairwise(periods))
         assert periods[-1][2] is None
+
+
+@pytest.mark.proves("O3", "G1")
+async def test_a_command_that_waits_for_a_version_ends_when_the_session_is_erased(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running_model_server() as model,
+        running_system(
+            tmp_path,
+            TURNFOLD_SUMMARY_MODEL="openai/a-model",
+            TURNFOLD_SUMMARY_API_BASE=model.url,
+            TURNFOLD_SUMMARY_API_KEY="k",
+            TURNFOLD_POLICY__MAX_LIVE_MESSAGES="50",
+        ) as ready,
+        turnfold.connect(ready["nats_url"]) as client,
+    ):
+        session = client.session(AGENT, SESSION)
+        # The erasure of an earlier session of this name ends nothing.
+        await session.erase()
+        await grown(session, 0, 30)
+        await settled(session)
+        model.fault = "hang"
+
+        waiting = asyncio.create_task(
+            command(tmp_path, "summaries", "regenerate", AGENT, SESSION)
+        )
+        await asyncio.wait_for(model.is_hanging.wait(), 60)
+        await session.erase()
+        status, out, err = await asyncio.wait_for(waiting, 20)
+
+    assert (status, out) == (1, "")
+    assert "the session was erased meanwhile" in err
 
 
 async def finished(client: turnfold.Client, campaign_id: str) -> dict[str, Any] | None:
