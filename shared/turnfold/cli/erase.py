@@ -53,9 +53,9 @@ def erase(
             )
         typer.confirm(f"Erase {what} for good from the system {system.name}?", abort=True, err=True)
     counts = asyncio.run(_erased(system, agent, session, prefix))
-    if not counts["sessions"] and not counts["messages"]:
+    if not counts["sessions"] and not counts["policies"]:
         raise UnknownSession(
-            f"nothing was stored of {what}, so nothing was erased from the system {system.name};"
+            f"no message and no policy of {what} was stored in the system {system.name};"
             f" `turnfold sessions --agent {agent}` lists the agent's sessions"
         )
     if as_json:

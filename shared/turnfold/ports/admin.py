@@ -109,6 +109,7 @@ class EraseResult(NamedTuple):
 
     sessions: int = 0
     messages: int = 0
+    policies: int = 0
 
 
 class SessionCommands(Protocol):

@@ -191,6 +191,21 @@ async def test_erasing_twice_or_what_nobody_knows_leaves_a_record_and_nothing_el
     assert await phases(stores) == ["erased", "erased"]
 
 
+@pytest.mark.proves("A6")
+@pytest.mark.parametrize("key", [KEY, KEY.agent_id])
+async def test_an_erasure_counts_a_policy_without_messages(
+    stores: Stores, erase: Erase, key: SessionKey | AgentId
+) -> None:
+    await stores.changes.set_policy(
+        key, PolicyRequest(mode="off"), installation=stores.installation, now_ms=NOON
+    )
+
+    done = await erase(stores, key)
+
+    assert done == EraseResult(int(key == KEY), 0, policies=1)
+    assert (await erase(stores, key)).policies == 0
+
+
 @pytest.mark.proves("A6", "L12")
 async def test_an_erased_agent_takes_all_its_sessions_policy_and_letters_along(
     stores: Stores, erase: Erase
@@ -207,7 +222,7 @@ async def test_an_erased_agent_takes_all_its_sessions_policy_and_letters_along(
 
     done = await erase(stores, KEY.agent_id)
 
-    assert done == EraseResult(2, 5)
+    assert done == EraseResult(2, 5, policies=1)
     assert set((await stores.seen()).sessions) == {TWIN}
     assert [seq for seq, *_ in (await stores.seen()).dead_letters] == [60]
     third = SessionKey(KEY.agent_id, SessionId("s-3"))

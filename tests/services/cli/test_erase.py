@@ -24,8 +24,13 @@ async def test_a_prefix_names_the_sessions_to_erase_and_the_command_says_so(tmp_
         unsure = await command("erase", "ada", "--prefix", "a/", environ=named)
         erased = await command("erase", "ada", "--prefix", "a/", "--yes", environ=named)
         left = [session_id async for session_id in client.sessions("ada")]
+        await command("policy", "set", "bob", "--mode", "off", environ=named)
+        of_policy = await command("erase", "bob", "--yes", environ=named)
+        of_nobody = await command("erase", "bob", "--yes", environ=named)
 
     assert (both.status, unsure.status, erased.status) == (2, 2, 0)
     assert "the sessions of ada that begin with 'a/'" in " ".join(unsure.err.split())
     assert "Erased the sessions of ada that begin with 'a/': 2 sessions, 2 messages." in erased.out
     assert left == ["b/1"]
+    assert (of_policy.status, of_nobody.status) == (0, 1)
+    assert "no message and no policy of the agent bob" in of_nobody.err

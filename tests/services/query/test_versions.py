@@ -169,9 +169,7 @@ async def test_a_command_that_waits_for_a_version_ends_when_the_session_is_erase
         await settled(session)
         model.fault = "hang"
 
-        waiting = asyncio.create_task(
-            command(tmp_path, "summaries", "regenerate", AGENT, SESSION)
-        )
+        waiting = asyncio.create_task(command(tmp_path, "summaries", "regenerate", AGENT, SESSION))
         await asyncio.wait_for(model.is_hanging.wait(), 60)
         await session.erase()
         status, out, err = await asyncio.wait_for(waiting, 20)

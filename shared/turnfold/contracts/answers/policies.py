@@ -67,19 +67,23 @@ class OverridesAnswer(Answer):
 class SessionErasedAnswer(Answer):
     """An erased session."""
 
-    model_config = example(agent_id="support", session_id="user-42", sessions=1, messages=160)
+    model_config = example(
+        agent_id="support", session_id="user-42", sessions=1, messages=160, policies=0
+    )
 
     agent_id: AgentField
     session_id: SessionField
     sessions: Count = Field(description="Erased sessions.")
     messages: Count = Field(description="Erased messages.")
+    policies: Count = Field(description="Erased policies: that of the session, if it had one.")
 
 
 class AgentErasedAnswer(Answer):
     """An erased agent."""
 
-    model_config = example(agent_id="support", sessions=12, messages=1_920)
+    model_config = example(agent_id="support", sessions=12, messages=1_920, policies=1)
 
     agent_id: AgentField
     sessions: Count = Field(description="Erased sessions.")
     messages: Count = Field(description="Erased messages.")
+    policies: Count = Field(description="Erased policies, of the agent and of its sessions.")

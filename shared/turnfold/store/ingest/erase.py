@@ -219,11 +219,13 @@ def erase_some(
     if is_last:
         erase_letters_after(connection, scope, letters_to)
     if is_last and scope.is_agent:
-        for table in (agents, summary_token_usage, session_counts):
+        for table in (summary_token_usage, session_counts):
             connection.execute(delete(table).where(table.c.agent_id == scope.agent_id))
+        policy = connection.execute(delete(agents).where(agents.c.agent_id == scope.agent_id))
+        erased = erased._replace(policies=erased.policies + policy.rowcount)
         whole = Tombstone(scope.agent_id, ALL_SESSIONS, erasure.last_seq, erasure.at_ms)
         add_tombstones(connection, [whole])
-    was_known = scope.session_id is None or erased.messages > 0
+    was_known = scope.session_id is None or erased.messages > 0 or erased.policies > 0
     return (erased if was_known else EraseResult()), is_last
 
 
@@ -261,7 +263,7 @@ def _expire(
 def _erase_sessions(
     connection: Connection, locked: Sequence[SessionRow], erasure: Erasure
 ) -> EraseResult:
-    """Erase locked sessions of one agent; return how many sessions and messages these were."""
+    """Erase locked sessions of one agent; return how many they were, and what they had."""
     if not locked:
         return EraseResult()
     journal = SessionJournal(erasure.actor)
@@ -300,7 +302,11 @@ def _erase_sessions(
     connection.execute(fewer)
     are_erased = sessions.c.sid.in_(sids)
     connection.execute(update(sessions).where(are_erased).values({**_NAMES, **_CLEARED}))
-    return EraseResult(len(locked), sum(session.messages_total for session in locked))
+    return EraseResult(
+        len(locked),
+        sum(session.messages_total for session in locked),
+        sum(session.wishes != PolicyOverrides() for session in locked),
+    )
 
 
 def _wishes(columns: Sequence[Any]) -> tuple[PolicyOverrides, PolicyOverrides]:
