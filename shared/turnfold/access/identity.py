@@ -93,6 +93,7 @@ class Identity:
 
 
 NAMES = tuple(option.name for option in fields(Identity))
+VARIABLES = tuple(f"{PREFIX}{name.upper()}" for name in NAMES)
 
 
 def public_key(seed: str) -> str:

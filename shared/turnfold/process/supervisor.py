@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from turnfold.access.identity import NAMES, PREFIX
+from turnfold.access.identity import VARIABLES
 from turnfold.errors import StartError
 from turnfold.process.child import (
     ChildHandle,
@@ -51,8 +51,6 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 """The command lines of the services; `migrate` runs once."""
 PROXY: Sequence[str] = (*TURNFOLD, "proxy")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-DROPPED = tuple(f"{PREFIX}{name.upper()}" for name in NAMES)
-"""Credentials for other servers. The embedded server listens on loopback and needs none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,18 +179,22 @@ class _System:
                 plan.database_url or f"sqlite+aiosqlite:///{_escaped(directory.path)}/turnfold.db"
             ),
         }
-        self._environ = {
-            name: value for name, value in plan.environ.items() if name not in DROPPED
-        } | {
-            "TURNFOLD_NATS_URL": self._urls["nats_url"],
-            "TURNFOLD_DATABASE_URL": self._urls["database_url"],
-            "TURNFOLD_DATA_DIR": str(directory.path),
-            "TURNFOLD_HTTP_HOST": plan.http_host,
-            "TURNFOLD_HTTP_PORT": str(ports.http),
-            "TURNFOLD_WORKER_HTTP_HOST": HOST,
-            "TURNFOLD_WORKER_HTTP_PORT": str(ports.worker),
-            ANNOUNCE: "1",
-        }
+        # Credentials are for other servers: the embedded one listens on loopback and needs none.
+        # Empty, not left out, because those of a file that TURNFOLD_CONFIG names would apply.
+        self._environ = (
+            dict(plan.environ)
+            | dict.fromkeys(VARIABLES, "")
+            | {
+                "TURNFOLD_NATS_URL": self._urls["nats_url"],
+                "TURNFOLD_DATABASE_URL": self._urls["database_url"],
+                "TURNFOLD_DATA_DIR": str(directory.path),
+                "TURNFOLD_HTTP_HOST": plan.http_host,
+                "TURNFOLD_HTTP_PORT": str(ports.http),
+                "TURNFOLD_WORKER_HTTP_HOST": HOST,
+                "TURNFOLD_WORKER_HTTP_PORT": str(ports.worker),
+                ANNOUNCE: "1",
+            }
+        )
         commands = dict(plan.commands)
         if plan.proxy_upstream is not None and ports.proxy is not None:
             self._urls["proxy_url"] = http_url(plan.proxy_host, ports.proxy)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from turnfold.access.identity import VARIABLES
 from turnfold.core.policy.allowance import CEILINGS, UNLIMITED_AT_ZERO
 from turnfold.core.policy.presets import DEFAULT_PRESET, FIELD_TYPES
 from turnfold.errors import StartError
@@ -55,6 +56,7 @@ def read_settings(
     `options` names the options of the command line that are not called as their setting.
 
     The command line overrides the environment, which overrides the file that TURNFOLD_CONFIG names.
+    An empty variable counts as absent; one of the credentials also removes that of the file.
     If no NATS URL is set, the URLs come from the ready line in the data directory, provided that a
     system runs there.
 
@@ -84,6 +86,10 @@ def read_settings(
         }
         numbers |= layer.policy
         limits |= {name: _parse_limit(name, raw) for name, raw in layer.limits.items()}
+    # `turnfold up` empties these variables: its server needs no credentials.
+    for variable in VARIABLES:
+        if environ.get(variable) == "":
+            values.pop(variable.removeprefix(PREFIX).lower(), None)
     # These two belong to the policy, although they have short names.
     values.pop("mode", None)
     values.pop("context_window", None)

@@ -17,7 +17,9 @@ from typing import Any
 import nats
 import pytest
 
+from turnfold.access.identity import Identity
 from turnfold.process.supervisor import absolute_database_url
+from turnfold.settings import read_settings
 from turnfold.store.database.health import file_of
 
 SERVICE = """
@@ -335,6 +337,23 @@ def test_parts_get_the_settings_of_the_system_they_belong_to(tmp_path: Path) -> 
     assert seen["TURNFOLD_NATS_URL"] == ready["nats_url"]
     assert seen["TURNFOLD_DATABASE_URL"] == ready["database_url"]
     assert ready["http_url"] == f"http://127.0.0.1:{seen['TURNFOLD_HTTP_PORT']}"
+
+
+@pytest.mark.parametrize("is_in_file", [False, True])
+def test_parts_get_no_credentials_of_another_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_file: bool
+) -> None:
+    config = tmp_path / "turnfold.toml"
+    config.write_text('nats_creds = "/none/of.creds"\nnats_tls_first = true\n' * is_in_file)
+    monkeypatch.setenv("TURNFOLD_CONFIG", str(config))
+    if not is_in_file:
+        monkeypatch.setenv("TURNFOLD_NATS_CREDS", "/none/of.creds")
+    file = tmp_path / "environ"
+    body = f"import json, pathlib; pathlib.Path('{file}').write_text(json.dumps(dict(os.environ)))"
+    with up(tmp_path / "data", commands={"query": service(body)}) as system:
+        system.ready()
+
+    assert read_settings(json.loads(file.read_text())).identity == Identity()
 
 
 def test_a_free_port_is_kept_for_the_part_that_listens_on_it(tmp_path: Path) -> None:
