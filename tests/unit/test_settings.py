@@ -149,6 +149,7 @@ def test_the_short_names_belong_to_one_preset_alone() -> None:
         ({"TURNFOLD_SUMMARY_API_BASE": "llm.internal:8000"}, "must begin with http://"),
         ({"TURNFOLD_PROXY_UPSTREAM": "http://llm.internal:80800"}, "and a valid port"),
         ({"TURNFOLD_SUMMARY_API_BASE": "http://me:secret/2@host"}, "and a valid port"),
+        ({"TURNFOLD_DATA_DIR": "~nobody-here/x"}, "TURNFOLD_DATA_DIR is not valid: ~nobody-here/x"),
         ({"TURNFOLD_CONFIG": "/no/such/file.toml"}, "/no/such/file.toml, which cannot be read"),
     ],
 )
@@ -159,6 +160,14 @@ def test_a_value_that_means_nothing_stops_the_start_and_is_named(
         read_settings(environ)
 
     assert "secret" not in str(stopped.value)
+
+
+def test_a_limit_of_the_file_that_is_no_number_stops_the_start(tmp_path: Path) -> None:
+    config = tmp_path / "turnfold.toml"
+    config.write_text("[limit]\nledger_max_tokens = [1]\n")
+
+    with pytest.raises(StartError, match="LEDGER_MAX_TOKENS is not valid"):
+        read_settings({"TURNFOLD_CONFIG": str(config)})
 
 
 def test_an_empty_value_is_no_value() -> None:

@@ -34,6 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         named = f"{error.filename}: " if error.filename else ""
         sys.stderr.write(f"turnfold: {named}{error.strerror or error}\n")
         sys.exit(1)
+    except UnicodeEncodeError as error:
+        letters = ascii(error.object[error.start : error.end])
+        sys.stderr.write(f"turnfold: {letters} in a name or path is no {error.encoding}\n")
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 

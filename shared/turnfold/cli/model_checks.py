@@ -45,14 +45,14 @@ async def check_model(settings: Settings) -> list[Finding]:
     if settings.summary_api_base is None:
         return [Finding("model", "ok", f"{settings.summary_model}; test it with --model")]
     where = redacted(settings.summary_api_base)
-    target = urlsplit(settings.summary_api_base)
     try:
+        target = urlsplit(settings.summary_api_base)
         async with asyncio.timeout(MODEL_SECONDS):
             _, writer = await asyncio.open_connection(
                 target.hostname, target.port or (443 if target.scheme == "https" else 80)
             )
         writer.close()
-    except (OSError, TimeoutError) as error:
+    except (OSError, TimeoutError, ValueError) as error:
         advice = (
             "correct TURNFOLD_SUMMARY_API_BASE, or start the server there;"
             " until then summaries are extractive"

@@ -43,7 +43,11 @@ def _non_empty_text(raw: Any) -> str:
 
 
 def _path(raw: Any) -> Path:
-    return raw.expanduser() if isinstance(raw, Path) else Path(_non_empty_text(raw)).expanduser()
+    path = raw if isinstance(raw, Path) else Path(_non_empty_text(raw))
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{path} begins with the name of no user of this machine") from error
 
 
 def _content_of(check: Callable[[str], Checked]) -> Callable[[Any], Checked]:

@@ -239,7 +239,7 @@ def _parse(name: str, raw: Any, layer: _Layer) -> Any:
 def _parse_limit(name: str, raw: Any) -> int:
     try:
         return whole_number(1 if name in UNLIMITED_AT_ZERO else 0, MOST_EXACT)(raw)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise StartError(
             f"{LIMIT_PREFIX}{name.upper()} is not valid: {error}; omit it to use the default limit"
         ) from error

@@ -87,6 +87,27 @@ def test_an_instruction_that_is_no_text_is_wrong_usage(tmp_path: Path) -> None:
     assert "is not text in UTF-8" in ended.stderr
 
 
+@pytest.mark.proves("O3")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sessions", "--agent", "\udcff"),
+        ("up", "--data-dir", "{folder}/caf\udce9", "--nats-port", "0", "--http-port", "0"),
+        ("up", "--data-dir", "~nobody-here/x"),
+    ],
+)
+def test_a_name_that_cannot_be_used_ends_a_command_with_one_line(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    ended = turnfold(
+        *(word.format(folder=tmp_path) for word in arguments), TURNFOLD_LOG_FORMAT="console"
+    )
+
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.splitlines()[-1].startswith("turnfold: ")
+    assert "Traceback" not in ended.stderr
+
+
 @pytest.mark.proves("O3", "V6")
 def test_a_wrong_command_is_answered_with_the_one_that_is_close_to_it() -> None:
     ended = turnfold("sesions")

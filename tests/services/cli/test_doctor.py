@@ -302,17 +302,21 @@ async def test_a_model_is_reached_or_asked_and_what_is_wrong_is_told(tmp_path: P
         reached = the(await examine(there, monitoring_url=NOBODY), "model")
         before = len(model.requests)
         asked = the(await examine(there, monitoring_url=NOBODY, asks_model=True), "model")
-    gone = the(
-        await examine(
-            settings_of(tmp_path, summary_api_base=f"{NOBODY}/v1", **named), monitoring_url=NOBODY
-        ),
-        "model",
-    )
+    gone, wrong = [
+        the(
+            await examine(
+                settings_of(tmp_path, summary_api_base=url, **named), monitoring_url=NOBODY
+            ),
+            "model",
+        )
+        for url in (f"{NOBODY}/v1", "http://127.0.0.1:99999/v1")
+    ]
 
     assert (reached.outcome, before) == ("ok", 0)
     assert asked.outcome == "ok"
     assert model.requests
     assert (gone.outcome, bool(gone.advice)) == ("failed", True)
+    assert (wrong.outcome, bool(wrong.advice)) == ("failed", True)
 
 
 @pytest.mark.proves("O3")
