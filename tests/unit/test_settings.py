@@ -233,6 +233,7 @@ def running(tmp_path: Path) -> Path:
         "ready": True,
         "nats_url": "nats://127.0.0.1:1",
         "http_url": "http://127.0.0.1:2",
+        "http_host": "0.0.0.0",
         "database_url": "sqlite+aiosqlite:////d.db",
     }
     (tmp_path / "turnfold.json").write_text(json.dumps(ready))
@@ -252,9 +253,10 @@ def test_where_no_bus_is_named_the_system_of_the_data_directory_is_meant(running
         {"TURNFOLD_DATA_DIR": str(running), "TURNFOLD_NATS_URL": "nats://cluster:4222"}
     )
 
-    assert (found.nats_url, found.http_url, found.database_url) == (
+    assert (found.nats_url, found.http_url, found.http_host, found.database_url) == (
         "nats://127.0.0.1:1",
         "http://127.0.0.1:2",
+        "0.0.0.0",
         "sqlite+aiosqlite:////d.db",
     )
     assert (partly.nats_url, partly.database_url) == (

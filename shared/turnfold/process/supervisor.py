@@ -171,6 +171,7 @@ class _System:
         self._copies = plan.copies if can_fork() else None
         self._fork_client: ForkClient | None = None
         self._has_forked = asyncio.Event()
+        self._http_host = plan.http_host
         self._urls = {
             "nats_url": f"nats://{HOST}:{ports.nats}",
             "http_url": http_url(plan.http_host, ports.http, is_encrypted=plan.is_http_encrypted),
@@ -364,7 +365,7 @@ class _System:
         if merged == self._last_pids:
             return
         self._last_pids = merged
-        line = {"ready": True, **self._urls, "pids": merged}
+        line = {"ready": True, **self._urls, "http_host": self._http_host, "pids": merged}
         # First: a reader of the ready line may run a command at once, which reads this file.
         self._directory.write_ready(line)
         self._is_ready.set()

@@ -203,12 +203,12 @@ def _config_file(path: Path) -> _Layer:
 
 
 def _urls_of_running_system(data_dir: Path) -> dict[str, str]:
-    """Return the URLs of the system that runs in this data directory; empty if none runs."""
+    """Return where the system in this data directory can be reached; empty if none runs."""
     try:
         ready = json.loads((data_dir / READY_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    names = ("nats_url", "database_url", "http_url")
+    names = ("nats_url", "database_url", "http_url", "http_host")
     return (
         {name: ready[name] for name in names if isinstance(ready.get(name), str)}
         if isinstance(ready, dict)

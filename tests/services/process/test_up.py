@@ -161,6 +161,7 @@ async def test_the_ready_line_tells_where_everything_is_and_stands_in_the_data_d
         assert server.major >= 2
         assert ready["database_url"] == f"sqlite+aiosqlite:///{tmp_path}/data/turnfold.db"
         assert ready["http_url"].startswith("http://127.0.0.1:")
+        assert ready["http_host"] == "127.0.0.1"
         assert set(ready["pids"]) == {"nats", "worker", "model", "query"}
         assert all(is_alive(pid) for pid in ready["pids"].values())
         assert json.loads(file.read_text()) == ready
