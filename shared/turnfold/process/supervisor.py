@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from turnfold.access.identity import VARIABLES
 from turnfold.errors import StartError
@@ -36,6 +35,7 @@ from turnfold.process.ready import ANNOUNCE
 from turnfold.process.tasks import at_most, cancel_and_wait
 from turnfold.process.tcp_ports import ReservedPort
 from turnfold.settings import http_url
+from turnfold.settings.urls import absolute_database_url, escaped_path
 
 READY_SECONDS = 120.0
 SERVICE_STOP_SECONDS = 10.0
@@ -117,25 +117,6 @@ async def run(
         await system.run(on_start)
 
 
-def absolute_database_url(url: str) -> str:
-    """Return the URL with an absolute path if it names a SQLite file."""
-    scheme, mark, path = url.partition(":///")
-    if (
-        not scheme.startswith("sqlite")
-        or not mark
-        or path.startswith("/")
-        or path in ("", ":memory:")
-    ):
-        return url
-    name, query, rest = path.partition("?")
-    return f"{scheme}:///{_escaped(Path(unquote(name)).absolute().resolve())}{query}{rest}"
-
-
-def _escaped(path: Path) -> str:
-    """Return the path as a URL has it: "?" would end it, and "%2F" would become a slash."""
-    return str(path).replace("%", "%25").replace("?", "%3F")
-
-
 class _Ports(NamedTuple):
     """The ports of the processes."""
 
@@ -177,7 +158,8 @@ class _System:
             "http_url": http_url(plan.http_host, ports.http, is_encrypted=plan.is_http_encrypted),
             "worker_url": http_url(HOST, ports.worker),
             "database_url": absolute_database_url(
-                plan.database_url or f"sqlite+aiosqlite:///{_escaped(directory.path)}/turnfold.db"
+                plan.database_url
+                or f"sqlite+aiosqlite:///{escaped_path(directory.path)}/turnfold.db"
             ),
         }
         # Credentials are for other servers: the embedded one listens on loopback and needs none.
@@ -203,16 +185,12 @@ class _System:
             self._environ["TURNFOLD_PROXY_HOST"] = plan.proxy_host
             self._environ["TURNFOLD_PROXY_PORT"] = str(ports.proxy)
             commands.setdefault("proxy", PROXY)
-        services = [
-            ProcessSpec(
-                name,
-                command,
-                runs_once=name == "migrate",
-                is_forked=self._copies is not None and tuple(command[:-1]) == TURNFOLD,
-            )
-            for name, command in commands.items()
-        ]
+        services = [self._service(name, command) for name, command in commands.items()]
         self._parts = (self._nats_process(plan.nats_server, directory.lock_fd), *services)
+
+    def _service(self, name: str, command: Sequence[str]) -> ProcessSpec:
+        is_forked = self._copies is not None and tuple(command[:-1]) == TURNFOLD
+        return ProcessSpec(name, command, runs_once=name == "migrate", is_forked=is_forked)
 
     def _nats_process(self, nats_server: Path | None, lock_fd: int) -> ProcessSpec:
         config = write_config(self._nats_directory, port=self._nats_port)

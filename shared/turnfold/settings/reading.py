@@ -56,7 +56,6 @@ def read_settings(
     `options` names the options of the command line that are not called as their setting.
 
     The command line overrides the environment, which overrides the file that TURNFOLD_CONFIG names.
-    An empty variable counts as absent; one of the credentials also removes that of the file.
     If no NATS URL is set, the URLs come from the ready line in the data directory, provided that a
     system runs there.
 
@@ -86,10 +85,7 @@ def read_settings(
         }
         numbers |= layer.policy
         limits |= {name: _parse_limit(name, raw) for name, raw in layer.limits.items()}
-    # `turnfold up` empties these variables: its server needs no credentials.
-    for variable in VARIABLES:
-        if environ.get(variable) == "":
-            values.pop(variable.removeprefix(PREFIX).lower(), None)
+    _forget_credentials(values, environ)
     # These two belong to the policy, although they have short names.
     values.pop("mode", None)
     values.pop("context_window", None)
@@ -110,6 +106,16 @@ def read_settings(
     settings = _with_policy(values, numbers, short_overrides(environ))
     _check_key(settings)
     return settings
+
+
+def _forget_credentials(values: dict[str, Any], environ: Mapping[str, str]) -> None:
+    """Remove credentials whose variable is empty, also those of the file.
+
+    `turnfold up` empties them, because its server needs none. Other empty ones count as absent.
+    """
+    for variable in VARIABLES:
+        if environ.get(variable) == "":
+            values.pop(variable.removeprefix(PREFIX).lower(), None)
 
 
 def _origins(layers: Sequence[_Layer]) -> dict[str, str]:

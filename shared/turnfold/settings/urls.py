@@ -1,7 +1,8 @@
-"""URLs of servers: the address to connect to, and the form without credentials."""
+"""URLs of servers and databases: the address to connect to, and the form without credentials."""
 
 import re
-from urllib.parse import urlsplit
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 HTTP_SCHEMES = ("http", "https")
 # A password may contain a comma, but hardly one before a scheme of NATS.
@@ -28,6 +29,25 @@ def is_http_url(url: str) -> bool:
         return parts.scheme in HTTP_SCHEMES and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
+
+
+def absolute_database_url(url: str) -> str:
+    """Return the URL with an absolute path if it names a SQLite file."""
+    scheme, mark, path = url.partition(":///")
+    if (
+        not scheme.startswith("sqlite")
+        or not mark
+        or path.startswith("/")
+        or path in ("", ":memory:")
+    ):
+        return url
+    name, query, rest = path.partition("?")
+    return f"{scheme}:///{escaped_path(Path(unquote(name)).absolute().resolve())}{query}{rest}"
+
+
+def escaped_path(path: Path) -> str:
+    """Return the path as a URL has it: "?" would end it, and "%2F" would become a slash."""
+    return str(path).replace("%", "%25").replace("?", "%3F")
 
 
 def redacted(url: str) -> str:

@@ -81,7 +81,7 @@ def test_an_instruction_that_is_no_text_is_wrong_usage(tmp_path: Path) -> None:
     path = tmp_path / "prompt"
     path.write_bytes(b"\xff\xfe")
 
-    ended = turnfold("summaries", "regenerate", "ada", "--prompt", str(path))
+    ended = turnfold("summaries", "regenerate", "ada", "--prompt", str(path), COLUMNS="300")
 
     assert ended.returncode == 2
     assert "is not text in UTF-8" in ended.stderr

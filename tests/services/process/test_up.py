@@ -18,8 +18,8 @@ import nats
 import pytest
 
 from turnfold.access.identity import Identity
-from turnfold.process.supervisor import absolute_database_url
 from turnfold.settings import read_settings
+from turnfold.settings.urls import absolute_database_url
 from turnfold.store.database.health import file_of
 
 SERVICE = """
