@@ -95,10 +95,8 @@ def read_settings(
     values["origins"] = _origins(layers)
 
     if not {"http_host", "http_port", "http_certificate"}.isdisjoint(values):
-        host, port = (
-            values.get("http_host", DEFAULT_HTTP_HOST),
-            values.get("http_port", DEFAULT_HTTP_PORT),
-        )
+        host = values.get("http_host", DEFAULT_HTTP_HOST)
+        port = values.get("http_port", DEFAULT_HTTP_PORT)
         values["http_url"] = http_url(host, port, is_encrypted="http_certificate" in values)
     if "nats_url" not in values and values.get("data_dir"):
         # What was set explicitly overrides the ready line.

@@ -170,22 +170,10 @@ def claim_session(
     # The list of due sessions was read before the lock: another worker may have claimed this one.
     if any(row.is_leased(now_ms) for row in rows):
         return None
-    due = _first_due(rows, now_ms, is_cooling=now_ms < session.cooldown_until_ms)
+    policy = installation.policy(session.agent_wishes, session.wishes)
+    due = _due_now(connection, session, rows, policy, installation, now_ms, journal)
     if not due:
         return None
-    folds = [row.next_attempt_at_ms for row in rows if row.is_fold]
-    if due[0].kind is JobKind.REGENERATED and folds:
-        _postpone(connection, due[0], min(folds))
-        return None
-    policy = installation.policy(session.agent_wishes, session.wishes)
-    if due[0].is_plan:
-        plan = _plan_of_now(connection, session, due[0], policy, installation, now_ms)
-        if plan is None:
-            detail = f"no trigger fires any more, the mode is {policy.mode}"
-            end_stale(connection, session, journal, due[0].compaction_id, detail, now_ms)
-            delete_chunk_summaries(connection, session.sid)
-            return None
-        due = [plan]
     claimed = _of_one_job(connection, session.sid, due)
     job = _job_of(session, claimed, policy, now_ms, folds=any(row.is_fold for row in due))
     if job.writes is JobKind.REGENERATED:
@@ -209,6 +197,34 @@ def claim_session(
         session_model=session.model,
     )
     return job
+
+
+def _due_now(
+    connection: Connection,
+    session: SessionRow,
+    rows: Sequence[_OpenRow],
+    policy: Policy,
+    installation: Installation,
+    now_ms: int,
+    journal: SessionJournal,
+) -> Sequence[_OpenRow]:
+    """Return the open compactions to claim; postpone or end those that have to wait or are void."""
+    due = _first_due(rows, now_ms, is_cooling=now_ms < session.cooldown_until_ms)
+    if not due:
+        return []
+    folds = [row.next_attempt_at_ms for row in rows if row.is_fold]
+    if due[0].kind is JobKind.REGENERATED and folds:
+        _postpone(connection, due[0], min(folds))
+        return []
+    if not due[0].is_plan:
+        return due
+    plan = _plan_of_now(connection, session, due[0], policy, installation, now_ms)
+    if plan is None:
+        detail = f"no trigger fires any more, the mode is {policy.mode}"
+        end_stale(connection, session, journal, due[0].compaction_id, detail, now_ms)
+        delete_chunk_summaries(connection, session.sid)
+        return []
+    return [plan]
 
 
 def _postpone(connection: Connection, regeneration: _OpenRow, until_ms: int) -> None:
