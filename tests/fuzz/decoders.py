@@ -57,6 +57,7 @@ from turnfold.errors import (
     RequestError,
     StartError,
     SummarizerError,
+    TooLarge,
 )
 from turnfold.messages import Role, SessionKey
 from turnfold.models.wire import decode, encode
@@ -229,7 +230,7 @@ def _query(data: bytes, _: Path) -> None:
 
 
 def _body(data: bytes, _: Path) -> None:
-    with suppress(BadRequest):
+    with suppress(BadRequest, TooLarge):
         read_posted(EventBody(data, LIMITS))
     with suppress(BadRequest):
         assert json.loads(add_fields(data, {"version": 1}))["version"] == 1

@@ -10,7 +10,8 @@ from tests.contract.query.test_search import indexed
 from tests.store_fixtures import Stores, assistant, tool, turn, turns, user
 
 KEPT = "KEEP_ME = open_ledger_file('/srv/app/ledger.db')"
-LONG = "\n".join(f"    total_{number} = parse_order_{number}(row)" for number in range(400))
+LONG = "\n".join(f"    total_{row % 30} = parse_order_{row % 30}(row)" for row in range(400))
+"""Thirty lines with names are quoted of it, so that some room is left for `KEPT`."""
 SHORT = "\n".join([*6 * ["# " + "plain words of a comment " * 4], KEPT])
 
 
