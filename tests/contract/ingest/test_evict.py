@@ -68,21 +68,6 @@ async def test_what_is_over_the_limit_leaves_with_the_event_that_made_it_so(stor
     assert set((await states(stores)).values()) == {State.LIVE, State.PENDING}
 
 
-@pytest.mark.proves("E1", "L8")
-@pytest.mark.parametrize("call_id", ["lost", "c"])
-async def test_results_and_copies_without_a_call_leave_after_an_hour_although_no_block_does(
-    stores: Stores, call_id: str
-) -> None:
-    await stores.ingest(turn(1, user("look"), assistant(None, "c"), tool("c", "found")))
-    await stores.ingest(*[result(seq, call_id, "found") for seq in range(2, 20)])
-    waiting = await live(stores)
-
-    await stores.ingest(result(20, call_id, "found", at_ms=NOON + HOUR_MS + 19))
-
-    assert len(waiting) == 21
-    assert await live(stores) == ["e1#0", "e1#1", "e1#2", "e20#0"]
-
-
 @pytest.mark.proves("E2", "L7")
 async def test_evicted_messages_stay_in_the_window_until_a_summary_speaks_for_them(
     stores: Stores,

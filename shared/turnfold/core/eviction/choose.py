@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger
 from turnfold.core.history.blocks import Block, group, newest_request
 from turnfold.core.policy.presets import Policy
-from turnfold.messages import TOOL, USER, Message
+from turnfold.messages import USER, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,8 @@ def decide_eviction(
     blocks = grouped.blocks
     first_kept = _boundary(blocks, policy, keep or Keep.of(policy))
     old = (*blocks[:first_kept], *_surplus(blocks[first_kept:], policy))
+    if not old:
+        return NoEviction()
     request = newest_request(live)
     border = blocks[first_kept].position if first_kept < len(blocks) else None
     leaving_blocks = [
@@ -71,14 +73,8 @@ def decide_eviction(
     for block in leaving_blocks:
         if block.position not in needed:
             leaving += block.stored
-    # Loose messages belong to no block. They leave with what surrounds them; results that answer no
-    # call also by themselves, because no window shows them, and there may be thousands.
-    leaving += [
-        message
-        for message in grouped.loose
-        if (old and (border is None or message.position < border))
-        or _answers_nothing(message, policy, now_ms)
-    ]
+    # Loose messages belong to no block. They leave with what surrounds them.
+    leaving += [message for message in grouped.loose if border is None or message.position < border]
     evicted = tuple(sorted(leaving, key=_position))
     return Evict(evicted) if _is_worth_it(evicted, policy, trigger) else NoEviction()
 
@@ -143,22 +139,12 @@ def _is_enough(messages: int, tokens: int, rounds: int, keep: Keep) -> bool:
 
 
 def _may_be_answered(block: Block, policy: Policy, now_ms: int) -> bool:
+    age_ms = now_ms - block.head.created_at_ms
     return (
         bool(block.results)
         and bool(block.open_calls)
-        and not _is_timed_out(block.head, policy, now_ms)
+        and age_ms < policy.open_call_timeout_seconds * 1000
     )
-
-
-def _answers_nothing(message: Message, policy: Policy, now_ms: int) -> bool:
-    """Return whether a loose message is a copy, or a result that waited for its call in vain."""
-    return (
-        message.role is TOOL and message.answers is None and _is_timed_out(message, policy, now_ms)
-    )
-
-
-def _is_timed_out(message: Message, policy: Policy, now_ms: int) -> bool:
-    return now_ms - message.created_at_ms >= policy.open_call_timeout_seconds * 1000
 
 
 def _is_worth_it(evicted: Sequence[Message], policy: Policy, trigger: Trigger) -> bool:
