@@ -28,7 +28,7 @@ class EventBody(NamedTuple):
 
 
 class PostedEvent(NamedTuple):
-    """What publishing an event needs to know of it."""
+    """An event of an HTTP request: the fields with which it is published."""
 
     event_type: str
     key: SessionKey

@@ -1,4 +1,4 @@
-"""What a model finds with the tools that look things up in its session, in every store."""
+"""The tools with which a model looks things up in its session, in every store."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ from turnfold.operations.query.tools import ToolStores, run_tool
 
 
 async def told(stores: Stores, name: str, **arguments: Any) -> str:
-    """What a tool returns to the model."""
+    """The content that a tool returns to the model."""
     request = ToolRequest(name=name, arguments=arguments)
     answer = await run_tool(KEY, request, ToolStores(stores.history, stores.search, stores.recall))
     content: str = json.loads(answer)["content"]

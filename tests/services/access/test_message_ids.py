@@ -1,6 +1,8 @@
-"""The ids by which the broker finds duplicates, with the shipped permissions: they are nobody else's."""
+"""The ids by which the broker finds duplicates: no other agent can read, guess or use them."""
 
 import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import httpx
 import pytest
@@ -8,6 +10,21 @@ import pytest
 import turnfold
 from tests.nats_server import NatsServer
 from tests.services.access.guarded import USER, Guarded, Json, Person, person
+
+
+@asynccontextmanager
+async def publishers(
+    guarded: Guarded, server: NatsServer
+) -> AsyncGenerator[tuple[Person, turnfold.Client, httpx.AsyncClient]]:
+    """The other agent on the bus, and the agent `support` on the bus and over HTTP."""
+    query = guarded.parts(server, "query")
+    async with (
+        query.running("query"),
+        person(guarded, server, "other") as other,
+        turnfold.connect(server.url, environ=guarded.environ("support")) as client,
+        httpx.AsyncClient(base_url=query.http_url, trust_env=False) as http,
+    ):
+        yield other, client, http
 
 
 def posted_event(session_id: str, event_id: str) -> Json:
@@ -37,13 +54,7 @@ async def newest_id(other: Person) -> str:
 
 @pytest.mark.proves("X1", "L12")
 async def test_a_guessed_id_suppresses_nothing(guarded: Guarded, server: NatsServer) -> None:
-    query = guarded.parts(server, "query")
-    async with (
-        query.running("query"),
-        person(guarded, server, "other") as other,
-        turnfold.connect(server.url, environ=guarded.environ("support")) as client,
-        httpx.AsyncClient(base_url=query.http_url, trust_env=False) as http,
-    ):
+    async with publishers(guarded, server) as (other, client, http):
         for guess in ("support.guessed", "support.posted"):
             await publish_as(other, {"Nats-Msg-Id": guess})
 
@@ -67,13 +78,7 @@ async def test_an_id_that_an_error_quotes_names_nothing_and_predicts_no_other(
     guarded: Guarded, server: NatsServer
 ) -> None:
     """L12: it named agent and event, and held a secret that swallowed the client's next events."""
-    query = guarded.parts(server, "query")
-    async with (
-        query.running("query"),
-        person(guarded, server, "other") as other,
-        turnfold.connect(server.url, environ=guarded.environ("support")) as client,
-        httpx.AsyncClient(base_url=query.http_url, trust_env=False) as http,
-    ):
+    async with publishers(guarded, server) as (other, client, http):
         session, path = client.session("support", "user-45"), "/v1/agents/support/sessions/user-45"
         await session.turn_completed([USER], event_id="turn-1")
         quoted = [await newest_id(other)]

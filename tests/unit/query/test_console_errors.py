@@ -1,4 +1,4 @@
-"""What the console answers if a form cannot be checked, or a path names no number."""
+"""The answers of the console if a form cannot be checked, or a path names no number."""
 
 import json
 from collections.abc import AsyncGenerator
