@@ -1,0 +1,48 @@
+"""The answers of the console if a form cannot be checked, or a path names no number."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.postgres import running_postgres
+from tests.running_system import running_parts
+
+FORM = {"turnfold_form": "f"}
+"""The cookie of a page with a form."""
+
+
+@pytest.mark.proves("V1")
+async def test_a_form_sent_while_the_database_is_away_says_so(tmp_path: Path) -> None:
+    with running_postgres() as postgres:
+        async with (
+            running_parts(tmp_path, postgres=postgres) as parts,
+            parts.running("query"),
+            httpx.AsyncClient(base_url=parts.http_url, cookies=FORM, trust_env=False) as visitor,
+        ):
+            postgres.stop()
+            answers = [
+                await visitor.post(f"/console/{path}", data={"proof": "p"}, timeout=30)
+                for path in ("dead-letters/3/replay", "agents/a/sessions/s/regenerate")
+            ]
+            postgres.start()
+
+    assert [answer.status_code for answer in answers] == [503, 503]
+
+
+@pytest.mark.proves("V1")
+async def test_a_path_without_a_number_has_no_page(tmp_path: Path) -> None:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("query"),
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+    ):
+        numbers = ("1" * 4_301, "x", "-1", "%C2%B2")
+        paths = [
+            f"/console/{path}/{number}"
+            for number in numbers
+            for path in ("dead-letters", "agents/a/sessions/s/versions")
+        ]
+        answers = [(await visitor.get(path)).status_code for path in paths]
+
+    assert answers == [404] * len(paths)
