@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.postgres import Postgres, running_postgres
+from turnfold.observability.logs import log_exception
 
 # `ci` finds the same examples everywhere; `search` looks for new ones: make test HYPOTHESIS_PROFILE=search.
 # Explaining a failure took longer than the timeout of a test, which then hid the failure.
@@ -32,6 +34,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 # What somebody set for a system of theirs must not reach the systems under test, nor their child processes.
 for name in [name for name in os.environ if name.startswith("TURNFOLD_")]:
     del os.environ[name]
+
+# Exceptions are logged as services log them: structlog's own tracebacks, with all variables, took half a second each.
+*steps, renderer = structlog.get_config()["processors"]
+structlog.configure(processors=[*steps, log_exception, renderer])
 
 
 @pytest.hookimpl(wrapper=True)
