@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from typing import Any, Final, Literal
 
 from turnfold_proxy.apis.api import (
@@ -123,7 +124,10 @@ class ChatReader:
 
     def __init__(self) -> None:
         self._message: Element = {}
+        # A string would be copied with each piece that is added to it.
+        self._texts: dict[str, StringIO] = {}
         self._calls: dict[int, Element] = {}
+        self._inputs: dict[tuple[int, str, str], StringIO] = {}
         self._usage: dict[str, Any] | None = None
         self._is_whole = False
 
@@ -141,7 +145,9 @@ class ChatReader:
 
     def answer(self) -> ModelAnswer:
         """Return the message of the assistant; none if it has neither text nor a whole call."""
-        message = dict(self._message)
+        message = self._message | {name: text.getvalue() for name, text in self._texts.items()}
+        for (place, kind, name), text in self._inputs.items():
+            self._calls[place][kind][name] = text.getvalue()
         if not self._is_whole:
             calls = [call for _, call in sorted(self._calls.items()) if _is_complete(call)]
             if calls:
@@ -158,9 +164,9 @@ class ChatReader:
                 for piece in value or ():
                     self._add_call(piece)
             elif name in _APPENDED and isinstance(value, str):
-                self._message[name] = (self._message.get(name) or "") + value
+                self._texts.setdefault(name, StringIO()).write(value)
             elif isinstance(value, list) and isinstance(before := self._message.get(name), list):
-                self._message[name] = [*before, *value]
+                before += value
             elif value is not None and name not in ("role", "function_call"):
                 self._message[name] = value
 
@@ -171,10 +177,10 @@ class ChatReader:
             if name in ("function", "custom") and isinstance(value, dict):
                 inner = call.setdefault(name, {})
                 for key, text in value.items():
-                    is_appended = key in ("arguments", "input") and isinstance(text, str)
-                    inner[key] = (
-                        inner.get(key, "") + text if is_appended else text or inner.get(key)
-                    )
+                    if key in ("arguments", "input") and isinstance(text, str):
+                        self._inputs.setdefault((place, name, key), StringIO()).write(text)
+                    else:
+                        inner[key] = text or inner.get(key)
             elif name != "index" and value is not None:
                 call[name] = value
 

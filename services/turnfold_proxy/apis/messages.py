@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from typing import Any, Final, Literal
 
 from turnfold.core.shapes.anthropic import is_thinking
@@ -140,7 +141,9 @@ class MessagesReader:
 
     def __init__(self) -> None:
         self._blocks: dict[int, Element] = {}
-        self._inputs: dict[int, str] = {}
+        # A string would be copied with each piece that is added to it.
+        self._texts: dict[tuple[int, str], StringIO] = {}
+        self._inputs: dict[int, StringIO] = {}
         self._ended: set[int] = set()
         self._usage: dict[str, Any] = {}
 
@@ -163,6 +166,8 @@ class MessagesReader:
 
     def answer(self) -> ModelAnswer:
         """Return the message; none if it has no block."""
+        for (place, name), text in self._texts.items():
+            self._blocks[place][name] = text.getvalue()
         # Of a block that was cut off, only text is of use: thoughts lack their signature, and calls
         # a part of their JSON.
         blocks = [
@@ -176,15 +181,19 @@ class MessagesReader:
     def _add_delta(self, place: int, delta: Mapping[str, Any]) -> None:
         block, name = self._blocks[place], _PIECES.get(str(delta.get("type")))
         if name == "partial_json":
-            self._inputs[place] = self._inputs.get(place, "") + delta[name]
+            self._inputs.setdefault(place, StringIO()).write(delta[name])
         elif name is not None:
-            block[name] = (block.get(name) or "") + delta[name]
+            if (place, name) not in self._texts:
+                self._texts[place, name] = StringIO()
+                self._texts[place, name].write(block.get(name) or "")
+            self._texts[place, name].write(delta[name])
         elif delta.get("type") == "citations_delta":
-            block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
+            block["citations"] = block.get("citations") or []
+            block["citations"].append(delta["citation"])
 
     def _end(self, place: int) -> None:
         # A call without arguments keeps the empty input of its start.
-        if text := self._inputs.pop(place, ""):
+        if text := self._inputs.pop(place, StringIO()).getvalue():
             self._blocks[place]["input"] = json.loads(text)
         self._ended.add(place)
 

@@ -1,6 +1,7 @@
 """OpenAI's responses: `POST /v1/responses`."""
 
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from typing import Any, Final, Literal
 
 from turnfold.core.shapes.responses import REASONING
@@ -132,7 +133,8 @@ class ResponsesReader:
 
     def __init__(self) -> None:
         self._items: dict[int, Element] = {}
-        self._texts: dict[int, str] = {}
+        # A string would be copied with each piece that is added to it.
+        self._texts: dict[int, StringIO] = {}
         self._usage: dict[str, Any] | None = None
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -150,11 +152,12 @@ class ResponsesReader:
             self._items[place] = event["item"]
             self._texts.pop(place, None)
         elif kind == "response.output_text.delta":
-            self._texts[place] = self._texts.get(place, "") + event["delta"]
+            self._texts.setdefault(place, StringIO()).write(event["delta"])
 
     def answer(self) -> ModelAnswer:
         """Return the whole items, and the message that was being written."""
-        cut = {place: _message(text) for place, text in self._texts.items() if text}
+        texts = {place: text.getvalue() for place, text in self._texts.items()}
+        cut = {place: _message(text) for place, text in texts.items() if text}
         items = [item for _, item in sorted((self._items | cut).items())]
         return ModelAnswer(items, self._usage)
 

@@ -1,11 +1,16 @@
 """Answers that pass by are read for the session, whatever their chunks, up to a limit."""
 
+import copy
 import json
+from typing import Any
 
 import pytest
 
 from tests.costs.measuring import Case, Work, growth_of
-from turnfold_proxy.apis.chat import ChatApi
+from turnfold_proxy.apis.api import AnswerReader, ModelAnswer
+from turnfold_proxy.apis.chat import ChatApi, ChatReader
+from turnfold_proxy.apis.messages import MessagesReader
+from turnfold_proxy.apis.responses import ResponsesReader
 from turnfold_proxy.relay import READ_BYTES, AnswerTap
 from turnfold_proxy.sse import SseDecoder
 
@@ -33,7 +38,9 @@ def test_chunks_may_divide_events_anywhere(end: bytes, size: int) -> None:
 
 
 @pytest.mark.proves("G10", "X6")
-@pytest.mark.parametrize("unit", [b"x", event(content="x") + b"\n\n"], ids=["one line", "events"])
+@pytest.mark.parametrize(
+    "unit", [b"x", event(content="x" * 1_000) + b"\n\n"], ids=["one line", "events"]
+)
 def test_of_a_stream_without_end_no_more_is_kept_than_of_a_long_answer(unit: bytes) -> None:
     tap = AnswerTap(ChatApi().reader(), STREAM)
     chunk = unit * (1_000_000 // len(unit))
@@ -58,6 +65,57 @@ def test_a_line_in_many_chunks_costs_no_more_than_its_length() -> None:
         return read
 
     growth = growth_of(Case("a line in chunks", build, 1 << 22), least_seconds=0.004)
+
+    assert growth is not None
+    assert not growth.is_too_fast, growth
+
+
+def chat(**delta: Any) -> dict[str, Any]:
+    return {"choices": [{"delta": delta}]}
+
+
+def block(kind: str, **delta: Any) -> list[dict[str, Any]]:
+    started = {"type": "content_block_start", "index": 0, "content_block": {"type": kind}}
+    return [started, {"type": "content_block_delta", "index": 0, "delta": delta}]
+
+
+PIECE = "x" * 1_000
+INPUT = {"index": 0, "function": {"name": "write", "arguments": PIECE}}
+
+
+@pytest.mark.proves("X6")
+@pytest.mark.parametrize(
+    ("reader", "events"),
+    [
+        (ChatReader, [chat(content=PIECE)]),
+        (ChatReader, [chat(tool_calls=[INPUT])]),
+        (ChatReader, [chat(reasoning_details=[{"text": PIECE}])]),
+        (MessagesReader, block("text", type="text_delta", text=PIECE)),
+        (MessagesReader, block("tool_use", type="input_json_delta", partial_json=PIECE)),
+        (MessagesReader, block("text", type="citations_delta", citation={"cited_text": PIECE})),
+        (ResponsesReader, [{"type": "response.output_text.delta", "delta": PIECE}]),
+    ],
+    ids=["content", "arguments", "list", "text", "input", "citations", "output"],
+)
+def test_an_answer_in_many_pieces_costs_no_more_than_its_length(
+    reader: type[AnswerReader], events: list[dict[str, Any]]
+) -> None:
+    """Each piece used to copy all of the text that came before it."""
+
+    def build(size: int) -> Work:
+        # Lists of events are read once: a reader keeps what it is given.
+        *first, piece = events
+        pieces = [*copy.deepcopy(first), *(copy.deepcopy(piece) for _ in range(size))]
+
+        def read() -> ModelAnswer:
+            reading = reader()
+            for event in pieces:
+                reading.add(event)
+            return reading.answer()
+
+        return read
+
+    growth = growth_of(Case("an answer in pieces", build, 1 << 16), least_seconds=0.001)
 
     assert growth is not None
     assert not growth.is_too_fast, growth
