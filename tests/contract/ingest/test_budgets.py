@@ -278,17 +278,22 @@ async def test_a_worker_of_the_previous_revision_can_read_the_compaction(
 
 
 @pytest.mark.proves("E8")
-async def test_a_window_says_what_a_worker_has_to_know_until_it_does(followed: Stores) -> None:
+@pytest.mark.parametrize("shape", ["openai", "anthropic", "responses"])
+async def test_a_window_says_what_a_worker_has_to_know_until_it_does(
+    followed: Stores, shape: str
+) -> None:
     await followed.ingest(*long_turns(1, 6))
     asker = Asker(followed)
 
-    large, small = await asker.answer(max_tokens=200_000), await asker.answer(max_tokens=5_000)
-    again = await asker.answer(max_tokens=5_000)
-    unchanged = await asker.answer(max_tokens=5_000, etag=again.etag)
+    large = await asker.answer(max_tokens=200_000, format=shape)
+    small = await asker.answer(max_tokens=5_000, format=shape)
+    again = await asker.answer(max_tokens=5_000, format=shape)
+    unchanged = await asker.answer(max_tokens=5_000, format=shape, etag=again.etag)
 
     assert large.hint == BudgetHint(200_000)
     assert small.hint is not None
     assert small.account is not None
+    assert small.account.folded > 0
     assert small.hint == BudgetHint(5_000, small.account.folded)
     assert again.hint == unchanged.hint == small.hint
     assert not unchanged.is_modified

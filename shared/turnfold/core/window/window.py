@@ -290,8 +290,8 @@ def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits
     while billed(tokens, factor) > cap:
         tokens -= 1
     tokens = max(0, tokens - asked.aside_tokens)
-    asked_messages = UNLIMITED if asked.max_messages is None else asked.max_messages
-    messages = min(policy.max_messages or UNLIMITED, asked_messages) - asked.aside_messages
+    most = [most for most in (policy.max_messages or None, asked.max_messages) if most is not None]
+    messages = min(most) - asked.aside_messages if most else UNLIMITED
     arrival_tokens = floor((1 - asked.recall_share) * tokens)
     # Where no tools are called, recall has a larger share, and matters more than a long prefix.
     acts = asked.recall_share <= policy.recall_share
