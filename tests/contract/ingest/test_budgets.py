@@ -215,9 +215,12 @@ async def test_messages_may_leave_with_their_summary(followed: Stores) -> None:
 
 
 @pytest.mark.proves("E8", "E7")
-@pytest.mark.parametrize(("larger", "limits"), [(8_000, [4_000]), (50_000, [])])
-async def test_a_plan_that_failed_follows_the_largest_recent_budget(
-    followed: Stores, larger: int, limits: list[int]
+@pytest.mark.parametrize(
+    ("larger", "retried_ms", "limits"),
+    [(8_000, 120_000, [4_000]), (50_000, 120_000, []), (None, 3_600_000, [4_000])],
+)
+async def test_a_plan_that_failed_takes_place_unless_a_larger_budget_was_asked_for(
+    followed: Stores, larger: int | None, retried_ms: int, limits: list[int]
 ) -> None:
     await override(followed, commit="on_summary")
     await followed.ingest(*long_turns(1, 6))
@@ -227,9 +230,10 @@ async def test_a_plan_that_failed_follows_the_largest_recent_budget(
         job, ending=JobStatus.FAILED, reason="timeout", detail="", now_ms=NOON + 1_000
     )
 
-    await follow(followed, BudgetHint(larger), minute=1)
+    if larger is not None:
+        await follow(followed, BudgetHint(larger), minute=1)
 
-    again = await followed.claim(NOON + 120_000)
+    again = await followed.claim(NOON + retried_ms)
     assert [job.planned for job in again] == [
         FiredTrigger(Trigger.BUDGET, limit) for limit in limits
     ]

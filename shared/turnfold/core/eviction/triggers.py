@@ -193,9 +193,10 @@ def trigger_of_plan(
         return planned
     # No count tells that a window left messages out or a call failed. Both hold until the limit has
     # grown: a larger budget was asked for, or the model has a larger window.
-    if trigger is Trigger.BUDGET and limits.window:
-        limit = _folded_limit(limits, policy, asked_tokens)
-        if 0 < limit <= planned.budget_tokens:
+    if trigger is Trigger.BUDGET and limits.window and policy.follow_budget:
+        # None is remembered any more if no window was asked for since: then none was larger.
+        limit = _folded_limit(limits, policy, asked_tokens) or planned.budget_tokens
+        if limit <= planned.budget_tokens:
             return FiredTrigger(trigger, limit)
     is_usage = trigger is Trigger.USAGE and limits.window > 0
     if is_usage and planned.budget_tokens <= limits.overflow_limit(load):
