@@ -65,11 +65,11 @@ async def test_answers_outlive_a_job_that_is_tried_again_by_another(
     if kind == "planned":
         await override(stores, commit="on_summary")
     job = await claimed(stores)
+    await stores.jobs.keep(job, ChunkSummary("d1", "An answer.", 5), now_ms=NOON)
     if kind == "stand-in":
         stand_in = summary(kind="extractive")
         await stores.jobs.commit(job, stand_in, reason="timeout", now_ms=NOON + 1_000)
         (job,) = await stores.claim(await stores.jobs.next_due_ms() or 0)
-    await stores.jobs.keep(job, ChunkSummary("d1", "An answer.", 5), now_ms=NOON)
     await stores.jobs.fail(
         job, ending=JobStatus.FAILED, reason="timeout", detail="", now_ms=NOON + 1_000
     )

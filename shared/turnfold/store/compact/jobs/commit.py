@@ -14,7 +14,7 @@ from turnfold.core.policy.presets import Mode
 from turnfold.errors import LostLease
 from turnfold.messages import MESSAGES_PER_EVENT
 from turnfold.ports.compact import Job, JobKind, JobStatus, Version
-from turnfold.store.compact.chunks import delete_chunk_summaries
+from turnfold.store.compact.chunks import delete_chunk_summaries, move_chunk_summaries
 from turnfold.store.compact.coverage import ADD, any_restored, record_activation
 from turnfold.store.compact.jobs.load import added_evictions
 from turnfold.store.compact.jobs.rows import compaction_ids, lock_held
@@ -145,7 +145,7 @@ def commit_version(
     _notify_version(connection, journal, session, job, version, tokens_after)
     if is_activated:
         _plan_rewriting(connection, session, job, version, reason, journal, now_ms, new_id)
-    # The parts of the answer were kept for another attempt, which nobody will make now.
+    # Only a stand-in leaves another attempt to be made, for which the parts of the answer are kept.
     delete_chunk_summaries(connection, job.sid)
     journal.write(connection)
     write_back(connection, [session])
@@ -319,7 +319,9 @@ def _plan_rewriting(
         # During a cooldown the model was not called, so this is not another failure.
         if job.cooling is None:
             session.begin_cooldown(reason, at_ms=now_ms)
-        open_stand_in(connection, session, journal, new_id(), now_ms=now_ms)
+        again = new_id()
+        open_stand_in(connection, session, journal, again, now_ms=now_ms)
+        move_chunk_summaries(connection, job, again)
     continue_fold(connection, session, journal, new_id, now_ms=now_ms)
 
 
