@@ -83,9 +83,12 @@ async def test_a_long_history_is_written_again_in_parts_that_build_on_each_other
 
 
 @pytest.mark.proves("A4", "L12")
-@pytest.mark.parametrize(("change", "goes_on_from"), [("retraction", 4), ("promotion", 5)])
+@pytest.mark.parametrize(
+    ("change", "goes_on_from"),
+    [("retraction", 4), ("promotion", 5), ("retraction of the oldest", None)],
+)
 async def test_a_regeneration_goes_on_once_what_lost_its_version_has_one_again(
-    stores: Stores, monkeypatch: pytest.MonkeyPatch, change: str, goes_on_from: int
+    stores: Stores, monkeypatch: pytest.MonkeyPatch, change: str, goes_on_from: int | None
 ) -> None:
     await three_versions(stores)
     work = await regenerate(stores)
@@ -97,6 +100,8 @@ async def test_a_regeneration_goes_on_once_what_lost_its_version_has_one_again(
     if change == "retraction":
         # It takes back only the parts that hold its messages.
         await stores.ingest(retracted(60, "e20#1", at_ms=NOON + 9_000))
+    elif change == "retraction of the oldest":
+        await stores.ingest(retracted(60, "e10#0", at_ms=NOON + 9_000))
     else:
         await promote(stores, 1)
 

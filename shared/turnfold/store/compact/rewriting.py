@@ -259,12 +259,14 @@ def end_stale(
 def end_regenerations(
     connection: Connection, session: SessionRow, journal: SessionJournal, *, now_ms: int
 ) -> None:
-    """End regenerations that have nothing to write, or were to extend what was taken back."""
+    """End regenerations that have nothing to write, or were to extend what was taken back.
+
+    What lost its version is folded first, and then written again.
+    """
+    is_void = session.version is None and not uncovered(connection, session.sid)
     for compaction_id, stored in _REGENERATIONS.rows(connection, session.sid):
         base = wanted_of(stored).from_version
-        if session.version is None or not (
-            base is None or may_be_extended(connection, session.sid, base)
-        ):
+        if is_void or not (base is None or may_be_extended(connection, session.sid, base)):
             detail = "messages were retracted or restored"
             end_stale(connection, session, journal, compaction_id, detail, now_ms)
 
