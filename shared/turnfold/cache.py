@@ -19,7 +19,7 @@ class LRUCache(Generic[Key, Value]):
     """
 
     def __init__(self, max_weight: int) -> None:
-        self._max_weight = max_weight
+        self.max_entry_weight = max_weight // 4
         self._entries: cachetools.LRUCache[Key, tuple[Value, int]] = cachetools.LRUCache(
             max_weight, getsizeof=itemgetter(1)
         )
@@ -40,7 +40,7 @@ class LRUCache(Generic[Key, Value]):
     def put(self, key: Key, value: Value, weight: int) -> None:
         """Add or replace an entry."""
         with self._lock:
-            if weight <= self._max_weight // 4:
+            if weight <= self.max_entry_weight:
                 self._entries[key] = value, weight
             else:
                 self._entries.pop(key, None)

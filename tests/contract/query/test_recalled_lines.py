@@ -157,6 +157,23 @@ async def test_kept_lines_are_those_read_anew_whether_a_window_shows_more_or_les
         await indexed(stores)
 
 
+@pytest.mark.proves("L8", "F2")
+async def test_a_session_is_remembered_however_many_lines_its_messages_have(stores: Stores) -> None:
+    """Each window read the positions of all its messages again."""
+    text = "\n".join(f"part_{number}_name = {number}" for number in range(256))
+    await stores.ingest(*[turn(seq, user(text)) for seq in range(1, 101)])
+    await indexed(stores)
+    sid = (await stores.history.counts(KEY)).sid
+    assert isinstance(stores.recall, SqlRecallStore)
+
+    lines = await marked(stores.recall, sid)
+
+    order = stores.recall._orders.get(sid)
+    assert order is not None
+    assert (len(order.positions), sum(map(len, lines.values()))) == (100, 25_600)
+    assert await marked(stores.recall, sid) == lines
+
+
 @pytest.mark.proves("W14", "L11")
 async def test_every_server_quotes_the_same_lines(stores: Stores) -> None:
     await working(stores)

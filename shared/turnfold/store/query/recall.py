@@ -32,6 +32,7 @@ from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.database.word_segments import Headers
 from turnfold.store.query.session_order import (
     UNINDEXED_MESSAGES,
+    NewestMarks,
     SessionOrder,
     marks_before,
     read_bodies,
@@ -39,8 +40,9 @@ from turnfold.store.query.session_order import (
 )
 from turnfold.store.query.word_matches import SessionLookups, WordMatches
 
-ORDERS_BYTES = 16_000_000
-"""The most bytes of cached session orders: about 24 for a message, and 300 for a lookup."""
+ORDERS_BYTES = 32_000_000
+"""The most bytes of cached session orders: about 24 for a message, 300 for a lookup, and 400 for a
+marked line, of which the newest messages may have 20,000."""
 HEADERS_BYTES = 8_000_000
 """The most bytes of cached headers of segments, on PostgreSQL."""
 MOST_NEAR, MOST_NEW_NEAR, MOST_READ_NEAR = 2_000, 100, 200
@@ -197,6 +199,9 @@ class SqlRecallStore:
 
     def _keep(self, sid: int, order: SessionOrder) -> None:
         order.newest.trim()
+        # Lines are of a few hundred messages, and soon read again; the order is of all messages.
+        if order.weight > self._orders.max_entry_weight:
+            order.marks = NewestMarks()
         self._orders.put(sid, order, order.weight)
 
 
