@@ -65,6 +65,8 @@ async def _run(settings: Settings, upstream_url: str) -> None:
             timeout_seconds=wait_seconds,
             attempts=ATTEMPTS,
             buffering=BufferOptions(),
+            # Not those of the environment alone: a file may have them, too.
+            environ=settings.identity.as_environ(),
         ) as client:
             # Before it listens, so that no call waits until the tokenizer is loaded.
             await load()

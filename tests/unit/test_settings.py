@@ -162,6 +162,17 @@ def test_a_value_that_means_nothing_stops_the_start_and_is_named(
     assert "secret" not in str(stopped.value)
 
 
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_variable_leaves_the_value_of_the_file(tmp_path: Path, empty: str) -> None:
+    config = tmp_path / "turnfold.toml"
+    config.write_text('nats_user = "ada"\nnats_tls_first = true\n')
+    variables = {"TURNFOLD_CONFIG": str(config), "TURNFOLD_NATS_TLS_FIRST": empty}
+
+    identity = read_settings(variables | {"TURNFOLD_NATS_USER": empty}).identity
+
+    assert (identity.user, identity.tls_first) == ("ada", "1")
+
+
 def test_a_limit_of_the_file_that_is_no_number_stops_the_start(tmp_path: Path) -> None:
     config = tmp_path / "turnfold.toml"
     config.write_text("[limit]\nledger_max_tokens = [1]\n")

@@ -93,7 +93,6 @@ class Identity:
 
 
 NAMES = tuple(option.name for option in fields(Identity))
-VARIABLES = tuple(f"{PREFIX}{name.upper()}" for name in NAMES)
 
 
 def public_key(seed: str) -> str:

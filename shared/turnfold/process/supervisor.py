@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from turnfold.access.identity import VARIABLES
 from turnfold.errors import StartError
 from turnfold.process.child import (
     ChildHandle,
@@ -162,22 +161,18 @@ class _System:
                 or f"sqlite+aiosqlite:///{escaped_path(directory.path)}/turnfold.db"
             ),
         }
-        # Credentials are for other servers: the embedded one listens on loopback and needs none.
-        # Empty, not left out, because those of a file that TURNFOLD_CONFIG names would apply.
-        self._environ = (
-            dict(plan.environ)
-            | dict.fromkeys(VARIABLES, "")
-            | {
-                "TURNFOLD_NATS_URL": self._urls["nats_url"],
-                "TURNFOLD_DATABASE_URL": self._urls["database_url"],
-                "TURNFOLD_DATA_DIR": str(directory.path),
-                "TURNFOLD_HTTP_HOST": plan.http_host,
-                "TURNFOLD_HTTP_PORT": str(ports.http),
-                "TURNFOLD_WORKER_HTTP_HOST": HOST,
-                "TURNFOLD_WORKER_HTTP_PORT": str(ports.worker),
-                ANNOUNCE: "1",
-            }
-        )
+        self._environ = dict(plan.environ) | {
+            "TURNFOLD_NATS_URL": self._urls["nats_url"],
+            # Credentials, also those of a file, are for other servers.
+            "TURNFOLD_NATS_ANONYMOUS": "1",
+            "TURNFOLD_DATABASE_URL": self._urls["database_url"],
+            "TURNFOLD_DATA_DIR": str(directory.path),
+            "TURNFOLD_HTTP_HOST": plan.http_host,
+            "TURNFOLD_HTTP_PORT": str(ports.http),
+            "TURNFOLD_WORKER_HTTP_HOST": HOST,
+            "TURNFOLD_WORKER_HTTP_PORT": str(ports.worker),
+            ANNOUNCE: "1",
+        }
         commands = dict(plan.commands)
         if plan.proxy_upstream is not None and ports.proxy is not None:
             self._urls["proxy_url"] = http_url(plan.proxy_host, ports.proxy)

@@ -169,6 +169,7 @@ PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "nats_certificate": _path,
     "nats_certificate_key": _path,
     "nats_tls_first": _switch,
+    "nats_anonymous": _switch,
     "nats_replicas": whole_number(1, 5),
     "nats_server": _path,
     "database_url": _url(DATABASE_SCHEMES),

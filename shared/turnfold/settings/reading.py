@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from turnfold.access.identity import VARIABLES
 from turnfold.core.policy.allowance import CEILINGS, UNLIMITED_AT_ZERO
 from turnfold.core.policy.presets import DEFAULT_PRESET, FIELD_TYPES
 from turnfold.errors import StartError
@@ -85,7 +84,6 @@ def read_settings(
         }
         numbers |= layer.policy
         limits |= {name: _parse_limit(name, raw) for name, raw in layer.limits.items()}
-    _forget_credentials(values, environ)
     # These two belong to the policy, although they have short names.
     values.pop("mode", None)
     values.pop("context_window", None)
@@ -100,20 +98,10 @@ def read_settings(
         values["http_url"] = http_url(host, port, is_encrypted="http_certificate" in values)
     if "nats_url" not in values and values.get("data_dir"):
         # What was set explicitly overrides the ready line.
-        values = _urls_of_running_system(values["data_dir"]) | values
+        values = _running_system(values["data_dir"]) | values
     settings = _with_policy(values, numbers, short_overrides(environ))
     _check_key(settings)
     return settings
-
-
-def _forget_credentials(values: dict[str, Any], environ: Mapping[str, str]) -> None:
-    """Remove credentials whose variable is empty, also those of the file.
-
-    `turnfold up` empties them, because its server needs none. Other empty ones count as absent.
-    """
-    for variable in VARIABLES:
-        if environ.get(variable) == "":
-            values.pop(variable.removeprefix(PREFIX).lower(), None)
 
 
 def _origins(layers: Sequence[_Layer]) -> dict[str, str]:
@@ -206,18 +194,17 @@ def _config_file(path: Path) -> _Layer:
     return _Layer(document, policy, limits, lambda name: f"{name} in {path}", "file")
 
 
-def _urls_of_running_system(data_dir: Path) -> dict[str, str]:
-    """Return where the system in this data directory can be reached; empty if none runs."""
+def _running_system(data_dir: Path) -> dict[str, Any]:
+    """Return how to reach the system that runs in this data directory; empty if none runs."""
     try:
         ready = json.loads((data_dir / READY_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
+    if not isinstance(ready, dict) or not isinstance(ready.get("nats_url"), str):
+        return {}
     names = ("nats_url", "database_url", "http_url", "http_host")
-    return (
-        {name: ready[name] for name in names if isinstance(ready.get(name), str)}
-        if isinstance(ready, dict)
-        else {}
-    )
+    urls = {name: ready[name] for name in names if isinstance(ready.get(name), str)}
+    return urls | {"nats_anonymous": True}
 
 
 def _unknown_name(kind: str, name: str, known: list[str]) -> str:

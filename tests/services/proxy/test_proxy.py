@@ -3,14 +3,16 @@
 import asyncio
 import json
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.nats_server import nats_server
 from tests.ports import free_port
 from tests.provider import DATE, ProviderReply, chunks, completion
-from tests.running_system import eventually
+from tests.running_system import Parts, eventually
 from tests.services.proxy.conftest import KEY, ProxyScene
 from turnfold.errors import UnknownSession
 
@@ -491,3 +493,18 @@ async def test_no_page_of_another_site_calls_the_model_or_writes_a_session(
         assert (await scene.http.get("/healthz", headers=foreign)).status_code == 200
 
     assert len(scene.provider.requests) == before
+
+
+@pytest.mark.proves("G10", "O5")
+async def test_the_proxy_uses_the_credentials_of_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "turnfold.toml"
+    config.write_text('nats_user = "proxy"\nnats_password = "secret"\n')
+    environ = {
+        "TURNFOLD_CONFIG": str(config),
+        "TURNFOLD_PROXY_UPSTREAM": "http://127.0.0.1:1",
+        "TURNFOLD_PROXY_PORT": str(free_port()),
+    }
+
+    with nats_server(tmp_path, more="authorization { user: proxy, password: secret }") as server:
+        async with Parts(tmp_path, server, environ).running("proxy") as proxy:
+            assert proxy.is_ready
