@@ -32,6 +32,7 @@ from turnfold.cli.model_checks import check_model, request_summary
 from turnfold.cli.output import print_rows
 from turnfold.cli.parameters import AsJson
 from turnfold.errors import TurnfoldError
+from turnfold.process.directory import running_system
 from turnfold.settings import Settings, redacted
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ async def examine(
         findings += _disk(settings)
     if has_http:
         checks_tokens = settings.http_tokens is not None
-        findings.append(of_exposure(settings.http_host, checks_tokens=checks_tokens))
+        findings.append(of_exposure(_http_host(settings), checks_tokens=checks_tokens))
     return findings
 
 
@@ -342,6 +343,16 @@ async def _query(settings: Settings) -> list[Finding]:
     if status != http.client.OK:
         return [Finding("query", "failed", f"{settings.http_url}/readyz answers {status}", advice)]
     return [Finding("query", "ok", f"ready at {settings.http_url}")]
+
+
+def _http_host(settings: Settings) -> str:
+    """Return the address on which HTTP listens: the one that was set, or else the system's own."""
+    ready = None
+    if settings.data_dir is not None and {"nats_url", *HTTP_NAMES}.isdisjoint(
+        settings.explicit_names
+    ):
+        ready = running_system(settings.data_dir)
+    return str((ready or {}).get("http_host", settings.http_host))
 
 
 def _readiness(url: str) -> int:

@@ -202,7 +202,7 @@ def _running_system(data_dir: Path) -> dict[str, Any]:
         return {}
     if not isinstance(ready, dict) or not isinstance(ready.get("nats_url"), str):
         return {}
-    names = ("nats_url", "database_url", "http_url", "http_host")
+    names = ("nats_url", "database_url", "http_url")
     urls = {name: ready[name] for name in names if isinstance(ready.get(name), str)}
     return urls | {"nats_anonymous": True}
 

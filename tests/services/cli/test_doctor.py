@@ -23,7 +23,8 @@ from turnfold.bus import connect, ensure_streams
 from turnfold.bus.health import BusHealth
 from turnfold.cli.diagnoses import Finding, of_clock, of_disk, of_exposure, of_lag, of_work
 from turnfold.cli.doctor import examine
-from turnfold.settings import Settings
+from turnfold.process.directory import DataDirectory
+from turnfold.settings import Settings, read_settings
 from turnfold.store.database.health import DatabaseHealth
 from turnfold_migrations import upgrade
 
@@ -322,6 +323,17 @@ async def test_a_model_is_reached_or_asked_and_what_is_wrong_is_told(tmp_path: P
 @pytest.mark.proves("O3")
 async def test_http_that_is_open_beyond_this_machine_is_found(tmp_path: Path) -> None:
     findings = await examine(settings_of(tmp_path, http_host="0.0.0.0"), monitoring_url=NOBODY)
+
+    assert the(findings, "exposure").outcome == "warning"
+
+
+@pytest.mark.proves("O3")
+async def test_http_of_a_running_system_is_judged_by_where_it_listens(tmp_path: Path) -> None:
+    with closing(DataDirectory.claim(tmp_path)) as directory:
+        directory.write_ready({"nats_url": "nats://127.0.0.1:9", "http_host": "0.0.0.0"})
+        settings = read_settings({"TURNFOLD_DATA_DIR": str(tmp_path)})
+
+        findings = await examine(settings, monitoring_url=NOBODY)
 
     assert the(findings, "exposure").outcome == "warning"
 
