@@ -49,7 +49,6 @@ COMMANDS: Mapping[str, Sequence[str]] = {
 }
 """The command lines of the services; `migrate` runs once."""
 PROXY: Sequence[str] = (*TURNFOLD, "proxy")
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +82,7 @@ async def run(
     on_ready: Callable[[Mapping[str, Any]], None],
     log: Callable[..., None],
 ) -> None:
-    """Run the whole system until SIGTERM, SIGINT or SIGHUP.
+    """Run the whole system until SIGTERM, SIGINT or, unless `nohup` ignores it, SIGHUP.
 
     `on_start` is called once, when the directory and the ports are free. `on_ready` receives each
     new ready line, and `log` the name and the fields of an event.
@@ -147,6 +146,7 @@ class _System:
         self._last_pids: Mapping[str, int] = {}
         self._failure: Exception | None = None
         self._stop = asyncio.Event()
+        self._stop_signals = _stop_signals()
         self._is_ready = asyncio.Event()
         self._copies = plan.copies if can_fork() else None
         self._fork_client: ForkClient | None = None
@@ -204,7 +204,7 @@ class _System:
         loop = asyncio.get_running_loop()
         # asyncio would start a thread per child to wait for it (before Python 3.12).
         loop.add_signal_handler(signal.SIGCHLD, self._look)
-        for number in STOP_SIGNALS:
+        for number in self._stop_signals:
             loop.add_signal_handler(number, self._on_stop_signal)
         on_start()
         keepers = [self._guarded(part) for part in self._parts if not part.is_forked]
@@ -232,7 +232,7 @@ class _System:
             server.start()
             self._fork_client = ForkClient(server.requester)
             try:
-                for name in until_signal(self._copies.load(), STOP_SIGNALS):
+                for name in until_signal(self._copies.load(), self._stop_signals):
                     if (part := parts.pop(name, None)) is not None:
                         self._has_forked.clear()
                         keepers.append(self._guarded(part))
@@ -370,6 +370,14 @@ class _System:
         # Last, because services acknowledge their last batches and close their connections.
         rest = [child for child in self._children.values() if not child.part.announces]
         await asyncio.gather(*(child.stop(seconds=NATS_STOP_SECONDS) for child in rest))
+
+
+def _stop_signals() -> Sequence[signal.Signals]:
+    """Return the signals that stop the system. `nohup` has SIGHUP ignored."""
+    # SIGINT also if it is ignored, as it is in jobs that a script starts with `&`.
+    always = (signal.SIGTERM, signal.SIGINT)
+    is_hangup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return always if is_hangup_ignored else (*always, signal.SIGHUP)
 
 
 async def _first(*waits: Any) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def service(body: str = "", pids: str = "{}") -> list[str]:
 class Up:
     """One supervisor process and the ready lines it prints."""
 
-    def __init__(self, data_dir: Path, **plan: Any) -> None:
+    def __init__(self, data_dir: Path, *, wrapper: Sequence[str] = (), **plan: Any) -> None:
         commands = {
             "migrate": [sys.executable, "-c", ""],
             "worker": service(),
@@ -69,7 +69,7 @@ class Up:
             {"data_dir": str(data_dir), "nats_port": 0, "http_port": 0, "commands": commands} | plan
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-c", UP, arguments],
+            [*wrapper, sys.executable, "-c", UP, arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -357,6 +357,19 @@ def test_parts_and_commands_use_no_credentials_of_another_server(
 
     of_part = read_settings(json.loads(file.read_text()))
     assert of_command.identity == of_part.identity == Identity()
+
+
+def test_a_hangup_ends_the_system_unless_it_was_started_to_ignore_it(tmp_path: Path) -> None:
+    with up(tmp_path / "plain") as plain, up(tmp_path / "kept", wrapper=["nohup"]) as kept:
+        plain.ready()
+        query = kept.ready()["pids"]["query"]
+        for system in (plain, kept):
+            system.process.send_signal(signal.SIGHUP)
+        # It still replaces what ends.
+        os.kill(query, signal.SIGKILL)
+
+        assert kept.ready()["pids"]["query"] != query
+        assert plain.ended() == 0
 
 
 def test_a_free_port_is_kept_for_the_part_that_listens_on_it(tmp_path: Path) -> None:
