@@ -173,12 +173,17 @@ def test_an_empty_variable_leaves_the_value_of_the_file(tmp_path: Path, empty: s
     assert (identity.user, identity.tls_first) == ("ada", "1")
 
 
-def test_a_limit_of_the_file_that_is_no_number_stops_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ["http_port = [1]", "[limit]\nledger_max_tokens = [1]"])
+def test_a_list_in_place_of_a_number_stops_the_start(tmp_path: Path, line: str) -> None:
     config = tmp_path / "turnfold.toml"
-    config.write_text("[limit]\nledger_max_tokens = [1]\n")
+    config.write_text(line)
 
-    with pytest.raises(StartError, match="LEDGER_MAX_TOKENS is not valid"):
+    with pytest.raises(StartError, match="is not valid: must be a whole number of at least 0"):
         read_settings({"TURNFOLD_CONFIG": str(config)})
+
+
+def test_a_mode_may_be_written_in_any_case() -> None:
+    assert read_settings({"TURNFOLD_MODE": "Off"}).mode == "off"
 
 
 def test_an_empty_value_is_no_value() -> None:

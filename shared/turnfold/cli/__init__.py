@@ -15,6 +15,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     A failure prints one line that says what to do.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] in (["-h"], ["--help"]):
+        # `turnfold --help COMMAND` is answered with the help of the command.
+        words = [*words[1:], words[0]]
     # Databases, logs, streams and keys are readable by their owner alone.
     os.umask(0o077)
     _open_streams()
@@ -36,7 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
     except UnicodeEncodeError as error:
         letters = ascii(error.object[error.start : error.end])
-        sys.stderr.write(f"turnfold: {letters} in a name or path is no {error.encoding}\n")
+        # Texts of messages are printable in UTF-8. What is not comes from the command line.
+        remedy = (
+            "correct the name or path"
+            if error.encoding == "utf-8"
+            else "set PYTHONIOENCODING=utf-8"
+        )
+        sys.stderr.write(f"turnfold: {letters} is not possible in {error.encoding}; {remedy}\n")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -20,6 +20,7 @@ from turnfold.cli.audit_tables import show_trail
 from turnfold.cli.connection import connected_client
 from turnfold.cli.context import show_summary, show_window
 from turnfold.cli.output import console
+from turnfold.cli.parameters import named_directory
 from turnfold.cli.recordings import Recording, load_recordings
 from turnfold.cli.replay import ReplaySummary, progress, replayed
 from turnfold.cli.tables import show_table, show_text
@@ -71,7 +72,9 @@ def demo(
     data_dir: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Keep all data in this directory (default: delete it at the end)."
+            metavar="DIR",
+            parser=named_directory,
+            help="Keep all data in this directory (default: delete it at the end).",
         ),
     ] = None,
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from turnfold.cli import services
+from turnfold.cli.parameters import named_directory
 from turnfold.cli.up import MAX_PORT, NATS_PORT
 
 
@@ -23,6 +24,7 @@ def up(
         Path | None,
         typer.Option(
             metavar="DIR",
+            parser=named_directory,
             help="Directory for all data (default: TURNFOLD_DATA_DIR, else .turnfold).",
         ),
     ] = None,

@@ -76,7 +76,7 @@ def whole_number(minimum: int, maximum: int | None = None) -> Callable[[Any], in
         try:
             # TOML has booleans and fractions, which `int` would convert in silence.
             number = int(raw) if not isinstance(raw, bool | float) else None
-        except ValueError:
+        except (TypeError, ValueError):
             number = None
         if number is None or number < minimum or (maximum is not None and number > maximum):
             raise ValueError(

@@ -80,7 +80,7 @@ def read_settings(
             if name != "config":
                 values[name] = _parse(name, raw, layer)
         numbers |= {
-            name: layer.values[name] for name in ("mode", "context_window") if name in layer.values
+            name: values[name] for name in ("mode", "context_window") if name in layer.values
         }
         numbers |= layer.policy
         limits |= {name: _parse_limit(name, raw) for name, raw in layer.limits.items()}
@@ -223,14 +223,14 @@ def as_variable(name: str) -> str:
 def _parse(name: str, raw: Any, layer: _Layer) -> Any:
     try:
         return PARSERS[name](raw)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise StartError(f"{layer.display_name(name)} is not valid: {error}") from error
 
 
 def _parse_limit(name: str, raw: Any) -> int:
     try:
         return whole_number(1 if name in UNLIMITED_AT_ZERO else 0, MOST_EXACT)(raw)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise StartError(
             f"{LIMIT_PREFIX}{name.upper()} is not valid: {error}; omit it to use the default limit"
         ) from error

@@ -108,6 +108,37 @@ def test_a_name_that_cannot_be_used_ends_a_command_with_one_line(
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.proves("O3")
+def test_an_output_that_cannot_show_a_text_names_the_remedy(tmp_path: Path) -> None:
+    arguments = ("keys", "new", "agent", "語", "--dir", str(tmp_path))
+
+    ended = turnfold(*arguments, PYTHONIOENCODING="latin-1")
+
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "turnfold: '\\u8a9e' is not possible in latin-1; set PYTHONIOENCODING=utf-8\n"
+    )
+
+
+@pytest.mark.proves("V6")
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_for_a_command_may_be_asked_for_before_its_name(word: str) -> None:
+    asked = turnfold(word, "summaries", "diff")
+
+    assert (asked.returncode, asked.stdout) == (0, turnfold("summaries", "diff", word).stdout)
+    assert "turnfold summaries diff" in asked.stdout
+    assert "Run a worker" in turnfold(word, "worker").stdout
+
+
+@pytest.mark.proves("O3")
+@pytest.mark.parametrize("command", ["up", "demo"])
+def test_an_empty_data_directory_is_wrong_usage_and_not_the_current_one(command: str) -> None:
+    ended = turnfold(command, "--data-dir", "", COLUMNS="300")
+
+    assert ended.returncode == 2
+    assert "must name a directory" in ended.stderr
+
+
 @pytest.mark.proves("O3", "V6")
 def test_a_wrong_command_is_answered_with_the_one_that_is_close_to_it() -> None:
     ended = turnfold("sesions")
