@@ -1,5 +1,6 @@
 """Rollouts of OpenAI Codex: items of the Responses API, as the file has them."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -24,22 +25,26 @@ _REPEATS: Final = frozenset(
 )
 """Types of events that show an item of the same file."""
 
-_MACHINE_MADE: Final = (
-    "# agents.md instructions",
-    "<codex_internal_context",
-    "<environment_context>",
-    "<extension_context>",
-    "<external_",
-    "<goal_context>",
-    "<hook_prompt",
-    "<recommended_plugins>",
-    "<skill>",
-    "<subagent_notification>",
-    "<turn_aborted>",
-    "<user_instructions>",
-    "<user_shell_command>",
+_TAGS: Final = (
+    "codex_internal_context",
+    "environment_context",
+    "extension_context",
+    r"external_[^\s>]*",
+    "goal_context",
+    "hook_prompt",
+    "recommended_plugins",
+    "skill",
+    "subagent_notification",
+    "turn_aborted",
+    "user_instructions",
+    "user_shell_command",
 )
-"""Beginnings of the texts that Codex writes in the user's name, in lower case."""
+_MACHINE_MADE: Final = re.compile(
+    rf"\s*(?:<({'|'.join(_TAGS)})(?:\s[^>]*)?>.*</\1>"
+    r"|# agents\.md instructions.*</instructions>)\s*",
+    re.DOTALL | re.IGNORECASE,
+)
+"""The texts that Codex writes in the user's name. A user's own may begin as they do."""
 
 
 class Rollout:
@@ -134,9 +139,7 @@ def _is_machine_made(item: Json) -> bool:
     if item.get("role") != Role.USER:
         return False
     # As in Codex, which counts the turns that a user takes back, one such text is enough.
-    return any(
-        text.lstrip().lower().startswith(_MACHINE_MADE) for text in _texts(item.get("content"))
-    )
+    return any(map(_MACHINE_MADE.fullmatch, _texts(item.get("content"))))
 
 
 def _texts(content: Any) -> list[str]:

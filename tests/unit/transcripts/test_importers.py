@@ -93,6 +93,32 @@ def test_a_turn_taken_back_in_codex_begins_with_a_text_of_the_user(
     assert conversation.machine_made == {1}
 
 
+@pytest.mark.proves("G11", "W12")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<skill> is not found. Why?",
+        "<external_api>a</external_api> Is this right?",
+        "# AGENTS.md instructions are old. Mend them.",
+    ],
+)
+def test_a_text_that_only_begins_like_one_of_codex_is_of_the_user(
+    tmp_path: Path, text: str
+) -> None:
+    path = write(
+        tmp_path / "rollout.jsonl",
+        {"type": "session_meta", "payload": {"id": "5973"}},
+        {
+            "type": "response_item",
+            "payload": {"type": "message", "role": "user", "content": text},
+        },
+    )
+
+    (conversation,) = read_conversations(path)
+
+    assert conversation.machine_made == frozenset()
+
+
 @pytest.mark.proves("G11")
 def test_an_old_rollout_has_items_below_its_id(tmp_path: Path) -> None:
     path = write(
