@@ -53,17 +53,20 @@ def erase(
             )
         typer.confirm(f"Erase {what} for good from the system {system.name}?", abort=True, err=True)
     counts = asyncio.run(_erased(system, agent, session, prefix))
-    if not counts["sessions"] and not counts["policies"]:
+    if not any(counts[name] for name in ("sessions", "policies", "dead_letters")):
         raise UnknownSession(
-            f"no message and no policy of {what} was stored in the system {system.name};"
+            f"no message, policy or dead letter of {what} was stored in the system {system.name};"
             f" `turnfold sessions --agent {agent}` lists the agent's sessions"
         )
     if as_json:
         show_json(counts)
         return
+    letters = counts["dead_letters"]
+    more = f", {counted(letters, 'dead letter')}" if letters else ""
     typer.echo(
         f"Erased {what}: {counted(counts['sessions'], 'session')},"
-        f" {counted(counts['messages'], 'message')}. System: {system.name}"
+        f" {counted(counts['messages'], 'message')}"
+        f"{more}. System: {system.name}"
     )
 
 

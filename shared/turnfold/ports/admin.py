@@ -110,6 +110,7 @@ class EraseResult(NamedTuple):
     sessions: int = 0
     messages: int = 0
     policies: int = 0
+    dead_letters: int = 0
 
 
 class SessionCommands(Protocol):

@@ -206,6 +206,17 @@ async def test_an_erasure_counts_a_policy_without_messages(
     assert (await erase(stores, key)).policies == 0
 
 
+@pytest.mark.proves("A6", "X9")
+async def test_an_erasure_counts_dead_letters_without_messages(
+    stores: Stores, erase: Erase
+) -> None:
+    found = letters("turn.completed.ada.s-1", b"bad", b"worse")
+    await stores.intake.ingest((), found, installation=stores.installation)
+
+    assert await erase(stores) == EraseResult(dead_letters=2)
+    assert await erase(stores) == EraseResult()
+
+
 @pytest.mark.proves("A6", "L12")
 async def test_an_erased_agent_takes_all_its_sessions_policy_and_letters_along(
     stores: Stores, erase: Erase
@@ -222,7 +233,7 @@ async def test_an_erased_agent_takes_all_its_sessions_policy_and_letters_along(
 
     done = await erase(stores, KEY.agent_id)
 
-    assert done == EraseResult(2, 5, policies=1)
+    assert done == EraseResult(2, 5, policies=1, dead_letters=1)
     assert set((await stores.seen()).sessions) == {TWIN}
     assert [seq for seq, *_ in (await stores.seen()).dead_letters] == [60]
     third = SessionKey(KEY.agent_id, SessionId("s-3"))
@@ -251,7 +262,9 @@ async def test_dead_letters_of_an_erased_session_go_whatever_subject_they_came_o
     )
     assert len((await stores.seen()).dead_letters) == 5
 
-    await erase(stores)
+    done = await erase(stores)
+
+    assert (done.messages, done.dead_letters) == (1, 4)
     await stores.intake.ingest(
         (), letters("turn.completed", told, first_seq=70), installation=stores.installation
     )

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import nats
 import pytest
 
 import turnfold
@@ -27,10 +28,17 @@ async def test_a_prefix_names_the_sessions_to_erase_and_the_command_says_so(tmp_
         await command("policy", "set", "bob", "--mode", "off", environ=named)
         of_policy = await command("erase", "bob", "--yes", environ=named)
         of_nobody = await command("erase", "bob", "--yes", environ=named)
+        bus = await nats.connect(system.nats_url)
+        await bus.jetstream().publish("turn.completed.cyd.s", b"not json")
+        await bus.close()
+        await client.session("bob", "later").turn_completed([{"role": "user", "content": "Hello."}])
+        await client.session("bob", "later").context(after="latest", wait_ms=5_000)
+        of_letter = await command("erase", "cyd", "s", "--yes", environ=named)
 
     assert (both.status, unsure.status, erased.status) == (2, 2, 0)
     assert "the sessions of ada that begin with 'a/'" in " ".join(unsure.err.split())
     assert "Erased the sessions of ada that begin with 'a/': 2 sessions, 2 messages." in erased.out
     assert left == ["b/1"]
-    assert (of_policy.status, of_nobody.status) == (0, 1)
-    assert "no message and no policy of the agent bob" in of_nobody.err
+    assert (of_policy.status, of_nobody.status, of_letter.status) == (0, 1, 0)
+    assert "the session s of cyd: 0 sessions, 0 messages, 1 dead letter." in of_letter.out
+    assert "no message, policy or dead letter of the agent bob" in of_nobody.err

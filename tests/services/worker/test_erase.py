@@ -94,7 +94,13 @@ async def test_what_was_erased_is_in_no_window_no_stream_and_no_file(tmp_path: P
 
         told = await client.session(*KEY).erase()
 
-        assert told == {**KEY._asdict(), "sessions": 1, "messages": 80, "policies": 0}
+        assert told == {
+            **KEY._asdict(),
+            "sessions": 1,
+            "messages": 80,
+            "policies": 0,
+            "dead_letters": 0,
+        }
         window = await client.session(*KEY).context(max_tokens=100_000, known=before)
         assert (window.messages, window.summary, window.account.total) == ([], None, 0)
         with pytest.raises(UnknownSession):
@@ -196,7 +202,9 @@ async def test_the_command_asks_first_and_erases_a_session_or_an_agent(tmp_path:
 
         assert refused.status == 2
         assert "--yes" in refused.err
-        assert session.rows == [{**KEY._asdict(), "sessions": 1, "messages": 4, "policies": 0}]
+        assert session.rows == [
+            {**KEY._asdict(), "sessions": 1, "messages": 4, "policies": 0, "dead_letters": 0}
+        ]
         assert agent.status == 0
         assert agent.out.startswith(
             "Erased the agent support with all its sessions: 1 session, 6 messages. System: "

@@ -68,7 +68,12 @@ class SessionErasedAnswer(Answer):
     """An erased session."""
 
     model_config = example(
-        agent_id="support", session_id="user-42", sessions=1, messages=160, policies=0
+        agent_id="support",
+        session_id="user-42",
+        sessions=1,
+        messages=160,
+        policies=0,
+        dead_letters=0,
     )
 
     agent_id: AgentField
@@ -76,14 +81,18 @@ class SessionErasedAnswer(Answer):
     sessions: Count = Field(description="Erased sessions.")
     messages: Count = Field(description="Erased messages.")
     policies: Count = Field(description="Erased policies: that of the session, if it had one.")
+    dead_letters: Count = Field(description="Erased dead letters.")
 
 
 class AgentErasedAnswer(Answer):
     """An erased agent."""
 
-    model_config = example(agent_id="support", sessions=12, messages=1_920, policies=1)
+    model_config = example(
+        agent_id="support", sessions=12, messages=1_920, policies=1, dead_letters=0
+    )
 
     agent_id: AgentField
     sessions: Count = Field(description="Erased sessions.")
     messages: Count = Field(description="Erased messages.")
     policies: Count = Field(description="Erased policies, of the agent and of its sessions.")
+    dead_letters: Count = Field(description="Erased dead letters.")

@@ -80,8 +80,8 @@ class SqlSessionCommands:
         """
         scope = ErasureScope.of(key, prefix)
         erasure = Erasure(last_seq, now_ms, scope.reason, actor)
-        letters_to = await erase_letters(self._database, scope)
-        total, is_last = EraseResult(), False
+        letters_to, letters = await erase_letters(self._database, scope)
+        total, is_last = EraseResult(dead_letters=letters), False
         while not is_last:
             erased, is_last = await self._database.write(
                 lambda connection: erase_some(connection, scope, erasure, letters_to=letters_to)

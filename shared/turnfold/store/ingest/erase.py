@@ -153,7 +153,7 @@ class SqlErasureStore:
         ]
         # One transaction each, so that ingest waits for one session only.
         for sid, key in over:
-            letters_to = await erase_letters(self._database, ErasureScope.of(key))
+            letters_to, _ = await erase_letters(self._database, ErasureScope.of(key))
             await self._database.write(
                 partial(
                     _expire,
@@ -216,8 +216,12 @@ def erase_some(
         is_last = len(sids) <= SESSIONS_AT_ONCE
         locked = [*lock_by_sid(connection, sids[:SESSIONS_AT_ONCE]).values()]
     erased = _erase_sessions(connection, locked, erasure)
+    if scope.session_id is not None and not erased.messages and not erased.policies:
+        # Only its tombstone is new.
+        erased = EraseResult()
     if is_last:
-        erase_letters_after(connection, scope, letters_to)
+        letters = erase_letters_after(connection, scope, letters_to)
+        erased = erased._replace(dead_letters=letters)
     if is_last and scope.is_agent:
         for table in (summary_token_usage, session_counts):
             connection.execute(delete(table).where(table.c.agent_id == scope.agent_id))
@@ -225,8 +229,7 @@ def erase_some(
         erased = erased._replace(policies=erased.policies + policy.rowcount)
         whole = Tombstone(scope.agent_id, ALL_SESSIONS, erasure.last_seq, erasure.at_ms)
         add_tombstones(connection, [whole])
-    was_known = scope.session_id is None or erased.messages > 0 or erased.policies > 0
-    return (erased if was_known else EraseResult()), is_last
+    return erased, is_last
 
 
 def _sids(connection: Connection, scope: ErasureScope, most: int) -> Sequence[int]:

@@ -82,8 +82,11 @@ class ErasureScope:
         )
 
 
-async def erase_letters(database: Database, scope: ErasureScope) -> int:
-    """Erase the dead letters of these sessions in portions; return the newest id examined."""
+async def erase_letters(database: Database, scope: ErasureScope) -> tuple[int, int]:
+    """Erase the dead letters of these sessions in portions.
+
+    Return the newest id examined, and how many were erased.
+    """
 
     def read(connection: Connection) -> tuple[int, list[_Letter]]:
         # In one snapshot: letters above this id are left to `erase_letters_after`.
@@ -93,13 +96,15 @@ async def erase_letters(database: Database, scope: ErasureScope) -> int:
     newest, letters = await database.snapshot(read)
     for portion in in_portions(letters):
         await database.write(partial(_delete, letters=portion))
-    return newest
+    return newest, len(letters)
 
 
-def erase_letters_after(connection: Connection, scope: ErasureScope, after: int) -> None:
-    """Erase the dead letters of these sessions above an id, within an open transaction."""
-    for portion in in_portions(_letters_of(connection, scope, after=after)):
+def erase_letters_after(connection: Connection, scope: ErasureScope, after: int) -> int:
+    """Erase the dead letters of these sessions above an id, in the open transaction; count them."""
+    letters = _letters_of(connection, scope, after=after)
+    for portion in in_portions(letters):
         _delete(connection, portion)
+    return len(letters)
 
 
 def _delete(connection: Connection, letters: Sequence[_Letter]) -> None:
