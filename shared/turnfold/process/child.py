@@ -207,9 +207,10 @@ class SupervisedProcess:
             pids = message.get("pids") or {}
             self._on_ready({str(name): pid for name, pid in pids.items() if isinstance(pid, int)})
         elif line.strip():
-            # Not to standard output, where programs read the ready line.
-            sys.stderr.write(line.decode(errors="replace") + "\n")
-            sys.stderr.flush()
+            # Not to standard output, where programs read the ready line. Lost if nobody reads it.
+            with contextlib.suppress(OSError):
+                sys.stderr.write(line.decode(errors="replace") + "\n")
+                sys.stderr.flush()
 
     def _close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._output)

@@ -359,6 +359,13 @@ def test_parts_and_commands_use_no_credentials_of_another_server(
     assert of_command.identity == of_part.identity == Identity()
 
 
+def test_what_a_part_prints_may_be_lost_if_the_disk_is_full(tmp_path: Path) -> None:
+    full = ["sh", "-c", 'exec "$@" 2>/dev/full', "sh"]
+    body = """os.write(1, b'Hello.\\n{"ready": true}\\n'); time.sleep(600)"""
+    with up(tmp_path, wrapper=full, commands={"query": service(body)}) as system:
+        assert system.ready()
+
+
 def test_a_hangup_ends_the_system_unless_it_was_started_to_ignore_it(tmp_path: Path) -> None:
     with up(tmp_path / "plain") as plain, up(tmp_path / "kept", wrapper=["nohup"]) as kept:
         plain.ready()
