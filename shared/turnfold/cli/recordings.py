@@ -49,13 +49,15 @@ def load_recordings(
 
     Raises:
         UnreadableTranscript: a file cannot be read. The text names the line.
+        BadRequest: `agent` cannot be an id.
     """
     taken: Counter[SessionKey] = Counter()
     recordings: list[Recording] = []
     for file in files:
         missing: Counter[str] = Counter()
         for conversation in read_conversations(file, form, left_out=missing):
-            agent_id = agent or conversation.agent or DEFAULT_AGENT
+            own = conversation.agent or DEFAULT_AGENT
+            agent_id = own if agent is None else agent
             key = first = session_key(agent_id, conversation.conversation_id)
             # A name with a number may be taken as well.
             while taken[key]:

@@ -9,7 +9,7 @@ import pytest
 
 from turnfold.cli.recordings import Recording, Step, events_of, load_recordings, pieces
 from turnfold.client import OutgoingEvent, session_key
-from turnfold.errors import TooLarge
+from turnfold.errors import BadRequest, TooLarge
 from turnfold.transcripts import Conversation, Turn
 
 Json = Mapping[str, Any]
@@ -170,3 +170,11 @@ def test_the_agent_is_the_one_asked_for_else_the_conversations_own(
     (found,) = load_recordings([str(tmp_path / "talk.json")], agent)
 
     assert found.key == (told, "talk")
+
+
+def test_an_empty_agent_is_none_and_not_the_conversations_own(tmp_path: Path) -> None:
+    """As of a variable that is not set: the messages must not come to another agent."""
+    (tmp_path / "talk.json").write_text(json.dumps([USER]))
+
+    with pytest.raises(BadRequest, match="agent_id has 0 bytes"):
+        load_recordings([str(tmp_path / "talk.json")], "")
