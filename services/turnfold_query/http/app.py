@@ -39,7 +39,7 @@ from turnfold_query.http.inspections import add_inspections
 from turnfold_query.http.inspector import Inspector
 from turnfold_query.http.middleware import EncodedPaths, TracingMiddleware
 from turnfold_query.http.pages import add_lists, add_probes, add_references
-from turnfold_query.http.publish import add_publish
+from turnfold_query.http.publish import add_publish, reader_of
 from turnfold_query.http.reads import add_agent_lists, add_policies, add_reads, add_tools
 from turnfold_query.http.request_reading import (
     BODY_SHARE,
@@ -85,7 +85,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     add_policies(app, dispatcher)
     add_agent_lists(app, dispatcher)
     publisher = Publisher(client, EVENTS_STREAM, on_foreign=metrics.disturbed)
-    add_publish(app, publisher, limits, dispatcher.lane, read_secret)
+    add_publish(app, publisher, limits, reader_of(dispatcher.lane, request_seconds), read_secret)
     add_commands(app, Forwarder(client, read_secret).forward)
     add_lists(app, histories, dead_letters)
     add_inspections(app, inspector)

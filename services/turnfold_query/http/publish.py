@@ -1,6 +1,8 @@
 """The route that publishes an event for callers without a NATS client."""
 
+import asyncio
 import secrets
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import nats.errors
@@ -19,10 +21,9 @@ from turnfold.errors import BadRequest, Conflict, Unavailable
 from turnfold.messages import SessionKey
 from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
 from turnfold.observability.tracing import span
-from turnfold.process.request_limits import Place
+from turnfold.process.request_limits import RETRY_AFTER_MS
 from turnfold_query.auth import ReadSecret, actor_headers
 from turnfold_query.http.description import EVERYWHERE, described
-from turnfold_query.http.request_reading import place_of
 from turnfold_query.http.responses import (
     SESSION,
     AgentPath,
@@ -35,9 +36,35 @@ from turnfold_query.posted_events import EventBody, PostedEvent, read_posted
 
 PUBLISH_SECONDS = 5.0
 
+ReadEvent = Callable[[SessionKey, EventBody], Awaitable[PostedEvent]]
+
+
+def reader_of(lane: Lane, seconds: float) -> ReadEvent:
+    """Return a function that reads an event, in the lane for at most so many seconds."""
+
+    async def read(key: SessionKey, posted: EventBody) -> PostedEvent:
+        if not posted.takes_long:
+            return read_posted(posted)
+        try:
+            # A lane that hangs is ended only after somebody gave up what it works on.
+            async with asyncio.timeout(seconds):
+                event: PostedEvent = await lane.ask(key, posted)
+                return event
+        except TimeoutError:
+            raise Unavailable(
+                f"the event was not read within {seconds:g} s; publish it again",
+                retry_after_ms=RETRY_AFTER_MS,
+            ) from None
+
+    return read
+
 
 def add_publish(
-    app: FastAPI, publisher: Publisher, limits: EventLimits, lane: Lane, read_secret: ReadSecret
+    app: FastAPI,
+    publisher: Publisher,
+    limits: EventLimits,
+    read: ReadEvent,
+    read_secret: ReadSecret,
 ) -> None:
     """Add the route that publishes an event and returns its stream sequence.
 
@@ -58,8 +85,7 @@ def add_publish(
     )
     async def post_event(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
         key, body = session_key(agent_id, session_id), await http.body()
-        place = place_of(http.scope)
-        event_type, event_key, event_id = await _read(key, EventBody(body, limits), place, lane)
+        event_type, event_key, event_id = await read(key, EventBody(body, limits))
         # The token was checked for the agent in the path alone.
         if event_key != key:
             raise BadRequest("the event names another agent or session than the path")
@@ -85,13 +111,5 @@ def add_publish(
         if isinstance(outcome, Rejection):
             raise publish_error(outcome.code, outcome.description)
         if outcome.stored not in (None, body):
-            await _read(key, EventBody(body, limits, outcome.stored), place, lane)
+            await read(key, EventBody(body, limits, outcome.stored))
         return json_response({"seq": outcome.seq})
-
-
-async def _read(key: SessionKey, posted: EventBody, place: Place, lane: Lane) -> PostedEvent:
-    if not posted.takes_long:
-        return read_posted(posted)
-    place.search()
-    event: PostedEvent = await lane.ask(key, posted)
-    return event

@@ -20,7 +20,7 @@ from turnfold.contracts.requests import (
     ContextRequest,
 )
 from turnfold.errors import CannotFit
-from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.messages import AgentId, Json, SessionId, SessionKey
 from turnfold.model_info.context_windows import installed_windows
 from turnfold.operations.query import context as query
 from turnfold.operations.query import search
@@ -252,6 +252,59 @@ async def test_an_event_that_takes_long_to_read_holds_up_nobody(tmp_path: Path) 
     assert (window.status_code, event.status_code) == (200, 200)
     assert stored.json()["seq"] == copy.json()["seq"] == other.json()["seq"]
     assert [answer.status_code for answer in (conflict, elsewhere, untyped)] == [409, 400, 400]
+
+
+def posted(agent_id: str, number: int, content: Any) -> tuple[str, Json]:
+    """The path of an event of this agent, and its body."""
+    event = {
+        "type": "turn.completed",
+        "event_id": f"e{number}",
+        "agent_id": agent_id,
+        "session_id": "s",
+        "messages": [{"role": "user", "content": content}],
+    }
+    return f"/v1/agents/{agent_id}/sessions/s/events", event
+
+
+@pytest.mark.proves("X6")
+async def test_many_large_events_of_one_agent_wait_for_the_lane(tmp_path: Path) -> None:
+    """Only searches have as few places as `max_searches` allows."""
+    events = [posted("a", number, "x" * LANE_BYTES) for number in range(12)]
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("query") as server,
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=60) as browser,
+    ):
+        await another(server, None, parts)
+        answers = await asyncio.gather(*[browser.post(path, json=body) for path, body in events])
+
+    assert sorted(answer.json()["seq"] for answer in answers) == list(range(1, 13))
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.proves("X6", "O2")
+async def test_a_lane_that_hangs_while_it_reads_events_is_followed_by_another(
+    tmp_path: Path,
+) -> None:
+    """X6: two events held both turns of the lane for good, and all searches failed."""
+    nested: list[Any] = [[[[]]]] * (LANE_VALUES // 4)
+    async with (
+        running_parts(tmp_path, environ={"TURNFOLD_REQUEST_SECONDS": "1"}) as parts,
+        parts.running("query") as server,
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=30) as browser,
+    ):
+        pid = await another(server, None, parts)
+        os.kill(pid, SIGSTOP)
+        refused = await asyncio.gather(
+            *[
+                browser.post(path, json=body)
+                for path, body in (posted("a", 1, "x" * LANE_BYTES), posted("b", 2, nested))
+            ]
+        )
+        await another(server, pid, parts)
+
+    assert [answer.status_code for answer in refused] == [503, 503]
+    assert all("publish it again" in answer.text for answer in refused)
 
 
 @pytest.mark.proves("O2")
