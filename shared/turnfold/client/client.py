@@ -8,6 +8,7 @@ import os
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -285,7 +286,7 @@ class Client:
     async def sessions(self, agent_id: str, *, prefix: str = "") -> AsyncIterator[str]:
         """Iterate over the ids of an agent's sessions that begin with a prefix, in order."""
         async for row in self.session_rows(agent_id, prefix=prefix):
-            yield row["session_id"]
+            yield read(itemgetter("session_id"), row)
 
     async def session_rows(
         self, agent_id: str, *, prefix: str = ""

@@ -165,6 +165,8 @@ class Connection:
             raise TooLarge(
                 "the request is larger than the NATS server accepts; send less at once"
             ) from error
+        except nats.errors.ConnectionClosedError as error:
+            raise Unavailable("the client is closed") from error
         except nats.errors.Error as error:
             raise Unavailable(f"the bus cannot be reached: {error}") from error
         if (error_json := answer.get("error")) is not None:

@@ -39,14 +39,14 @@ class HttpSession:
 
     async def tools(self, *, format: ToolFormat = "openai") -> list[dict[str, Any]]:
         """Return definitions of tools with which a model looks things up in this session."""
-        tools: list[dict[str, Any]] = (await self._ask(f"/tools?format={format}"))["tools"]
-        return tools
+        answer = await self._ask(f"/tools?format={format}")
+        return read(lambda fields: list(fields["tools"]), answer)
 
     async def run_tool(self, name: str, arguments: Json) -> str:
         """Run one of these tools, and return its result for the model."""
         path = f"/tools/{token_of(name)}"
-        content: str = (await self._ask(path, {"arguments": dict(arguments)}))["content"]
-        return content
+        answer = await self._ask(path, {"arguments": dict(arguments)})
+        return read(lambda fields: str(fields["content"]), answer)
 
     async def _ask(self, path: str, body: Json | None = None) -> dict[str, Any]:
         return await asyncio.to_thread(
@@ -94,4 +94,4 @@ def ask_http(url: str, path: str, *, token: str | None, body: Json | None = None
         connection.close()
     if isinstance(answer, dict) and isinstance(failure := answer.get("error"), Mapping):
         raise error_from_json(failure)
-    return dict(answer)
+    return read(dict[str, Any], answer)

@@ -203,7 +203,7 @@ def read(of: Callable[[Fields], Read], answer: Fields) -> Read:
         return of(answer)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise Unavailable(
-            "reply does not follow the contract; another program on the bus answers this subject"
+            "the reply does not follow the contract; another program than Turnfold sent it"
         ) from error
 
 

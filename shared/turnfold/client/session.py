@@ -154,7 +154,7 @@ class Session(SessionHistory):
         subject = f"events.known.{token_of(self.key.agent_id)}"
         answer = await self._client.ask(subject, {"event_ids": list(event_ids)})
         # An older query service does not tell them.
-        return set(answer.get("erased", ()))
+        return read(lambda fields: set(fields.get("erased", ())), answer)
 
     # --- take back
 

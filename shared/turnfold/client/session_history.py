@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, Literal, Protocol
 
 from turnfold.client.events import OutgoingEvent, Receipt
@@ -221,4 +222,4 @@ class SessionHistory:
         while rows := await self.audit(after=after, limit=PAGE_MESSAGES):
             for row in rows:
                 yield row
-            after = rows[-1]["audit_id"]
+            after = read(itemgetter("audit_id"), rows[-1])

@@ -209,6 +209,33 @@ async def test_an_answer_that_only_begins_like_one_is_unavailable_and_no_crash(
 
 
 @pytest.mark.proves("O7")
+async def test_what_a_stranger_answers_to_any_request_is_unavailable_and_no_crash(
+    server: NatsServer, bus: Client
+) -> None:
+    odd = {"known": [], "erased": 5, "sessions": [1], "audit": [1], "ok": True}
+    for subject in ("agent.>", "audit.>", "events.>", "session.>"):
+        await replying(bus, json.dumps(odd).encode(), subject=subject)
+
+    async with turnfold.connect(server.url, environ={}, timeout_seconds=0.5) as client:
+        session = client.session("a", "s")
+        for asked in (
+            session.tools(),
+            session.run_tool("search_history", {"query": "x"}),
+            session.policy(),
+            client.agent_policy("a"),
+            session.erased_events(["e"]),
+            all_of(client.sessions("a")),
+            all_of(session.audit_trail()),
+        ):
+            with pytest.raises(Unavailable):
+                await asked
+
+
+async def all_of(values: AsyncIterator[Any]) -> list[Any]:
+    return [value async for value in values]
+
+
+@pytest.mark.proves("O7")
 @pytest.mark.parametrize(
     "reply", [b"", b"[]", b'{"ok": true}', b'{"error": {"code": 404, "err_code": 10059}}']
 )

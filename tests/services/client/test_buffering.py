@@ -185,6 +185,16 @@ async def test_calls_of_a_client_that_closed_before_it_was_connected_say_so() ->
             await call
 
 
+@pytest.mark.proves("G2")
+async def test_calls_of_a_client_that_was_connected_and_closed_say_so(server: NatsServer) -> None:
+    async with turnfold.connect(server.url) as client:
+        session = client.session("support", "s")
+
+    for call in (session.context(), session.turn_completed([{"role": "user", "content": "hi"}])):
+        with pytest.raises(Unavailable, match="the client is closed"):
+            await call
+
+
 @pytest.mark.proves("R3", "G2")
 async def test_a_close_that_is_cancelled_leaves_no_connection_and_no_task(tmp_path: Path) -> None:
     kept: list[Client] = []

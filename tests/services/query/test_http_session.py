@@ -1,5 +1,6 @@
 """A program without the bus reads one session over HTTP, with its agent's token (G7)."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,23 @@ async def test_without_a_server_the_error_says_what_to_start() -> None:
 
     with pytest.raises(Unavailable, match="turnfold up"):
         await HttpSession("http://127.0.0.1:9", key, token=None).tools()
+
+
+@pytest.mark.proves("G7")
+@pytest.mark.parametrize("body", [b'{"detail": "Not Found"}', b"[1]", b"5", b'"no"', b"null"])
+async def test_an_answer_of_another_server_is_no_crash(body: bytes) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as other:
+        host, port = other.sockets[0].getsockname()
+        session = HttpSession(f"http://{host}:{port}", session_key("a", "s"), token=None)
+        for asked in (session.tools(), session.run_tool("search_history", {}), session.context()):
+            with pytest.raises(Unavailable, match="does not follow the contract"):
+                await asked
 
 
 @pytest.mark.proves("G7", "X1")
