@@ -24,6 +24,9 @@ def http_url(host: str, port: int, *, is_encrypted: bool = False) -> str:
 
 def is_http_url(url: str) -> bool:
     """Return whether a URL has a scheme of HTTP, a host and, if any, a valid port."""
+    # `urlsplit` takes line ends out, so that parts of two names would be one.
+    if not url.isprintable() or " " in url:
+        return False
     try:
         parts = urlsplit(url)
         return parts.scheme in HTTP_SCHEMES and bool(parts.hostname) and parts.port != 0

@@ -78,6 +78,8 @@ async def test_an_answer_of_another_server_is_no_crash(body: bytes) -> None:
         "ftp://host",
         "http://:80",
         "http://[",
+        "http://two names:8080",
+        "http://turnfold\n.internal:8080",
     ]
     + [f"http://host:{port}" for port in ("0", "80800", "http")],
 )

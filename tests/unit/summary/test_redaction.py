@@ -44,6 +44,7 @@ def test_patterns_are_taken_out_of_all_that_a_summariser_reads() -> None:
         '{"user": "ana", "password": "Zk81mPq2", "port": 5432}',
         "curl -H 'X-API-Key: Zk81mPq2' https://x.io",
         "X-API-KEY: Zk81mPq2",
+        "MYSQL_PASSWD=Zk81mPq2",
         "AWS_SECRET_ACCESS_KEY=Zk81mPq2",
         "aws_secret_access_key = Zk81mPq2",
         "{:password => 'Zk81mPq2'}",

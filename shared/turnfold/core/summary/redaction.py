@@ -39,7 +39,7 @@ _URL_PASSWORD = re.compile(r"(://[^\s/:@]{0,200}:)[^\s/@]{3,200}@")
 # In JSON, such as the arguments of a call, a backslash stands before each quote; in JSON within
 # JSON, three do. The value ends before them, so that the text around it stays JSON.
 _ASSIGNED_SECRET = re.compile(
-    r"((?:[Pp]assword|PASSWORD|[Pp]asswd|[Ss]ecret(?:_?[Kk]ey)?|SECRET(?:_KEY)?"
+    r"((?:[Pp]assword|PASSWORD|[Pp]asswd|PASSWD|[Ss]ecret(?:_?[Kk]ey)?|SECRET(?:_KEY)?"
     r"|(?:[Aa]pi|API)[_-]?(?:[Kk]ey|KEY)|[Aa]ccess[_-]?[Tt]oken"
     r"|[Ss]ecret_?[Aa]ccess_?[Kk]ey|SECRET_ACCESS_KEY"
     r"|ACCESS_TOKEN|[Aa]uth[_-]?[Tt]oken|AUTH_TOKEN|[Cc]lient[_-]?[Ss]ecret|CLIENT_SECRET"
@@ -53,7 +53,7 @@ _KEY_HINTS = (
 )  # fmt: skip
 _ASSIGNMENT = re.compile(r"[=:]")
 _SECRET_NAME_ENDS = (
-    "assword", "ASSWORD", "asswd", "ecret", "ECRET", "key", "Key", "KEY", "oken", "OKEN",
+    "assword", "ASSWORD", "asswd", "ASSWD", "ecret", "ECRET", "key", "Key", "KEY", "oken", "OKEN",
 )  # fmt: skip
 
 
