@@ -5,6 +5,7 @@ The number and the duration of connections are limited, so that one client canno
 
 import asyncio
 import contextlib
+import json
 import resource
 import sys
 from collections.abc import Generator
@@ -19,7 +20,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from turnfold.errors import StartError
+from turnfold.errors import BadRequest, StartError
 
 STOP_SECONDS = 6.0
 """Time limit for requests that run when a service stops. Its supervisor kills it after ten."""
@@ -181,7 +182,7 @@ class _Connection(HttpToolsProtocol):
         super().data_received(data)
         # The parser holds an unfinished header, or one after a body, until it is complete.
         if self._unseen_bytes > HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response("A header is too long.")
+            self.send_400_response("a header is too long")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -228,7 +229,7 @@ class _Connection(HttpToolsProtocol):
         assert isinstance(upgrade, httptools.HttpParserUpgrade)
         method, rest = self.scope["method"], self._data[upgrade.args[0] :]
         if method == "CONNECT":
-            self.send_400_response("There is nothing to connect to.")
+            self.send_400_response("there is nothing to connect to")
             return
         headers = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
         head = b"%s %s HTTP/1.1\r\n%s\r\n" % (method.encode(), self.url, b"".join(headers))
@@ -257,6 +258,17 @@ class _Connection(HttpToolsProtocol):
         if self._unread_timer is not None:
             self._unread_timer.cancel()
             self._unread_timer = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse with an error as those of the routes; uvicorn's own is plain text."""
+        if max(self._head_bytes, self._unseen_bytes) > HEAD_BYTES:
+            msg = f"the request line and headers are longer than {HEAD_BYTES:,} bytes"
+        body = json.dumps(BadRequest(msg).as_json()).encode()
+        self.transport.write(
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\nconnection: close\r\n\r\n%s" % (len(body), body)
+        )
+        self.transport.close()
 
     def drop(self) -> None:
         """Close at once and discard unsent data."""

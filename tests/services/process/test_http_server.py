@@ -1,8 +1,10 @@
 """The limits of a connection: long heads, pipelined requests, and requests to upgrade."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -138,6 +140,14 @@ async def test_a_connection_with_too_many_pipelined_requests_is_dropped() -> Non
     assert app.begun <= 1
 
 
+def error_in(response: bytes) -> Any:
+    """Return the error of a whole response that refuses with 400."""
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert b"content-type: application/json" in head
+    return json.loads(body)["error"]
+
+
 @pytest.mark.parametrize(
     "head",
     [
@@ -156,8 +166,19 @@ async def test_a_head_above_the_limit_is_a_bad_request(head: bytes) -> None:
 
         rest = await peer.rest()
 
-    assert rest.startswith(b"HTTP/1.1 400")
+    assert error_in(rest) == {
+        "code": "bad_request",
+        "message": "the request line and headers are longer than 65,536 bytes",
+    }
     assert not app.begun
+
+
+async def test_bytes_that_are_no_request_are_a_bad_request() -> None:
+    async with connected(Application()) as peer:
+        await peer.send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")
+        rest = await peer.rest()
+
+    assert error_in(rest)["code"] == "bad_request"
 
 
 @pytest.mark.parametrize(
@@ -214,4 +235,4 @@ async def test_a_request_to_connect_is_a_bad_request() -> None:
         await peer.send(b"CONNECT example.org:443 HTTP/1.1\r\nHost: x\r\n\r\n")
         rest = await peer.rest()
 
-    assert rest.startswith(b"HTTP/1.1 400")
+    assert error_in(rest)["code"] == "bad_request"
