@@ -154,6 +154,24 @@ async def test_covered_calls_are_known_even_if_all_later_steps_were_retracted(
     assert essence(await then(stores, AtTime(at(13)))) == essence(now)
 
 
+@pytest.mark.proves("W10", "W6")
+async def test_a_window_of_the_past_knows_covered_calls_that_were_retracted_since(
+    stores: Stores,
+) -> None:
+    await stores.ingest(turn(1, user("Read all parts."), at_ms=at(1)))
+    for seq in range(2, 12):
+        step = assistant(None, f"c{seq}"), tool(f"c{seq}")
+        await stores.ingest(turn(seq, *step, at_ms=at(seq)))
+    await commit_all(stores, at(12))
+    was = await stores.facts()
+
+    await stores.ingest(retracted(14, was.covered_calls[1].message_id, at_ms=at(14)))
+
+    past = await then(stores, AtTime(at(13)))
+    assert past.covered_calls == was.covered_calls
+    assert (await stores.facts()).covered_calls != was.covered_calls
+
+
 @pytest.mark.proves("W6", "L7", "L10")
 @pytest.mark.parametrize("commit", ["immediate", "on_summary"])
 async def test_every_moment_of_a_session_can_be_seen_as_it_was(stores: Stores, commit: str) -> None:

@@ -23,6 +23,7 @@ from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.query.message_cache import CachedSession
 
 Summary = StoredSummary | None
+_position = attrgetter("position")
 
 _calls = (
     select(*FACTS)
@@ -77,10 +78,14 @@ def refresh_covered(
 
 
 def covered_calls_as_of(
-    connection: SupportsStatements, sid: int, shown: Sequence[Message], summary: Summary
+    connection: SupportsStatements,
+    sid: int,
+    shown: Sequence[Message],
+    summary: Summary,
+    state: StateAsOf,
 ) -> tuple[Message, ...]:
-    """Return the covered calls of an earlier moment; some may be live again since."""
-    return _calls_in(connection, sid, _CALLS, shown, summary)
+    """Return the covered calls of an earlier moment; some may be live again or retracted since."""
+    return _calls_in(connection, sid, _CALLS, shown, summary, retracted=state.retracted)
 
 
 def covered_system_as_of(
@@ -92,7 +97,7 @@ def covered_system_as_of(
     stored = _system(connection, sid, state.until)
     retracted = pinned_message(state.retracted)
     found = [message for message in (stored, retracted) if message is not None]
-    return max(found, key=attrgetter("position"), default=None)
+    return max(found, key=_position, default=None)
 
 
 def _system(connection: SupportsStatements, sid: int, until: int) -> Message | None:
@@ -112,8 +117,10 @@ def _calls_in(
     calls: Prepared,
     shown: Sequence[Message],
     summary: Summary,
+    *,
+    retracted: Sequence[Message] = (),
 ) -> tuple[Message, ...]:
-    """Return the messages of this statement, of the newest turn that has any.
+    """Return the messages of this statement and `retracted` calls, of the newest turn with any.
 
     `shown` are the messages that the summary does not cover, in order; the request of that turn is
     one.
@@ -123,8 +130,10 @@ def _calls_in(
         return ()
     known = {message.position for message in shown}
     # What is shown after the summary changes without a new version.
-    rows = calls.rows(connection, sid, requests[0], summary.last_position)[::-1]
-    covered = [message for message in map(message_of, rows) if message.position not in known]
+    first, last = requests[0], summary.last_position
+    found = [message_of(row) for row in calls.rows(connection, sid, first, last)]
+    found += [one for one in retracted if one.calls and first <= one.position <= last]
+    covered = sorted([one for one in found if one.position not in known], key=_position)
     if not covered:
         return ()
     request = requests[bisect_right(requests, covered[-1].position) - 1]

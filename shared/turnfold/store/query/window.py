@@ -252,7 +252,7 @@ class SqlWindowStore:
                 summary=summary,
                 pending=pending,
                 messages=tuple(messages_then),
-                covered_calls=covered_calls_as_of(connection, sid, messages_then, summary),
+                covered_calls=covered_calls_as_of(connection, sid, messages_then, summary, state),
                 covered_system=covered_system_as_of(connection, sid, messages_then, state),
             )
             chosen, positions = on_messages(seen_then)
