@@ -49,7 +49,8 @@ class SupportsStatements(Protocol):
 Fetch = Callable[[Any], Sequence[Sequence[Any]]]
 
 
-def _all(cursor: Any) -> Sequence[Sequence[Any]]:
+def all_rows(cursor: Any) -> Sequence[Sequence[Any]]:
+    """Fetch all rows."""
     rows: Sequence[Sequence[Any]] = cursor.fetchall()
     return rows
 
@@ -63,7 +64,7 @@ class Prepared:
         self._written: dict[str, tuple[str, tuple[int, ...], tuple[Any, ...]]] = {}
 
     def rows(
-        self, connection: SupportsStatements, *values: Any, fetch: Fetch = _all
+        self, connection: SupportsStatements, *values: Any, fetch: Fetch = all_rows
     ) -> Sequence[Sequence[Any]]:
         """Return all rows, with the types of the driver; `fetch` takes them from its cursor."""
         sql, order, fixed = self._sql(connection.dialect)
@@ -191,7 +192,7 @@ class PreparedPairs:
 
 
 def _fetched(
-    connection: SupportsStatements, sql: str, values: tuple[Any, ...], fetch: Fetch = _all
+    connection: SupportsStatements, sql: str, values: tuple[Any, ...], fetch: Fetch = all_rows
 ) -> Sequence[Sequence[Any]]:
     """Fetch from the driver directly: SQLAlchemy's column metadata costs as much as the read."""
     driver = connection.dialect.loaded_dbapi

@@ -6,10 +6,12 @@ of the messages that were chosen.
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import BigInteger, Text, bindparam, select
 
@@ -17,6 +19,7 @@ from turnfold.cache import LRUCache
 from turnfold.core.recall.block import Quote, RecalledMessage, RecallMaterial
 from turnfold.core.recall.mask_ranking import MOST_MASKED
 from turnfold.core.recall.question import RecallQuestion
+from turnfold.core.recall.quotes import MarkedLine
 from turnfold.core.text.tokens import text_of
 from turnfold.messages import MESSAGES_PER_EVENT, Message
 from turnfold.ports.recall import (
@@ -28,7 +31,7 @@ from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.message_rows import RECALLED, recalled_of, storable_key
 from turnfold.store.database.schema import messages, sessions
-from turnfold.store.database.statements import Prepared, SupportsStatements
+from turnfold.store.database.statements import Fetch, Prepared, SupportsStatements, all_rows
 from turnfold.store.database.word_segments import Headers
 from turnfold.store.query.session_order import (
     UNINDEXED_MESSAGES,
@@ -50,9 +53,15 @@ MOST_NEAR, MOST_NEW_NEAR, MOST_READ_NEAR = 2_000, 100, 200
 
 So many messages at most may be missing in its cached order or in the index, and so many are read.
 """
+MOST_CHARACTERS_NEAR, MOST_LINES_NEAR = 200_000, 1_000
+"""The most characters that one statement reads there, and the most marked lines that are compared.
+
+Few messages may be large: ten results may have megabytes, and each up to 256 marked lines.
+"""
+ROWS_AT_ONCE = 8
+"""The rows that are read there before their length is looked at."""
 _decode: Final = json.JSONDecoder().raw_decode
-_Stored = dict[int, tuple[Message, str]]
-"""Messages with their bodies, by position."""
+_BODY_PLACE: Final = len(RECALLED) - 1
 _PLACES = tuple(f"at_{number}" for number in range(64))
 """The parameters of a statement that reads several messages at once."""
 
@@ -89,6 +98,20 @@ _RESULTS = Prepared(
 )
 
 
+Question = Callable[[Callable[[int], str]], RecallQuestion]
+"""Makes a question; it is given a function that returns the body of the message at a position."""
+
+
+class _Asked(NamedTuple):
+    """A session with its number of messages, and those that are searched: before `until`."""
+
+    sid: int
+    until: int
+    total: int
+    unindexed_from: int | None
+    is_near: bool
+
+
 class SqlRecallStore:
     """Recall in SQL; see `turnfold.ports.recall.RecallStore`."""
 
@@ -103,7 +126,7 @@ class SqlRecallStore:
         sid: int,
         *,
         until: int,
-        question: Callable[[Callable[[int], str]], RecallQuestion],
+        question: Question,
         choose: Callable[[SearchedSession], Choice],
     ) -> Recollection:
         """Return the chosen messages and lines, from one snapshot."""
@@ -115,48 +138,81 @@ class SqlRecallStore:
                 raise WouldBlock
             most = MOST_NEW_NEAR if is_near else total
             order = self._order(connection, sid, total, tuple(changes), most)
-            asked = question(lambda position: _body(connection, sid, position))
-            end = bisect_left(order.positions, until)
-            named = asked.words & order.spoken.keys()
-            lookups = asked.lookups_without(named)
-
-            is_short = end <= MOST_MASKED
-            indexed_to = until if unindexed_from is None else min(unindexed_from, until)
-            indexed = bisect_left(order.positions, indexed_to)
-            self._add_words(connection, sid, order, indexed, end, most)
-            words = WordMatches(connection, sid, until, messages=total, headers=self._headers)
-            of_session = SessionLookups(words, order, indexed, end)
-
-            speakers = [order.spoken[word] for word in named]
-            stored: _Stored = {}
-            session = SearchedSession(
-                asked,
-                order.positions if end == total else order.positions[:end],
-                order.tokens,
-                of_session.found_masks(lookups) if is_short else None,
-                () if is_short else of_session.found(lookups),
-                speakers[0] if len(speakers) == 1 else None,
-                of_session.indexed_masks,
-                lambda ordinals: _texts(connection, sid, order, ordinals, stored),
-                lambda most: marks_before(connection, sid, order, indexed, end, most),
-                order.is_own,
-            )
-            choice = choose(session)
-            if is_near and len(choice.messages) > MOST_READ_NEAR:
-                self._keep(sid, order)
-                raise WouldBlock
-            material = _read(connection, sid, choice, until, order, stored)
-            # Only after a successful read: an interrupted one leaves an order that was read in
-            # part.
-            self._keep(sid, order)
-            is_partial = end - indexed > UNINDEXED_MESSAGES
-            return Recollection(material, indexed_to // MESSAGES_PER_EVENT, is_partial)
+            with self._using(sid, order):
+                if is_near and order.has_many_lines:
+                    raise WouldBlock
+                asked = _Asked(sid, until, total, unindexed_from, is_near)
+                return self._recall(connection, order, asked, question, choose)
 
         try:
             # Tried first: a thread takes up to a quarter longer for a short session.
             return self._database.read_inline(lambda connection: read(connection, is_near=True))
         except WouldBlock:
             return await self._database.snapshot(read)
+
+    def _recall(
+        self,
+        connection: SupportsStatements,
+        order: SessionOrder,
+        asked: _Asked,
+        question: Question,
+        choose: Callable[[SearchedSession], Choice],
+    ) -> Recollection:
+        """Search a session in its order.
+
+        Raises:
+            WouldBlock: it takes too long for the event loop's thread.
+        """
+        sid, until, total, unindexed_from, is_near = asked
+        wanted = question(lambda position: _body(connection, sid, position))
+        end = bisect_left(order.positions, until)
+        named = wanted.words & order.spoken.keys()
+        lookups = wanted.lookups_without(named)
+
+        is_short = end <= MOST_MASKED
+        indexed_to = until if unindexed_from is None else min(unindexed_from, until)
+        indexed = bisect_left(order.positions, indexed_to)
+        _add_words(connection, sid, order, indexed, end, MOST_NEW_NEAR if is_near else total)
+        words = WordMatches(connection, sid, until, messages=total, headers=self._headers)
+        of_session = SessionLookups(words, order, indexed, end)
+
+        def marked_lines(most: int) -> Mapping[int, Sequence[MarkedLine]]:
+            marked = marks_before(connection, sid, order, indexed, end, most)
+            order.has_many_lines = sum(map(len, marked.values())) > MOST_LINES_NEAR
+            if is_near and order.has_many_lines:
+                raise WouldBlock
+            return marked
+
+        speakers = [order.spoken[word] for word in named]
+        stored = _StoredMessages(connection, sid, _few if is_near else all_rows)
+        session = SearchedSession(
+            wanted,
+            order.positions if end == total else order.positions[:end],
+            order.tokens,
+            of_session.found_masks(lookups) if is_short else None,
+            () if is_short else of_session.found(lookups),
+            speakers[0] if len(speakers) == 1 else None,
+            of_session.indexed_masks,
+            lambda ordinals: stored.texts([order.positions[ordinal] for ordinal in ordinals]),
+            marked_lines,
+            order.is_own,
+        )
+        choice = choose(session)
+        if is_near and len(choice.messages) > MOST_READ_NEAR:
+            raise WouldBlock
+        material = _read(stored, choice, until, order)
+        is_partial = end - indexed > UNINDEXED_MESSAGES
+        return Recollection(material, indexed_to // MESSAGES_PER_EVENT, is_partial)
+
+    @contextmanager
+    def _using(self, sid: int, order: SessionOrder) -> Generator[None]:
+        """Keep an order after its use, also if a thread goes on; after an error, it may be half."""
+        try:
+            yield
+        except WouldBlock:
+            self._keep(sid, order)
+            raise
+        self._keep(sid, order)
 
     def _order(
         self,
@@ -181,22 +237,6 @@ class SqlRecallStore:
             raise WouldBlock
         return read_order(connection, sid, order, total)
 
-    def _add_words(
-        self, connection: SupportsStatements, sid: int, order: SessionOrder, indexed: int, end: int,
-        most: int,
-    ) -> None:  # fmt: skip
-        """Bring the newest words up to the ordinal `end`; the index has the messages to `indexed`.
-
-        Raises:
-            WouldBlock: more than `most` messages must be read.
-        """
-        newest = order.newest
-        newest.prepare(indexed, end, has_known=bool(order.known))
-        if end - newest.end > most:
-            self._keep(sid, order)
-            raise WouldBlock
-        newest.add(read_bodies(connection, sid, order.positions, newest.end, end), end)
-
     def _keep(self, sid: int, order: SessionOrder) -> None:
         order.newest.trim()
         # Lines are of a few hundred messages, and soon read again; the order is of all messages.
@@ -205,38 +245,81 @@ class SqlRecallStore:
         self._orders.put(sid, order, order.weight)
 
 
+def _add_words(
+    connection: SupportsStatements, sid: int, order: SessionOrder, indexed: int, end: int, most: int
+) -> None:
+    """Bring the newest words up to the ordinal `end`; the index has the messages to `indexed`.
+
+    Raises:
+        WouldBlock: more than `most` messages must be read.
+    """
+    newest = order.newest
+    newest.prepare(indexed, end, has_known=bool(order.known))
+    if end - newest.end > most:
+        raise WouldBlock
+    newest.add(read_bodies(connection, sid, order.positions, newest.end, end), end)
+
+
 def _body(connection: SupportsStatements, sid: int, position: int) -> str:
     # The request may have been retracted or erased since the window was read.
     return next((row[0] for row in _BODY.rows(connection, sid, position)), "{}")
 
 
-def _texts(
-    connection: SupportsStatements, sid: int, order: SessionOrder, ordinals: Sequence[int],
-    stored: _Stored,
-) -> list[str]:  # fmt: skip
-    """Return the texts of messages, and add these to `stored`."""
-    positions = [order.positions[ordinal] for ordinal in ordinals]
-    stored |= _messages(connection, sid, positions)
-    return [text_of(json.loads(stored[at][1])) for at in positions if at in stored]
+@dataclass(frozen=True, slots=True)
+class _StoredMessages:
+    """Messages of a session that were read, with their bodies, by position."""
+
+    connection: SupportsStatements
+    sid: int
+    fetch: Fetch
+    found: dict[int, tuple[Message, str]] = field(default_factory=dict)
+
+    def add(self, wanted: Collection[int]) -> None:
+        """Read missing messages in groups; the last position fills the unused parameters."""
+        missing = sorted(set(wanted) - self.found.keys())
+        for start in range(0, len(missing), len(_PLACES)):
+            places = _filled(missing[start : start + len(_PLACES)])
+            for row in _MESSAGES.rows(self.connection, self.sid, *places, fetch=self.fetch):
+                self.found[row[0]] = recalled_of(row)
+
+    def texts(self, positions: Sequence[int]) -> list[str]:
+        """Return the texts of messages."""
+        self.add(positions)
+        return [text_of(json.loads(self.found[at][1])) for at in positions if at in self.found]
+
+
+def _few(cursor: Any) -> list[Sequence[Any]]:
+    """Fetch rows of `RECALLED`, a few at a time.
+
+    Raises:
+        WouldBlock: they are large.
+    """
+    rows: list[Sequence[Any]] = []
+    left = MOST_CHARACTERS_NEAR
+    while few := cursor.fetchmany(ROWS_AT_ONCE):
+        left -= sum([len(row[_BODY_PLACE]) for row in few])
+        if left < 0:
+            raise WouldBlock
+        rows += few
+    return rows
 
 
 def _read(
-    connection: SupportsStatements, sid: int, choice: Choice, until: int, order: SessionOrder,
-    stored: _Stored,
-) -> RecallMaterial:  # fmt: skip
+    stored: _StoredMessages, choice: Choice, until: int, order: SessionOrder
+) -> RecallMaterial:
     """Read the chosen messages, their calls and results, and the messages of the chosen lines.
 
-    Results that came later are left out, or a block that is decided again would have more. `stored`
-    are messages that were read before; the others are added.
+    Results that came later are left out, or a block that is decided again would have more.
     """
     positions = [order.positions[ordinal] for ordinal in choice.messages]
     quoted = [order.positions[ordinal] for ordinal, _ in choice.lines]
-    stored |= _messages(connection, sid, sorted({*positions, *quoted} - stored.keys()))
-    whole = [stored[position][0] for position in positions if position in stored]
-    belonging = _partners(connection, sid, whole) - set(positions)
+    stored.add([*positions, *quoted])
+    found = stored.found
+    whole = [found[position][0] for position in positions if position in found]
+    belonging = _partners(stored.connection, stored.sid, whole) - set(positions)
     partners = sorted([position for position in belonging if position < until])
-    stored |= _messages(connection, sid, [at for at in partners if at not in stored])
-    told = _told({*positions, *quoted, *partners}, stored, order)
+    stored.add(partners)
+    told = _told({*positions, *quoted, *partners}, found, order)
     return RecallMaterial(
         [told[position] for position in positions if position in told],
         [told[position] for position in partners if position in told],
@@ -249,7 +332,7 @@ def _read(
 
 
 def _told(
-    wanted: Collection[int], stored: _Stored, order: SessionOrder
+    wanted: Collection[int], stored: Mapping[int, tuple[Message, str]], order: SessionOrder
 ) -> dict[int, RecalledMessage]:
     """Return the messages at these positions as they may be recalled, without copies."""
     found = [at for at in wanted if at in stored]
@@ -290,16 +373,6 @@ def _to_the_minute(minutes: int) -> str:
     """Return a time since the epoch as `2026-11-20 10:00`."""
     said_at = datetime.fromtimestamp(60 * minutes, tz=UTC)
     return said_at.isoformat(" ", "minutes").partition("+")[0]
-
-
-def _messages(connection: SupportsStatements, sid: int, positions: Sequence[int]) -> _Stored:
-    """Read messages in groups; the last position fills the unused parameters."""
-    stored: _Stored = {}
-    for start in range(0, len(positions), len(_PLACES)):
-        places = _filled(positions[start : start + len(_PLACES)])
-        for row in _MESSAGES.rows(connection, sid, *places):
-            stored[row[0]] = recalled_of(row)
-    return stored
 
 
 def _filled(values: Sequence[Any]) -> list[Any]:

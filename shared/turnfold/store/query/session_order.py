@@ -170,7 +170,8 @@ class SessionOrder:
     `is_own` has a byte for each message, 1 for those of the agent itself.
     `frequent` has lookups that matched more than a number of messages before a position: they
     always will. `known` has the masks of lookups, each with the number of the first messages that
-    it is known for, and `newest` and `marks` the words and the marked lines of the newest messages.
+    it is known for, and `newest` and `marks` the words and the marked lines of the newest messages,
+    which are too many for the event loop's thread if it `has_many_lines`.
     Mutable: messages that arrived since are appended. `changes` are counters of the session that
     retractions and moved events change; others make it void.
     """
@@ -184,6 +185,7 @@ class SessionOrder:
     known: dict[Lookup, KnownMask] = field(default_factory=dict)
     newest: NewestWords = field(default_factory=NewestWords)
     marks: NewestMarks = field(default_factory=NewestMarks)
+    has_many_lines: bool = False
 
     @property
     def weight(self) -> int:

@@ -1,0 +1,61 @@
+"""A session whose few messages are large is not recalled in the event loop's thread (X6)."""
+
+from pathlib import Path
+from threading import current_thread, main_thread
+
+import pytest
+
+from tests.store_fixtures import KEY, Stores, new_sqlite, sql_stores, turn, user
+from turnfold.core.recall.question import question_of
+from turnfold.ports.recall import Choice, SearchedSession
+from turnfold.store.query.recall import MOST_CHARACTERS_NEAR, MOST_LINES_NEAR
+
+ALL = 1 << 60
+
+
+async def asked(stores: Stores, *, reads: str) -> list[bool]:
+    """Ask twice, and return of each choice that was made whether it was made in this thread."""
+    facts = await stores.facts(KEY)
+    assert facts.session is not None
+    here: list[bool] = []
+
+    def choose(session: SearchedSession) -> Choice:
+        messages = range(len(session.positions))
+        if reads == "texts":
+            assert all(session.texts(messages))
+        if reads == "lines":
+            assert session.marked_lines(len(messages))
+        here.append(current_thread() is main_thread())
+        return Choice(messages if reads == "messages" else ())
+
+    for _ in range(2):
+        recollection = await stores.recall.recall(
+            facts.session.sid, until=ALL, question=lambda _: question_of("amber"), choose=choose
+        )
+        assert bool(recollection.material.messages) == (reads == "messages")
+    return here
+
+
+@pytest.mark.proves("X6", "F2")
+@pytest.mark.parametrize("reads", ["texts", "lines", "messages"])
+async def test_large_messages_are_recalled_in_a_thread_and_small_ones_are_not(
+    reads: str, tmp_path: Path
+) -> None:
+    async with sql_stores(new_sqlite(tmp_path)) as stores:
+        for seq in range(1, 11):
+            await stores.ingest(turn(seq, user(f"value_{seq} = amber")))
+        assert await asked(stores, reads=reads) == [True, True]
+
+        large = (
+            "\n".join(f"amber_{number} = value_{number}" for number in range(MOST_LINES_NEAR))
+            if reads == "lines"
+            else "amber " * (MOST_CHARACTERS_NEAR // 20)
+        )
+        for seq in range(11, 16):
+            await stores.ingest(turn(seq, user(large)))
+        while await stores.index.index_some():
+            pass
+        found = await asked(stores, reads=reads)
+
+    # A choice of messages is only known to be large once it was made.
+    assert found == ([True, False, True, False] if reads == "messages" else [False, False])
