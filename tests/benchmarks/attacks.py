@@ -41,7 +41,7 @@ from tests.postgres import running_postgres
 from turnfold.access.bearers import new_token
 from turnfold.errors import TurnfoldError
 from turnfold.process.tasks import cancel_and_wait
-from turnfold.process.tcp_ports import ReservedPort
+from turnfold.process.tcp_ports import reserved_port
 
 NAME = "attacks"
 SECONDS = float(os.environ.get("BENCH_ATTACK_SECONDS", "30"))
@@ -220,13 +220,12 @@ async def attacked_system(directory: Path) -> AsyncGenerator[Attacked]:
     tokens: dict[str, str] = {
         agent: new_token(directory / "tokens.json", [agent]) for agent in (AGENT, ATTACKER)
     }
-    port = ReservedPort.reserve("127.0.0.1", 0, option="none")
-    settings = {
-        "TURNFOLD_HTTP_TOKENS": str(directory / "tokens.json"),
-        "TURNFOLD_HTTP_PORT": str(port.number),
-    }
     with ExitStack() as stack:
-        stack.callback(port.release)
+        port = stack.enter_context(reserved_port("127.0.0.1", 0, option="none"))
+        settings = {
+            "TURNFOLD_HTTP_TOKENS": str(directory / "tokens.json"),
+            "TURNFOLD_HTTP_PORT": str(port),
+        }
         stack.enter_context(open_files(OPEN_FILES))
         if DATABASE == "postgresql":
             postgres = stack.enter_context(running_postgres())
@@ -236,7 +235,7 @@ async def attacked_system(directory: Path) -> AsyncGenerator[Attacked]:
             one.running("worker") as worker,
             one.running("query") as query,
         ):
-            yield Attacked(one.url, port.number, worker, query, tokens)
+            yield Attacked(one.url, port, worker, query, tokens)
 
 
 @contextmanager

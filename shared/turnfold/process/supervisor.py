@@ -32,7 +32,7 @@ from turnfold.process.nats_server import (
 )
 from turnfold.process.ready import ANNOUNCE
 from turnfold.process.tasks import at_most, cancel_and_wait
-from turnfold.process.tcp_ports import ReservedPort
+from turnfold.process.tcp_ports import reserved_port
 from turnfold.settings import http_url
 from turnfold.settings.urls import absolute_database_url, escaped_path
 
@@ -96,21 +96,21 @@ async def run(
         stack.callback(directory.close)
         directory.forget_ready()
         stack.callback(directory.forget_ready)
-        nats_port = ReservedPort.reserve(HOST, plan.nats_port, option="--nats-port")
-        stack.callback(nats_port.release)
-        http_port = ReservedPort.reserve(plan.http_host, plan.http_port, option="--http-port")
-        stack.callback(http_port.release)
-        worker_port = ReservedPort.reserve(
-            HOST, plan.worker_http_port, option="TURNFOLD_WORKER_HTTP_PORT"
+        nats_port = stack.enter_context(
+            reserved_port(HOST, plan.nats_port, option="--nats-port")
         )
-        stack.callback(worker_port.release)
-        ports = _Ports(nats_port.number, http_port.number, worker_port.number, None)
+        http_port = stack.enter_context(
+            reserved_port(plan.http_host, plan.http_port, option="--http-port")
+        )
+        worker_port = stack.enter_context(
+            reserved_port(HOST, plan.worker_http_port, option="TURNFOLD_WORKER_HTTP_PORT")
+        )
+        proxy_port = None
         if plan.proxy_upstream is not None:
-            proxy_port = ReservedPort.reserve(
-                plan.proxy_host, plan.proxy_port, option="TURNFOLD_PROXY_PORT"
+            proxy_port = stack.enter_context(
+                reserved_port(plan.proxy_host, plan.proxy_port, option="TURNFOLD_PROXY_PORT")
             )
-            stack.callback(proxy_port.release)
-            ports = ports._replace(proxy=proxy_port.number)
+        ports = _Ports(nats_port, http_port, worker_port, proxy_port)
         system = _System(plan, directory, ports, on_ready=on_ready, log=log)
         await system.run(on_start)
 

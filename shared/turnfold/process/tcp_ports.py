@@ -3,40 +3,31 @@
 import errno
 import socket
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from turnfold.errors import StartError
 
 
-class ReservedPort:
-    """A port on which only child processes can listen until `release`."""
+@contextmanager
+def reserved_port(host: str, number: int, *, option: str) -> Generator[int]:
+    """Yield a port on which only child processes can listen meanwhile; any free one for 0.
 
-    def __init__(self, host: str, number: int, held: socket.socket | None) -> None:
-        self.host = host
-        self.number = number
-        self._held = held
-
-    @classmethod
-    def reserve(
-        cls, host: str, number: int, *, option: str, platform: str = sys.platform
-    ) -> "ReservedPort":
-        """Reserve a port, or any free port for 0.
-
-        Raises:
-            StartError: the port is in use or the address is not local; the message names `option`.
-        """
-        try:
-            family, kind, protocol, _, address = socket.getaddrinfo(
-                host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-        except OSError as error:
-            raise StartError(f"{host} is no address to listen on ({error.strerror})") from error
-        held = socket.socket(family, kind, protocol)
+    Raises:
+        StartError: the port is in use or the address is not local; the message names `option`.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise StartError(f"{host} is no address to listen on ({error.strerror})") from error
+    with socket.socket(family, kind, protocol) as held:
         try:
             # Linux lets the child bind the same address only if both sockets have this option.
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.bind(address)
         except OSError as error:
-            held.close()
             if error.errno == errno.EADDRINUSE:
                 raise StartError(
                     f"port {number} of {host} is in use; "
@@ -47,13 +38,7 @@ class ReservedPort:
                 f"choose another with {option}"
             ) from error
         chosen = int(held.getsockname()[1])
-        if platform.startswith("linux"):
-            # Bound but not listening: only a child that reuses addresses can listen.
-            return cls(host, chosen, held)
-        held.close()
-        return cls(host, chosen, None)
-
-    def release(self) -> None:
-        """Release the port."""
-        if self._held is not None:
-            self._held.close()
+        # Bound but not listening: on Linux, only a child that reuses addresses can listen.
+        if not sys.platform.startswith("linux"):
+            held.close()
+        yield chosen
