@@ -175,7 +175,7 @@ def _summarised(role: str) -> Callable[[list[str]], object]:
         job = SummaryJob(sources=sources, newest_request=found[0], previous=previous)
         draft = extract(job, count=estimate)
         prompt_data(job, boundary="x")
-        return draft, digest(sources, count=estimate)
+        return draft, role != "tool" and digest(sources, count=estimate)
 
     return read
 

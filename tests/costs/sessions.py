@@ -18,7 +18,7 @@ from turnfold.core.history.blocks import group, newest_request
 from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.presets import PRESETS, Policy
 from turnfold.core.recovery.compressor import LadderCompressor, estimated
-from turnfold.core.summary.eviction_digest import digest
+from turnfold.core.summary.eviction_digest import digest_eviction
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import SummaryJob
@@ -397,7 +397,7 @@ def eviction_case(random: Random) -> Case:
             sources = sources_of(
                 [(message, made.bodies[message.position], False) for message in evicted]
             )
-            digest(sources, count=estimate)
+            digest_eviction(evicted, made.bodies, count=estimate)
             return extract(SummaryJob(sources=sources), count=estimate) if is_summarised else None
 
         return work

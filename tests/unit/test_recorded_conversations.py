@@ -75,13 +75,16 @@ def results(name: str) -> dict[str, Any]:
     """Return everything that is compared for one conversation."""
     bodies: list[Json] = json.loads((ROOT / "examples" / f"{name}.jsonl").read_text())["messages"]
     sources = list(_sources(bodies))
+    spoken = [source for source in sources if source.role not in ("system", "tool")]
     found = {
         "measures": [_measures(body) for body in bodies],
         "values": [
             [f"{value.kind} {value.text}" for value in values_in(text_of(body))] for body in bodies
         ],
         "digests": {
-            str(most): digest(sources, max_tokens=most, count=counter()).split("\n")
+            str(most): digest(
+                spoken, max_tokens=most, count=counter(), silent=len(sources) - len(spoken)
+            ).split("\n")
             for most in (60, 300, 1_500)
         },
         "summaries": {

@@ -26,8 +26,7 @@ def turns(number: int) -> list[Source]:
         for source in (
             Source(f"e{turn}#0", "user", f"Question {turn} about the weather"),
             Source(f"e{turn}#1", "assistant", "", (("get_weather", '{"city": "Oslo"}'),)),
-            Source(f"e{turn}#2", "tool", "sunny", tool_name="get_weather"),
-            Source(f"e{turn}#3", "assistant", f"Answer {turn}"),
+            Source(f"e{turn}#2", "assistant", f"Answer {turn}"),
         )
     ]
 
@@ -35,14 +34,8 @@ def turns(number: int) -> list[Source]:
 @pytest.mark.proves("W3")
 def test_each_message_has_a_line_and_calls_are_named() -> None:
     assert digest(turns(1), count=count) == (
-        "(1 without words of their own left out)\nUser: Question 0 about the weather\nAssistant: called get_weather(Oslo)\nAssistant: Answer 0"
+        "User: Question 0 about the weather\nAssistant: called get_weather(Oslo)\nAssistant: Answer 0"
     )
-
-
-def test_failed_result_has_a_line() -> None:
-    failed = Source("e0#2", "tool", "Error: no such city", tool_name="get_weather", is_error=True)
-
-    assert digest([failed], count=count) == "get_weather failed: Error: no such city"
 
 
 def test_path_of_a_call_is_shown() -> None:
@@ -73,7 +66,7 @@ def test_digest_fits_and_counts_exactly_what_it_left_out(max_tokens: int) -> Non
     if text:
         mark, *lines = text.split("\n")
         older = int(mark.split(" earlier")[0].lstrip("("))
-        assert older + 40 + len(lines) == len(sources)
+        assert older + len(lines) == len(sources)
         assert not lines or lines[-1] == "Assistant: Answer 39"
 
 

@@ -12,7 +12,7 @@ from turnfold.core.eviction.triggers import Trigger, load_of
 from turnfold.core.history.blocks import group
 from turnfold.core.policy.presets import Policy
 from turnfold.core.shapes.blocks import INSTRUCTION
-from turnfold.core.summary.eviction_digest import digest
+from turnfold.core.summary.eviction_digest import digest_eviction
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.redaction import readable_sources
 from turnfold.core.summary.source_messages import sources_of
@@ -95,7 +95,7 @@ def test_it_counts_for_triggers_leaves_with_its_neighbours_and_is_summarised() -
     assert messages[3] in decision.evicted
     assert load_of(messages).messages == len(messages) - 1
     sources = sources_of([(one, session.bodies[one.position], False) for one in decision.evicted])
-    told = digest(sources, count=counter())
+    told, _ = digest_eviction(decision.evicted[:5], session.bodies, count=counter())
     text = extract(SummaryJob(sources=readable_sources(sources)), count=counter()).text
     assert "Be brief." not in told + text
     assert "System: From now on: French." in told

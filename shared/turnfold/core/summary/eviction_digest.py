@@ -23,7 +23,6 @@ _ROLES = {
     "developer": "System",
     "user": "User",
     "assistant": "Assistant",
-    "tool": "Tool",
 }
 _TARGET, _ID, _TEXT = (
     re.compile(names + r'\s*:\s*"((?:[^"\\]|\\.){1,80})', re.IGNORECASE)
@@ -100,20 +99,15 @@ def digest(
 ) -> str:
     """Return one line per message: its shortened text, and the tools that it calls.
 
-    The digest has at most `max_tokens` tokens. Results without an error have no line. A line before
-    the newest messages counts those that have none: older ones, and those without text. `older` and
+    The digest has at most `max_tokens` tokens. `sources` are no tool results. A line before the
+    newest messages counts those that have none: older ones, and those without text. `older` and
     `silent` are such messages that are not among `sources`. With `keeps_first`, the first message
     stays before that line, unless it alone does not fit.
     """
-    quoted = [
-        source
-        for source in sources
-        if (source.role != "tool" or source.is_error) and not source.is_pinnable
-    ]
-    width = min(160, max(40, max_tokens * 3 // max(len(quoted), 1)))
-    lines = [defused(line) for line in (_line(source, width) for source in quoted) if line]
+    width = min(160, max(40, max_tokens * 3 // max(len(sources), 1)))
+    lines = [defused(line) for line in (_line(source, width) for source in sources) if line]
     silent += len(sources) - len(lines)
-    first = lines[:1] if keeps_first and _line(quoted[0], width) else []
+    first = lines[:1] if keeps_first and _line(sources[0], width) else []
     # A first estimate by bytes, so that the tokenizer reads few lines that do not fit.
     kept = _newest_within(lines[len(first) :], max_tokens * 4)
     while True:
@@ -135,17 +129,16 @@ def digest(
 
 def _line(source: Source, width: int) -> str:
     text = clip(printable(source.text[: width * 5]), width)
-    if source.role == "tool":
-        return f"{source.tool_name or 'tool'} failed: {text}"
     if not source.calls:
         return f"{_ROLES[source.role]}: {text}" if text else ""
-    called = ", ".join(
+    called = "called " + ", ".join(
         f"{name}({main_arguments(arguments)})" for name, arguments in source.calls[:4]
     )
     if len(source.calls) > 4:
         called += f" and {len(source.calls) - 4} more"
-    parts = [part for part in (text, f"called {called}" if called else "") if part]
-    return f"{_ROLES[source.role]}: {'; '.join(parts)}" if parts else ""
+    return (
+        f"{_ROLES[source.role]}: {text}; {called}" if text else f"{_ROLES[source.role]}: {called}"
+    )
 
 
 def main_arguments(arguments: str, path: str | None = None) -> str:
