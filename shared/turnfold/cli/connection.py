@@ -58,15 +58,6 @@ def system_here(*, changes: bool = False) -> System:
     return System(settings, f"{redacted(settings.nats_url)}, the default")
 
 
-def system_to_change() -> System:
-    """Find the system that a command changes.
-
-    Raises:
-        StartError: see `system_here`.
-    """
-    return system_here(changes=True)
-
-
 @asynccontextmanager
 async def changing(system: System) -> AsyncGenerator[Client, None]:
     """Yield a client for a command that changes a system; name the system on stderr at the end."""

@@ -9,9 +9,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from turnfold.cli.connection import connected_client
 from turnfold.cli.explain import explanations, show_explanations, summary_note
-from turnfold.cli.names import existing_session
+from turnfold.cli.names import connected_session
 from turnfold.cli.output import clipped, console, printable, show_json
 from turnfold.cli.parameters import Agent, SessionName
 from turnfold.cli.tables import show_text
@@ -117,10 +116,7 @@ def context(  # noqa: PLR0917  # a parameter for each option
 
 
 async def _window(agent: str, session: str, **fields: Any) -> Window:
-    async with (
-        connected_client() as client,
-        existing_session(client, agent, session) as chosen,
-    ):
+    async with connected_session(agent, session) as chosen:
         window = await chosen.context(**fields)
         if not window.account.total:
             # A window of nothing is no error, but a wrong name is.
@@ -129,10 +125,7 @@ async def _window(agent: str, session: str, **fields: Any) -> Window:
 
 
 async def _explained(agent: str, session: str, **fields: Any) -> tuple[Window, list[StoredMessage]]:
-    async with (
-        connected_client() as client,
-        existing_session(client, agent, session) as chosen,
-    ):
+    async with connected_session(agent, session) as chosen:
         window = await chosen.context(**fields, entries=True)
         messages = chosen.originals(include_retracted=True, as_of=fields["as_of"])
         return window, [stored async for stored in messages]

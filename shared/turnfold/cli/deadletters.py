@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from turnfold.cli.command_groups import group
-from turnfold.cli.connection import System, changing, http_get, system_to_change
+from turnfold.cli.connection import System, changing, http_get, system_here
 from turnfold.cli.output import print_rows, show_json
 from turnfold.cli.parameters import AsJson
 from turnfold.cli.tables import cell
@@ -93,7 +93,7 @@ def replay(
     """Publish dead letters again, each once. Fix their cause first."""
     if [bool(ids), reason is not None, is_all].count(True) != 1:
         raise typer.BadParameter("specify ID..., --reason or --all")
-    rows = asyncio.run(_replayed(system_to_change(), ids or (), reason))
+    rows = asyncio.run(_replayed(system_here(changes=True), ids or (), reason))
     print_rows(
         "replayed",
         REPLAYED,

@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from turnfold.cli.connection import connected_client
-from turnfold.cli.names import existing_session
+from turnfold.cli.names import connected_session
 from turnfold.cli.output import clipped, console, show_json
 from turnfold.cli.parameters import Agent, AsJson, SessionName
 from turnfold.cli.tables import show_text
@@ -131,10 +130,7 @@ def diff(
 async def _read_versions(
     agent: str, session: str, before: int, after: int | None
 ) -> tuple[Summary, Summary]:
-    async with (
-        connected_client() as client,
-        existing_session(client, agent, session) as chosen,
-    ):
+    async with connected_session(agent, session) as chosen:
         if after is None:
             after = (await chosen.status()).get("summary_version")
         if after is None:

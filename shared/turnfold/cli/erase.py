@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from turnfold.cli.connection import System, changing, system_to_change
+from turnfold.cli.connection import System, changing, system_here
 from turnfold.cli.output import counted, show_json
 from turnfold.cli.parameters import Agent, AsOneJson
 from turnfold.errors import UnknownSession
@@ -44,7 +44,7 @@ def erase(
         what = f"the session {session} of {agent}"
     elif prefix is not None:
         what = f"the sessions of {agent} that begin with {prefix!r}"
-    system = system_to_change()
+    system = system_here(changes=True)
     if not is_confirmed:
         # A program cannot answer the question, and must not wait for it.
         if not sys.stdin.isatty():

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from turnfold.cli.connection import connected_client
 from turnfold.cli.context import CLIP, UNLIMITED, plain_text, show_message
-from turnfold.cli.names import existing_session
+from turnfold.cli.names import connected_session
 from turnfold.cli.output import console, show_json
 from turnfold.cli.parameters import Agent, AsJson, SessionName
 from turnfold.client import Session, StoredMessage
@@ -70,10 +69,7 @@ def _show(messages: Sequence[StoredMessage], *, limit: int) -> None:
 async def _read(
     agent: str, session: str, state: State | None, newest: int, as_of: str | None
 ) -> list[StoredMessage]:
-    async with (
-        connected_client() as client,
-        existing_session(client, agent, session) as chosen,
-    ):
+    async with connected_session(agent, session) as chosen:
         if not newest:
             stored = [one async for one in chosen.originals(include_retracted=True, as_of=as_of)]
             return [one for one in stored if state in (None, one.state)]

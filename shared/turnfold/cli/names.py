@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from turnfold.cli.connection import http_get
+from turnfold.cli.connection import connected_client, http_get
 from turnfold.cli.help_panels import close_names
 from turnfold.client import Client, Session
 from turnfold.errors import RequestError, TurnfoldError, UnknownSession
@@ -26,6 +26,13 @@ async def existing_session(
         yield client.session(agent, session)
     except UnknownSession as error:
         raise await unknown_session(client, agent, session) from error
+
+
+@asynccontextmanager
+async def connected_session(agent: str, session: str) -> AsyncGenerator[Session, None]:
+    """Connect in order to read, and yield a session of `existing_session`."""
+    async with connected_client() as client, existing_session(client, agent, session) as chosen:
+        yield chosen
 
 
 async def unknown_session(client: Client, agent: str, session: str) -> UnknownSession:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from turnfold.cli.command_groups import group
-from turnfold.cli.connection import System, changing, connected_client, system_to_change
+from turnfold.cli.connection import System, changing, connected_client, system_here
 from turnfold.cli.names import existing_session, has_sessions, unknown_agent
 from turnfold.cli.output import counted, print_rows, show_json
 from turnfold.cli.parameters import Agent, AsJson
@@ -76,7 +76,7 @@ def set_(  # a parameter for each option
     }
     if all(value is None for value in fields.values()):
         raise typer.BadParameter("specify --number, --mode or --preset")
-    answer = asyncio.run(_set(system_to_change(), agent, session, fields))
+    answer = asyncio.run(_set(system_here(changes=True), agent, session, fields))
     if as_json:
         show_json(answer)
         return

@@ -19,7 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from turnfold.cli.connection import System, changing, system_to_change
+from turnfold.cli.connection import System, changing, system_here
 from turnfold.cli.output import counted, print_rows
 from turnfold.cli.recordings import Recording, Step, events_of, load_recordings
 from turnfold.client import Client, OutgoingEvent, Receipt, Session
@@ -118,7 +118,7 @@ def replay(
 
     A replay can be repeated; it stores no event a second time.
     """
-    system = system_to_change()
+    system = system_here(changes=True)
     left_out: dict[str, Mapping[str, int]] = {}
     recordings = load_recordings(files, agent, form, left_out=left_out)
     _tell_left_out(left_out)

@@ -10,9 +10,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from turnfold.cli.connection import connected_client
 from turnfold.cli.context import BODY_INDENT, ROLE_COLORS
-from turnfold.cli.names import existing_session
+from turnfold.cli.names import connected_session
 from turnfold.cli.output import console, show_json
 from turnfold.cli.parameters import Agent, AsJson, SessionName
 from turnfold.cli.tables import show_text
@@ -71,10 +70,7 @@ def search(
 
 async def _hits(agent: str, session: str, q: str, **filters: Any) -> list[Hit]:
     fields = {"q": q} | {name: value for name, value in filters.items() if value is not None}
-    async with (
-        connected_client() as client,
-        existing_session(client, agent, session) as chosen,
-    ):
+    async with connected_session(agent, session) as chosen:
         hits: list[Hit] = (await chosen.ask("history.search", fields))["hits"]
         return hits
 

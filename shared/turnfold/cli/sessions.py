@@ -7,9 +7,9 @@ from urllib.parse import urlencode
 import typer
 
 from turnfold.cli.command_groups import group
-from turnfold.cli.connection import connected_client, http_get
+from turnfold.cli.connection import http_get
 from turnfold.cli.context import FULL, show_summary
-from turnfold.cli.names import existing_session, unknown_agent
+from turnfold.cli.names import connected_session, unknown_agent
 from turnfold.cli.output import console, print_rows, show_json
 from turnfold.cli.parameters import Agent, AsJson, SessionName
 from turnfold.client import Session, Summary
@@ -96,7 +96,7 @@ async def listed(
 
 def summaries_list(agent: Agent, session: SessionName, as_json: AsJson = False) -> None:
     """List the versions of the summary."""
-    rows = asyncio.run(_ask(agent, session, "summary.list"))["summaries"]
+    rows = asyncio.run(_versions(agent, session))
     shown = (
         rows
         if as_json
@@ -131,19 +131,14 @@ def summaries_show(
     show_summary(console(), Summary.of(summary), **FULL)
 
 
-async def _ask(agent: str, session: str, name: str, **fields: Any) -> dict[str, Any]:
-    async with (
-        connected_client() as client,
-        existing_session(client, agent, session) as chosen,
-    ):
-        return await chosen.ask(name, fields)
+async def _versions(agent: str, session: str) -> list[dict[str, Any]]:
+    async with connected_session(agent, session) as chosen:
+        versions: list[dict[str, Any]] = (await chosen.ask("summary.list"))["summaries"]
+        return versions
 
 
 async def _version(agent: str, session: str, version: int | None) -> dict[str, Any]:
-    async with (
-        connected_client() as client,
-        existing_session(client, agent, session) as chosen,
-    ):
+    async with connected_session(agent, session) as chosen:
         return await chosen.ask(
             "summary.get", {"version": version if version is not None else await _in_force(chosen)}
         )

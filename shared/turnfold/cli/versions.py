@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from turnfold.cli.command_groups import group
-from turnfold.cli.connection import System, changing, connected_client, system_to_change
+from turnfold.cli.connection import System, changing, connected_client, system_here
 from turnfold.cli.context import show_summary
 from turnfold.cli.diff import Version, diff
 from turnfold.cli.names import existing_session, has_sessions, unknown_agent
@@ -101,7 +101,7 @@ def promote(
     """Put a version in force. The others stay, and any of them can be promoted again."""
     promoted = asyncio.run(
         _ask(
-            system_to_change(),
+            system_here(changes=True),
             agent,
             session,
             "summary.promote",
@@ -151,7 +151,7 @@ def regenerate(  # noqa: PLR0917  # a parameter for each option
         "style": style,
         "prompt": _prompt(prompt) if prompt else None,
     }
-    system = system_to_change()
+    system = system_here(changes=True)
     if agent is None or session is None:
         options["at_once"] = at_once
         campaign = asyncio.run(_run_campaign(system, agent, options, wait=wait, is_quiet=as_json))
@@ -300,7 +300,7 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Undo a compaction: its messages are live again, and the previous version is in force."""
-    system = system_to_change()
+    system = system_here(changes=True)
     # Chosen before the question, so that a compaction that comes meanwhile is not undone.
     chosen = compaction_id or asyncio.run(_newest_compaction(system, agent, session))
     question = (

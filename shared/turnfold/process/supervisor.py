@@ -96,9 +96,7 @@ async def run(
         stack.callback(directory.close)
         directory.forget_ready()
         stack.callback(directory.forget_ready)
-        nats_port = stack.enter_context(
-            reserved_port(HOST, plan.nats_port, option="--nats-port")
-        )
+        nats_port = stack.enter_context(reserved_port(HOST, plan.nats_port, option="--nats-port"))
         http_port = stack.enter_context(
             reserved_port(plan.http_host, plan.http_port, option="--http-port")
         )
