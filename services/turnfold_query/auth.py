@@ -3,14 +3,12 @@
 A request is rejected before any lookup if its token does not reach the agent in its path.
 """
 
-import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnfold.access.actors import ACTOR_HEADER, signed_actor
@@ -21,6 +19,7 @@ from turnfold.access.bearers import (
     TokenRegistry,
 )
 from turnfold.access.own_site import HEALTH_PATHS
+from turnfold.access.refusals import refusal
 from turnfold.errors import NotAllowed
 
 LISTED = frozenset(
@@ -57,12 +56,13 @@ class AuthMiddleware:
             return
         grant = self._bearers.grant(Headers(scope=scope).get("authorization"))
         if grant is None:
-            refused = _refusal(
+            refused = refusal(
+                NotAllowed("show a token of this installation: Authorization: Bearer …"),
                 HTTPStatus.UNAUTHORIZED,
-                "show a token of this installation: Authorization: Bearer …",
+                {"WWW-Authenticate": "Bearer"},
             )
         elif not _is_within(grant, scope["path"]):
-            refused = _refusal(HTTPStatus.FORBIDDEN, OUT_OF_REACH)
+            refused = refusal(NotAllowed(OUT_OF_REACH))
         else:
             scope[_GRANT] = grant
             await self._app(scope, receive, send)
@@ -109,13 +109,3 @@ def agent_of(path: str) -> str | None:
         return unquote_to_bytes(path.removeprefix(AGENTS).partition("/")[0]).decode() or None
     except UnicodeDecodeError:
         return None
-
-
-def _refusal(status: HTTPStatus, message: str) -> Response:
-    headers = {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else {}
-    return Response(
-        json.dumps(NotAllowed(message).as_json()),
-        status,
-        media_type="application/json",
-        headers=headers,
-    )

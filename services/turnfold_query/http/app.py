@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from turnfold import contracts
 from turnfold.access.bearers import TokenRegistry
 from turnfold.access.own_site import OwnSiteMiddleware
+from turnfold.access.refusals import refusal
 from turnfold.contracts.answers.errors import ErrorAnswer
 from turnfold.contracts.events import EventLimits
 from turnfold.contracts.reading import first_fault
@@ -45,9 +46,7 @@ from turnfold_query.http.request_reading import (
     BODY_SHARE,
     BodyMemory,
     ConcurrencyMiddleware,
-    refusal,
 )
-from turnfold_query.http.responses import json_response
 from turnfold_query.http.windows import WindowRoute
 from turnfold_query.metrics import QueryMetrics
 
@@ -143,7 +142,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def on_invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return json_response(BadRequest(first_fault(error.errors())).as_json(), BadRequest.status)
+        return refusal(BadRequest(first_fault(error.errors())))
 
     @app.exception_handler(HTTPException)
     async def on_http(_: Request, error: Exception) -> Response:
@@ -153,4 +152,4 @@ def _add_error_handlers(app: FastAPI) -> None:
             if error.status_code == UnknownSession.status
             else BadRequest(str(error.detail))
         )
-        return json_response(request_error.as_json(), error.status_code)
+        return refusal(request_error, error.status_code)

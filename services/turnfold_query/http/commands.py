@@ -9,6 +9,7 @@ import nats.errors
 from fastapi import FastAPI, Request, Response
 from nats.aio.msg import Msg
 
+from turnfold.access.refusals import retry_after
 from turnfold.contracts.answers.reading import read_answer, request_name
 from turnfold.contracts.history_requests import PopRequest
 from turnfold.contracts.reading import (
@@ -30,7 +31,6 @@ from turnfold.errors import BadRequest, RequestError, Unavailable
 from turnfold.nats_client.connection import NatsClient
 from turnfold_query.auth import ReadSecret, actor_headers
 from turnfold_query.http.description import described_request
-from turnfold_query.http.request_reading import retry_after
 from turnfold_query.http.responses import (
     AGENT,
     SESSION,

@@ -5,13 +5,12 @@ its time is over.
 """
 
 import asyncio
-import json
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from turnfold.access.refusals import refusal
 from turnfold.errors import BadRequest, RequestError, TooLarge, Unavailable
 from turnfold.process.request_limits import INSTALLATION, RETRY_AFTER_MS, ConcurrencyLimiter, Place
 from turnfold_query.auth import agent_of, request_grant
@@ -33,19 +32,6 @@ def place_of(scope: Scope) -> Place:
     """Return the place of a request."""
     place: Place = scope[_PLACE]
     return place
-
-
-def refusal(error: RequestError) -> Response:
-    """Return the response for an error."""
-    headers = retry_after(error.retry_after_ms) if isinstance(error, Unavailable) else {}
-    return Response(
-        json.dumps(error.as_json()), error.status, media_type="application/json", headers=headers
-    )
-
-
-def retry_after(milliseconds: int | None) -> dict[str, str]:
-    """Return the header that says when to retry, in whole seconds."""
-    return {} if milliseconds is None else {"Retry-After": str(-(-milliseconds // 1000))}
 
 
 class BodyMemory:

@@ -13,10 +13,11 @@ from pydantic import ValidationError
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from turnfold.access.refusals import refusal
 from turnfold.contracts.requests import ContextQuery
 from turnfold.errors import RequestError
 from turnfold_query.handlers import QueryDispatcher
-from turnfold_query.http.request_reading import place_of, refusal
+from turnfold_query.http.request_reading import place_of
 from turnfold_query.http.responses import SESSION, bytes_response, session_key
 
 PATH: Final = SESSION + "/context"

@@ -1,14 +1,13 @@
 """Refuse what pages of other sites send to this machine, where nobody needs a token."""
 
-import json
 from collections.abc import Callable
 from typing import Final
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turnfold.access.bearers import is_loopback
+from turnfold.access.refusals import refusal
 from turnfold.errors import NotAllowed
 
 HEALTH_PATHS: Final = ("/healthz", "/readyz")
@@ -40,8 +39,7 @@ class OwnSiteMiddleware:
             await self._app(scope, receive, send)
             return
         self._on_refusal()
-        body = json.dumps(error.as_json())
-        await Response(body, error.status, media_type="application/json")(scope, receive, send)
+        await refusal(error)(scope, receive, send)
 
     def _refusal(self, method: str, headers: Headers) -> NotAllowed | None:
         # A browser always sends the first header, and only browsers send the others.
