@@ -143,16 +143,14 @@ def actions(sources: Iterable[Source]) -> tuple[Action, ...]:
     return tuple(unique.values())
 
 
-def commands_of(
-    name: str, arguments: str, *, max_characters: int = MAX_ACTION_CHARACTERS
-) -> Iterator[str]:
+def commands_of(name: str, arguments: str) -> Iterator[str]:
     """Yield the steps of a shell call that do more than look around, verbatim.
 
     A long step is cut to its first characters.
     """
     command = shell_command(short_tool_name(name), parsed_arguments(arguments))
     if command is not None:
-        yield from telling_steps(command, max_characters=max_characters)
+        yield from telling_steps(command, max_characters=MAX_ACTION_CHARACTERS)
 
 
 def _action_of(name: str, arguments: str, message_id: str) -> Action | None:
