@@ -28,6 +28,7 @@ from turnfold.integrations.clients import (
     event_parts,
     fitting_window,
     newest_messages,
+    require_fresh,
     shared_client,
 )
 from turnfold.integrations.mirrored import Chat, content_text, file_part
@@ -115,7 +116,7 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
             )
         except UnknownSession:
             return []
-        _require_fresh(is_fresh=window.fresh)
+        require_fresh(is_fresh=window.fresh, wait_ms=WAIT_MS)
         shown = list(zip(window.raw["messages"], window.entries or (), strict=True))
         return _joined((body, entry.get("carry")) for body, entry in _with_open_calls(shown))
 
@@ -391,10 +392,3 @@ def _has_id(identity: _Identity) -> bool:
     """Return whether a message, or a call or result in it, has an id."""
     message_id, contents = identity
     return message_id is not None or '"call_id":' in contents
-
-
-def _require_fresh(*, is_fresh: bool) -> None:
-    if not is_fresh:
-        raise Unavailable(
-            f"the newest messages of the session are not stored after {WAIT_MS} ms; try again"
-        )

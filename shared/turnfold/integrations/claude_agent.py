@@ -31,7 +31,7 @@ from turnfold.client import (
 from turnfold.client.events import check_storable, retraction_event
 from turnfold.errors import BadRequest, TooLarge, Unavailable, UnknownSession
 from turnfold.integrations import requires
-from turnfold.integrations.clients import CARRIER, publish_all, shared_client
+from turnfold.integrations.clients import CARRIER, publish_all, require_fresh, shared_client
 from turnfold.shapes import chat_from_anthropic
 
 with requires("claude-agent"):
@@ -266,10 +266,7 @@ async def _messages(session: Session) -> AsyncIterator[StoredMessage]:
                 raise
             limit = max(limit // 4, 1)
             continue
-        if not page.fresh:
-            raise Unavailable(
-                f"the newest entries of the session are not stored after {WAIT_MS} ms; try again"
-            )
+        require_fresh(is_fresh=page.fresh, wait_ms=WAIT_MS)
         for stored in page.messages:
             yield stored
         position = page.next_position

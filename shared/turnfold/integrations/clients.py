@@ -65,15 +65,20 @@ async def newest_messages(session: Session, count: int, *, wait_ms: int) -> list
             # Long messages: fewer of them fit an answer of the bus.
             size = max(size // 4, 1)
             continue
-        if not page.fresh:
-            raise Unavailable(
-                f"the newest messages of the session are not stored after {wait_ms} ms; try again"
-            )
+        require_fresh(is_fresh=page.fresh, wait_ms=wait_ms)
         messages[:0] = page.messages
         position = page.previous_position
         if position is None:
             break
     return messages
+
+
+def require_fresh(*, is_fresh: bool, wait_ms: int) -> None:
+    """Raise `Unavailable` if an answer lacks what was published before."""
+    if not is_fresh:
+        raise Unavailable(
+            f"the newest messages of the session are not stored after {wait_ms} ms; try again"
+        )
 
 
 async def fitting_window(session: Session, **options: Any) -> Window:

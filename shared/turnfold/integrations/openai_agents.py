@@ -15,12 +15,13 @@ from typing import Any
 from turnfold.client import Client, PortalClient, StoredMessage
 from turnfold.client.events import check_storable, turn_event
 from turnfold.client.replies import read
-from turnfold.errors import TooLarge, Unavailable, UnknownSession
+from turnfold.errors import TooLarge, UnknownSession
 from turnfold.integrations import requires
 from turnfold.integrations.clients import (
     event_parts,
     fitting_window,
     publish_all,
+    require_fresh,
     shared_client,
 )
 from turnfold.shapes import check_responses, divide_responses, responses_from_chat
@@ -88,7 +89,7 @@ class TurnfoldSession:
             )
         except UnknownSession:
             return []
-        _require_fresh(is_fresh=window.fresh)
+        require_fresh(is_fresh=window.fresh, wait_ms=WAIT_MS)
         return window.messages
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
@@ -155,7 +156,7 @@ class TurnfoldSession:
                 # Long items: fewer of them fit an answer of the bus.
                 size = max(size // 4, 1)
                 continue
-            _require_fresh(is_fresh=page.get("fresh") is True)
+            require_fresh(is_fresh=page.get("fresh") is True, wait_ms=WAIT_MS)
             messages[:0] = page["messages"]
             position = page.get("previous_position")
             if position is None:
@@ -196,10 +197,3 @@ def _items(messages: Iterable[StoredMessage]) -> Iterator[TResponseInputItem]:
             yield stored.element
         else:
             yield from responses_from_chat([stored.message])
-
-
-def _require_fresh(*, is_fresh: bool) -> None:
-    if not is_fresh:
-        raise Unavailable(
-            f"the newest items of the session are not stored after {WAIT_MS} ms; try again"
-        )
