@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import sys
 from functools import partial
 
@@ -17,6 +16,7 @@ from turnfold.errors import StartError
 from turnfold.process.http_server import HttpServer
 from turnfold.process.ready import ANNOUNCE, announce
 from turnfold.process.scheduling import tune_interpreter
+from turnfold.process.tasks import stop_event
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings, http_url
 from turnfold_proxy.http import ProxyApp
@@ -50,10 +50,7 @@ def main(settings: Settings) -> int:
 
 
 async def _run(settings: Settings, upstream_url: str) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_event()
     watchdog = Watchdog(settings.watchdog_seconds)
     watchdog.start()
     upstream, metrics = Upstream(upstream_url), ProxyMetrics()

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import signal
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -28,7 +27,7 @@ from turnfold.process.memory import return_freed_memory
 from turnfold.process.ready import announce
 from turnfold.process.request_limits import ConcurrencyLimiter, shares_of
 from turnfold.process.scheduling import tune_interpreter
-from turnfold.process.tasks import at_most, cancel_and_wait, unless
+from turnfold.process.tasks import at_most, cancel_and_wait, stop_event, unless
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings, redacted
 from turnfold.store.database.engine import Database
@@ -80,10 +79,7 @@ async def _run(
             "http.unencrypted",
             advice="tokens travel in the clear: set TURNFOLD_HTTP_CERTIFICATE, or encrypt in front",
         )
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_event()
     watchdog = Watchdog(settings.watchdog_seconds)
     watchdog.start()
     # Only workers write: a query server that has a fault cannot harm the database.

@@ -6,7 +6,6 @@
 import asyncio
 import contextlib
 import os
-import signal
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 
@@ -22,7 +21,7 @@ from turnfold.nats_client.connection import NatsClient
 from turnfold.process.http_server import HttpServer
 from turnfold.process.memory import forget_and_return_memory
 from turnfold.process.scheduling import lower_priority, tune_interpreter
-from turnfold.process.tasks import cancel_and_wait, unless
+from turnfold.process.tasks import cancel_and_wait, stop_event, unless
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings
 from turnfold.store.compact.campaigns import SqlCampaignStore
@@ -95,10 +94,7 @@ def main(settings: Settings, receiver_process: ReceiverProcess) -> int:
 
 
 async def _run(settings: Settings, receiver_process: ReceiverProcess) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_event()
     telemetry = Telemetry(Watchdog(settings.watchdog_seconds))
     telemetry.watchdog.start()
     database = Database(settings.database_url, writes=True)
