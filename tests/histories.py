@@ -12,12 +12,19 @@ from typing import Any, NamedTuple
 
 from turnfold.core.history.gist import SHORT_CHARACTERS
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
+from turnfold.core.policy.presets import Policy
 from turnfold.core.summary.gist import write_gist
 from turnfold.core.text.tokens import INSTRUCTION_TOKENS, MessageTokens, count_message, text_of
 from turnfold.core.window.framing import measure_summary
 from turnfold.core.window.prefix import PendingDigest
 from turnfold.core.window.rendering.render import Rendered, render
-from turnfold.core.window.window import WindowInput, WindowPlan
+from turnfold.core.window.window import (
+    WindowInput,
+    WindowPlan,
+    WindowRequest,
+    build_window,
+    to_plan,
+)
 from turnfold.messages import CompactionId, EventId, Message, Priority, Role, position_of
 from turnfold.model_info.tokenizer import load_counter
 
@@ -326,3 +333,8 @@ def recorded(per_file: int) -> list[tuple[str, list[Json]]]:
                     )
                 )
     return found
+
+
+def plan(stored: WindowInput, asked: WindowRequest, policy: Policy) -> WindowPlan:
+    """Plan the window of a session anew."""
+    return to_plan(build_window(stored, asked, policy), stored, asked)

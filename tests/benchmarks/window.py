@@ -26,7 +26,7 @@ from tests.benchmarks.trimming import (
     python_with_langchain,
     trimming,
 )
-from tests.histories import History, Said, Weighed, history
+from tests.histories import History, Said, Weighed, history, plan
 from tests.reference_tokenizer import vocabularies
 from tests.window_check.sessions import conversations, data_directory
 from turnfold.core.eviction.choose import Evict, decide_eviction
@@ -38,7 +38,7 @@ from turnfold.core.summary.gist import write_gist
 from turnfold.core.text.caches import forget_texts
 from turnfold.core.text.tokens import count_message as measure_message
 from turnfold.core.window.builder import WindowBuilder
-from turnfold.core.window.window import WindowRequest, budget_of, build_window, plan, to_plan
+from turnfold.core.window.window import WindowRequest, budget_of, build_window, to_plan
 from turnfold.errors import CannotFit
 from turnfold.model_info.tokenizer import load_counter
 

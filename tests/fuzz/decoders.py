@@ -13,7 +13,7 @@ from warnings import catch_warnings
 
 from tests.anthropic_faults import anthropic_faults
 from tests.fuzz.mutations import mutated
-from tests.histories import history
+from tests.histories import history, plan
 from tests.store_fixtures import words
 from turnfold.access.bearers import TokenRegistry
 from turnfold.cli.deadletters import printable
@@ -48,7 +48,7 @@ from turnfold.core.text.search import SearchQuery, searchable
 from turnfold.core.text.token_offsets import TokenOffsets
 from turnfold.core.text.words import is_cjk, terms
 from turnfold.core.window.rendering.anthropic import to_anthropic
-from turnfold.core.window.window import WindowRequest, plan
+from turnfold.core.window.window import WindowRequest
 from turnfold.errors import (
     BadEvent,
     BadRequest,

@@ -16,6 +16,7 @@ from tests.histories import (
     assistant,
     counter,
     history,
+    plan,
     recorded,
     system,
     tool,
@@ -40,7 +41,7 @@ from turnfold.core.window.rendering.anthropic import (
     AnthropicWindow,
     to_anthropic,
 )
-from turnfold.core.window.window import WindowPlan, WindowRequest, plan
+from turnfold.core.window.window import WindowPlan, WindowRequest
 from turnfold.errors import CannotFit
 
 Json = dict[str, Any]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.histories import counter
+from tests.histories import counter, plan
 from tests.shaped import (
     Json,
     ShapedSession,
@@ -28,7 +28,7 @@ from turnfold.core.eviction.triggers import Trigger
 from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.presets import PRESETS
 from turnfold.core.shapes.packing import pack, unpack
-from turnfold.core.window.window import WindowPlan, WindowRequest, plan
+from turnfold.core.window.window import WindowPlan, WindowRequest
 from turnfold.errors import CannotFit
 from turnfold.messages import Element, Role, Shape
 

@@ -21,6 +21,7 @@ from tests.histories import (
     history,
     instruction,
     parsed,
+    plan,
     recorded,
     system,
     text,
@@ -36,7 +37,7 @@ from turnfold.core.window.forms import LEAST_CHARACTERS, STAND_IN, STAND_IN_TOKE
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.rendering.render import Rendered
 from turnfold.core.window.views import ShownMessage
-from turnfold.core.window.window import WindowPlan, WindowRequest, build_window, plan, to_plan
+from turnfold.core.window.window import WindowPlan, WindowRequest, build_window, to_plan
 from turnfold.errors import CannotFit
 from turnfold.messages import Priority, Role
 

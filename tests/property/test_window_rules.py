@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests import window_rules as laws
-from tests.histories import assistant, counter, history, system, tool, user, words
+from tests.histories import assistant, counter, history, plan, system, tool, user, words
 from tests.window_check.__main__ import proved
 from tests.window_check.sessions import data_directory
 from turnfold.core.policy.presets import Policy
-from turnfold.core.window.window import WindowRequest, plan
+from turnfold.core.window.window import WindowRequest
 
 SESSIONS = 96
 BUDGET = 11_500

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.histories import assistant, counter, custom, history, parsed, tool, user, words
+from tests.histories import assistant, counter, custom, history, parsed, plan, tool, user, words
 from tests.shaped import shaped_session
 from turnfold.core.history.gist import calls_told
 from turnfold.core.history.priority import classify
@@ -17,7 +17,7 @@ from turnfold.core.summary.tool_calls.actions import file_changes
 from turnfold.core.text.search import searched_text
 from turnfold.core.text.tokens import CALL_TOKENS, count_message
 from turnfold.core.window.rendering.anthropic import ASIDE_MESSAGES, ASIDE_TOKENS, to_anthropic
-from turnfold.core.window.window import WindowRequest, plan
+from turnfold.core.window.window import WindowRequest
 from turnfold.messages import Priority, Shape
 
 Json = dict[str, Any]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.histories import assistant, history, tool, user, words
+from tests.histories import assistant, history, plan, tool, user, words
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.core.policy.presets import Policy, View
 from turnfold.core.summary.extractive.extract import extract
@@ -26,7 +26,7 @@ from turnfold.core.text.words import MARKS_ON_A_LETTER, is_cjk, normalize
 from turnfold.core.window.rendering.anthropic import to_anthropic
 from turnfold.core.window.rendering.render import shortened_arguments
 from turnfold.core.window.views import ShownMessage
-from turnfold.core.window.window import WindowRequest, plan
+from turnfold.core.window.window import WindowRequest
 from turnfold.messages import MESSAGES_PER_EVENT
 from turnfold.model_info.tokenizer import load_counter
 from turnfold.operations.query.search import question_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.histories import Json, Said, counter, history
+from tests.histories import Json, Said, counter, history, plan
 from turnfold.core.eviction.choose import Evict, decide_eviction
 from turnfold.core.eviction.triggers import Trigger, TriggerLimits, load_of
 from turnfold.core.history.blocks import group
@@ -27,7 +27,7 @@ from turnfold.core.text.values import values_in
 from turnfold.core.text.words import terms
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.rendering.anthropic import to_anthropic
-from turnfold.core.window.window import WindowRequest, plan
+from turnfold.core.window.window import WindowRequest
 from turnfold.errors import CannotFit
 
 ROOT = Path(__file__).parents[2]

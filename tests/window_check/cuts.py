@@ -6,7 +6,7 @@ from math import exp, log
 from random import Random
 
 from tests import window_rules as laws
-from tests.histories import History, counter
+from tests.histories import History, counter, plan
 from tests.window_check.sessions import Sitting
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.token_offsets import STEP_BYTES
@@ -14,7 +14,7 @@ from turnfold.core.window.forms import MARK_CHARACTERS, MENDED
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.rendering.render import Rendered
 from turnfold.core.window.views import Entry, ShownMessage
-from turnfold.core.window.window import WindowPlan, WindowRequest, plan
+from turnfold.core.window.window import WindowPlan, WindowRequest
 from turnfold.errors import CannotFit
 from turnfold.messages import Role
 

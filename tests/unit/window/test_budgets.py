@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.histories import Said, assistant, history, system, tool, user, words
+from tests.histories import Said, assistant, history, plan, system, tool, user, words
 from tests.unit.window.windows import BALANCED, asked_of, shown, tokens_of, tool_rounds
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.framing import Placement
-from turnfold.core.window.window import WindowRequest, budget_of, plan
+from turnfold.core.window.window import WindowRequest, budget_of
 from turnfold.errors import CannotFit
 
 

@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 
 from tests.anthropic_faults import anthropic_faults
-from tests.histories import assistant, counter, history, instruction, parsed, system, tool, user
+from tests.histories import (
+    assistant,
+    counter,
+    history,
+    instruction,
+    parsed,
+    plan,
+    system,
+    tool,
+    user,
+)
 from turnfold.core.eviction.choose import Evict, decide_eviction
 from turnfold.core.eviction.triggers import Trigger, load_of
 from turnfold.core.history.blocks import group
@@ -19,7 +29,7 @@ from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import SummaryJob
 from turnfold.core.text.tokens import INSTRUCTION_TOKENS
 from turnfold.core.window.rendering.anthropic import to_anthropic
-from turnfold.core.window.window import WindowRequest, plan
+from turnfold.core.window.window import WindowRequest
 
 Json = dict[str, Any]
 FRENCH = instruction("From now on: French. The project is called Zebrafish.")

@@ -5,11 +5,11 @@ from statistics import median
 
 import pytest
 
-from tests.histories import History, Said, assistant, history, tool, user, words
+from tests.histories import History, Said, assistant, history, plan, tool, user, words
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.turns import TurnSizes
 from turnfold.core.window.views import ShownMessage
-from turnfold.core.window.window import WindowRequest, plan
+from turnfold.core.window.window import WindowRequest
 
 TURNS = 60
 

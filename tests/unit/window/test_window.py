@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.histories import Said, assistant, history, parsed, system, text, tool, user, words
+from tests.histories import Said, assistant, history, parsed, plan, system, text, tool, user, words
 from tests.unit.window.windows import (
     BALANCED,
     FIRST_FIT,
@@ -22,7 +22,7 @@ from turnfold.core.window.forms import STAND_IN
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.leveling import level_sizes
 from turnfold.core.window.views import ShownMessage
-from turnfold.core.window.window import WindowRequest, build_window, plan
+from turnfold.core.window.window import WindowRequest, build_window
 from turnfold.errors import CannotFit
 from turnfold.messages import Priority
 

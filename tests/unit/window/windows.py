@@ -1,10 +1,10 @@
 """Windows of invented conversations, and what they show."""
 
-from tests.histories import History, Said, assistant, tool, user, words
+from tests.histories import History, Said, assistant, plan, tool, user, words
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.forms import Form
 from turnfold.core.window.views import ShownMessage
-from turnfold.core.window.window import WindowPlan, WindowRequest, plan
+from turnfold.core.window.window import WindowPlan, WindowRequest
 from turnfold.messages import Priority
 
 BALANCED = Policy()

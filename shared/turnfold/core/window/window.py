@@ -138,15 +138,6 @@ class WindowPlan:
         return self.summary is None or self.placement is not Placement.SYSTEM
 
 
-def plan(stored: WindowInput, asked: WindowRequest, policy: Policy) -> WindowPlan:
-    """Plan the window of a session; a pure function.
-
-    Raises:
-        CannotFit: see `build_window`.
-    """
-    return to_plan(build_window(stored, asked, policy), stored, asked)
-
-
 def build_window(
     stored: WindowInput, asked: WindowRequest, policy: Policy, earlier: WindowBuilder | None = None
 ) -> WindowBuilder:

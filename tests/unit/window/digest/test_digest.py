@@ -14,6 +14,7 @@ from tests.histories import (
     counted,
     history,
     parsed,
+    plan,
     recorded,
     system,
     text,
@@ -27,7 +28,7 @@ from turnfold.core.window.digest.digest import WindowDigest
 from turnfold.core.window.digest.items import first_within, newest_within, shares
 from turnfold.core.window.prefix import PendingDigest
 from turnfold.core.window.views import BlockView, RoundView
-from turnfold.core.window.window import WindowPlan, WindowRequest, plan
+from turnfold.core.window.window import WindowPlan, WindowRequest
 from turnfold.errors import CannotFit
 from turnfold.messages import CompactionId
 

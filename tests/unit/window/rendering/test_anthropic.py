@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.anthropic_faults import anthropic_faults
-from tests.histories import History, Said, assistant, history, system, tool, user, words
+from tests.histories import History, Said, assistant, history, plan, system, tool, user, words
 from turnfold.core.policy.presets import Policy
 from turnfold.core.shapes.blocks import OPENING, SILENT
 from turnfold.core.window.forms import STAND_IN
@@ -18,7 +18,7 @@ from turnfold.core.window.rendering.anthropic import (
     AnthropicWindow,
     to_anthropic,
 )
-from turnfold.core.window.window import WindowRequest, plan
+from turnfold.core.window.window import WindowRequest
 from turnfold.errors import CannotFit
 
 Json = dict[str, Any]

@@ -4,7 +4,18 @@ import json
 
 import pytest
 
-from tests.histories import assistant, counter, history, parsed, system, text, tool, user, words
+from tests.histories import (
+    assistant,
+    counter,
+    history,
+    parsed,
+    plan,
+    system,
+    text,
+    tool,
+    user,
+    words,
+)
 from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.presets import Policy
 from turnfold.core.text.defuse import defused
@@ -12,7 +23,7 @@ from turnfold.core.text.fitting import longest
 from turnfold.core.window.forms import TextCut
 from turnfold.core.window.framing import Placement, measure_summary, summary_within, wrapped_summary
 from turnfold.core.window.rendering.render import shortened_arguments, shortened_text
-from turnfold.core.window.window import WindowRequest, plan
+from turnfold.core.window.window import WindowRequest
 
 
 @pytest.mark.proves("I2", "L5")
