@@ -43,7 +43,7 @@ def system_here(*, changes: bool = False) -> System:
         if running_system(settings.data_dir) is None:
             raise StartError(
                 f"no system runs in {settings.data_dir}; start it with `turnfold up`,"
-                " or correct TURNFOLD_DATA_DIR or set TURNFOLD_NATS_URL"
+                " correct TURNFOLD_DATA_DIR, or set TURNFOLD_NATS_URL"
             )
         return System(settings, _in_directory(settings.data_dir, settings))
     if running_system(DEFAULT_DATA_DIR) is not None:

@@ -13,5 +13,5 @@ def register(app: typer.Typer) -> None:
 
 
 def console() -> None:
-    """Print the address of the console, the pages that show a system in a browser."""
+    """Print the address of the console, which shows a system in a browser."""
     typer.echo(f"{http_settings().http_url}{PATH}")

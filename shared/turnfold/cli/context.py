@@ -45,9 +45,7 @@ ROLE_COLORS = {
 
 Explain = Annotated[
     bool,
-    typer.Option(
-        "--explain", help="Show for each message of the session how it is shown, or why not."
-    ),
+    typer.Option("--explain", help="Show how the window shows each message, or why it does not."),
 ]
 
 
@@ -62,7 +60,7 @@ def context(  # noqa: PLR0917  # a parameter for each option
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            min=0, metavar="TOKENS", help="Size of the whole window, including the summary."
+            min=0, metavar="TOKENS", help="Budget of the whole window, including the summary."
         ),
     ] = None,
     model: Annotated[

@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_(as_json: AsJson = False) -> None:
-    """List the events that could not be stored, with the reasons."""
+    """List the events that could not be stored, with their reasons."""
     rows = asyncio.run(_listed())
     print_rows("dead letters", LISTED, rows, as_json=as_json, empty="No dead letters.")
 
@@ -53,7 +53,7 @@ def show(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Show one dead letter with its content, as far as it was kept.
+    """Show one dead letter and the kept part of its content.
 
     Characters that could control the terminal are escaped.
     """
@@ -104,8 +104,8 @@ def replay(
     )
     if failed := [row for row in rows if row["outcome"] not in SUCCESSFUL]:
         raise Conflict(
-            f"{len(failed)} of {len(rows)} were not stored"
-            f" (first: {failed[0]['dead_letter_id']}, {failed[0]['outcome']});"
+            f"{len(failed)} of {len(rows)} dead letters were not stored"
+            f" (first: {failed[0]['dead_letter_id']}, outcome {failed[0]['outcome']});"
             " inspect them with `turnfold deadletters show`"
         )
 

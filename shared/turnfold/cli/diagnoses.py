@@ -49,12 +49,12 @@ def of_disk_writes(is_always: bool | None, monitoring_url: str) -> Finding:
         )
         return Finding("disk writes", "unknown", finding_text, advice)
     if is_always:
-        return Finding("disk writes", "ok", "an acknowledged event is on the disk")
+        return Finding("disk writes", "ok", "events are on disk before they are acknowledged")
     advice = "set `jetstream { sync_interval: always }` in the configuration of the server"
     return Finding(
         "disk writes",
         "warning",
-        "events are acknowledged before they are on the disk: a power cut loses some",
+        "events are acknowledged before they are on disk: a power cut loses some",
         advice,
     )
 
@@ -63,7 +63,7 @@ def of_belonging(owner: str, created: str) -> Finding:
     """Check that the database belongs to the stream of this bus, by the creation time of both."""
     if owner == created:
         return Finding("one system", "ok", "the database belongs to this bus")
-    found = f"the database belongs to the stream made at {owner}, the bus has that of {created}"
+    found = f"the database belongs to the stream created at {owner}, the bus has one of {created}"
     advice = "correct TURNFOLD_NATS_URL or TURNFOLD_DATABASE_URL: they name two systems"
     return Finding("one system", "failed", found, advice)
 
@@ -97,7 +97,7 @@ def of_lag(bus: "BusHealth", *, has_writer: bool | None) -> Finding:
         return Finding(
             "worker",
             "failed",
-            f"one holds the writer's lock, and no worker fetches events; {lag}",
+            f"a worker holds the writer lock, but none fetches events; {lag}",
             advice,
         )
     if not bus.asking:
@@ -155,17 +155,18 @@ def of_work(health: "DatabaseHealth", *, now_ms: int, is_outbox_moving: bool) ->
         )
     if health.abandoned:
         faults.append(
-            f"{health.abandoned:,} were started by a worker that ended, and no other continues them"
+            f"{health.abandoned:,} were started by a worker that ended,"
+            " and no other worker continues them"
         )
     if faults:
         advice = (
-            "read the log of the worker; if it runs and is not busy, restart it,"
-            " else start more workers or raise TURNFOLD_SUMMARY_CONCURRENCY"
+            "read the log of the worker; restart it if it runs but is not busy,"
+            " otherwise start more workers or raise TURNFOLD_SUMMARY_CONCURRENCY"
         )
         yield Finding("jobs", "failed", "; ".join(faults), advice)
     elif health.retried:
         advice = (
-            "workers die while they process them: read their logs,"
+            "workers die while they process these jobs: read their logs,"
             " and `turnfold audit` of the sessions in compactions_view"
         )
         yield Finding(
@@ -207,7 +208,7 @@ def of_disk(path: str, *, free: int, total: int) -> Finding:
         if free < share * total or free < least:
             outcome = "failed" if name == "failed" else "warning"
     advice = (
-        "free space: on a full disk no event is stored;"
+        "make room: on a full disk no event is stored;"
         " TURNFOLD_STREAM_RETENTION_HOURS and retain_days limit how long data is kept"
     )
     return Finding("disk", outcome, finding_text, advice if outcome != "ok" else "")

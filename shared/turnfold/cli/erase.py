@@ -55,7 +55,7 @@ def erase(
     counts = asyncio.run(_erased(system, agent, session, prefix))
     if not any(counts[name] for name in ("sessions", "policies", "dead_letters")):
         raise UnknownSession(
-            f"no message, policy or dead letter of {what} was stored in the system {system.name};"
+            f"the system {system.name} stores no message, policy or dead letter of {what};"
             f" `turnfold sessions --agent {agent}` lists the agent's sessions"
         )
     if as_json:

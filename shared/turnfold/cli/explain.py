@@ -14,7 +14,7 @@ FORMS = {
     "whole": "whole",
     "cut": "shortened",
     "line": "shortened to a line",
-    "mended": "written anew, nothing is missing",
+    "mended": "rewritten, nothing omitted",
 }
 COLUMNS = ("messages", "first", "last", "state", "shown")
 LONGEST_LIST = 3

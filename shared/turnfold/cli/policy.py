@@ -63,7 +63,7 @@ def set_(  # a parameter for each option
         ),
     ] = None,
     mode: Annotated[
-        Mode | None, typer.Option(help="Compact by triggers, only on request, or never.")
+        Mode | None, typer.Option(help="Compact never, only on request, or by triggers.")
     ] = None,
     preset: Annotated[str | None, typer.Option(metavar="PRESET", help="Name of a preset.")] = None,
     as_json: AsJson = False,

@@ -110,7 +110,7 @@ def events_of(recording: Recording, step: Step = Step.TURN) -> Iterator[tuple[Ou
                 )
         except TooLarge as error:
             raise TooLarge(
-                f"{conversation.conversation_id}: one message is larger than an event may be"
+                f"{conversation.conversation_id}: one message exceeds the size of an event"
                 f" ({error})"
             ) from error
         yield event, len(part.messages)

@@ -88,7 +88,7 @@ def replay(
     ] = None,
     form: Annotated[
         Format | None,
-        typer.Option("--format", help="Format of the files (default: that of their first value)."),
+        typer.Option("--format", help="Format of the files (default: detected from the files)."),
     ] = None,
     step: Annotated[
         Step, typer.Option(help="Publish one event per turn or per message.")
@@ -116,7 +116,7 @@ def replay(
 
     A line on stderr counts what is not imported.
 
-    A replay can be repeated; it stores no event a second time.
+    A repeated replay stores no event twice.
     """
     system = system_here(changes=True)
     left_out: dict[str, Mapping[str, int]] = {}

@@ -86,7 +86,7 @@ def proxy(
         ),
     ] = None,
 ) -> None:
-    """Run a proxy for agents that only change their base URL. It prints its address."""
+    """Run a proxy for agents that change only their base URL, and print its address."""
     raise typer.Exit(services.proxy({"proxy_upstream": upstream, "proxy_port": port}))
 
 

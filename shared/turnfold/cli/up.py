@@ -166,7 +166,7 @@ def announce(plan: "SystemConfig", settings: Settings, logger: Callable[[], Any]
     proxy = "" if plan.proxy_upstream is None else " and a proxy"
     services = f"a worker{',' if proxy else ' and'} a query service{proxy}"
     sys.stderr.write(
-        f"Starting NATS, {services}. This takes some seconds.\nData directory: {plan.data_dir}\n"
+        f"Starting NATS, {services}. This takes a few seconds.\nData directory: {plan.data_dir}\n"
     )
     sys.stderr.flush()
 

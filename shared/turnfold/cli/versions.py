@@ -39,13 +39,15 @@ POLL_SECONDS = 0.2
 FAILED_PHASES = {
     "rejected": "the gate rejected the text",
     "rollback": "the model failed",
-    "stale": "another version took its place",
+    "stale": "another version took effect meanwhile",
 }
 
 
 Model = Annotated[
     str | None,
-    typer.Option(metavar="MODEL", help="Model that writes (default: that of the policy)."),
+    typer.Option(
+        metavar="MODEL", help="Model that writes the summaries (default: that of the policy)."
+    ),
 ]
 Style = Annotated[
     str | None,
@@ -59,7 +61,7 @@ Prompt = Annotated[
         exists=True,
         dir_okay=False,
         metavar="FILE",
-        help="File with instructions for the model, instead of the usual ones.",
+        help="File with instructions for the model, instead of the default ones.",
     ),
 ]
 FromVersion = Annotated[
@@ -295,7 +297,9 @@ def restore(
     ] = None,
     yes: Annotated[
         bool,
-        typer.Option("--yes", "-y", help="Skip the confirmation, which only a terminal asks for."),
+        typer.Option(
+            "--yes", "-y", help="Skip the confirmation, which is asked for only on a terminal."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -216,7 +216,7 @@ async def test_a_full_stream_and_a_writer_that_asks_for_nothing_are_found(tmp_pa
     assert [one.outcome for one in (*found, the(findings, "stream"))] == ["warning", "failed"]
     assert "8 of 10 events" in found[0].found
     assert the(findings, "worker").outcome == "failed"
-    assert "holds the writer's lock" in the(findings, "worker").found
+    assert "holds the writer lock" in the(findings, "worker").found
     assert "10 events wait" in the(findings, "worker").found
 
 
@@ -267,7 +267,7 @@ async def test_stuck_jobs_notices_that_stay_and_dead_letters_are_found_in_the_da
     assert the(findings, "jobs").outcome == "failed"
     assert (
         the(findings, "jobs").found == "1 are due and no worker claims them, the oldest for 60 min;"
-        " 1 were started by a worker that ended, and no other continues them"
+        " 1 were started by a worker that ended, and no other worker continues them"
     )
     assert (the(findings, "notices").outcome, the(findings, "notices").found) == (
         "failed",
