@@ -12,6 +12,7 @@ from turnfold.contracts.subjects import token_of
 PREFIX = "TURNFOLD_NATS_"
 INBOX = "_INBOX"
 _SEED = re.compile(r"\bSU[A-Z2-7]{56}\b")
+_JWT = "BEGIN NATS USER JWT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +57,10 @@ class Identity:
         """
         options = self._encryption()
         if self.creds is not None:
+            seed = _seed_in(self.creds, "CREDS", needs=_JWT)
             options |= {
                 "user_credentials": self.creds,
-                "inbox_prefix": f"{INBOX}.{public_key(_seed_in(self.creds, 'CREDS'))}",
+                "inbox_prefix": f"{INBOX}.{public_key(seed)}",
             }
         elif self.nkey is not None:
             seed = self.nkey if _SEED.fullmatch(self.nkey) else _seed_in(self.nkey, "NKEY")
@@ -102,14 +104,19 @@ def public_key(seed: str) -> str:
     return bytes(nkeys.from_seed(bytearray(seed.encode())).public_key).decode()
 
 
-def _seed_in(path: str, variable: str) -> str:
+def _seed_in(path: str, variable: str, *, needs: str = "") -> str:
     try:
-        seed = _SEED.search(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         # The value may be a mistyped seed, so the message must not quote it.
         raise ValueError(
             f"{PREFIX}{variable} names no file that can be read ({type(error).__name__})"
         ) from None
+    seed = _SEED.search(text)
     if seed is None:
         raise ValueError(f"the file that {PREFIX}{variable} names holds no seed of an nkey (SU…)")
+    if needs not in text:
+        raise ValueError(
+            f"the file that {PREFIX}{variable} names holds no JWT; name a seed with {PREFIX}NKEY"
+        )
     return seed[0]

@@ -1,11 +1,13 @@
 """nats-py's client, with its faults corrected."""
 
 import asyncio
+from collections import UserString
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import nats.errors
-from nats.aio.client import Client, Srv
+from nats.aio.client import Client, RawCredentials, Srv
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import PERMISSIONS_ERR
@@ -19,6 +21,7 @@ Only imports with `share` add it.
 """
 _INFO_BEGIN = f"{REQUEST_INFO}: ".encode()
 _LINE, _END = b"\r\n", b"\r\n\r\n"
+_JWT_BEGIN: Final = "BEGIN NATS USER JWT"
 _CONNECTED_POLL_SECONDS: Final = 0.02
 _CLOSE_SECONDS: Final = 1.0
 _FLUSH_SECONDS: Final = 10.0
@@ -37,6 +40,12 @@ class CorrectedClient(Client):
     - nats-py takes a lost connection of uvloop for the end of the loop; see `ConnectionTransport`.
       Here, what was to be sent waits for the next connection.
     - nats-py closes for good on any error of the server that is no denial. Here, it reconnects.
+    - nats-py reads its credentials at each attempt to connect. From a file that is just being
+      written it reads for ever, or fails with an error that ends all attempts. Here, the next
+      attempt follows any error.
+    - nats-py never forgets a server of which another one has told. Where servers come back at new
+      addresses, it would try all old ones before it reconnects. Here, it forgets those that the
+      cluster no longer names.
     - nats-py sends a ping before what waits to be sent, so that its answer does not prove that the
       server has the rest. It stops reading at the answer to a flush that was given up, and without
       a connection, `flush` returns at once. Here, `flush` waits for all that was sent before it.
@@ -57,6 +66,39 @@ class CorrectedClient(Client):
         if self._is_over and self._transport is not None:
             self._transport.close()  # type: ignore[no-untyped-call]
             raise asyncio.CancelledError
+
+    async def _process_connect_init(self) -> None:
+        """Connect to the server that has been reached. After an error, nats-py tries again."""
+        try:
+            await super()._process_connect_init()
+        except (OSError, nats.errors.Error, TimeoutError):
+            raise
+        except Exception as error:
+            # Without the text, which may quote a secret.
+            raise nats.errors.Error(f"nats: cannot connect ({type(error).__name__})") from error
+
+    def _read_creds_user_jwt(self, creds: "str | UserString | Path") -> bytearray:
+        text = creds if isinstance(creds, UserString) else Path(creds).read_text(encoding="utf-8")
+        if _JWT_BEGIN not in text:
+            raise nats.errors.InvalidUserCredentialsError
+        jwt: bytearray = super()._read_creds_user_jwt(RawCredentials(text))
+        return jwt
+
+    async def _process_info(
+        self,
+        info: dict[str, Any],
+        initial_connection: bool = False,  # noqa: FBT001, FBT002
+    ) -> None:
+        """Learn which servers a cluster has. One that names none says nothing about others."""
+        if named := info.get("connect_urls"):
+            self._server_pool = [
+                server
+                for server in self._server_pool
+                if not server.discovered
+                or server is self._current_server
+                or server.uri.netloc in named
+            ]
+        await super()._process_info(info, initial_connection)
 
     async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
         if not headers:

@@ -310,6 +310,20 @@ async def test_credentials_that_cannot_be_read_are_told_and_not_shown(name: str,
     assert name == "CA" or "/secret/SUAB" not in shown
 
 
+@pytest.mark.proves("X1", "O5")
+async def test_a_file_with_a_seed_alone_is_not_taken_for_one_with_a_jwt(tmp_path: Path) -> None:
+    seed = tmp_path / "worker.nk"
+    seed.write_text(f"SU{'A' * 54}EQ\n")
+    environ = {"TURNFOLD_NATS_CREDS": str(seed)}
+    told = "holds no JWT; name a seed with TURNFOLD_NATS_NKEY"
+
+    with pytest.raises(StartError, match=told):
+        await connect(read_settings(environ), name="test")
+    with pytest.raises(NotAllowed, match=told):
+        async with turnfold.connect(environ=environ):
+            pass
+
+
 async def test_a_server_without_jetstream_is_told_from_one_that_fails(tmp_path: Path) -> None:
     with nats_server(tmp_path, jetstream=False) as running:
         client = await connect(Settings(nats_url=running.url), name="test")

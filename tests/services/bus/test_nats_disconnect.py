@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import gc
+import json
 import socket
 import struct
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,8 @@ from tests.nats_server import nats_server, subscriptions_known
 from tests.running_system import wait_until
 from turnfold.nats_client.connection import NatsClient
 
+JWT = "-----BEGIN NATS USER JWT-----\nxxxx\n------END NATS USER JWT------\n"
+SEED = f"-----BEGIN USER NKEY SEED-----\nSU{'A' * 54}EQ\n------END USER NKEY SEED------\n"
 INFO = b'INFO {"server_id": "x", "max_payload": 1048576, "headers": true}\r\n'
 
 
@@ -29,13 +32,14 @@ class DyingServer:
 
     def __init__(self) -> None:
         self.is_well = True
+        self.info = INFO
         self.taken = 0
         self.open: set[asyncio.StreamWriter] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.taken += 1
         self.open.add(writer)
-        writer.write(INFO if self.is_well else b"not now\r\n")
+        writer.write(self.info if self.is_well else b"not now\r\n")
         try:
             while line := await reader.readline():
                 if line == b"PING\r\n":
@@ -45,6 +49,12 @@ class DyingServer:
         finally:
             self.open.discard(writer)
             writer.close()
+
+    def tell(self, info: Mapping[str, Any]) -> None:
+        """Greet so from now on, and tell everybody who is connected."""
+        self.info = b"INFO %s\r\n" % json.dumps(info).encode()
+        for writer in self.open:
+            writer.write(self.info)
 
     def die(self) -> None:
         """Break every connection."""
@@ -128,6 +138,57 @@ async def test_a_client_that_is_closed_while_it_connects_leaves_no_connection(
     await wait_until(lambda: not server.open, seconds=10)
     gc.collect()
     assert lost == []
+
+
+@pytest.mark.proves("O2", "O7")
+@pytest.mark.parametrize("written", ["", JWT, SEED], ids=["nothing", "the first part", "the last"])
+async def test_credentials_that_are_being_written_while_a_client_reconnects_are_read_again(
+    dying: tuple[DyingServer, str], tmp_path: Path, written: str
+) -> None:
+    server, url = dying
+    server.tell({"max_payload": 1_048_576, "auth_required": True, "nonce": "once"})
+    creds = tmp_path / "worker.creds"
+    creds.write_text(JWT + SEED)
+    client = NatsClient()
+    await client.connect(
+        url,
+        user_credentials=str(creds),
+        max_reconnect_attempts=-1,
+        reconnect_time_wait=0,
+        error_cb=unheard,
+    )
+
+    creds.write_text(written)
+    server.die()
+    await wait_until(lambda: server.taken >= 3, seconds=10)
+    assert not client.is_connected
+    creds.write_text(JWT + SEED)
+
+    await wait_until(lambda: client.is_connected, seconds=10)
+    await client.close()
+
+
+@pytest.mark.proves("O2")
+async def test_servers_that_have_left_a_cluster_are_not_tried_again(
+    dying: tuple[DyingServer, str],
+) -> None:
+    server, url = dying
+    client = await connected(url)
+
+    for number in range(9):
+        server.tell({"connect_urls": [f"127.0.0.{number}:1", "127.0.1.1:1"]})
+        await client.flush()
+    assert servers_of(client) == {url, "nats://127.0.0.8:1", "nats://127.0.1.1:1"}
+
+    server.tell({"max_payload": 1_048_576})
+    await client.flush()
+    assert len(servers_of(client)) == 3, "a server that names none forgets none"
+    await client.close()
+
+
+def servers_of(client: NatsClient) -> set[str]:
+    """The servers that a client would try."""
+    return {server.uri.geturl() for server in client._server_pool}
 
 
 def in_uvloop(run: Callable[[], Coroutine[Any, Any, None]]) -> list[str]:
