@@ -36,6 +36,7 @@ class RoleProbe:
         self._client: Client | None = None
         self._accounts: set[str] = set()
         self._has_settled = asyncio.Event()
+        self._settling: asyncio.TimerHandle | None = None
 
     async def attach(self, client: Client) -> None:
         """Probe a new connection and wait for the result. Call this before requests arrive."""
@@ -55,6 +56,10 @@ class RoleProbe:
         """Discard the result of a lost connection; the next server may be configured otherwise."""
         self._accounts.clear()
         self._has_settled.clear()
+        if self._settling is not None:
+            # Otherwise the wait for the replies of the next connection would end without any.
+            self._settling.cancel()
+            self._settling = None
 
     async def are_in_force(self) -> bool:
         """Return whether the server authenticates clients; false if unknown after some seconds."""
@@ -69,7 +74,10 @@ class RoleProbe:
             account = None
         self._accounts.add(str(account))
         # Not at once: without roles others may reply, too, and their replies must be seen.
-        asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._has_settled.set)
+        if self._settling is None:
+            self._settling = asyncio.get_running_loop().call_later(
+                SETTLE_SECONDS, self._has_settled.set
+            )
 
 
 class Actors:

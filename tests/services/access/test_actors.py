@@ -1,5 +1,6 @@
 """The actor in the audit log: a key or a token, which no client can forge (A7, C81)."""
 
+import asyncio
 import json
 import sqlite3
 import time
@@ -24,6 +25,7 @@ from turnfold.access.roles import USER_INFO
 from turnfold.client import connect, session_key
 from turnfold.errors import StartError
 from turnfold.nats_client.corrected import REQUEST_INFO
+from turnfold_worker.actors import SETTLE_SECONDS, RoleProbe
 
 KEY = session_key("support", "s")
 POLICY = "session.policy.support.s"
@@ -242,6 +244,28 @@ async def test_with_roles_the_audit_names_the_key_that_the_server_vouches_for(
             expected.append("token:ops")
 
         assert await actors(worker) == expected
+
+
+@pytest.mark.proves("A7", "X5")
+async def test_a_connection_lost_right_after_its_answer_does_not_hide_the_roles_of_the_next(
+    tmp_path: Path,
+) -> None:
+    guarded = Guarded(tmp_path)
+    with nats_server(tmp_path, more=guarded.configuration) as server:
+        async with person(guarded, server, "worker") as worker:
+            probe = RoleProbe()
+            await probe.attach(worker.bus)
+            for _ in range(2):
+                probe.forget()
+                await probe.ask()
+                await subscriptions_known(worker.bus)
+            probe.forget()
+
+            waiting = asyncio.create_task(probe.are_in_force())
+            await asyncio.sleep(2 * SETTLE_SECONDS)
+            await probe.ask()
+
+            assert await waiting
 
 
 @pytest.mark.proves("A7", "G1", "X5")
