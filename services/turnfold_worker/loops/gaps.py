@@ -1,6 +1,6 @@
 """Detection of sequences that the event stream no longer holds."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from turnfold.bus.asking import asking, find_event
 from turnfold.bus.stream_state import ack_floor
@@ -15,6 +15,7 @@ class GapFinder(PollingLoop):
 
     poll_seconds = 2.0
     max_requests = 200
+    """Look-ups after which what they have found is stored; the round ends if that is nothing."""
 
     def __init__(self, context: WorkerContext, *, store: IngestStore) -> None:
         super().__init__()
@@ -26,30 +27,31 @@ class GapFinder(PollingLoop):
         gaps = await self._store.gaps(up_to=await ack_floor(self._client))
         if not gaps:
             return self.poll_seconds
-        jetstream = self._client.jetstream()
         with asking():
-            state = (await jetstream.stream_info(EVENTS_STREAM)).state
-            absent = [
-                (first, min(last, state.first_seq - 1))
+            state = (await self._client.jetstream().stream_info(EVENTS_STREAM)).state
+        purged = [
+            (first, min(last, state.first_seq - 1))
+            for first, last in gaps
+            if first < state.first_seq
+        ]
+        if purged:
+            await self._store.mark_ingested(purged)
+        # Without deletions, the stream still has every event from its first sequence on: a gap is
+        # on its way, or `CatchUp` stores it.
+        if state.num_deleted:
+            inner = [
+                (max(first, state.first_seq), last)
                 for first, last in gaps
-                if first < state.first_seq
+                if last >= state.first_seq
             ]
-            # Without deletions, the stream still has every event from its first sequence on: a gap
-            # is on its way, or `CatchUp` stores it.
-            if state.num_deleted:
-                absent += await self._deleted(
-                    [
-                        (max(first, state.first_seq), last)
-                        for first, last in gaps
-                        if last >= state.first_seq
-                    ]
-                )
-        if absent:
-            await self._store.mark_ingested(absent)
+            async for deleted in self._deleted(inner):
+                await self._store.mark_ingested(deleted)
         return self.poll_seconds
 
-    async def _deleted(self, gaps: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the ranges within `gaps` that were deleted from the middle of the stream.
+    async def _deleted(
+        self, gaps: Sequence[tuple[int, int]]
+    ) -> AsyncGenerator[Sequence[tuple[int, int]]]:
+        """Yield the ranges within `gaps` that were deleted from the middle of the stream.
 
         The stream can also list all its deleted sequences, but every erasure lengthens that list.
         """
@@ -57,17 +59,24 @@ class GapFinder(PollingLoop):
         requests = 0
         for first, last in gaps:
             seq = first
-            # Bounded, because each look-up is a request. The next round continues with what is
-            # left.
-            while seq <= last and requests < self.max_requests:
-                requests += 1
+            while seq <= last:
                 held = await self._first_held(seq)
                 if held is None or held > seq:
                     deleted.append((seq, last if held is None else min(last, held - 1)))
                 seq = last + 1 if held is None else held + 1
-        return deleted
+                requests += 1
+                if requests == self.max_requests:
+                    # Events that the stream holds are on their way, or `CatchUp` stores them. The
+                    # next round continues with what is left.
+                    if not deleted:
+                        return
+                    yield deleted
+                    deleted, requests = [], 0
+        if deleted:
+            yield deleted
 
     async def _first_held(self, seq: int) -> int | None:
         """Return the first sequence from `seq` on that the stream holds."""
         held = await find_event(self._client, seq=seq, next_by_subj=">")
-        return None if held is None else int(held["message"]["seq"])
+        with asking():
+            return None if held is None else int(held["message"]["seq"])

@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import nats
 import pytest
@@ -17,9 +18,16 @@ import pytest
 from tests.invariants import StoreSnapshot
 from tests.postgres import Postgres
 from tests.running_system import Parts, running_parts, wait_until
+from turnfold.bus.streams import stream_created
 from turnfold.client import Client, OutgoingEvent, connect, result_event, session_key, turn_event
-from turnfold.contracts.subjects import NOTICES_STREAM
+from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM, NOTICES_STREAM
 from turnfold.core.history.validation import validation_errors
+from turnfold.nats_client.connection import NatsClient
+from turnfold.store.compact.withdrawal import withdraw
+from turnfold.store.database.engine import Database
+from turnfold.store.ingest.ingest import SqlIngestStore
+from turnfold_worker.context import WorkerContext
+from turnfold_worker.loops.gaps import GapFinder
 
 ENVIRON = {
     "TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20",
@@ -211,6 +219,37 @@ async def test_a_database_that_falls_back_to_an_older_state_is_caught_up_by_work
         await wait_until(lambda: "events.caught_up" in parts.words(), told=parts.words)
 
         assert await told(parts, await parts.settled()) == lived
+
+
+@pytest.mark.proves("L1", "O2")
+async def test_deleted_events_between_others_are_all_found_in_one_round(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
+    async with life(tmp_path, sql) as (parts, _):
+        bus = NatsClient()
+        await bus.connect(parts.server.url)
+        database = Database(parts.database_url, writes=True)
+        try:
+            jetstream = bus.jetstream()
+            for _ in range(40):
+                await jetstream.publish("turn.completed.support.user-1", b"{}")
+            consumer = await jetstream.pull_subscribe_bind(EVENTS_CONSUMER, EVENTS_STREAM)
+            for message in await consumer.fetch(40):
+                await message.ack_sync()
+            for seq in range(2, 40, 2):
+                await jetstream.delete_msg(EVENTS_STREAM, seq)
+            created = await stream_created(bus)
+            store = SqlIngestStore(database, withdraw, stream_created=created)
+            finder = GapFinder(cast("WorkerContext", SimpleNamespace(client=bus)), store=store)
+            finder.max_requests = 3
+
+            await finder.work()
+
+            held = [(seq, seq) for seq in range(1, 38, 2)] + [(39, 40)]
+            assert await store.gaps(up_to=40) == held
+        finally:
+            await database.close()
+            await bus.close()
 
 
 async def told_of(url: str) -> set[str]:
