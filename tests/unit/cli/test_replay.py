@@ -134,7 +134,7 @@ def test_a_turn_of_thousands_of_messages_stays_within_the_limits_of_an_event() -
 
 
 def test_a_message_too_large_for_any_event_is_told_with_its_conversation() -> None:
-    with pytest.raises(TooLarge, match=r"^c: one message is larger"):
+    with pytest.raises(TooLarge, match=r"^c: one message exceeds the size of an event"):
         list(events_of(recording({"role": "user", "content": "x" * 4_194_304})))
 
 
