@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
     except UnicodeEncodeError as error:
         letters = ascii(error.object[error.start : error.end])
-        # Texts of messages are printable in UTF-8. What is not comes from the command line.
+        # UTF-8 can print all texts of messages, but not every name or path of the command line.
         remedy = (
             "correct the name or path"
             if error.encoding == "utf-8"

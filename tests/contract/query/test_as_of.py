@@ -134,15 +134,20 @@ async def test_calls_of_a_turn_that_are_covered_while_it_runs_are_known_until_th
         assert essence(await then(stores, moment)) == was, moment
 
 
-@pytest.mark.proves("W10", "W6")
-async def test_covered_calls_are_known_even_if_all_later_steps_were_retracted(
-    stores: Stores,
-) -> None:
+async def running_turn_covered(stores: Stores) -> None:
+    """Store a running turn of ten steps, and cover those that leave."""
     await stores.ingest(turn(1, user("Read all parts."), at_ms=at(1)))
     for seq in range(2, 12):
         step = assistant(None, f"c{seq}"), tool(f"c{seq}")
         await stores.ingest(turn(seq, *step, at_ms=at(seq)))
     await commit_all(stores, at(12))
+
+
+@pytest.mark.proves("W10", "W6")
+async def test_covered_calls_are_known_even_if_all_later_steps_were_retracted(
+    stores: Stores,
+) -> None:
+    await running_turn_covered(stores)
     calls = (await stores.facts()).covered_calls
     steps = [message for message in (await stores.facts()).messages if not message.is_request]
 
@@ -158,11 +163,7 @@ async def test_covered_calls_are_known_even_if_all_later_steps_were_retracted(
 async def test_a_window_of_the_past_knows_covered_calls_that_were_retracted_since(
     stores: Stores,
 ) -> None:
-    await stores.ingest(turn(1, user("Read all parts."), at_ms=at(1)))
-    for seq in range(2, 12):
-        step = assistant(None, f"c{seq}"), tool(f"c{seq}")
-        await stores.ingest(turn(seq, *step, at_ms=at(seq)))
-    await commit_all(stores, at(12))
+    await running_turn_covered(stores)
     was = await stores.facts()
 
     await stores.ingest(retracted(14, was.covered_calls[1].message_id, at_ms=at(14)))

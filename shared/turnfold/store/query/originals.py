@@ -26,7 +26,7 @@ from turnfold.ports.query import (
     END_POSITION,
     OriginalMessage,
 )
-from turnfold.store.database.inline_reader import WouldBlock
+from turnfold.store.database.inline_reader import INLINE_CHARACTERS, WouldBlock, fetch_small
 from turnfold.store.database.schema import (
     compactions,
     messages,
@@ -52,11 +52,6 @@ PAGE_CHARACTERS = 2_000_000
 """A page of messages ends at this size, so that a reply fits into one NATS message."""
 BY_ID_CHARACTERS = 8_000_000
 """The most that several messages have that are read by their ids: about an answer of the bus."""
-INLINE_CHARACTERS = 200_000
-"""The largest page that is read in the event loop's thread, which takes about a millisecond."""
-
-ROWS_AT_ONCE = 8
-"""The rows of such a page that are read before their length is looked at."""
 
 _BODY, _ORIGINAL = 3, 4
 _COLUMNS = (
@@ -216,19 +211,12 @@ class PageReading:
 
 
 def _few(cursor: Any) -> list[Sequence[Any]]:
-    """Fetch rows of `originals_in`, a few at a time: estimates count media at a flat price.
+    """Fetch rows of `originals_in`, whose estimates count media at a flat price.
 
     Raises:
         WouldBlock: they are large.
     """
-    rows: list[Sequence[Any]] = []
-    left = INLINE_CHARACTERS
-    while few := cursor.fetchmany(ROWS_AT_ONCE):
-        left -= sum([len(row[_BODY]) + len(row[_ORIGINAL] or "") for row in few])
-        if left < 0:
-            raise WouldBlock
-        rows += few
-    return rows
+    return fetch_small(cursor, lambda row: len(row[_BODY]) + len(row[_ORIGINAL] or ""))
 
 
 def _sizes(rows: Sequence[Sequence[Any]], carrying: set[str]) -> Iterator[int]:

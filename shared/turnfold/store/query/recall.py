@@ -28,7 +28,7 @@ from turnfold.ports.recall import (
     SearchedSession,
 )
 from turnfold.store.database.engine import Database
-from turnfold.store.database.inline_reader import WouldBlock
+from turnfold.store.database.inline_reader import WouldBlock, fetch_small
 from turnfold.store.database.message_rows import RECALLED, recalled_of, storable_key
 from turnfold.store.database.schema import messages, sessions
 from turnfold.store.database.statements import Fetch, Prepared, SupportsStatements, all_rows
@@ -53,13 +53,8 @@ MOST_NEAR, MOST_NEW_NEAR, MOST_READ_NEAR = 2_000, 100, 200
 
 So many messages at most may be missing in its cached order or in the index, and so many are read.
 """
-MOST_CHARACTERS_NEAR, MOST_LINES_NEAR = 200_000, 1_000
-"""The most characters that one statement reads there, and the most marked lines that are compared.
-
-Few messages may be large: ten results may have megabytes, and each up to 256 marked lines.
-"""
-ROWS_AT_ONCE = 8
-"""The rows that are read there before their length is looked at."""
+MOST_LINES_NEAR = 1_000
+"""The most marked lines that are compared there: a few large results may have 256 each."""
 _decode: Final = json.JSONDecoder().raw_decode
 _BODY_PLACE: Final = len(RECALLED) - 1
 _PLACES = tuple(f"at_{number}" for number in range(64))
@@ -289,19 +284,12 @@ class _StoredMessages:
 
 
 def _few(cursor: Any) -> list[Sequence[Any]]:
-    """Fetch rows of `RECALLED`, a few at a time.
+    """Fetch rows of `RECALLED`.
 
     Raises:
         WouldBlock: they are large.
     """
-    rows: list[Sequence[Any]] = []
-    left = MOST_CHARACTERS_NEAR
-    while few := cursor.fetchmany(ROWS_AT_ONCE):
-        left -= sum([len(row[_BODY_PLACE]) for row in few])
-        if left < 0:
-            raise WouldBlock
-        rows += few
-    return rows
+    return fetch_small(cursor, lambda row: len(row[_BODY_PLACE]))
 
 
 def _read(
