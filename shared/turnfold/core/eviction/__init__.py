@@ -1,1 +1,1 @@
-"""Decide when a session evicts messages, and which ones. Start with `decide`."""
+"""Decide when a session evicts messages, and which ones. Start with `decide_eviction`."""

@@ -22,8 +22,8 @@ from turnfold.messages import MESSAGES_PER_EVENT, TOOL, Message, pinnable_in, po
 class Eviction:
     """One eviction: its trigger, its messages, the load before, and its time (ms since 1970).
 
-    `gauge` is the usage state afterwards, `seq` the event that caused it. `is_escalated` if as few
-    messages stayed as possible. `stays` are the messages that are still live.
+    `gauge` is the usage state afterwards, `seq` the event that caused it. `is_escalated` if the
+    fewest possible messages stayed. `stays` are the messages that are still live.
     """
 
     due: FiredTrigger
@@ -67,7 +67,7 @@ class Eviction:
 
 
 class _Tally(NamedTuple):
-    """Counts of messages; a call with its results is one block, pinned messages are none."""
+    """Counts of messages without pinned ones; a call with its results is one block."""
 
     blocks: int
     calls: int
@@ -162,7 +162,7 @@ def plan_evictions(
             continue
         at_ms = arrived[-1].created_at_ms if arrived else meter.times.get(seq, 0)
         load = present.load(gauge, is_overflow=meter.is_overflow(seq, gauge))
-        # Most events fire nothing: an eviction of nothing is made only for those that do.
+        # Most events fire no trigger: an empty eviction is created only for those that do.
         fired = limits.at(at_ms).fired(load)
         if not fired:
             continue
@@ -172,7 +172,7 @@ def plan_evictions(
         )
         if choice is None:
             continue
-        # The factor takes effect with the eviction, and knows the reports up to here.
+        # The factor takes effect with the eviction, and includes the reports up to here.
         newest = live_now[-1].stream_seq
         factor = meter.learn(newest, seq, at_ms) if meter.learn else gauge.factor
         gauge = gauge.evicted(by_report=choice.due.trigger is Trigger.USAGE, factor=factor)
@@ -197,7 +197,7 @@ class _Limits:
         return relief_limit(self.policy.reserve_tokens, model_window=self.window)
 
     def at(self, at_ms: int) -> TriggerLimits:
-        """Return the limits at a time: old budgets are forgotten."""
+        """Return the limits at a time, without budgets that have expired by then."""
         asked = largest_budget(self.budgets, self.policy, at_ms=at_ms) if self.budgets else 0
         if (self.window, asked) not in self._known:
             self._known[self.window, asked] = TriggerLimits.of(

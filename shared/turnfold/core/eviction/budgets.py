@@ -1,8 +1,8 @@
-"""The budgets that a session was asked with; the largest recent one decides when messages leave.
+"""The budgets of requested windows; the largest recent one decides when messages leave.
 
-The query service reports them with hints, and a worker stores them in the session's row. Only
-budgets that a later, larger one does not hide are kept, so that a session has few. The last one is
-not forgotten but for its tokens, because any budget shows that windows are asked for.
+The query service reports them with hints, and a worker stores them in the session's row. A
+budget is dropped if a later one is at least as large, so that a session has few. The last one loses
+its tokens when it expires, but stays, because any budget shows that windows were requested.
 """
 
 import json
@@ -17,7 +17,7 @@ BUDGETS_AT_MOST: Final = 8
 
 
 class AskedBudget(NamedTuple):
-    """The budget of a window, in tokens of the model, and when it was asked for (ms since 1970)."""
+    """The budget of a window, in tokens of the model, and when it was requested (ms since 1970)."""
 
     at_ms: int
     tokens: int
@@ -30,12 +30,12 @@ NO_BUDGETS: Final[Budgets] = ()
 
 
 def follows_budget(policy: Policy) -> bool:
-    """Return whether messages leave because of the budgets that windows are asked with."""
+    """Return whether the budgets of requested windows can make messages leave."""
     return policy.follow_budget and policy.mode is Mode.AUTO
 
 
 def minds_reading(policy: Policy) -> bool:
-    """Return whether messages leave earlier as long as no window was asked for."""
+    """Return whether messages leave earlier until the first window is requested."""
     return policy.mode is Mode.AUTO and policy.max_unread_messages > 0
 
 
@@ -48,12 +48,12 @@ def largest_budget(budgets: Budgets, policy: Policy, *, at_ms: int) -> int:
 
 
 def with_budget(budgets: Budgets, asked: AskedBudget, policy: Policy) -> Budgets:
-    """Return the budgets to remember after one more, without those that are forgotten by then.
+    """Return the budgets to remember after one more, without those that have expired by then.
 
     Above `BUDGETS_AT_MOST`, the two newest become one that is as large and lasts as long as either.
     """
     recent = recent_budgets(budgets, policy, at_ms=asked.at_ms)
-    # An older budget that is no larger is forgotten earlier, and so never decides.
+    # An older budget that is not larger expires earlier, and so never decides.
     kept = [budget for budget in recent if budget.tokens > asked.tokens]
     if len(kept) == BUDGETS_AT_MOST:
         asked = asked._replace(tokens=kept.pop().tokens)
@@ -61,17 +61,17 @@ def with_budget(budgets: Budgets, asked: AskedBudget, policy: Policy) -> Budgets
 
 
 def is_remembered(budgets: Budgets, tokens: int, policy: Policy, *, at_ms: int) -> bool:
-    """Return whether a budget needs no new entry: one as large lasts half of the memory more."""
+    """Return whether a budget needs no new entry: one as large is valid for half of its time."""
     half_ms = policy.budget_memory_seconds * 500
     return any(budget.tokens >= tokens and at_ms - half_ms <= budget.at_ms for budget in budgets)
 
 
 def is_hint_due(budgets: Budgets, hint: BudgetHint, policy: Policy, *, at_ms: int) -> bool:
-    """Return whether a worker has to be told of a window.
+    """Return whether a worker needs a hint about a window.
 
-    It has to know the budget, and that the largest recent one did not suffice. Hints are therefore
-    repeated by each window until the worker has acted on one. Where budgets decide nothing, the
-    first window of a session is still worth a hint, because a limit may hold until then.
+    It needs the budget, and whether the largest recent one did not suffice. So each window repeats
+    the hint until the worker has acted on one. Even if budgets have no effect, the first window of
+    a session needs a hint, because some limits apply only until then.
     """
     if not follows_budget(policy):
         return minds_reading(policy) and not budgets
@@ -87,7 +87,7 @@ def recent_budgets(budgets: Budgets, policy: Policy, *, at_ms: int) -> Budgets:
 
 
 def without_forgotten(budgets: Budgets, policy: Policy, *, at_ms: int) -> Budgets:
-    """Return the budgets that are still remembered, or one of no tokens: windows were asked for."""
+    """Return the budgets that have not expired, or one of 0 tokens: windows were requested."""
     recent = recent_budgets(budgets, policy, at_ms=at_ms)
     return recent or tuple([budget._replace(tokens=0) for budget in budgets[-1:]])
 

@@ -24,7 +24,7 @@ class Evict:
 
 
 class Keep(NamedTuple):
-    """The newest messages that stay: so many tokens and rounds, or at most so many messages."""
+    """What stays of the newest messages: minimums, or a maximum number of messages."""
 
     tokens: int
     rounds: int
@@ -50,9 +50,9 @@ def decide_eviction(
 ) -> Evict | NoEviction:
     """Choose the messages that leave when a trigger has fired.
 
-    The newest stay as far as `keep`, or else the policy, says, up to a safe boundary. The system
-    message, the newest request, blocks with open calls, and the request of every block that stays
-    stay. A gain below the minimum evicts nothing.
+    `keep`, or else the policy, says how many of the newest stay, up to a safe boundary. Also kept
+    are the system message, the newest request, blocks with open calls, and the request of every
+    kept block. A gain below the minimum evicts nothing.
     """
     grouped = group(live)
     blocks = grouped.blocks
@@ -73,7 +73,7 @@ def decide_eviction(
     for block in leaving_blocks:
         if block.position not in needed:
             leaving += block.stored
-    # Loose messages belong to no block. They leave with what surrounds them.
+    # Loose messages belong to no block. They leave with the messages around them.
     leaving += [message for message in grouped.loose if border is None or message.position < border]
     evicted = tuple(sorted(leaving, key=_position))
     return Evict(evicted) if _is_worth_it(evicted, policy, trigger) else NoEviction()
@@ -148,11 +148,11 @@ def _may_be_answered(block: Block, policy: Policy, now_ms: int) -> bool:
 
 
 def _is_worth_it(evicted: Sequence[Message], policy: Policy, trigger: Trigger) -> bool:
-    # Neither depends on size, so the minimum gain does not hold for them.
+    # Neither depends on size, so the minimum gain does not apply.
     if trigger in (Trigger.REQUEST, Trigger.ROUNDS):
         return bool(evicted)
     if trigger is Trigger.MESSAGES:
-        # At least one, because an eviction of nothing must write no row.
+        # At least one, because an empty eviction must not write a row.
         return len(evicted) >= max(policy.min_gain_messages, 1)
     return bool(evicted) and sum(message.tokens for message in evicted) >= policy.min_gain_tokens
 
@@ -180,8 +180,8 @@ def first_eviction(
 def kept_after(policy: Policy, fired: FiredTrigger, live: int, factor: float) -> Keep:
     """Return what stays of `live` messages after this trigger.
 
-    A share of the limit that fired, if the policy has one; otherwise at most half of it. The limit
-    is in tokens of the model, which are counted tokens times `factor`.
+    It is a share of the limit that fired, if the policy has one; otherwise at most half of it. The
+    limit is in tokens of the model, which are counted tokens times `factor`.
     """
     limit = int(fired.budget_tokens / factor)
     ratio, keep = policy.keep_ratio, Keep.of(policy)

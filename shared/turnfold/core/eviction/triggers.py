@@ -38,7 +38,7 @@ class Trigger(StrEnum):
 
 
 OVERFLOW_FIFTHS: Final = 3
-"""Of messages that were too long for a model, so many fifths are the limit of the next window."""
+"""This many fifths of messages that were too long for a model are the limit of the next window."""
 
 
 class SessionLoad(NamedTuple):
@@ -101,7 +101,7 @@ class TriggerLimits(NamedTuple):
         """Return the limits of a policy; none if it evicts nothing by itself.
 
         `asked_tokens` is the largest recent budget of the session's windows, 0 without one.
-        `is_read` if any window of the session was asked for.
+        `is_read` if any window of the session was requested.
         """
         if policy.mode is not Mode.AUTO:
             return cls()
@@ -192,9 +192,9 @@ def trigger_of_plan(
     if trigger is Trigger.REQUEST or (trigger is Trigger.IDLE and is_idle):
         return planned
     # No count tells that a window left messages out or a call failed. Both hold until the limit has
-    # grown: a larger budget was asked for, or the model has a larger window.
+    # grown: a larger budget was requested, or the model has a larger window.
     if trigger is Trigger.BUDGET and limits.window and policy.follow_budget:
-        # None is remembered any more if no window was asked for since: then none was larger.
+        # There is none if no window was requested since: then none was larger.
         limit = _folded_limit(limits, policy, asked_tokens) or planned.budget_tokens
         if limit <= planned.budget_tokens:
             return FiredTrigger(trigger, limit)

@@ -160,7 +160,7 @@ class UsageState(NamedTuple):
 
     def with_reading(self, reading: "UsageReading | None", limit: int) -> "UsageState":
         """Return the state after one more report; a report within the limit ends a series."""
-        # An event that arrives late says nothing of the present window.
+        # An event that arrives late says nothing about the present window.
         if reading is None or reading.seq <= self.seq:
             return self
         is_relieved = reading.at_ms > self.settled_ms and reading.tokens <= limit
@@ -193,8 +193,8 @@ class UsageInput:
     `gauge` is the state before the batch. `readings` are reports by stream sequence. `times` are
     the times of events by sequence (ms since 1970); those in `reports` report usage alone, those in
     `overflows` that a call was too long. `learn` returns the factor after an eviction, given the
-    sequences of the newest live message and of the event, and the time. `budgets` are those that
-    windows of the session were asked with.
+    sequences of the newest live message and of the event, and the time. `budgets` are those of
+    the session's requested windows.
     """
 
     gauge: UsageState = field(default_factory=UsageState)

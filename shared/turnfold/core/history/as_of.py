@@ -15,7 +15,7 @@ class AtVersion:
 
 @dataclass(frozen=True, slots=True)
 class AtMessage:
-    """When this message had come."""
+    """When this message had arrived."""
 
     event_id: EventId
     index: int

@@ -13,7 +13,7 @@ SEALED_FIELDS = (
 
 
 WORKER = "worker"
-"""The actor of what a worker does by itself: rows that nobody asked for."""
+"""The actor of what a worker does by itself: rows that nobody requested."""
 LOCAL = "local"
 """The actor of a request without an authenticated sender: no roles, and no HTTP tokens."""
 
@@ -62,8 +62,8 @@ def chain_fault(rows: Iterable[Mapping[str, Any]], hashes: list[str]) -> str | N
 def end_fault(hashes: Sequence[str], end: ChainEnd, later: ChainEnd | None) -> str | None:
     """Check a whole chain against its end, as it was before and after its rows were read.
 
-    A row that was written meanwhile is no fault, one that the session does not know is. `later` is
-    None if it was not read again.
+    A row that was written meanwhile is valid; one that the session does not count is a fault.
+    `later` is None if it was not read again.
     """
     rows = len(hashes) - 1
     if end.rows > rows:

@@ -10,7 +10,7 @@ from turnfold.messages import JOINED, TOOL, USER, Message, Role, ToolCall, place
 class Block(NamedTuple):
     """A message with the results of its calls, one place a call; an open call's place is None.
 
-    A message that calls nothing is a block of its own. `joined` are the other items of a response
+    A message without calls is a block of its own. `joined` are the other items of a response
     whose first item is the head.
     """
 
@@ -20,7 +20,7 @@ class Block(NamedTuple):
 
     @property
     def position(self) -> int:
-        """Where the block stands in its history: with its first message."""
+        """The position of the block in its history: that of its first message."""
         return self.head.position
 
     @property
@@ -32,7 +32,7 @@ class Block(NamedTuple):
 
     @property
     def open_calls(self) -> tuple[ToolCall, ...]:
-        """The calls nobody has answered yet."""
+        """The calls without a result."""
         if not self.results:
             return ()
         return tuple(
@@ -43,7 +43,7 @@ class Block(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """What the stored messages count together."""
+        """The tokens of the stored messages."""
         if not self.results and not self.joined:
             return self.head.tokens
         return sum(message.tokens for message in self.stored)
@@ -145,7 +145,7 @@ def newest_request(messages: Sequence[Message]) -> Message | None:
 
 
 def is_turn_boundary(message: Message) -> bool:
-    """Return whether a message begins a turn, or ends one: an answer that calls nothing."""
+    """Return whether a message begins a turn, or ends one: an answer without calls."""
     return message.is_request or (
         message.role is Role.ASSISTANT and not message.calls and message.element is not JOINED
     )

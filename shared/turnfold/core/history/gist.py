@@ -1,10 +1,10 @@
-"""The gist of a message: what a digest may tell of it without its whole text.
+"""The gist of a message: what a digest may contain of it without its whole text.
 
-Ingest writes what needs a token counter, and stores it beside the message: the opening of what a
-user wrote, and the calls of an assistant, with their exact values. Windows read it when they leave
-the message out. Of a short text of a user, the exact values are found then, in its body, and the
-opening as well if the text is ASCII: to find them takes longer than all else that ingest does with
-a short message.
+Ingest writes the parts that need a token counter, and stores them with the message: the opening of
+a user's text, and the calls of an assistant, with their exact values. A window that leaves the
+message out reads its gist. For a short text of a user, it finds the exact values in the body, and
+the opening as well if the text is ASCII: at ingest, finding them would take longer than all other
+work on a short message.
 """
 
 import json
@@ -24,7 +24,7 @@ ARGUMENT_CHARACTERS: Final = 80
 MOST_VALUES: Final = 6
 VALUE_CHARACTERS: Final = 120
 SHORT_CHARACTERS: Final = 1_000
-"""Up to this length, what a digest tells of a user's text is found when it is needed."""
+"""Up to this length, the gist of a user's text is computed when it is needed."""
 OPENING_CHARACTERS: Final = 80
 
 SEPARATOR: Final = ", "
@@ -135,7 +135,7 @@ def _whole(encoded: str) -> Gist:
 
 
 def _stated(text: str) -> Iterator[RankedValue]:
-    """Yield the best values of a user's text. No tokenizer is at hand: tokens are bounded."""
+    """Yield the best values of a user's text, with upper bounds of their tokens."""
     for value, rank in stated_values(text):
         shown = defused(value)
         yield RankedValue(shown, SEAM_TOKENS + token_upper_bound(SEPARATOR + shown), rank)
@@ -164,7 +164,7 @@ def calls_told(message: Message) -> list[Item]:
 
 
 def call_text(name: str, argument: str) -> str:
-    """Return a call as it stands in a digest."""
+    """Return a call as a digest shows it."""
     tool = one_line(name, NAME_CHARACTERS)
     return defused(f"{tool}({one_line(argument, ARGUMENT_CHARACTERS)})" if argument else tool)
 

@@ -1,7 +1,7 @@
 """Match tool results with calls, per call id, as a function of the stream alone.
 
-Retractions are part of the stream: a result that is taken back frees its call, and a result follows
-a call that is taken back.
+Retractions are part of the stream: a retracted result leaves its call open, and a retracted call
+takes its result along.
 """
 
 from bisect import insort
@@ -31,8 +31,8 @@ class ResultPosition(NamedTuple):
 class MatchedResult(NamedTuple):
     """A result answers a call, is a copy, or (neither) waits for its call.
 
-    `retracted_seq` is the retraction that takes it back, by its own name or with its call. One that
-    was retracted alone keeps the call that it answered then.
+    `retracted_seq` is the retraction that names it or its call. A result that was retracted alone
+    keeps the call that it answered then.
     """
 
     answers: CallRef | None
@@ -138,11 +138,11 @@ class _Matching:
         position = result.position
         # The newest call: ids may repeat, and an older call of this id may never be answered.
         call = self._unanswered.pop() if self._unanswered else None
-        # An answer whose results were all retracted is no last result that a copy could repeat.
+        # If all results of an answer were retracted, there is no last result to repeat.
         while self._answers and not self._answers[-1].positions:
             self._answers.pop()
         last = self._answers[-1] if self._answers and call is None else None
-        # What is published again after its retraction is no copy.
+        # A result that is published again after its retraction is not a copy.
         if last is not None and last.digest == result.digest and not last.is_gone(position):
             last.positions[position] = None
             self._answer_of[position] = last
@@ -153,7 +153,7 @@ class _Matching:
             self._waiting.append(answer)
 
     def retract(self, naming: _Naming) -> None:
-        """Take back a result alone, unless its call is retracted too."""
+        """Retract a result alone, unless its call is retracted too."""
         position, named_seq = naming.result.position, naming.result.named_seq
         answer = self._answer_of[position]
         if answer.is_gone(naming.position):

@@ -1,4 +1,4 @@
-"""Classify messages by words, tools and shell commands: which resist trimming?"""
+"""Classify messages by words, tools and shell commands: which of them resist trimming."""
 
 import json
 import re
@@ -133,8 +133,8 @@ CHINESE: Final = re.compile(
 def classify(body: Mapping[str, Any], *, call: Mapping[str, Any] | None = None) -> Priority:
     """Return the priority of a chat message; a result may be judged by its tool or its call.
 
-    HIGH must hold later. LOW read something that can be read again. Of a long text the first and
-    last 4,000 characters are examined.
+    HIGH: a decision or demand that must still hold later. LOW: the result of a read that can be
+    repeated. The first and last 4,000 characters of a long text are examined.
     """
     role = body.get("role")
     if role == "tool":
@@ -168,7 +168,7 @@ def priority_of(message: Message) -> Priority:
 def _binds(text: str, *, is_advice: bool) -> bool:
     """Return whether a text decides, demands, or asks to remember. Advice does not."""
     if len(text) > 2 * READ_CHARACTERS:
-        # What a long paste demands stands before or after it.
+        # The demand about a long paste precedes or follows it.
         text = f"{text[:READ_CHARACTERS]}\n{text[-READ_CHARACTERS:]}"
     if not text.isascii() and CHINESE.search(text):
         return True
@@ -299,7 +299,7 @@ def _command_looks(command: str) -> bool:
     # A substitution may run anything.
     if not command or "$(" in command or "`" in command:
         return False
-    # Without quoted texts, whose signs are no operators.
+    # Without quoted texts, whose characters are not operators.
     plain = HARMLESS.sub("", QUOTED.sub("q", command))
     if ">" in plain or "<<" in plain:
         return False

@@ -12,7 +12,7 @@ def is_role(role: object) -> TypeGuard[str]:
 
 
 def validation_errors(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return why a list cannot be sent, one sentence each; empty if it can.
+    """Return why a list cannot be sent, one sentence per reason; empty if it can.
 
     Each tool call is followed directly by exactly one result per call id, in call order. No result
     stands elsewhere.

@@ -11,7 +11,7 @@ from typing import Any, Final
 from turnfold.core.policy.presets import Policy, adjusted, is_model_name
 
 SESSION_MODEL: Final = "session"
-"""The word that stands for the model of the session's newest event."""
+"""The name that means the model of the session's newest event."""
 
 CEILINGS: Final[Mapping[str, int | None]] = {
     "summary_tokens_per_day": None,
@@ -42,7 +42,7 @@ def is_named(name: str, patterns: Sequence[str]) -> bool:
     A pattern that ends with `*` never matches a name with an address or a parent directory: some
     providers take the host or a part of the URL from the name.
     """
-    # An operator wrote this name out, with any address in it: no agent completed a prefix.
+    # An operator wrote this name, with any address in it; no agent completed a prefix.
     if name in patterns:
         return True
     if not is_model_name(name) or "//" in name or ".." in name:

@@ -1,4 +1,4 @@
-"""Recognize user messages that a program wrote without marking them, by how they begin."""
+"""Recognize unmarked user messages of programs by their first words."""
 
 import re
 from functools import lru_cache
@@ -17,7 +17,7 @@ def is_written_by_program(text: str, policy: Policy) -> bool:
 
 
 def may_be_written_by_program(body: str, policy: Policy) -> bool:
-    """Return False if the JSON of a user message shows that it begins like none of them.
+    """Return False if the JSON of a user message excludes that it begins like one of them.
 
     Parsing each message would take a tenth of the time of storing it.
     """
@@ -28,9 +28,9 @@ def may_be_written_by_program(body: str, policy: Policy) -> bool:
 
 
 def without_mark(body: Json) -> dict[str, Any]:
-    """Return a copy of a message without the mark of one that a program wrote.
+    """Return a copy of a message without `is_meta`.
 
-    A member of this name that holds no boolean is not ours, and stays.
+    A member of this name that is not a boolean is not ours, and stays.
     """
     return {
         name: value

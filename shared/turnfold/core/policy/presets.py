@@ -1,4 +1,4 @@
-"""Every number of a behaviour, and the behaviours by name."""
+"""Policies (all numbers of the behavior), and presets (policies by name)."""
 
 import re
 from collections.abc import Mapping
@@ -41,12 +41,12 @@ class View(StrEnum):
     PREVIEWS = "previews"
     """Large arguments and results become previews."""
     PRIORITY = "priority"
-    """Nothing is shortened as long as a message of lower priority can be left out."""
+    """A message is shortened only if none of lower priority can be left out."""
 
 
 MOST_RECALL_SHARE = 0.9
 META_PREFIXES = "Reflect on the results and decide"
-"""Begins the user messages that nanobot writes itself after a batch of calls."""
+"""The beginning of user messages that nanobot itself writes after a batch of calls."""
 META_PREFIXES_AT_MOST = 4_000
 LOW_WATER_RATIO = 0.85
 """The default of `low_water_ratio`. Only with it, the size of turns may make a trim deeper."""
@@ -54,7 +54,7 @@ LOW_WATER_RATIO = 0.85
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """All numbers of one behaviour. 0 switches a trigger, a keep or a cap off.
+    """All numbers of the behavior. 0 disables a trigger, a minimum that stays, or a cap.
 
     `scripts/reference-pages` makes the reference of policy numbers from these lines:
 
@@ -62,14 +62,14 @@ class Policy:
         mode: `auto`; `off`: nothing leaves or is trimmed; `manual`: only on request
         max_live_messages: evict above this many live messages
         messages_ratio: if they take at least this share of the limit in tokens
-        max_unread_messages: evict above this many while no window was asked for; like the ratio,
+        max_unread_messages: evict above this many until a window is requested; like the ratio,
             0 if an override sets `max_live_messages`
         trigger_tokens: evict above this many live tokens
         trigger_ratio: evict above this share of the model's window
         reserve_tokens: evict if reported usage exceeds the window minus this (at most half);
             without the three triggers above, also if live tokens do
-        follow_budget: evict also for budgets of requests that are too small
-        budget_memory_seconds: how long a budget counts for that
+        follow_budget: evict also if windows are requested with budgets that are too small
+        budget_memory_seconds: how long a requested budget counts for `follow_budget`
         every_rounds: evict after this many rounds
         idle_seconds: evict this many seconds after the last event
         retain_days: erase the session this many days after its last event
@@ -196,12 +196,12 @@ class Policy:
     summary_tokens_per_day: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse numbers that mean nothing."""
+        """Reject numbers without a meaning."""
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            # Not a number (NaN) fails every comparison, so it is refused here, too.
+            # NaN fails every comparison, so it is rejected here, too.
             if not 0 <= value <= MOST_EXACT:
                 raise ValueError(
                     f"{field.name} is {_named(value)}; it is a number from 0 to {MOST_EXACT}"
@@ -308,14 +308,14 @@ SET_ASIDE: Mapping[str, frozenset[str]] = {
     "max_unread_messages": frozenset({"max_live_messages"}),
     "keep_ratio": frozenset({"keep_tokens", "keep_at_most_messages"}),
 }
-"""Numbers that become 0 where one of these others is set, which then counts by itself."""
+"""Numbers that become 0 if one of these others is set, which then applies by itself."""
 
 
 def adjusted(policy: Policy, overrides: Mapping[str, Any]) -> Policy:
-    """The policy with some of its numbers replaced.
+    """Return the policy with some of its numbers replaced.
 
     Raises:
-        ValueError: a name that no policy has, or a value of another kind; the text says which.
+        ValueError: no policy has this name, or the value has another type. The message names it.
     """
     unknown = sorted(set(overrides) - set(FIELD_TYPES))
     if unknown:
@@ -364,10 +364,10 @@ def _refuse(value: Any) -> Any:
 
 
 def preset_named(name: str) -> Policy:
-    """The policy of this name.
+    """Return the policy with this name.
 
     Raises:
-        ValueError: no preset is called so; the text names those that are.
+        ValueError: no preset has this name. The message lists the presets.
     """
     if name not in PRESETS:
         raise ValueError(f"no preset is called {name!r}; there are {', '.join(sorted(PRESETS))}")

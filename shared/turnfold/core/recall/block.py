@@ -1,4 +1,4 @@
-"""Write recalled messages as one block: a message of data directly before the newest request."""
+"""Write recalled messages as one block: a message, framed as data, before the newest request."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,9 +23,9 @@ TAG: Final = "turnfold-recall"
 FRAME_TOKENS: Final = MESSAGE_TOKENS + 37 + 4
 """The tokens of the frame, counted by a test, with some to spare where it joins the text in it."""
 
-# Upper bounds of what a message adds to the tokens of its text: what sets the speaker off; a
-# heading before a stretch of neighbors, besides the digits of its position, with the first minute
-# of a day, or another; escaped tags.
+# Upper bounds of what a message adds to the tokens of its text: separators of the speaker; a
+# heading before adjacent messages, without the digits of its position, with the first minute of a
+# day or another one; escaped tags.
 SPEAKER_TOKENS: Final = 3
 HEADING_TOKENS: Final = 2
 DIGITS_OF_A_TOKEN: Final = 3
@@ -35,14 +35,14 @@ DATE_CHARACTERS: Final = len("2026-11-20")
 MARK_TOKENS: Final = 3
 PART: Final = ", in part:"
 PART_TOKENS: Final = 5
-"""The tokens that set off a message told in part, besides its speaker."""
+"""The tokens that frame a partly quoted message, without its speaker."""
 LINE_TOKENS: Final = 1
 """The tokens that joining adds to a line."""
 CUT_TOKENS: Final = 3
-"""The tokens that a line may take more by itself than within its message, joining included."""
+"""The additional tokens that a line may take outside its message, joining included."""
 
 LEAST_ROOM: Final = FRAME_TOKENS + HEADING_TOKENS + MINUTE_TOKENS + DATE_TOKENS + 21
-"""A smaller room holds no block that would be worth its frame."""
+"""In less room, no block is worth its frame."""
 
 
 class RecalledMessage(NamedTuple):
@@ -79,7 +79,7 @@ class RecalledMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """A line of a message that may be told without the rest of it."""
+    """A line of a message that may be quoted without the rest of it."""
 
     of: RecalledMessage
     line: MarkedLine
@@ -116,10 +116,10 @@ def write_block(
 ) -> RecallBlock | None:
     """Write the best messages and lines that fit into `room` tokens; None if none fits.
 
-    In the block they stand in order of time. Messages come first, but leave `quotes_share` of the
-    room to lines. A result is never told whole without its call, a call without its results only
-    if they do not fit. Messages at the positions `shown` stand in the window, shortened: lines of
-    them are quoted, but the block does not count them.
+    The block is in chronological order. Messages come first, but leave `quotes_share` of the room
+    to lines. A whole result is never quoted without its call, a call without its results only if
+    they do not fit. The window shows messages at the positions `shown` shortened: the block quotes
+    lines of them, but does not count them.
     """
     quoted = [quote.of for quote in told.quotes]
     writer = _BlockWriter([*quoted, *told.messages, *told.partners])
@@ -176,7 +176,7 @@ class _BlockWriter:
         new = [part for part in unit if part.message.position not in texts]
         least = self._used
         for part in new:
-            # Told whole, it would repeat the lines that are quoted of it.
+            # Quoted whole, it would repeat its quoted lines.
             if part.message.position in quoted:
                 return False
             least += _least_tokens(part)
@@ -192,7 +192,7 @@ class _BlockWriter:
         return True
 
     def quote(self, quote: Quote) -> None:
-        """Add a line, if it fits and its message is not told whole."""
+        """Add a line, if it fits and its message is not quoted whole."""
         of, line = quote.of, quote.line
         if of.position in self._texts:
             return
@@ -223,7 +223,7 @@ class _BlockWriter:
             ordinal, said_at = part.ordinal, part.said_at
             if ordinal not in held:
                 ordinals.add(ordinal)
-                # Rows of neighbors, each with a heading; joining two rows makes fewer.
+                # Runs of adjacent messages, each with a heading; joining two runs saves one.
                 beside = (ordinal + 1 in held) + (ordinal - 1 in held) + (ordinal + 1 in ordinals)
                 beside += ordinal - 1 in ordinals
                 tokens += self._heading_tokens * (1 - beside)
@@ -269,9 +269,9 @@ class _BlockWriter:
         return ([recalled, *results], [recalled]) if results else ([recalled],)
 
     def _lines(self, chosen: Sequence[RecalledMessage]) -> Iterator[str]:
-        """Yield the texts, with a heading before each stretch of neighbors.
+        """Yield the texts, with a heading before each run of adjacent messages.
 
-        A heading names the day or the minute only where it is another than in the one before.
+        A heading names the day or the minute only if it differs from the previous one.
         """
         date = said_at = ""
         before = -2
@@ -291,8 +291,8 @@ class _BlockWriter:
         """Return a message as text, and an upper bound of its tokens in the block.
 
         The text says who spoke, what was said, and what was called. The count of the content
-        contains images, which are not told; the gist has the size of the text alone. The overhead
-        of each call stands for `called` and the line end.
+        contains images, which are not quoted; the gist has the size of the text alone. The overhead
+        of each call covers `called` and the line end.
         """
         message, body = recalled.message, recalled.body
         content, calls, speaker = body.get("content"), message.calls, self._speaker(recalled)
@@ -312,7 +312,7 @@ class _BlockWriter:
         return (defused(text), tokens + MARK_TOKENS * marks) if marks else (text, tokens)
 
     def _speaker(self, recalled: RecalledMessage) -> str:
-        """Return who spoke; of a result whose call is known, what returned it."""
+        """Return the speaker; for a result whose call is known, its tool."""
         answers = recalled.message.answers
         if answers is not None and (call := self._by_position.get(answers.position)) is not None:
             place = place_of_slot(call.message.calls, answers.slot)
@@ -322,14 +322,14 @@ class _BlockWriter:
         return name if isinstance(name, str) and name else recalled.message.role.value
 
     def _speaker_in_part(self, recalled: RecalledMessage) -> str:
-        """Return who spoke, but of a result not what returned it: a line more says more."""
+        """Return the speaker, for a result without its tool: another line is worth more."""
         message = recalled.message
         return message.role.value if message.answers is not None else self._speaker(recalled)
 
     def _speaker_tokens(self, recalled: RecalledMessage, speaker: str) -> int:
         """Return an upper bound of a speaker's tokens.
 
-        The name of a message was counted with it: its tokens are those of no other part.
+        The name of a message was counted with it, in none of its other counts.
         """
         message = recalled.message
         if speaker == message.role.value:
@@ -354,8 +354,8 @@ class _QuotedLines:
     def tokens_of(self, line: MarkedLine) -> int:
         """Return an upper bound of what another line adds.
 
-        All lines together take hardly more than their message, which was counted. Of a message that
-        is not indexed, the tokens of each line are only bounded, by about twice what they are.
+        All lines together take hardly more than their message, which was counted. For a message
+        that is not indexed, the tokens of each line are upper bounds, about twice the real number.
         """
         message = self.of.message
         whole = message.content_tokens + sum([call.tokens for call in message.calls])

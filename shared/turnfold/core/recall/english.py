@@ -1,4 +1,4 @@
-"""English words that a question is not looked up by, and forms that share no beginning."""
+"""English function words, which are not looked up, and irregular forms of words."""
 
 from typing import Final
 
@@ -13,11 +13,11 @@ FUNCTION_WORDS: Final = frozenset(
         "these they this those through to too under until up upon us very was we were what when "
         "where which while who whom whose why will with would yes yet you your yours yourself "
         "yourselves "
-        # What an apostrophe sets off, and what it is set off from.
+        # The parts of words with an apostrophe.
         "aren couldn d didn doesn don hadn hasn haven isn ll m re s shouldn t ve wasn weren wouldn"
     ).split()
 )
-"""Words that say how a question is asked and not what about. They are in every second message."""
+"""Words without a topic of their own. They occur in every second message."""
 
 IRREGULAR_FORMS: Final = tuple(
     tuple(forms.split())

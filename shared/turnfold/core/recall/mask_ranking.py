@@ -1,6 +1,6 @@
-"""Score the messages of a short session for a question, whose matches are the bits of integers.
+"""Score the messages of a short session for a question, with matches as the bits of integers.
 
-The weights, and which messages are scored, are those of `turnfold.core.recall.ranking`.
+Weights and scored messages are the same as in `turnfold.core.recall.ranking`.
 """
 
 from bisect import bisect_left
@@ -21,12 +21,12 @@ from turnfold.core.recall.ranking import (
 from turnfold.core.recall.region import STRETCH, Digits, Region
 
 MOST_MASKED: Final = 5_000
-"""The messages of the longest session that is scored so."""
+"""The most messages of a session that is scored in this way."""
 RELATED: Final = 0.3
 """The weight of a word that several of the best messages share and the question lacks."""
 MOST_RELATED: Final = 0.1
 MOST_PLACES_OF_RELATED: Final = 100
-"""Such a word is ignored if more than this share of the session's messages hold it, or so many."""
+"""Such a word is ignored if more than this share, or this number, of messages contain it."""
 
 Mask = int
 """The messages that a lookup matches: the bit of each one's ordinal is set."""
@@ -51,7 +51,7 @@ def ordinals_in(mask: Mask) -> Iterator[int]:
 
 
 def newest_in(mask: Mask, most: int) -> Mask:
-    """Return the mask of the newest messages in another, so many at most."""
+    """Return the mask of the newest messages in another one, at most this many."""
     # The higher the place, the fewer bits are set from there on: negated, the counts are sorted.
     passed = bisect_left(range(mask.bit_length()), -most, key=lambda at: -(mask >> at).bit_count())
     return mask >> passed << passed
@@ -60,7 +60,7 @@ def newest_in(mask: Mask, most: int) -> Mask:
 def score_masks(
     lookups: Sequence[Mask], tokens: Sequence[int], number: int, room: int
 ) -> defaultdict[int, float]:
-    """Return what lookups count for the first `number` messages of a session, by ordinals.
+    """Return the scores that lookups give to the first `number` messages of a session, by ordinal.
 
     `tokens` are the sizes of the messages in order; messages of `room` tokens are wanted.
     """
@@ -79,8 +79,8 @@ def score_masks(
 def add_related(scores: defaultdict[int, float], lookups: Sequence[Mask], number: int) -> None:
     """Add lookups for words that the best messages share.
 
-    Only messages with the word itself count. A word that many of the `number` messages hold says
-    nothing, and one that no second message holds finds nothing.
+    Only messages with the word itself count. A word in many of the `number` messages is not
+    selective, and a word in a single message finds no other.
     """
     most = MOST_RELATED * number
     for mask in lookups:
@@ -110,8 +110,9 @@ def _promising_stretches(
 ) -> list[int]:
     """Return the stretches of the `most` promising messages, in order.
 
-    A message promises the rarities of its own matches, and a part of those in the stretches around.
-    The rarities are rounded, so that the sum of all of them fits into the byte of a message.
+    A message is promising by the rarities of its matches, and partly of those in adjacent
+    stretches. The rarities are rounded, so that the sum of all of them fits into the byte of a
+    message.
     """
     whole = _MOST_DIGIT - len(found)
     unit = whole / sum([rarity for rarity, _ in found])

@@ -19,7 +19,7 @@ from turnfold.core.text.words import (
 )
 
 READ_CHARACTERS: Final = 8_000
-"""The characters of a request that are read: a pasted file is no question."""
+"""The characters of a request that are read; the rest is mostly pasted."""
 MOST_LOOKUPS: Final = 24
 MOST_VALUES: Final = 8
 """The most lookups for exact values, such as paths and numbers with their units."""
@@ -63,15 +63,15 @@ class RecallQuestion:
 
 
 def begins_with(request: str, query: str) -> bool:
-    """Return whether a query is the request itself, or its beginning, in other white space."""
+    """Return whether a query is the request itself, or its beginning, except for white space."""
     return " ".join(request.split()).startswith(" ".join(query.split()))
 
 
 def question_of(text: str) -> RecallQuestion:
     """Return the lookups of a text: exact values first, then words by all their forms.
 
-    Of a text with many words, the longest ones are looked up, because they tell most. English
-    function words are not: with them, a short message of nothing else would outweigh an answer.
+    If a text has many words, the longest are looked up, because they are the most selective.
+    English function words are not: a short message of such words alone would outrank an answer.
     """
     read = normalize(text[:READ_CHARACTERS])
     words = dict.fromkeys(runs(read))
@@ -81,15 +81,15 @@ def question_of(text: str) -> RecallQuestion:
     content = [word for word in words if word not in FUNCTION_WORDS]
     forms = dict.fromkeys(form for word in content for form in _forms(word))
     longest = sorted(forms, key=lambda form: -max(len(term.text) for term in form))
-    # Values come first: where there are too many lookups, the last ones are left out.
+    # Values come first: if there are too many lookups, the last ones are left out.
     lookups = [(Term(value),) for value in values] + longest
     return RecallQuestion(tuple(lookups[:MOST_LOOKUPS]), frozenset(words))
 
 
 def related_lookups(texts: Sequence[str], asked: RecallQuestion) -> list[Lookup]:
-    """Return lookups for the words that most of these texts share, of equals the longest.
+    """Return lookups for the words that most of these texts share; the longest of equals.
 
-    The best messages for a question name things in words of their own, by which others are found.
+    The best messages for a question use further words for the same things, which find others.
     Words of the question, function words and short ones are left out.
     """
     held = Counter(
@@ -102,14 +102,14 @@ def related_lookups(texts: Sequence[str], asked: RecallQuestion) -> list[Lookup]
     shared = [stem for stem, number in held.items() if number > 1 and stem not in known]
     if len(shared) < MOST_RELATED:
         shared = list(held.keys() - known)
-    # By the stem itself at last: the order of a set differs between processes.
+    # Finally by the stem itself: the order of a set differs between processes.
     shared.sort(key=lambda stem: (-held[stem], -len(stem), stem))
     return [(Term(word_term(stem), is_prefix=True),) for stem in shared[:MOST_RELATED]]
 
 
 @cached_text(16_384)
 def _telling_stem(word: str) -> str | None:
-    """Return the stem of a word that says what a message is about; None of any other word.
+    """Return the stem of a word with a topic; None for function words and short ones.
 
     Cached, because the best messages of a session share their words with those of the next turn.
     """
@@ -126,7 +126,7 @@ def _telling_stem(word: str) -> str | None:
 
 @cached_text(4_096)
 def _forms(word: str) -> tuple[Lookup, ...]:
-    """Return the lookups of a word: all words that begin with its stem; of CJK text, its pairs.
+    """Return the lookups of a word: all words that begin with its stem; for CJK text, its pairs.
 
     Cached, because words recur between questions.
     """
@@ -143,7 +143,7 @@ def _each_form(word: str) -> Iterator[Lookup]:
     if len(word) > WORD_CHARACTERS or not _LETTERS.fullmatch(word):
         yield (Term(word_term(word)),)
         return
-    # Only a form itself stands for the others: a `founder` is nothing that somebody finds.
+    # Only an exact form stands for the others: `founder` is not a form of `find`.
     base = _BASES.get(word, word)
     if len(base) > 1:
         others = _IRREGULAR.get(stem_of(base), ())
@@ -179,7 +179,7 @@ def stem_of(word: str) -> str:
     # `planned` is a form of `plan`, but `filled` one of `fill` and `passed` one of `pass`.
     if len(word) >= LEAST_PREFIX and word[-1] == word[-2] and word[-1] not in "ls":
         word = word[:-1]
-    # So that `party` and `parties`, `cache` and `caching` begin alike.
+    # So that `party` and `parties`, `cache` and `caching` have the same beginning.
     if len(word) >= LEAST_PREFIX and word[-1] in "eiy":
         word = word[:-1]
     return word

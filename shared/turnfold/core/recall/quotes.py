@@ -25,21 +25,21 @@ READ_CHARACTERS: Final = 64_000
 MOST_LINES: Final = 256
 """The most lines that are marked in a message; large windows have room for so many."""
 NEWEST_MESSAGES: Final = 128
-"""The newest messages that are quoted and decide what names are worth, besides two for each message
-that the window shows."""
+"""The newest messages that are quoted and decide the worth of names. Two more count for each
+message that the window shows."""
 DECAY_MESSAGES: Final = 30
-"""After so many messages, a name counts for e times less."""
+"""After this many messages, the weight of a use has fallen by a factor of e."""
 WORTH_POWER: Final = 0.7
-"""A name is worth this power of its uses: several names are told before one that is used often."""
+"""A name is worth this power of its uses, so that several names outweigh one frequent name."""
 WRITTEN_WORTH: Final = 2
-"""A name that the agent wrote itself, such as in arguments, is worth so many times as much."""
+"""The factor for names that the agent wrote itself, for example in arguments."""
 ASKED_WORTH: Final = 100.0
 """A name in a query of its own is worth more than all others of a line."""
 MESSAGE_TOKENS: Final = 10
-"""About what the first line of a message costs besides its own tokens."""
+"""About the tokens that the first line of a message needs in addition to its own."""
 
 NameNumber = int
-"""Stands for a name: equal names have equal numbers, of 32 bits."""
+"""The 32-bit checksum of a name: equal names have equal numbers."""
 
 
 class MarkedLine(NamedTuple):
@@ -79,7 +79,7 @@ def mark_lines(body: Mapping[str, Any], count: Count) -> bytes | None:
     numbers: list[int] = []
     for line in islice(named_lines(quotable_text(body)), MOST_LINES):
         names = name_numbers(line.names)
-        # Both fit into 16 bits: a line has at most 200 characters, and no token less than a byte.
+        # Both fit into 16 bits: a line has at most 200 characters, and a token at least one byte.
         numbers += (line.start, len(line.text) << 16 | count(line.text), len(names), *names)
     return struct.pack(f"<{len(numbers)}I", *numbers) if numbers else None
 
@@ -114,7 +114,7 @@ def _numbers_in_line(line: str) -> tuple[NameNumber, ...]:
 
 
 def number_of_name(name: str) -> NameNumber:
-    """Return the number that stands for a name."""
+    """Return the number of a name."""
     # Not `hash`: the numbers are stored, and it differs from process to process.
     return crc32(name.encode("utf-8", "surrogatepass"))
 
@@ -134,12 +134,12 @@ def best_lines(
     asked: Collection[NameNumber] = (),
     sizes: Sequence[int] = (),
 ) -> Iterator[tuple[int, MarkedLine]]:
-    """Yield lines by what their names are worth for their tokens, each with its message.
+    """Yield lines by the worth of their names per token, each with its message.
 
     `marked` has the lines of messages by their ordinals, up to `newest`, and `quotable` those that
-    may be yielded, the first of equals first. Names that are `known` are worth nothing, nor is a
-    name that was just yielded. Those in the agent's `own` messages are worth more, and those that
-    are `asked` for most, in every message. `sizes` are the tokens of the messages by ordinal.
+    may be yielded, the first of equals first. A name that is `known`, or in a line yielded before,
+    is worth nothing. Names in the agent's `own` messages are worth more, and names in the query
+    (`asked`) most, in every message. `sizes` are the tokens of the messages by ordinal.
     """
     uses: defaultdict[NameNumber, float] = defaultdict(float)
     written: set[NameNumber] = set()
@@ -154,7 +154,7 @@ def best_lines(
         name: used**WORTH_POWER * (WRITTEN_WORTH if name in written else 1)
         for name, used in uses.items()
     } | dict.fromkeys(asked, ASKED_WORTH)
-    # The lines of a message take no more than it: where they seem to, their tokens are bounds.
+    # The lines of a message take no more tokens than it does; if they seem to, theirs are bounds.
     ratios = {
         ordinal: min(1.0, sizes[ordinal] / max(1, sum([line.tokens for line in lines])))
         for ordinal, lines in marked.items()
@@ -176,9 +176,8 @@ def best_by_worth(
 ) -> Iterator[int]:
     """Yield the places of lines, given by their tokens and names, by their worth per token.
 
-    Names that are `known` are worth nothing, nor is a name in a line that was just yielded, unless
-    it is `asked` for. Of equals, the first is yielded first. Lines that are worth nothing are not
-    yielded.
+    A name that is `known`, or in a line yielded before, is worth nothing, unless it is `asked` for.
+    Of equals, the first is yielded first. Lines without worth are not yielded.
     """
     left = {name: weight for name, weight in worth.items() if name in asked or name not in known}
 
@@ -186,7 +185,7 @@ def best_by_worth(
         tokens, names = offered[place]
         return sum([left.get(name, 0.0) for name in names]) / tokens
 
-    # Worth only falls when names are told. So a line is valued again only when it comes first.
+    # Worth only falls as names are quoted, so a line is valued again only when it comes first.
     ranked = [(-worth_now, place) for place in range(len(offered)) if (worth_now := gain(place))]
     heapify(ranked)
     while ranked:
@@ -195,7 +194,7 @@ def best_by_worth(
         if not worth_now:
             heappop(ranked)
         elif -worth_now > promised:
-            # Another line has told some of its names meanwhile.
+            # Another line has quoted some of its names meanwhile.
             heapreplace(ranked, (-worth_now, place))
         else:
             heappop(ranked)

@@ -1,7 +1,7 @@
 """Rank the messages of a session for a question, from their places in the word index.
 
-A lookup counts for a message by its rarity in the session, where it matches best within five
-messages, so that an answer is found by the words of its question. Long messages count less.
+A lookup adds its rarity in the session to the score of a message, less for a match up to five
+messages away: an answer is also found by the words of its question. Long messages count less.
 """
 
 from bisect import bisect_left
@@ -20,17 +20,18 @@ LEAST_TOKENS, MOST_TOKENS = 40, 4_096
 LENGTH_POWER: Final = 0.7
 """A score is divided by this power of the tokens, between these two limits."""
 LEAST_RARITY: Final = 0.1
-"""Lookups are ignored whose rarity is below this share of the rarest one's."""
+"""A lookup is ignored if its rarity is below this share of the rarest one's."""
 MOST_PLACES: Final = 600
-"""A lookup that more messages match is left out, unless no other finds any."""
+"""A lookup that matches more messages is ignored, unless all lookups do."""
 NEWEST_PLACES: Final = 200
-"""Of each lookup, if all of them have more places, so many of the newest are looked at."""
+"""If all lookups match more messages than that, this many of the newest count for each."""
 MOST_RANKED: Final = 400
 MOST_CANDIDATES: Final = 300
-"""Once the rarest lookups match so many messages, the others only count for these and near them."""
+"""Once the rarest lookups match this many messages, others count only for these and near them."""
 LEAST_PROMISING: Final = 40
 TOKENS_A_PROMISING: Final = 50
-"""Only the stretches of so many promising places are scored, of one for so many tokens of room."""
+"""Only the stretches of at least this many promising messages are scored, and of one per this many
+tokens of room."""
 AROUND: Final = 0.1
 """The weight of a match in the stretches around a place, beside one in the message itself."""
 
@@ -59,7 +60,7 @@ def rarity_of(found: int, messages: int) -> float:
 
 
 def ordinals_of(matches: Matches, positions: Sequence[int]) -> list[int]:
-    """Return the ordinals of messages by their positions, of those that are in the session."""
+    """Return the ordinals of those messages of the session that have these positions."""
     places = map(bisect_left, repeat(positions), matches)
     number = len(positions)
     return [
@@ -72,10 +73,10 @@ def ordinals_of(matches: Matches, positions: Sequence[int]) -> list[int]:
 def score(
     lookups: Sequence[Matches], positions: Sequence[int], tokens: Sequence[int], room: int
 ) -> defaultdict[int, float]:
-    """Return what the matches count for each message, by its ordinal.
+    """Return the score of each message, by its ordinal.
 
     `positions` and `tokens` are those of the session in order; a message that is never recalled has
-    no tokens. Messages of `room` tokens are wanted.
+    0 tokens. `room` is the number of tokens to fill with messages.
     """
     number = len(positions)
     weighted = [(rarity_of(len(matches), number), matches) for matches in lookups if matches]
@@ -96,9 +97,9 @@ def score(
 def rank(
     scores: Mapping[int, float], tokens: Sequence[int], spoken: Collection[int] | None
 ) -> list[int]:
-    """Return the ordinals of the best messages, best first, of equals the newest.
+    """Return the ordinals of the best messages, best first, the newest of equals first.
 
-    `spoken` are the messages of the one speaker that the question names, if it names exactly one.
+    `spoken` are the messages of the speaker that the question names, if it names exactly one.
     """
     values = _per_length(scores, tokens)
     for ordinal in values.keys() & spoken if spoken is not None else ():
@@ -108,7 +109,7 @@ def rank(
 
 
 def _best(values: Mapping[int, float]) -> list[int]:
-    """Return ordinals by their values, best first, of equals the newest."""
+    """Return ordinals by their values, best first, the newest of equals first."""
     # Sorting is stable: of equal values the newest stays first.
     return sorted(sorted(values, reverse=True), key=values.__getitem__, reverse=True)
 
@@ -125,9 +126,10 @@ def _promising_stretches(
     tokens: Sequence[int],
     most: int,
 ) -> set[int]:
-    """Return the stretches of the `most` promising messages, of lookups with the rarest first.
+    """Return the stretches of the `most` promising messages; lookups are given rarest first.
 
-    A message promises the rarities of its own matches, and a part of those in the stretches around.
+    A message is promising by the rarities of its matches, and partly of those in adjacent
+    stretches.
     """
     own: defaultdict[int, float] = defaultdict(float)
     candidates: dict[int, int] = {}

@@ -11,31 +11,31 @@ from itertools import chain, starmap
 from typing import Final
 
 DECAY: Final = (1.0, 0.5, 0.4, 0.3, 0.2, 0.1)
-"""How much a match counts for a message so many places away."""
+"""The weight of a match for a message, by its distance in messages."""
 REACH: Final = len(DECAY) - 1
 OWN_WORD: Final = 0.5
 """The additional weight of a match in the message itself."""
 STRETCH: Final = REACH + 1
-"""The messages in a row that are weighed together before single ones are."""
+"""The number of adjacent messages that are judged together before single ones are."""
 
 Digits = bytes | bytearray
 """A byte of 0 or 1 for each message, which tells whether a lookup matches it."""
 
 _STEP: Final = 0.1
-"""Scores count in steps, because the weights of neighbors differ by so much."""
+"""The unit of scores: the weights of neighboring distances differ by it."""
 _OWN: Final = round((DECAY[0] + OWN_WORD - DECAY[1]) / _STEP)
-"""The steps of a match in the message itself, besides those of a match beside it."""
+"""The additional steps of a match in the message itself."""
 _UNITS: Final = 2**18
 """A step of a lookup with a rarity of one, as a whole number."""
 _SCORE_BYTES: Final = 4
 
 
 class Region:
-    """The messages that are scored: those of the `near` stretches, and of the ones beside them.
+    """The messages that are scored: those of the `near` stretches and of adjacent ones.
 
-    Of the first `number` messages of a session, matches count in the near stretches only. The
-    effect of a match reaches no further than the stretches beside these, so rows that are joined
-    do not count for each other. Mutable: each lookup changes the scores.
+    Among the first `number` messages of a session, only matches in near stretches count. A match
+    has no effect beyond the adjacent stretches, so that runs which are joined in the integer do not
+    affect each other. Mutable: each lookup changes the scores.
     """
 
     def __init__(self, near: Collection[int], number: int) -> None:
@@ -47,7 +47,7 @@ class Region:
         self._total = 0
 
     def near(self) -> dict[int, int]:
-        """Return the place of each near message among those that are scored, by its ordinal."""
+        """Return the index of each near message among those that are scored, by its ordinal."""
         places = {ordinal: place for place, ordinal in enumerate(self._ordinals())}
         near = chain.from_iterable(starmap(range, self._near_rows))
         return {ordinal: places[ordinal] for ordinal in near}
@@ -66,8 +66,8 @@ class Region:
     def add(self, rarity: float, matches: int) -> None:
         """Add a lookup whose matches are the bytes of an integer, in near stretches only.
 
-        A message that is near several matches counts for the nearest one: within each reach of a
-        match it counts one step more, five beside a match and one five messages away.
+        A message near several matches is scored by the nearest: five steps beside a match, one step
+        less with each message between, and one step at a distance of five.
         """
         # A byte holds at most 15 steps, so no sum of them carries into the next message.
         within, steps = matches, _OWN * matches
@@ -80,7 +80,7 @@ class Region:
         self._total += int.from_bytes(self._wide, "little") * round(rarity * _UNITS)
 
     def scores(self) -> defaultdict[int, float]:
-        """Return what the lookups count for each message, by its ordinal."""
+        """Return the score of each message, by its ordinal."""
         told = self._total.to_bytes(_SCORE_BYTES * self.size, "little")
         unit = _STEP / _UNITS
         return defaultdict(

@@ -112,7 +112,7 @@ class LadderCompressor:
 
         A user message with `"is_meta": true`, or one that begins like the policy's
         `meta_prefixes`, was written by a program: the newest request is the newest other one, if
-        there is one. The marks are taken off.
+        there is one. The result has no such marks.
 
         Raises:
             BadRequest: an entry is not a chat message.
@@ -235,7 +235,7 @@ def _copied(body: dict[str, Any]) -> dict[str, Any]:
 def measure_list(
     bodies: Sequence[Json], texts: Sequence[str], count: Callable[[str], int]
 ) -> list[MessageTokens]:
-    """Count the tokens of each message; `texts` are their contents (see `text_of`)."""
+    """Count the tokens of each message; `texts` are the results of `text_of`."""
     # All texts in one loop, so that the tokenizer's tables stay in the CPU cache.
     tokens = [count(text) if text else 0 for text in texts]
     return [
@@ -260,7 +260,7 @@ def to_messages(
     messages: list[Message] = []
     for index, (body, tokens, text_cuts) in enumerate(zip(bodies, measured, cuts, strict=True)):
         role = _role(index, body)
-        # Calls of another role may not be sent. Such a message is irregular: rendering mends it.
+        # Calls of another role may not be sent. Such a message is irregular: rendering repairs it.
         own_calls = tokens.calls if role is Role.ASSISTANT else ()
         for call in tokens.calls:
             called[call.call_id] = body["tool_calls"][call.slot]

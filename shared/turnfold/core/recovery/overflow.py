@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 TEXT_CHARACTERS: Final = 8_000
-"""Of a longer error text, the first and last so many characters are searched."""
+"""In a longer error text, the first and the last this many characters are searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +222,8 @@ RATES: Final = re.compile(
 def overflow_in(error: BaseException) -> Overflow | None:
     """Return the overflow that an error reports; None for any other error.
 
-    Examined are the names of its classes, its `status_code`, its `code` and its text. Status 429
-    and errors about rates, quotas or bills are never overflow; status 413 always is.
+    The names of its classes, its `status_code`, its `code` and its text decide. Status 429 and
+    errors about rates, quotas or bills are never overflow; status 413 always is.
     """
     names = {kind.__name__ for kind in type(error).__mro__}
     status = _status(error)
@@ -312,7 +312,7 @@ def _ends(text: str) -> str:
 
 
 def _size(digits: str | None) -> int | None:
-    # Bounded: the text may come from a host that nobody controls.
+    # Bounded: the text may come from an untrusted host.
     return int(digits.replace(",", "")) if digits and len(digits) <= 12 else None
 
 

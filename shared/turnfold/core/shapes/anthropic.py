@@ -30,7 +30,7 @@ _MESSAGE_FIELDS: Final = frozenset(PARTS)
 
 
 def chat_views(messages: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> list[ChatView]:
-    """Return the chat views of messages, in order; `texts` are the messages to the letter."""
+    """Return the chat views of messages, in order; `texts` are the messages verbatim."""
     return [
         view
         for index, (message, text) in enumerate(zip(messages, texts, strict=True))
@@ -151,7 +151,7 @@ def _chat_part(block: Any) -> dict[str, Any]:
 
 
 def _media(block: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return an image or a document as a chat part; None for sources that a chat has not."""
+    """Return an image or a document as a chat part; None for sources that a chat does not have."""
     source, is_image = block.get("source"), block["type"] == "image"
     kind = source.get("type") if isinstance(source, Mapping) else None
     if not isinstance(source, Mapping):

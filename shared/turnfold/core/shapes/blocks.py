@@ -1,6 +1,6 @@
 """Chat messages as blocks of the Anthropic API.
 
-There, messages of users and assistants alternate, a user speaks first, and ids have few characters.
+In that API, messages of users and assistants alternate, a user speaks first, and ids are short.
 """
 
 import json
@@ -141,7 +141,7 @@ def unused_id(call_id: str, used: dict[str, int]) -> str:
     unique_id = fit = _UNFIT.sub("_", call_id)[:ID_CHARACTERS]
     start = f"{fit[: ID_CHARACTERS - 8]}_"
     while unique_id in used:
-        # Counted on from the last number: from 1 again, many equal ids would take quadratic time.
+        # Continues from the last number: starting at 1, many equal ids would take quadratic time.
         number = used[start] = max(1, used.get(start, 0)) + 1
         unique_id = f"{start}{number}"
     used.setdefault(unique_id, 0)
@@ -162,7 +162,7 @@ def result_block(call_id: str, blocks: Sequence[str], *, is_error: bool = False)
 def _object(arguments: object, max_tokens: int) -> str:
     """Return arguments as JSON text of an object.
 
-    Arguments that are no object are wrapped in one, and cut to `max_tokens`.
+    Arguments that are not an object are wrapped in one, and cut to `max_tokens`.
     """
     text = arguments if isinstance(arguments, str) else json_text(arguments or {})
     if not text.strip():
@@ -192,7 +192,7 @@ def _strict(text: str) -> object:
 
 def _finite(text: str) -> float:
     value = float(text)
-    # 1e999 becomes infinity, and infinity minus itself is no number.
+    # 1e999 becomes infinity, and infinity minus itself is NaN.
     return value if value - value == 0 else _refuse(text)
 
 

@@ -26,7 +26,7 @@ def pack(text: str, body: str, literal: str) -> str | None:
 
 
 def unpack(packed: str | None, body: str) -> str:
-    """Return the element to the letter; the inverse of `pack`."""
+    """Return the verbatim element; the inverse of `pack`."""
     if packed is None:
         return body
     place, is_reference, rest = packed.partition(_HOLE)

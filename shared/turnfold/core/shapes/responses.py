@@ -1,7 +1,7 @@
 """Items of the Responses API as chat messages, and back.
 
 A response is a run of items that the model wrote: reasoning, messages, calls, and items of types
-that are unknown here. In a chat it is one message of the assistant. Reasoning is no chat text.
+that are unknown here. In a chat it is one message of the assistant, without the reasoning.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ IMAGE: Final = "image_generation_call"
 OUTPUT: Final = "_output"
 _CALL: Final = "_call"
 _FROM_CLIENT: Final = (OUTPUT, "_response", "_reference")
-"""The endings of the types of items that are no part of a response."""
+"""The endings of the types of items that are not part of a response."""
 
 _FIELDS: Final = frozenset({"id", "type", "status", "created_by", "phase"})
 _MESSAGE_FIELDS: Final = _FIELDS | {"role", "content"}
@@ -38,7 +38,7 @@ Item = Mapping[str, Any]
 
 
 def chat_views(items: Sequence[Item], texts: Sequence[str]) -> list[ChatView]:
-    """Return the chat view of each item, in order; `texts` are the items to the letter."""
+    """Return the chat view of each item, in order; `texts` are the items verbatim."""
     views: list[ChatView] = []
     start = 0
     while start < len(items):
@@ -60,8 +60,8 @@ def _end_of_response(items: Sequence[Item], start: int) -> int:
     end, has_messages_alone = start, True
     while end < len(items) and is_of_model(items[end]):
         is_message = kind_of(items[end]) == MESSAGE
-        # The API returns one message a response unless reasoning or calls come between: this is the
-        # next response.
+        # The API returns one message per response unless reasoning or calls come between: this is
+        # the next response.
         if is_message and has_messages_alone and end > start:
             break
         has_messages_alone = has_messages_alone and is_message
@@ -120,12 +120,12 @@ def response_message(items: Sequence[Item]) -> dict[str, Any]:
 
 
 def told_texts(item: Item) -> list[str]:
-    """Return what an item of the model says in a chat; calls and reasoning say nothing."""
+    """Return the chat text of an item of the model; empty for calls and reasoning."""
     kind = kind_of(item)
     if kind == REASONING or is_call(item):
         return []
     if kind == IMAGE:
-        # Its bytes are no text.
+        # Its bytes are not text.
         return [compact({**item, "result": "[image]"})]
     if kind != MESSAGE:
         return [compact(item)]

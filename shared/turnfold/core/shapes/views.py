@@ -9,12 +9,12 @@ from turnfold.messages import Element
 NOTHING_SAID: Final = {"role": "assistant", "content": None}
 """The chat view of an item whose content is part of the message before it."""
 
-# Made once: `json.dumps` makes one for each value, and an event may hold a million of them.
+# Created once: `json.dumps` creates one per value, and an event may contain a million values.
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class ChatView(NamedTuple):
-    """A chat message, and the text of the element that it stands for, to the letter.
+    """A chat message, and the verbatim text of its element.
 
     `extra` is text of the element that costs tokens and is not in the message. `source` is the
     index of the published element; several results in one Anthropic message have the same.
@@ -30,7 +30,7 @@ class ChatView(NamedTuple):
 
 
 def compact(value: object) -> str:
-    """Return a value as compact JSON text, as it is told in a chat."""
+    """Return a value as compact JSON text, as a chat view shows it."""
     return _ENCODER.encode(value)
 
 

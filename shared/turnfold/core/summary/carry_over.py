@@ -1,7 +1,7 @@
-"""Carry the entries of the previous record over into a new one, field by field.
+"""Carry the entries of the previous version over into a new one, field by field.
 
-A model lists new entries only. An earlier entry stays in the record until an answer resolves it, so
-that no model can drop a constraint by forgetting it.
+A model lists new entries only. An earlier entry stays until an answer resolves it, so that no model
+can drop a constraint by omitting it.
 """
 
 import re
@@ -12,7 +12,7 @@ from turnfold.core.summary.extractive.lines import list_texts
 
 LIST_SECTIONS: Final = ("decisions", "constraints", "open_questions")
 RESOLVED: Final = "resolved"
-"""The section of an answer that names earlier entries which no longer hold. No version has it."""
+"""The section of an answer that names resolved entries. No version stores it."""
 
 _LETTERS: Final = {"decisions": "d", "constraints": "c", "open_questions": "q"}
 _LISTS_SHARE = 0.6
@@ -24,7 +24,7 @@ _NOT_WORD = re.compile(r"[\W_]+")
 
 
 def numbered(sections: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the lists of a record that have entries, each entry under a name such as d1 or q2.
+    """Return the non-empty lists of a version, each entry under a name such as d1 or q2.
 
     An answer resolves entries by these names.
     """
@@ -107,5 +107,5 @@ def _without_repeats(texts: Iterable[str]) -> list[str]:
 
 
 def _key(text: str) -> str:
-    """Return what makes two entries equal: their letters and digits."""
+    """Return the part of an entry that decides equality: its letters and digits."""
     return _NOT_WORD.sub("", text.casefold()) or text.strip()

@@ -1,6 +1,6 @@
-"""Write the digest of an eviction: lines that stand for its messages until they are summarized.
+"""Write the digest of an eviction: lines that replace its messages until they are summarized.
 
-It is written in the transaction that evicts, so its cost is bounded, whatever the messages hold.
+It is written in the transaction that evicts, so its cost is bounded, whatever the messages contain.
 """
 
 import json
@@ -32,9 +32,9 @@ _TARGET, _ID, _TEXT = (
         "",
     )
 )
-"""Arguments that say most about a call, the best first: a path or command, an id, any text."""
+"""Arguments that identify a call, the best first: a path or command, an id, any text."""
 _VALUES = re.compile(r'"((?:[^"\\]|\\.)*+)"(\s*:)?|(-?\d+(?:\.\d+)?)')
-"""The texts, with a colon after those that are keys, and the figures of a JSON text."""
+"""The strings of a JSON text, with a colon after keys, and its numbers."""
 _READ_CHARACTERS = 400
 _SHORT_CHARACTERS = 24
 _LEFT_OUT_LINE_TOKENS = 16
@@ -67,7 +67,7 @@ def digest_eviction(
         silent=len(evicted) - len(spoken),
         keeps_first=len(spoken) > len(quoted) and quoted[0].is_request,
     )
-    # `digest` counts every text before it returns it, except the empty one.
+    # `digest` counts every text that it returns, except the empty one.
     return text, tokens.get(text, 0)
 
 
@@ -99,8 +99,8 @@ def digest(
 ) -> str:
     """Return one line per message: its shortened text, and the tools that it calls.
 
-    The digest has at most `max_tokens` tokens. `sources` are no tool results. A line before the
-    newest messages counts those that have none: older ones, and those without text. `older` and
+    The digest has at most `max_tokens` tokens. `sources` are not tool results. A line before the
+    newest messages counts those without a line: older ones, and those without text. `older` and
     `silent` are such messages that are not among `sources`. With `keeps_first`, the first message
     stays before that line, unless it alone does not fit.
     """
@@ -142,11 +142,11 @@ def _line(source: Source, width: int) -> str:
 
 
 def main_arguments(arguments: str, path: str | None = None) -> str:
-    """Return the arguments that say what a call is about: a path, command or query alone.
+    """Return the arguments that identify a call: a path, command or query alone.
 
-    `path` is the file that the call names, perhaps behind what is read of long arguments. Without
-    any, these are an id or the first text, and then all short values: calls of one tool often
-    differ in a date only.
+    Otherwise an id or the first text, and then all short values, because calls of one tool often
+    differ only in a date. `path` is the file that the call names, even beyond the part of long
+    arguments that is read.
     """
     for names in (_TARGET, _ID, _TEXT):
         if match := names.search(arguments, 0, _READ_CHARACTERS):
@@ -163,7 +163,7 @@ def _short_values(arguments: str) -> Iterator[str]:
     for text, colon, figure in _VALUES.findall(arguments, 0, _READ_CHARACTERS):
         if not colon and len(text) <= _SHORT_CHARACTERS:
             value = _value(text or figure)
-            # Of irregular JSON, what stands between two texts may look like one.
+            # In irregular JSON, the part between two strings may look like one.
             if value.strip(" ,:[]{}"):
                 yield value
 

@@ -48,7 +48,7 @@ _THOUGHT = re.compile(
     r"<(think|thinking|reasoning|analysis|scratchpad)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE
 )
 _THOUGHT_TO_END = re.compile(r"\A.*?^[ \t]*</think>[ \t]*$", re.DOTALL | re.MULTILINE)
-"""A thought that the model's template has begun, as the prompt's last words."""
+"""Reasoning whose opening tag is in the prompt, so that the answer has only the closing one."""
 _WRAPPER = re.compile(r"</?(?:summary|answer|output|result)>", re.IGNORECASE)
 _REFUSALS = re.compile(
     r"^\W*(?:(?:i['\u2019]?m|i am) (?:very |so |really )?sorry,? (?:but )?(?:i|this"
@@ -73,7 +73,7 @@ def response_text(content: str | None) -> str:
         return ""
     if "<" not in content:
         return content.strip()
-    # Whole thoughts first: a closing tag that is left then ends one that the prompt has begun.
+    # Complete reasoning first: a remaining closing tag then ends one that the prompt has begun.
     return _WRAPPER.sub("", _THOUGHT_TO_END.sub("", _THOUGHT.sub("", content))).strip()
 
 
@@ -98,7 +98,7 @@ def check(answer: ModelResponse, *, input_tokens: int, output_tokens: int) -> Re
     # A long text that begins with an apology is a summary of a conversation about one.
     if len(text) <= _MAX_REFUSAL_CHARACTERS and _REFUSALS.search(text[:300]):
         return Reason.REFUSED
-    # Last: a cut or refused answer has a reason that says more.
+    # Last: a cut or refused answer has a more specific reason.
     return Reason.GREW if output_tokens >= input_tokens else None
 
 

@@ -30,11 +30,11 @@ from turnfold.messages import Json, ToolCall
 
 READ_CHARACTERS: Final = 2_000
 MOST_CALLS: Final = 32
-"""Caps of one gist. Calls beyond the cap are told by their tool and file alone."""
+"""Caps of one gist. Calls beyond the cap are named by their tool and file alone."""
 
 
 def write_gist(body: Json, calls: Sequence[ToolCall], count: Count) -> str:
-    """Return the gist of a chat message, encoded; empty if its body tells enough, or nothing.
+    """Return the encoded gist of a chat message; empty if its body suffices or shows nothing.
 
     `calls` are those of its calls that may be sent.
     """

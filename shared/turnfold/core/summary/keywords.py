@@ -1,4 +1,4 @@
-"""Words that give a sentence away, in English, Chinese and Japanese; a bar parts them."""
+"""Keywords of kinds of sentences, in English, Chinese and Japanese, separated by `|`."""
 
 from typing import Final
 

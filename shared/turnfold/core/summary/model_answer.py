@@ -17,7 +17,7 @@ from turnfold.core.text.lines import printable, printable_json
 from turnfold.errors import SummarizerError
 
 MAX_ENTRY_DEPTH: Final = 16
-"""What a model nests deeper inside an entry is left out."""
+"""Values that a model nests deeper inside an entry are left out."""
 
 _MIN_WORDS = 12
 _SENTENCE = re.compile(r"[^.!?。！？\n]*(?:[.!?](?=\s|\Z)[\s]*|[。！？\n]\s*|[.!?]|\Z)")
@@ -77,9 +77,9 @@ def fitted(
 ) -> TextAndSections:
     """Shorten a version to its token limit.
 
-    Lists lose their oldest entries and prose is shortened, whichever is longer; then files are
-    dropped. Constraints are shortened last, and one of them stays. If all of this does not suffice,
-    the text is cut.
+    The longest list loses its oldest entries, or the prose is shortened if that is longer; then
+    files are dropped. Constraints are shortened last, and one of them stays. If all of this does
+    not suffice, the text is cut.
     """
     sections = dict(sections)
     is_list = any(sections.get(name) for name in LIST_SECTIONS)

@@ -18,7 +18,7 @@ from turnfold.core.summary.sources import PreviousSummary, Source, SummaryJob, h
 from turnfold.core.text.lines import printable
 
 PROMPT_VERSION = "2"
-"""Raise it with every change of the texts below: versions store which text asked for them."""
+"""Raise it with every change of the texts below, because versions store the prompt version."""
 HEAD_CHARACTERS, TAIL_CHARACTERS = 3_000, 1_500
 ARGUMENT_CHARACTERS = 600
 TASK_PLACEHOLDERS = ("words", "style")
@@ -123,7 +123,7 @@ def build_prompt(
 
 
 def prompt_data(job: SummaryJob, *, boundary: str, shown: Sequence[Source] | None = None) -> str:
-    """Return the part of the prompt to summarize: the previous record and the messages, tagged."""
+    """Return the part of the prompt to summarize: the previous version and the messages, tagged."""
     if shown is None:
         shown = readable_sources(job.sources)
     parts = []
@@ -151,7 +151,7 @@ def truncated(sources: Iterable[Source]) -> tuple[int, int]:
 
 
 def prompt_version(task: str | None) -> str:
-    """Return which text asked for a version. A hash stands for an operator's own task."""
+    """Return the version of the prompt. For an operator's own task, it is a hash."""
     if task is None:
         return PROMPT_VERSION
     return f"{PROMPT_VERSION}+{sha256(task.encode()).hexdigest()[:12]}"
@@ -201,7 +201,7 @@ def _message_as_json(number: int, source: Source) -> dict[str, Any]:
 
 
 def _previous_record(previous: PreviousSummary, style: str) -> Any:
-    """Return the text of the previous record, or in the structured style its lists and the rest.
+    """Return the text of the previous version, or in the structured style its lists and the rest.
 
     Each entry of a list has a name, by which the answer can resolve it.
     """

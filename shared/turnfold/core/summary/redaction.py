@@ -27,7 +27,8 @@ _KNOWN_KEY = re.compile(
     r"|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"
     r")"
 )
-# Possessive, and with an optional rest: a text of many "eyJ" that are no tokens stays linear.
+# Possessive, and with an optional rest: a text with many "eyJ" that are not tokens takes linear
+# time.
 _JSON_WEB_TOKEN = re.compile(
     r"(?<![A-Za-z0-9_])eyJ[A-Za-z0-9_-]{8,}+(\.[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+)?"
 )
@@ -135,7 +136,7 @@ def without_secrets(job: SummaryJob) -> SummaryJob:
     request = None if job.newest_request is None else without(job.newest_request, patterns)
     # A version may be older than a pattern, and carry what the pattern now matches.
     previous = None if job.previous is None else _redacted_summary(job.previous, patterns)
-    # `following` stays as it is: no text of it is kept, only numbers that stand for its names.
+    # `following` is not changed: only checksums of its names are kept, and no text.
     return replace(job, sources=sources, previous=previous, newest_request=request)
 
 

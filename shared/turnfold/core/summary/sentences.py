@@ -1,7 +1,7 @@
 """Split texts into sentences, and classify each by keywords in English, Chinese and Japanese.
 
 A sentence may be of several kinds. The keywords are in `keywords`. Code, tables and notes of
-machines are no sentences.
+programs are not sentences.
 """
 
 import re
@@ -35,7 +35,7 @@ _WORD = re.compile(r"[a-z']+")
 
 
 class SentenceKind(StrEnum):
-    """The purpose of a sentence. `FILLER` is politeness, which no summary needs."""
+    """The purpose of a sentence. `FILLER` is politeness, which a summary omits."""
 
     REQUEST = "request"
     DECISION = "decision"

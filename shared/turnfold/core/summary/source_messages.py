@@ -17,8 +17,8 @@ EvictedSource = tuple[Message, str, bool]
 def sources_of(stored: Iterable[EvictedSource]) -> tuple[Source, ...]:
     """Convert messages in the given order, without pinned system messages and joined items.
 
-    An evicted pinned message was superseded by a newer one, so no summary needs it. What a joined
-    item says stands in the first item of its response.
+    An evicted pinned message was superseded by a newer one, so no summary needs it. The first item
+    of a response has the texts of its joined items.
     """
     rows = [row for row in stored if not row[0].is_pinnable and row[0].element is not JOINED]
     names = {
@@ -37,11 +37,11 @@ def open_request(
     covered: Iterable[EvictedSource],
     following: Iterable[Mapping[str, Any]],
 ) -> str | None:
-    """Return the newest request that a version covers and nobody answered; None if there is none.
+    """Return the newest unanswered request that a version covers; None if there is none.
 
     `covered` are the messages that the version covers in addition to the previous one, `following`
-    the bodies of later messages. An answer is a text of the assistant beside which no tool is
-    called.
+    the bodies of later messages. An answer is a text of the assistant without tool
+    calls.
     """
     entry = previous.ledger[0] if previous is not None and previous.ledger else ""
     request = entry.removeprefix(REQUEST_PREFIX) if entry.startswith(REQUEST_PREFIX) else None

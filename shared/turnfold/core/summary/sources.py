@@ -10,7 +10,7 @@ from turnfold.messages import SYSTEM_ROLES
 Kind = Literal["llm", "extractive"]
 
 NARRATIVE_LEDGER_PART: Final = 4
-"""The ledger of a narrative summary takes at most the fourth part of its words."""
+"""The ledger of a narrative summary takes at most a quarter of its words."""
 
 REQUEST_PREFIX: Final = "request "
 """Begins the ledger entry of the open request, which is the first."""
@@ -20,7 +20,7 @@ class Source(NamedTuple):
     """One evicted message as a summarizer reads it: its text, without media.
 
     `calls` are the names and the JSON arguments of its tool calls. `tool_name` is the tool that a
-    result comes from. A late result answers a call that an earlier eviction took.
+    result comes from. A late result answers a call that was evicted earlier.
     """
 
     message_id: str
@@ -90,7 +90,7 @@ class SummaryJob:
         return self.max_words - self.ledger_words
 
     def __repr__(self) -> str:
-        """Sizes only: a key or a user's text must not reach a log by way of a traceback."""
+        """Show sizes only: no key or user's text may reach a log through a traceback."""
         return (
             f"SummaryJob(sources={len(self.sources)}, style={self.style!r}, model={self.model!r})"
         )

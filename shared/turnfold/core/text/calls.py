@@ -24,7 +24,7 @@ def read_call(entry: object) -> tuple[Mapping[str, Any] | None, Any]:
 
 
 def call_entries(body: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the calls of a message as they came; none if they are not a list."""
+    """Return the calls of a message as published; none if they are not a list."""
     entries = body.get("tool_calls")
     return entries if isinstance(entries, list) else ()
 

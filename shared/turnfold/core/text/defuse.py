@@ -15,7 +15,7 @@ _TAGS: Final = (
     "|im_start|im_end|im_sep|begin_of|end_of|start_of|endoftext|turnfold-"
 )
 _GAP: Final = r"[\s\u200b-\u200f\u2060\ufeff]*+"
-# All alternatives share one leading character class: so the search skips ordinary text seven
+# All alternatives share one leading character class, so that the search skips ordinary text seven
 # times as fast.
 _MARKERS: Final = re.compile(
     rf"[<＜\[#](?:"
@@ -33,7 +33,7 @@ def markers_in(text: str) -> int:
 
 
 def defused(text: str) -> str:
-    """Return the text without markup of roles and without Turnfold's own tags.
+    """Return the text with markup of roles and Turnfold's own tags defused.
 
     Nothing in the result can close the tags around it.
     """

@@ -31,7 +31,7 @@ COMMON: Final = frozenset(
     zip
     """.split()
 )
-"""Words that are one token, also capitalized and with a space before; with a sign before, two."""
+"""Words of one token, also capitalized or after a space; after a punctuation mark, two."""
 
 BOUNDED = re.compile(
     r"(?P<word>(?: |(?<![^\n0-9!-&(-/:-@[-`{-~])|(?<=[a-z])(?=[A-Z]))"
@@ -49,8 +49,8 @@ def token_upper_bound(text: str) -> int:
     """Return an upper bound for the tokens of a short text that Turnfold itself writes.
 
     The bound is proven, not counted: a token is at least one byte, three digits are one token, and
-    two letters whose pair is a token never stay apart. All pairs of the common small letters are
-    tokens.
+    two letters whose pair is a token are never separate tokens. All pairs of the common lower-case
+    letters are tokens.
     """
     return sum(_bounds(text))
 

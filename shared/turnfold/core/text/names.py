@@ -1,4 +1,4 @@
-"""Find the lines of a text that hold names: of files, functions, fields and ids, and exact figures.
+"""Find the lines of a text with names: of files, functions, fields, ids, and exact numbers.
 
 Names are found by their shape, in time linear in the text.
 """
@@ -46,7 +46,7 @@ class NamedLine(NamedTuple):
 
 def names_in(text: str) -> frozenset[str]:
     """Return the names in a text."""
-    # No name has a space. The long pattern tries each of its kinds at each character of a word.
+    # Names have no spaces. The long pattern tries each of its kinds at each character of a word.
     words = " ".join([word for word in text.split() if _HINT.search(word)])
     return frozenset(
         [name for match in _NAME.findall(words) if len(name := match.rstrip(".,;:-")) >= LEAST_NAME]
@@ -54,7 +54,7 @@ def names_in(text: str) -> frozenset[str]:
 
 
 def named_lines(text: str) -> Iterator[NamedLine]:
-    """Yield each line that holds a name that no line before it holds; a long line in pieces."""
+    """Yield each line with a name that no earlier line contains; a long line in pieces."""
     known: set[str] = set()
     for line in _LINE.finditer(text):
         for at, piece in _pieces(line[0]):

@@ -31,8 +31,8 @@ MOST_TERMS: Final = 24
 FEW_WORDS: Final = 12
 """The most words that each text is searched for one by one, in all its characters.
 
-Of a longer query, only this many of its longest words decide the relevance, and a row of CJK
-characters is searched by its pairs, so that a text is read once however many words there are."""
+In a longer query, only this many of the longest words decide the relevance, and a run of CJK
+characters is searched by its pairs, so that a text is read once, whatever the number of words."""
 MOST_PLACES: Final = 1_000
 """The most places in a text that are checked for the whole query as one value."""
 PREFIX_CHARACTERS: Final = 3
@@ -41,8 +41,8 @@ PREFIX_CHARACTERS: Final = 3
 _LONG_ENOUGH = 1_000.0
 
 WHOLE, VERBATIM, WORDS, BEGINNINGS = 3, 2, 1, 0
-"""How well a message matches: it has the query as a whole value, as part of one, all of its words,
-or words that begin like them."""
+"""The kind of a match: the message contains the query as a whole value, as part of one, all of its
+words, or words that begin like them."""
 
 
 class Term(NamedTuple):
@@ -52,12 +52,12 @@ class Term(NamedTuple):
     is_prefix: bool = False
 
     def matches(self, term: str) -> bool:
-        """Return whether this finds a term of the index."""
+        """Return whether this matches a term of the index."""
         return term.startswith(self.text) if self.is_prefix else term == self.text
 
 
 Lookup = tuple[Term, ...]
-"""Terms that a text must all have."""
+"""Terms that a text must contain, all of them."""
 
 
 class Relevance(NamedTuple):
@@ -272,7 +272,7 @@ def ranked(question: SearchQuery, graded: Mapping[int, Relevance]) -> list[Searc
         for tier, score in ((VERBATIM, 4.0), (WHOLE, 4.5)):
             holders = [position for position, grade in graded.items() if grade.tier >= tier]
             if holders:
-                # VERBATIM before WHOLE: where one message is the first of both, the higher score
+                # VERBATIM before WHOLE: if one message is the first of both, the higher score
                 # stays.
                 scores[min(holders)] = score
     return sorted(

@@ -37,9 +37,9 @@ class TokenOffsets:
     """Points of a text with their offset, and the tokens and line ends before them.
 
     The first point is the start, the last the end; neighbors are at most about 256 bytes apart. The
-    ends of the first 20 lines and the starts of the last 10 are points where that splits no token,
-    the 20th and the 10th always. Token counts add up, and none is below the tokenizer's count of
-    the same part.
+    ends of the first 20 lines and the starts of the last 10 are points unless that splits a token;
+    the 20th and the 10th always are. Token counts add up, and none is below the tokenizer's count
+    of the same part.
     """
 
     offsets: tuple[int, ...] = (0,)
@@ -53,7 +53,7 @@ class TokenOffsets:
         start = spent = ended = 0
         for end in _grid(text):
             stretch = text[start:end]
-            # A word parted in its middle may count one less than it does whole.
+            # A word that is split may count one less than it does as a whole.
             spent += count(stretch) + (PARTED.match(text, end) is None)
             ended += stretch.count("\n")
             offsets.append(end)
@@ -142,7 +142,7 @@ class TokenOffsets:
         return self.offsets[self._point_after(offset)]
 
     def tokens_between(self, start: int, end: int) -> int:
-        """Return the most tokens between two offsets; exact if both are points."""
+        """Return an upper bound of the tokens between two offsets; exact if both are points."""
         return (
             self.tokens[self._point_after(end)] - self.tokens[self._point_before(start)]
             if start < end

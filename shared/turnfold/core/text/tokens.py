@@ -61,7 +61,7 @@ CALLED_TOOL_FIELDS: Final = frozenset({"name", "arguments", "input"})
 
 PATH_KEYS: Final = ("path", "file_path", "filename", "file", "notebook_path")
 NAMES_A_PATH: Final = re.compile(rf'"(?:{"|".join(PATH_KEYS)})"')
-# Made once: `json.dumps` makes one for each value.
+# Created once: `json.dumps` creates one per value.
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=repr)
 
 
@@ -123,7 +123,7 @@ def measure_with(
     calls: tuple[ToolCall, ...] = ()
     is_irregular = False
     reasoning_tokens = 0
-    # Most messages have a role and a content, and nothing else to be looked for.
+    # Most messages have only a role and a content.
     if len(body) > 2 or "content" not in body:
         for key, value in body.items():
             if value is None or key in UNCOUNTED_FIELDS:
@@ -189,7 +189,7 @@ def _other_parts(content: object, count: Count, image_tokens: int) -> int:
 
 
 def _parts(parts: Sequence[Any], count: Count, image_tokens: int) -> int:
-    """Return the tokens of media, and of parts that are not understood."""
+    """Return the tokens of media, and of parts of unknown types."""
     tokens = 0
     odd: list[Any] = []
     for part in parts:
@@ -201,7 +201,7 @@ def _parts(parts: Sequence[Any], count: Count, image_tokens: int) -> int:
 
 
 def _odd(values: Sequence[Any], count: Count) -> int:
-    """Return the tokens of values that are not understood.
+    """Return the tokens of values of unknown types.
 
     They count as one list: an event may hold two million, and counting each takes seconds.
     """
@@ -209,7 +209,7 @@ def _odd(values: Sequence[Any], count: Count) -> int:
 
 
 def is_media(part: object) -> bool:
-    """Return whether a part of a content is an image, a sound, a film or a file."""
+    """Return whether a content part is an image, audio, a video or a file."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     return isinstance(kind, str) and kind in MEDIA_PARTS
 
@@ -234,7 +234,7 @@ def _calls(
 ) -> tuple[tuple[ToolCall, ...], int, bool]:
     """Return the valid calls, the tokens of all entries, and whether others exist.
 
-    Fields that are not understood count beside the call, since they stay when it is shortened.
+    Unknown fields count separately, because they stay when the call is shortened.
     """
     if not isinstance(entries, list):
         return (), count(_json(entries)), True
@@ -273,14 +273,14 @@ def _calls(
 
 
 def _beside(fields: Mapping[str, Any], known: frozenset[str], count: Count, image: int) -> int:
-    """Return the tokens of the fields that are not understood."""
+    """Return the tokens of unknown fields."""
     if fields.keys() <= known:
         return 0
     return sum([_field(key, fields[key], count, image) for key in fields.keys() - known])
 
 
 def _field(key: str, value: object, count: Count, image_tokens: int) -> int:
-    """Return the tokens of any other field. A provider may bill it: it counts as text, or media."""
+    """Return the tokens of any other field, as text or media, because a provider may bill it."""
     if not value:
         return 0
     if key in MEDIA_PARTS:

@@ -19,7 +19,7 @@ _DIGIT = re.compile(r"\d")
 _TAG = re.compile(r"</?[A-Za-z][\w-]{0,40}\s?/?>")
 _STYLING = re.compile(r"\x1b?\[(?:\d{1,3}+;?+){1,6}+m|\x1b\[[0-9;?]*[A-Za-z]")
 _STYLED = ("\x1b[", "[0m", "[22m", "[39m")
-# Most tokens are plain words, which are no values: the first branch matches them without a group.
+# Most tokens are plain words, not values: the first branch matches them without a group.
 _TOKEN = re.compile(r"[A-Za-z_~%+*$-]++(?![0-9./\\:@#])|([A-Za-z0-9_./\\:@#~%+*$-]{2,})")
 _KNOWN_ENDINGS = (
     "py|pyi|js|jsx|ts|tsx|mjs|json|jsonl|toml|yaml|yml|md|txt|rst|html|css|scss|sh|bash|zsh|sql|go"
@@ -87,7 +87,7 @@ KIND_WEIGHTS: Mapping[str, int] = {
     "version": 9, "phone": 10, "number": 7, "command": 7, "measure": 6, "time": 6, "read": 4,
     "line": 9,
 }  # fmt: skip
-"""What the kind of a value adds to its rank. A kind that is not listed is not part of a ledger."""
+"""The weight of a value's kind in its rank. A kind that is not listed is not part of a ledger."""
 
 RANK_BY_USER, RANK_BY_CALL, RANK_BY_ASSISTANT, RANK_BY_ERROR, RANK_BY_TOOL = 100, 55, 50, 40, 20
 """The rank of a value by the message that names it, before the weight of its kind is added."""
@@ -102,9 +102,10 @@ class Value(NamedTuple):
 
 
 def worth_of(rank: int, *, is_repeated: bool, is_command: bool = False) -> float:
-    """Return the worth of a value beside others; divide it by its tokens.
+    """Return the worth of a value, which the caller divides by its tokens.
 
-    Coming back counts most. A value that somebody named is worth more than one that a tool printed.
+    Recurrence counts most. A value that a person or the model named is worth more than one that a
+    tool printed.
     """
     is_named = rank >= RANK_BY_ERROR and not is_command
     return 1 + _WORTH_IF_REPEATED * is_repeated + _WORTH_IF_NAMED * is_named
@@ -133,7 +134,7 @@ def values_in(text: str) -> list[Value]:
     for match in _measures_in(text):
         kind, measured = match.lastgroup or "measure", match[0]
         values[Value("date" if kind == "calendar" else kind, measured)] = None
-        # Its number was found as a token already, and says less than the measure.
+        # Its number was found as a token already, and is less specific than the measure.
         values.pop(Value("number", measured.lstrip("$€£¥￥ ").rstrip(_UNITS)), None)
     if _NEAR_A_MONTH.search(text):
         for match in _MONTH_DAY.finditer(text):
@@ -172,7 +173,7 @@ def _tokens_in(text: str) -> dict[Value, None]:
 
 
 def _kind_of(token: str) -> str | None:
-    """Return the kind of a token, or None for what is no value: a word, a year, `17ms`."""
+    """Return the kind of a token, or None if it is not a value: a word, a year, `17ms`."""
     shape = _SHAPES.fullmatch(token)
     kind = shape.lastgroup if shape is not None else None
     if kind == "id" and _is_plain(token):

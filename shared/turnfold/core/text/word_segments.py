@@ -1,7 +1,7 @@
 """Segments of a word index: the terms of several messages of a session, packed and immutable.
 
 A segment consists of pieces of bytes. Piece 0 is its header: the positions of its messages, the
-first term of each block, and the block itself if there is one only. Otherwise the pieces from 1 on
+first term of each block, and the block itself if there is only one. Otherwise the pieces from 1 on
 are its blocks, in the order of their terms. Messages are named by their ordinals in the segment.
 """
 
@@ -165,7 +165,7 @@ def blocks_of(pieces: Sequence[bytes]) -> Iterator[TermBlock]:
 def merge_segments(
     segments: Sequence[Sequence[bytes]], removed: Sequence[frozenset[int]]
 ) -> list[bytes]:
-    """Return the pieces of one segment with the messages of several but the removed ordinals.
+    """Return the pieces of one segment with the messages of several, without the removed ordinals.
 
     Return nothing if no message is left.
     """

@@ -67,7 +67,7 @@ def _few_marks(match: re.Match[str]) -> str:
 
 
 def is_cjk(character: str) -> bool:
-    """Return whether a character belongs to a language without spaces between words."""
+    """Return whether a character belongs to a script without spaces between words."""
     return character > _BEFORE_EAST and _IS_EAST.match(character) is not None
 
 

@@ -1,43 +1,43 @@
-"""Share a budget: what a window, its summary, what a trim leaves of it and recall may take."""
+"""Shares of a budget: of the window, of summary and ledger, after a trim, and for recall."""
 
 from math import floor
 from typing import Final, NamedTuple
 
 TURNS_BETWEEN_TRIMS: Final = 5
 FEWEST_TURNS: Final = 10
-"""Only where so many turns fit, trims leave room for `TURNS_BETWEEN_TRIMS` of them."""
+"""Trims leave room for `TURNS_BETWEEN_TRIMS` turns if the budget holds at least this many."""
 GROWTH_AT_ARRIVAL: Final = 0.8
 MOST_AT_ARRIVAL: Final = 0.9
-"""So much of these turns' growth, and so much of the budget in all, a window may take when a
-request arrives, beyond what recall usually leaves to it."""
+"""When a request arrives, a window may exceed what recall usually leaves to it by this share of
+these turns' growth, up to this share of the budget."""
 LEAST_KEPT: Final = 0.4
 """A trim leaves at least this share, whatever the size of turns."""
 LEAST_BESIDE: Final = 0.1
 """When a request arrives, everything but the system message and this request keeps at least this
-share of what both leave; recall gets the rest."""
+share of the room that both leave; recall gets the rest."""
 SMALL_BUDGET_TOKENS: Final = 6_000
-"""Windows below show a few steps of an agent: chosen lines tell more than messages that only happen
-to be the newest."""
+"""Smaller windows show only a few steps of an agent, and chosen lines are worth more than messages
+that happen to be the newest."""
 MOST_KEPT_WITH_RECALL, MOST_KEPT_OF_SMALL = 0.75, 0.7
-"""A trim within a turn leaves the rest of the budget, or of a small one, for recall and what
-follows."""
+"""The most that a trim within a turn keeps of a budget, and of a small one. The rest is for recall
+and later messages."""
 ROOM_WITHIN_TURN: Final = 0.6
-"""In a small window that its turn has outgrown, so much of what a trim frees stays free for recall
-before the next trim."""
+"""If the turn has outgrown a small window, this share of what a trim frees must be free for recall,
+or the window is trimmed again."""
 
 SUMMARY_SHARE, SUMMARY_SHARE_WITH_RECALL = 0.4, 0.8
 """The largest shares of a budget, and of what recall leaves of it, for summary and ledger."""
 SUMMARY_SHARE_BESIDE_LINES: Final = 0.25
 SMALL_SUMMARY_TOKENS: Final = 1_450
-"""With recall, summary and ledger take at most this share of a budget, or so many tokens if that is
-more."""
+"""With recall, summary and ledger take at most this share of a budget, or this many tokens if that
+is more."""
 
 
 def most_for_summary(tokens: int, arrival_tokens: int) -> int:
     """Return the most tokens that summary and ledger take of a budget.
 
-    With recall, it is a smaller share of all but small budgets: lines chosen for the window tell
-    more than further entries of the ledger.
+    With recall, it is a smaller share, except of small budgets: lines chosen for the window are
+    worth more than further entries of the ledger.
     """
     most = SUMMARY_SHARE * tokens
     if arrival_tokens < tokens:
@@ -48,7 +48,8 @@ def most_for_summary(tokens: int, arrival_tokens: int) -> int:
 def most_kept(tokens: int, *, acts: bool) -> float:
     """Return the largest share of a budget that a trim with recall leaves in the window.
 
-    Small windows of an agent that acts are trimmed deeper, for lines; talk has none.
+    Small windows of an agent that acts are trimmed deeper, to quote lines; other conversations
+    quote none.
     """
     is_small = acts and tokens < SMALL_BUDGET_TOKENS
     return MOST_KEPT_OF_SMALL if is_small else MOST_KEPT_WITH_RECALL
@@ -79,8 +80,8 @@ class WindowLimits(NamedTuple):
     def for_turns(self, turn_tokens: int) -> "WindowLimits":
         """Return the limits of a session whose turns have this median size (0 if unknown).
 
-        Where ten turns fit, a trim makes room for five, so that the beginning of the window stays
-        for so long. Recall then has much room after a trim, and little before the next one.
+        If ten turns fit, a trim makes room for five, so that the beginning of the window stays the
+        same for that long. Recall then has much room after a trim, and little before the next one.
         """
         if not self.is_trimmed_by_turns or not turn_tokens:
             return self
@@ -100,9 +101,9 @@ class WindowLimits(NamedTuple):
         )
 
     def beside(self, fixed_tokens: int) -> "WindowLimits":
-        """Return the limits of a window whose system message and newest request take so much.
+        """Return the limits of a window whose system message and newest request have these tokens.
 
-        Neither is ever cut for recall: where both are large, recall gets less.
+        Neither is ever cut for recall: if both are large, recall gets less.
         """
         least = fixed_tokens + int(LEAST_BESIDE * max(0, self.tokens - fixed_tokens))
         if not self.makes_room or least <= self.arrival_tokens:

@@ -33,11 +33,11 @@ class WindowBuilder:
     `taken` are the messages so far; `live` counts the live ones. `total` are the tokens and `size`
     the messages of the window.
 
-    Mutable, because it is on the hot path: a request continues the window of the one before. Then
-    it needs how the window was trimmed: the window last exceeded its limits with the message
-    `trimmed_after`, was last trimmed to `trimmed_to` tokens, and is not trimmed again before the
-    message of number `next_trim`. If not
-    `can_continue`, the last trim came late, and new messages need a window built from the start.
+    Mutable, because it is on the hot path: a request continues the window of the one before, and
+    needs how it was trimmed. The window last exceeded its limits with the message `trimmed_after`,
+    was last trimmed to `trimmed_to` tokens, and is not trimmed again before the message of number
+    `next_trim`. Unless `can_continue`, the last trim came late, and new messages need a window
+    built from the start.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class WindowBuilder:
         self.live += sum([message.compaction_id is None for message in messages])
 
     def add(self, message: Message) -> None:
-        """Add a message that was taken. Pinned messages stand in the prefix, if anywhere."""
+        """Add a message that was taken. Pinned messages belong to the prefix, if anywhere."""
         self.name_covered_calls(message)
         self.turns.add(message)
         if message.role is Role.TOOL:
@@ -127,7 +127,7 @@ class WindowBuilder:
             self._count_digest()
 
     def begin_trim(self) -> None:
-        """Tell all that is possible of what is left out, before more has to go."""
+        """Let the digest name as much as it can again, before more is left out."""
         self.digest.begin_trim(self.open_round)
         self._count_digest()
 
@@ -211,7 +211,7 @@ class WindowBuilder:
     def _is_request(self, message: Message) -> bool:
         """Return whether a message starts a round.
 
-        A machine-made one does only while no person has asked for anything.
+        A message of a program does only until a person has written a request.
         """
         if message.role is not Role.USER:
             return False
@@ -220,7 +220,7 @@ class WindowBuilder:
     def _fold_held(self) -> None:
         """Leave out blocks of compactions that are shown by their digest, unless protected.
 
-        Without `shows_pending`, those leave as well that lose their protection later.
+        Without `shows_pending`, blocks that lose their protection later leave as well.
         """
         for block in self._held:
             if block.is_shown and not self.is_protected(block):
@@ -240,7 +240,7 @@ class WindowBuilder:
     def _add_result(self, message: Message) -> None:
         if message.answers is None:
             return
-        # Whose answer it is was decided by `core.history.pairing`; this only looks for the shown
+        # `core.history.pairing` decided which call it answers; this only looks for the shown
         # call.
         key = (message.answers.position, message.compaction_id is None)
         block = self._calling.get(key)
@@ -346,7 +346,7 @@ class WindowBuilder:
         self.looked_at += len(kept)
 
     def fold(self, block: BlockView) -> None:
-        """Leave a block out. The digest tells of it instead."""
+        """Leave a block out. The digest names it instead."""
         block.is_shown = False
         self.total -= block.tokens
         self.size -= block.size
@@ -355,7 +355,7 @@ class WindowBuilder:
         self._count_digest()
 
     def shorten_digest(self, form: DigestForm) -> None:
-        """Let the digest tell no more than this form does, if the window does not fit."""
+        """Reduce the digest to this form, if the window does not fit."""
         if self.is_over:
             self.digest.shorten(form)
             self._count_digest()
@@ -367,9 +367,9 @@ class WindowBuilder:
         self._digest_tokens, self._digest_size = self.digest.tokens, self.digest.size
 
     def fold_digested(self, block: BlockView) -> None:
-        """Leave out a block that the digest of its compaction tells.
+        """Leave out a block that the digest of its compaction describes.
 
-        A request takes the answers of its round along, which its compaction may not hold.
+        A request takes along the answers of its round, which may not belong to its compaction.
         """
         if block is block.in_round.request:
             self.leave_out(block)

@@ -150,7 +150,7 @@ class TrimCandidates:
         """Queue a result for the steps that may shorten it."""
         policy, message = self._policy, view.message
         _push(self.seen_results, block, view)
-        # Its publisher has cut it already: no step cuts it again, but (3) may replace it by a line.
+        # Its publisher has already cut it: no step cuts it again, but (3) may replace it by a line.
         if message.is_truncated:
             return
         cap = policy.tool_result_max_chars

@@ -16,7 +16,7 @@ STAND_IN_TOKENS: Final = MESSAGE_TOKENS + token_upper_bound(STAND_IN)
 """The tokens of the message that closes a call without a result."""
 
 LEAST_CHARACTERS: Final = 64
-"""The characters of a request that stay, however short it is cut."""
+"""The characters that stay of the shortest cut of a request."""
 
 LEAST_ARGUMENTS_TOKENS: Final = 48
 SEAM_TOKENS: Final = 2
@@ -43,8 +43,8 @@ def _offsets(cuts: str | UncountedText) -> TokenOffsets:
 class TextCut(NamedTuple):
     """The first `head` characters of a text, a mark, and the characters from `tail` on.
 
-    `tokens` includes the mark. `omitted_tokens` are missing of the `original_tokens`, which include
-    media. The mark of a preview states only the original size.
+    `tokens` includes the mark. `omitted_tokens` of the `original_tokens`, which include media, are
+    missing. The mark of a preview states only the original size.
     """
 
     head: int
@@ -90,7 +90,7 @@ CUT_MARK: Final = re.compile(
 )
 """What `cut_mark` returns."""
 
-# A mark costs the same whatever its numbers are, so that a cut is priced before it is made.
+# A mark costs the same for all numbers, so that the tokens of a cut are known before it is made.
 _WIDEST = 999_999_999
 MARK_TOKENS: Final = SEAM_TOKENS + token_upper_bound(
     cut_mark(TextCut(0, 0, 0, _WIDEST, _WIDEST), _WIDEST)
@@ -232,7 +232,7 @@ def arguments_tokens(call: ToolCall) -> int:
 
 
 def call_tokens_within(call: ToolCall, arguments: int) -> int:
-    """Return an upper bound of a call's tokens if its arguments take so many."""
+    """Return an upper bound of a call's tokens, given those of its arguments."""
     name = call.name
     # A token is at least one byte. For a name of unusual length, that bound is good enough.
     name_tokens = (

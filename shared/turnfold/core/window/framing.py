@@ -61,13 +61,13 @@ SHORT_DIGEST_TOKENS: Final = MESSAGE_TOKENS + 22 + SEAMS
 # Upper bounds of what each quoted line and escaped tag adds.
 _LINE_TOKENS = _TAG_TOKENS = 3
 _ENTRY_TOKENS: Final = 1
-"""Of the line end and the dash before an entry, one token is counted with the entry."""
+"""One of the tokens of the line end and the dash before an entry is counted with the entry."""
 
 _SHORT_DIGEST: Final = "{} messages with {} tool calls are left out below."
 
 
 def short_digest(messages: int, calls: int) -> str:
-    """Return the shortest digest: how many messages it stands for. It needs no frame."""
+    """Return the shortest digest, the number of its messages. It needs no frame."""
     return DIGEST_TITLE + _SHORT_DIGEST.format(messages, calls)
 
 
@@ -97,7 +97,7 @@ class SummarySize:
     entry_tokens: tuple[int, ...] = ()
 
     def ledger_tokens(self, entries: int) -> int:
-        """Return the tokens of so many entries of the ledger, from the first."""
+        """Return the tokens of this many entries of the ledger, from the first."""
         if entries < self.entries:
             return sum(self.entry_tokens[:entries])
         return max(0, self.tokens - self.text_tokens)

@@ -1,8 +1,9 @@
 """Grow a window message by message, and trim it whenever it exceeds its limits.
 
-A window is not cut from a list: messages are added as they came, and each trim lasts. So its
+A window is not cut from a list: messages are added in order, and each trim is permanent. So its
 content after n messages depends on these n alone, messages only ever get shorter, and the windows
-of two requests begin alike until the limits are next exceeded. A prompt cache stays valid.
+of two requests have the same beginning until the limits are exceeded again. Prompt caches stay
+valid.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from turnfold.messages import Message
 
 FREE_LOOKS: Final = 256
 LOOKS_PER_MESSAGE: Final = 8
-"""Trimming is delayed by one message per so many examined parts that stayed unchanged.
+"""Trimming is delayed by one message per this many examined parts that stayed unchanged.
 
 The first `FREE_LOOKS` are free. The total cost therefore stays proportional to the session.
 """
@@ -30,7 +31,7 @@ def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
     window.take(messages)
     is_postponed = False
     for number, message in enumerate(messages, start=first):
-        # It stands in the prefix already: a trim that was postponed before it stays postponed.
+        # It is already in the prefix: a trim that was postponed before it stays postponed.
         if message.is_pinnable:
             continue
         window.add(message)
@@ -46,9 +47,9 @@ def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
             window.made_room_after = message
     window.name_covered_calls()
     if is_postponed or window.is_over:
-        # The window must fit now, also one of a system message and a summary alone. But a window
-        # that grew on would be trimmed at another message: only one built from the start has the
-        # content that these messages give.
+        # The window must fit now, even one of only a system message and a summary. But if it were
+        # continued, it would be trimmed at another message: only a window built from the start
+        # has the content that follows from these messages.
         window.begin_trim()
         trim_to_budget(window)
         window.can_continue = False
@@ -58,8 +59,8 @@ def _limits_with_room(window: WindowBuilder, message: Message, number: int) -> W
     """Return the limits that leave room for recall, if the window must be trimmed to them now.
 
     It must if a message begins or ends a turn. Within a turn it must if the window leaves out
-    calls of that turn, and has grown enough since its last trim: a block of lines tells more than
-    the oldest messages that it takes the place of.
+    calls of that turn, and has grown enough since its last trim: a block of lines is worth more
+    than the oldest messages that it replaces.
     """
     if is_turn_boundary(message):
         if window.total <= window.limits.arrival_tokens or not window.has_hidden:
@@ -79,14 +80,14 @@ def _limits_with_room(window: WindowBuilder, message: Message, number: int) -> W
 def _trim(
     window: WindowBuilder, limits: WindowLimits, number: int, *, is_for_recall: bool = False
 ) -> None:
-    """Trim to these limits after message `number`, and delay the next by the parts seen in vain."""
+    """Trim to these limits after message `number`; unchanged parts delay the next trim."""
     own_limits, window.limits = window.limits, limits
     window.looked_at = 0
     window.begin_trim()
     trim_to_budget(window, is_for_recall=is_for_recall)
     window.limits = own_limits
-    # A trim for recall spares protected messages. Where the digest told least before, it now tells
-    # more than the window has room for.
+    # A trim for recall spares protected messages. If the digest was in its shortest form before, it
+    # is now larger than the window has room for.
     if window.is_over:
         trim_to_budget(window)
     window.trimmed_to = window.total

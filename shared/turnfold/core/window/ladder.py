@@ -37,7 +37,7 @@ def trim_to_budget(window: WindowBuilder, *, is_for_recall: bool = False) -> Non
             if window.total <= window.limits.target_tokens:
                 break
             step(window, window.limits.target_tokens)
-        # Only down to the limit: room for what comes next is not worth a cut in what is protected.
+        # Only down to the limit: room for later messages is not worth cutting protected ones.
         trim_protected(window, is_for_recall=is_for_recall)
     if window.size > window.limits.messages:
         leave_out_oldest(window, lambda: window.size <= window.limits.target_messages)
@@ -80,7 +80,7 @@ def trim_large_results(window: WindowBuilder, target: int) -> None:
 def replace_results(window: WindowBuilder, target: int) -> None:
     """(3) While all results together take too large a share, replace them by one line each.
 
-    A result of which only a part must go is cut, unless its publisher has cut it already.
+    A result is only cut if that frees enough, unless its publisher has already cut it.
     """
 
     def replace(view: MessageView) -> None:
@@ -171,7 +171,7 @@ def digest_pending(window: WindowBuilder, target: int) -> None:
             continue
         window.digested.add(pending.compaction_id)
         for block in leaving:
-            # A request that left before it may have taken it along.
+            # An earlier request may have taken it along.
             if block.is_shown:
                 window.fold_digested(block)
 
@@ -260,7 +260,7 @@ def trim_for_emergency(window: WindowBuilder) -> None:
 def _keep_rounds(window: WindowBuilder, rounds: int) -> None:
     starts = [index for index, block in enumerate(window.blocks) if block.head.message.is_request]
     if len(starts) > rounds:
-        # Whole rounds stand before a request, so only what is protected parts one.
+        # Whole rounds precede a request, so only protected blocks can split one.
         for block in window.blocks[: starts[-rounds]]:
             if block.is_shown and not window.is_protected(block):
                 window.fold(block)

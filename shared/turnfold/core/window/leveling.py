@@ -1,4 +1,4 @@
-"""Shorten several texts and arguments to one length, so that the longest give up most."""
+"""Shorten several texts and arguments to one length, so that the longest lose most."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -15,7 +15,7 @@ def keep_longer_cut(window: WindowBuilder, block: BlockView, target: int) -> boo
     """Shorten the longest parts of a block until the window just meets its target.
 
     A block that needs its round is shortened together with it. Return False if that is not
-    possible, or would keep too little to be worth it.
+    possible, or if too little would remain.
     """
     blocks = window.leaving_with(block)
     excess = window.total - target
@@ -48,7 +48,7 @@ def level(window: WindowBuilder, blocks: Sequence[BlockView], target: int, *, le
 
 
 def _may_be_cut(window: WindowBuilder, block: BlockView, view: MessageView) -> bool:
-    """Return whether a text may be cut: a result that its publisher has cut only as a last resort.
+    """Return whether a text may be cut: a result that its publisher has cut, only as a last resort.
 
     Protected blocks are shortened last, and cannot be left out instead.
     """

@@ -44,7 +44,7 @@ class WindowPrefix:
 
 
 def extra_items(message: Message, shape: Shape) -> int:
-    """Return how many messages more than one a message takes in a window of this shape.
+    """Return the number of additional messages that a message needs in a window of this shape.
 
     A chat message is an item for its text, and one for each call. Items that are joined to another
     are counted by themselves.

@@ -1,7 +1,7 @@
-"""Shorten what a window protects: the last resort of the ladder, and only as far as needed.
+"""Shorten protected parts of a window: the last resort of the ladder, only as far as needed.
 
-The newest request, the results that the model has not seen and the summary lose their ends before
-anything of them is left out.
+The newest request, the results that the model has not seen, and the summary are shortened before
+any of them is left out.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Step = Callable[[WindowBuilder], None]
 def trim_protected(window: WindowBuilder, *, is_for_recall: bool = False) -> None:
     """Shorten protected messages, only as far as needed, after every other step.
 
-    What recall may say is worth a part of digest and summary, but no part of a message.
+    Room for recall may cost a part of digest and summary, but no part of a message.
     """
     for step in STEPS_FOR_RECALL if is_for_recall else PROTECTED_STEPS:
         if window.total <= window.limits.tokens:
@@ -66,7 +66,7 @@ def _reduce_unseen(window: WindowBuilder) -> None:
         return
     results = [view for view in block.results if view is not None]
     window.looked_at += len(block.results)
-    # A line names the id of its original, and a mark does not: so lines come first.
+    # Lines come first, because they name the id of the original, which marks do not.
     for shorten in (
         lambda view: view.to_line(window.line_starts),
         MessageView.to_mark,
@@ -128,7 +128,7 @@ def leave_out_oldest(window: WindowBuilder, is_enough: Callable[[], bool]) -> No
 
 
 def is_worth_folding(window: WindowBuilder) -> bool:
-    """Return whether leaving out all that may go frees more tokens than its digest takes."""
+    """Return whether leaving out all possible blocks frees more tokens than their digest takes."""
     if window.digest.size:
         return True
     leaving = [
@@ -149,7 +149,7 @@ def _fold_rest(window: WindowBuilder) -> None:
 
 
 # Results go before the summary and an interrupted request, and the newest request is cut last. The
-# digest tells less where that suffices to keep a text, and nothing only if nothing else is left.
+# digest becomes shorter if that suffices to keep a text, and empty only as the last resort.
 PROTECTED_STEPS: Final[tuple[Step, ...]] = (
     _preview_unseen_arguments,
     lambda window: window.shorten_digest(DigestForm.NAMES),
@@ -176,7 +176,7 @@ def cap_unseen(
 ) -> None:
     """Shorten the longest unseen results, none below `least` tokens, until the window fits.
 
-    With `spares_truncated`, those stay whole that their publisher has cut already.
+    With `spares_truncated`, results that their publisher has cut stay as they are.
     """
     block = window.unseen
     excess = window.total - window.limits.tokens

@@ -32,7 +32,7 @@ class TurnSizes:
 
     @property
     def median_after_request(self) -> int:
-        """The median of what turns add after their request; 0 without one."""
+        """The median of the tokens that turns add after their request; 0 without one."""
         return _median(self._answers)
 
 

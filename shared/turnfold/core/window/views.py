@@ -242,8 +242,8 @@ UNRANKED: Final = -1
 class RoundView:
     """A request and the blocks up to the next one. The newest round is open, older ones are closed.
 
-    The first round has no request: its blocks stand before the first user message. While no person
-    has asked for anything, machine-made user messages start rounds, too.
+    The first round has no request: its blocks precede the first user message. Until a person has
+    written a request, user messages of programs start rounds, too.
     """
 
     __slots__ = ("__weakref__", "blocks", "is_closed", "priority", "request")
@@ -292,7 +292,7 @@ class BlockView:
         self.joined: tuple[MessageView, ...] = ()
         """The other items of a response whose first item is the head."""
         self.extra_size = 0
-        """Messages that the format of the window needs beside one per chat message."""
+        """Messages that the format of the window needs in addition to one per chat message."""
         self.best_answer = UNRANKED
         """The highest priority of its results; set only if the window may need trimming."""
         self.is_recent = False

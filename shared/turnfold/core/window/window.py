@@ -54,7 +54,7 @@ class WindowRequest:
 
     `max_messages` does not count the pinned system message. `aside_tokens` (raw counts) and
     `aside_messages` stay free for additions by the shape of the answer. With `tells_omitted`, a
-    digest tells of the messages that are left out. `recall_share` of the tokens stays free for a
+    digest describes the omitted messages. `recall_share` of the tokens stays free for a
     recall block when a request arrives.
     """
 
@@ -177,7 +177,7 @@ def build_window(
 
 
 def _begins_with_user(window: WindowBuilder) -> bool:
-    """Return whether the first block is no answer, so that no shape adds a message before it."""
+    """Return whether the first block is no answer, before which a shape might add a message."""
     first = next((block for block in window.blocks if block.is_shown), None)
     return first is not None and first.head.message.role is not Role.ASSISTANT
 
@@ -284,7 +284,7 @@ def _limits(asked: WindowRequest, policy: Policy, factor: float) -> WindowLimits
     most = [most for most in (policy.max_messages or None, asked.max_messages) if most is not None]
     messages = min(most) - asked.aside_messages if most else UNLIMITED
     arrival_tokens = floor((1 - asked.recall_share) * tokens)
-    # Where no tools are called, recall has a larger share, and matters more than a long prefix.
+    # Without tool calls, recall has a larger share, and is worth more than a long prefix.
     acts = asked.recall_share <= policy.recall_share
     kept = most_kept(tokens, acts=acts) if asked.recall_share else 1.0
     return WindowLimits(

@@ -132,14 +132,14 @@ async def write_version(
         day = now_ms() // DAY_MS
         total = await store.spend(agent_id, day, tokens)
         if limit and total - tokens < limit <= total:
-            # Only the call that goes over the limit says so, whoever is told of it afterwards.
+            # Only the call that exceeds the limit reports it.
             log.warning("token_quota.exceeded", agent_id=agent_id, tokens=total, limit_tokens=limit)
 
     async def keep(part: ChunkSummary) -> None:
         try:
             await store.keep(job, part, now_ms=now_ms())
         finally:
-            # The call was paid, whether its answer could be stored or not.
+            # The call was billed, whether its answer could be stored or not.
             await pay(part.tokens)
 
     begun = await store.begun(job)

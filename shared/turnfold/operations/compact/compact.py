@@ -62,7 +62,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """The compaction ended and changed nothing. Without `reason` there was nothing to do."""
+    """The compaction ended without a change. Without `reason` there was nothing to do."""
 
     reason: str | None
 
@@ -96,7 +96,7 @@ async def compact(
         await store.discard(job, now_ms=now_ms())
         return Discarded()
     except asyncio.CancelledError:
-        # A worker that is told to stop: the next one need not wait for its lease.
+        # This worker stops: the next one need not wait for its lease.
         with contextlib.suppress(Unavailable):
             await store.give_back(job, now_ms=now_ms())
         raise
@@ -136,8 +136,8 @@ async def _attempt(
 def _resting(job: Job, writing: SummaryConfig) -> str | None:
     """Return why the model is not called now, or None.
 
-    An attempt may crash after the model was paid. Without this limit, a job that always crashes
-    would pay at each attempt.
+    An attempt may crash after the model was called. Without this limit, a job that always crashes
+    would pay for a call at each attempt.
     """
     if job.cooling is None and job.can_stand_in and job.attempt > writing.attempts:
         return Reason.CRASHED
@@ -158,7 +158,7 @@ async def _write(
     writing: SummaryConfig, count: Count, now_ms: Callable[[], int],
 ) -> Outcome:  # fmt: skip
     asked, began_ms = summary_job(job, job_input, model, writing), now_ms()
-    # While the model rests it is not asked, and what was evicted does not wait for it.
+    # During its cooldown the model is not called, and evicted messages do not wait for it.
     reason = _resting(job, writing)
     try:
         with span("summarise", messages=len(asked.sources)) as summarising:
@@ -187,9 +187,9 @@ async def _write(
     )
     if draft.kind == "llm":
         calls, results = truncated(asked.sources)
-        # For the audit: a reader can tell what the model has not seen.
+        # For the audit: it shows what the model has not seen.
         made = replace(made, calls_truncated=calls, results_truncated=results)
-    # Only what a model should have written is a stand-in.
+    # A version is a stand-in only if a model should have written it.
     reason = reason if model is not None else None
     with span("commit") as committing:
         version = await store.commit(
@@ -270,7 +270,7 @@ def _counted(draft: Draft, style: str, depth: int, count: Count) -> Version:
 
 CRASHED_BACKOFF_MAX_SECONDS = 3600.0
 MOST_DOUBLINGS = 20
-"""The most often that a pause doubles: the attempts of a job that crashes have no limit."""
+"""The most doublings of a pause: the attempts of a job that crashes have no limit."""
 
 
 def _pause(attempt: int, error: SummarizerError, writing: SummaryConfig) -> float:
@@ -278,12 +278,12 @@ def _pause(attempt: int, error: SummarizerError, writing: SummaryConfig) -> floa
 
     A provider may ask for a longer pause.
     """
-    # More attempts than allowed have crashed: an operator must mend the cause.
+    # More attempts than allowed have crashed: an operator must fix the cause.
     is_crashing = attempt > writing.attempts
     cap = CRASHED_BACKOFF_MAX_SECONDS if is_crashing else writing.backoff_max_seconds
     longest = min(writing.backoff_seconds * 2 ** min(attempt - 1, MOST_DOUBLINGS), cap)
     asked_for = min(error.retry_after_seconds or 0.0, writing.retry_after_max_seconds)
-    # With jitter: jobs that failed together must not return together.
+    # With jitter: jobs that failed together must not be retried together.
     return asked_for + uniform(longest / 2, longest)  # noqa: S311  # jitter keeps no secret
 
 
@@ -310,6 +310,6 @@ async def renewed_lease(
         yield
     finally:
         keeper.cancel()
-        # A lease lost meanwhile shows at the commit, which is fenced.
+        # The commit is fenced, and so notices a lost lease.
         with contextlib.suppress(asyncio.CancelledError, LostLease):
             await keeper

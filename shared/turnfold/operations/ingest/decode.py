@@ -1,6 +1,6 @@
-"""Read, count and classify events: everything that needs no database.
+"""Parse, count and classify events: everything that needs no database.
 
-The receiver loads this module and the bus, and little else.
+The receiver process uses it, so it imports little.
 """
 
 import json
@@ -45,7 +45,7 @@ class DecodedBatch(NamedTuple):
 
     @classmethod
     def empty(cls) -> "DecodedBatch":
-        """Return a batch of nothing."""
+        """Return an empty batch."""
         return cls([], [], {}, {})
 
     def add(self, other: "DecodedBatch") -> None:
@@ -66,7 +66,7 @@ def decode_batch(
     """Decode deliveries; a bad one becomes a dead letter."""
     batch = DecodedBatch.empty()
     for delivery in deliveries:
-        # Of valid events as well: the database may refuse one, and its dead letter needs the bytes.
+        # Also for valid events: the database may reject one, and its dead letter needs the bytes.
         batch.payloads[delivery.stream_seq] = delivery.payload
         if delivery.replay_of:
             batch.replays[delivery.stream_seq] = delivery.replay_of
@@ -130,7 +130,7 @@ def to_dead_letter(delivery: Delivery, error: BadEvent) -> DeadLetter:
         delivery.at_ms,
         delivery.subject,
         error.reason,
-        # Escaped, because no database takes lone surrogates, and PostgreSQL no NUL.
+        # Escaped, because no database accepts lone surrogates, and PostgreSQL no NUL.
         json.dumps(detail)[1:-1],
         delivery.payload,
         key_of_event_subject(delivery.subject) or claimed_key(delivery.payload),

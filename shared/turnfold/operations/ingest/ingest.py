@@ -36,8 +36,8 @@ async def ingest(
             )
     # By halves: one bad event among n costs about log n transactions.
     half = len(arrivals) // 2
-    # The dead letters go with the first half. Of a single event that half is empty, so both are
-    # stored apart, and the halving ends.
+    # The dead letters belong to the first half. For a single event that half is empty, so both are
+    # stored separately, and the halving ends.
     parts = (
         batch._replace(arrivals=arrivals[:half]),
         batch._replace(arrivals=arrivals[half:], dead=[]),

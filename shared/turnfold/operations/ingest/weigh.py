@@ -1,6 +1,6 @@
 """Count and classify the messages of an event.
 
-Elements that are no chat messages are stored beside their chat view.
+Elements that are not chat messages are stored beside their chat view.
 """
 
 import json
@@ -82,10 +82,10 @@ def _digest_of_content(result: dict[str, Any]) -> bytes:
 def weigh_elements(
     event: Event, limits: EventLimits, count: Count, image_tokens: int
 ) -> tuple[list[DecodedMessage], str | None]:
-    """Return the messages of an event whose elements are no chat messages, and its envelope.
+    """Return the messages of an event whose elements are not chat messages, and its envelope.
 
     Raises:
-        BadEvent: the elements are more messages than an event may have.
+        BadEvent: the elements result in more messages than an event may have.
     """
     views = chat_views(event.shape, event.parsed, event.bodies)
     if len(views) > limits.messages:
@@ -132,7 +132,7 @@ def _original(view: ChatView, body: str) -> str | None:
 
 def _with_extra(message: DecodedMessage, view: ChatView, count: Count) -> DecodedMessage:
     tokens = message.tokens + (count(view.extra) if view.extra else 0)
-    # A user message alone is marked, not the results that were published with it.
+    # Only the user message is marked, not the results that were published with it.
     is_meta = message.is_meta and message.role == "user"
     return message._replace(
         tokens=tokens, is_meta=is_meta, element=int(view.element), is_error=view.is_error

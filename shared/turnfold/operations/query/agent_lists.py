@@ -13,8 +13,8 @@ from turnfold.ports.agent_lists import AgentLists
 async def known_events(
     agent_id: AgentId, request: EventsKnownRequest, *, lists: AgentLists
 ) -> dict[str, Any]:
-    """Return the stored ones of the event ids and the erased ones, each once."""
-    # No event has another id, and not every text can be compared in a database.
+    """Return which of the event ids are stored and which are erased, each once."""
+    # No event has any other id, and a database cannot compare every text.
     possible = [name for name in dict.fromkeys(request.event_ids) if id_fault(name) is None]
     known = await lists.known_events(agent_id, possible)
     return {

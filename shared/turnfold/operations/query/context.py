@@ -53,7 +53,7 @@ async def context(
         BadRequest: the session has no such version or message, or `as_of` is no time.
         CannotFit: no window is that small; the error names the smallest budget that works.
         Unavailable: the database cannot be read now.
-        TooLargeHere: the heavy lane builds windows of this session; the wait is over.
+        TooLargeHere: the lane builds windows of this session; the wait is over.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + request.wait_seconds
@@ -144,7 +144,7 @@ def _reply(
     session = planned.snapshot.session
     if planned.request.as_of is not None or session is None:
         return reply
-    # Not a partial recall: it improves when the index catches up, and that changes no etag.
+    # Not with a partial recall: it improves when the index catches up, which changes no etag.
     if planned.recall is None or not planned.recall.is_partial:
         environment.keep_reply(session.sid, reply)
     # An emergency window is always built from the start.

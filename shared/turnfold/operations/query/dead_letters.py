@@ -17,7 +17,7 @@ from turnfold.ports.query import (
 
 AT_ONCE = 50
 GONE = "gone"
-"""The outcome of a letter whose bytes are not kept any more."""
+"""The outcome of a letter whose bytes are no longer available."""
 SETTLE_SECONDS = 3.0
 """How long a reply waits for the outcome of a replay."""
 LOOK_SECONDS = 0.05
@@ -32,7 +32,7 @@ class ReplayResult(NamedTuple):
 
 
 async def show(dead_letter_id: int, *, store: DeadLetterStore) -> dict[str, Any]:
-    """Return a dead letter with the bytes that are kept: as text if they are UTF-8, else in base64.
+    """Return a dead letter with its stored bytes: as text if they are UTF-8, otherwise as base64.
 
     Raises:
         BadRequest: there is no letter with this id.
@@ -70,7 +70,7 @@ async def replay(
         [result.seq for result in results if result.seq is not None], store
     )
     known = {letter.row.dead_letter_id for letter in letters}
-    # An erasure meanwhile took the letter, and what was published of it.
+    # An erasure has meanwhile deleted the letter, and what was published of it.
     kept = {letter.row.dead_letter_id for letter in await store.letters(sorted(known))}
     results = [
         result
@@ -116,7 +116,7 @@ async def _replay(
 
     After a crash between the two steps it is published once more, as the same event.
     """
-    # Its successor, if it failed again, is a dead letter of its own.
+    # If it fails again, its successor is a separate dead letter.
     if letter.row.replayed_at_ms is not None:
         return ReplayResult(letter, None, "replayed_before")
     # Dead letters keep the beginning only. The stream has the rest, unless it was purged.

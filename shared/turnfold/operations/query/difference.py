@@ -12,7 +12,7 @@ STORED = frozenset({"whole", "cut", "line", "mended"})
 
 @dataclass(frozen=True, slots=True)
 class WindowThen:
-    """A window as `context.get` answers it with `entries`, and the moment that was asked for.
+    """A window as `context.get` returns it with `entries`, and the requested moment.
 
     `as_of` is None for now. `messages` are those of `history.get` by id, as they were then.
     """

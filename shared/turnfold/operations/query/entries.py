@@ -19,7 +19,7 @@ def shown_entries(
 ) -> list[ShownForm]:
     """Return one entry per message of an answer, in the format that it has."""
     forms = planned_forms(plan)
-    # A chat message cannot hold other JSON as its content: no window shows it as published.
+    # A chat message cannot have other JSON as its content: no window shows it as published.
     published = {
         message_id: original.element or original.body
         for message_id, original in originals.items()

@@ -77,7 +77,7 @@ class QueryEnvironment:
     ) -> None:
         """Cache a builder, so that the next request continues its window.
 
-        It holds the texts of its reply, and so weighs as many bytes at least.
+        It holds the texts of its reply, so its size is at least that of the reply.
         """
         weight = reply_bytes + MESSAGE_BYTES * len(builder.taken)
         self.builders.put((sid, asked), builder, weight)

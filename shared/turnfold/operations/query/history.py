@@ -62,12 +62,12 @@ class _Span:
     then: StatesThen | None = None
 
     def at(self, then: StatesThen) -> "_Span":
-        """Return the part of the span that was there at an earlier time."""
+        """Return the part of the span that existed at an earlier time."""
         return replace(self, then=then, before=min(self.before, then.until + 1))
 
     @property
     def reads_retracted(self) -> bool:
-        """Whether retracted messages are read; those of now may have been there then."""
+        """Whether retracted messages are read; they may not have been retracted then."""
         return self.with_retracted or self.then is not None
 
     def seen(self, originals: Sequence[OriginalMessage]) -> list[OriginalMessage]:
@@ -101,7 +101,7 @@ class _Span:
             if not read:
                 return [], None
             page = read[:limit]
-            # By what was read, not by what is seen: a page of the past may show no message.
+            # By the rows read, not by those shown: a page of the past may show no message.
             end = page[-1].position
             span = replace(span, before=end) if newest_first else replace(span, after=end)
             # A page may also be short because of long messages.

@@ -38,7 +38,7 @@ class StripPart(NamedTuple):
 
 
 async def stats(agent_ids: Collection[str] | None, *, windows: int, store: InspectionStore) -> Json:
-    """Return the totals of these agents or of all; `windows` is what this process answered."""
+    """Return the totals of these agents or of all; `windows` are counts of this process."""
     totals = await store.totals(agent_ids)
     fields: Json = dict(totals._asdict())
     held = totals.live_tokens + totals.summary_tokens
@@ -197,8 +197,8 @@ def _retracted_parts(strip: SessionStrip, evicted: Sequence[StripPart]) -> Itera
 async def audit_check(key: SessionKey, *, store: HistoryStore) -> Json:
     """Recompute the hash chain of a session's audit.
 
-    The end of the chain is read before the rows, so that a row that is written meanwhile is no
-    fault, and again if there are more rows, so that forged ones at the end are one.
+    The end of the chain is read before the rows, so that a row written meanwhile is not a fault,
+    and again if there are more rows, so that forged rows at the end are.
     """
     end = await store.chain_end(key)
     rows, fault, hashes = 0, None, [""]

@@ -1,4 +1,4 @@
-"""Answer requests about all agents: their totals, what summaries took, and campaigns."""
+"""Answer requests about all agents: their totals, the cost of summaries, and campaigns."""
 
 import math
 from collections.abc import Collection
@@ -12,7 +12,7 @@ from turnfold.ports.inspection import InspectionStore
 
 Json = dict[str, Any]
 COST_AGENTS = 50
-"""The most agents that an answer about costs names, those that took most."""
+"""The most agents in an answer about costs, those with the highest cost."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -32,7 +32,7 @@ async def agents(
 async def costs(
     agent_ids: Collection[str] | None, *, days: int, now_ms: int, store: InspectionStore
 ) -> Json:
-    """Return what the summaries of these agents or of all took: in total, and on recent days."""
+    """Return the cost of the summaries of these agents or of all: in total, and on recent days."""
     today = now_ms // DAY_MS
     first = today - days + 1
     taken = await store.costs(agent_ids, since_day=first, agents=COST_AGENTS)

@@ -1,4 +1,4 @@
-"""Plan the window of a request: which state answers it, under which terms, and what it shows."""
+"""Plan the window of a request: the state that it shows, under which terms, and its messages."""
 
 import json
 import time
@@ -55,7 +55,7 @@ class Stale:
 class PlannedWindow:
     """A window without its texts, and what it was planned from.
 
-    `recall` is the decision that applies to this turn, and `block` what fits of it.
+    `recall` is the decision that applies to this turn, and `block` the part that fits.
     """
 
     key: SessionKey
@@ -101,7 +101,7 @@ class PlannedWindow:
 
     @property
     def shows_everything(self) -> bool:
-        """Whether every message of the session is shown whole: there is nothing to recall."""
+        """Whether every message of the session is shown whole, which leaves nothing to recall."""
         account = self.plan.account
         left_out = account.covered or account.folded or account.pending_digested
         return not (left_out or account.trimmed)
@@ -130,7 +130,7 @@ def _folded_for_budget(window: WindowBuilder, account: WindowAccount) -> int:
 
 
 def with_hint(reply: ContextReply, session: SessionSnapshot, policy: Policy) -> ContextReply:
-    """Add the hint that a worker needs, going by what it has stored of earlier ones."""
+    """Add the hint that a worker needs, given what it has stored of earlier ones."""
     if reply.budget is None:
         return reply
     now_ms = time.time_ns() // 1_000_000
@@ -207,7 +207,7 @@ class WindowReading:
         if plan.shape is Shape.CHAT:
             return planned, plan.positions
         elements = plan.elements
-        # Negated, a position asks the store for the element as it was published.
+        # A negated position requests the element as it was published.
         return planned, [
             -position if position in elements else position for position in plan.positions
         ]
@@ -223,10 +223,10 @@ class WindowReading:
         asked = self._window_request(snapshot, policy, model_window)
         earlier = None
         if session is not None and is_of_now:
-            # By number, not by name: a session that begins afresh after it was erased has another.
-            # An earlier state must not take the builder: it would begin again from the start.
+            # By number, not by name: a session that starts again after its erasure has another
+            # number. An earlier state must not take the builder, which it could not continue.
             earlier = self.environment.builders.pop((session.sid, asked))
-        # Building changes `earlier`, which no other request has since it left the cache.
+        # Building changes `earlier`, which no other request can use: it was removed from the cache.
         builder = build_window(stored, asked, policy, earlier)
         return PlannedWindow(
             self.key,
@@ -299,7 +299,7 @@ class WindowReading:
         return min(budget, int(characters / self.chars_per_token)) if characters else budget
 
     def _etag(self, snapshot: WindowSnapshot, policy: Policy, window: int) -> str:
-        """Hash everything that the window depends on: one that is asked for again is not built."""
+        """Hash everything that the window depends on, so that a repeated request builds nothing."""
         request = self.request
         asked = (
             request.max_tokens,
@@ -318,7 +318,7 @@ class WindowReading:
             request.bodies,
         )
         session = snapshot.session
-        # An answer says whether it is fresh, so a stale one is another answer.
+        # An answer says whether it is fresh, so a stale one is a different answer.
         state = (
             *((session.sid, session.revision) if session else (0, 0)),
             # A dead letter does not raise the revision: no row of its session is written.

@@ -1,7 +1,8 @@
 """Retract the newest messages of a session for one caller.
 
-The stream decides: a retraction is accepted only if no other one of the session came since the
-messages were chosen. So workers need no common lock, and a rebuilt database gets the same result.
+The stream decides: it accepts a retraction only if no other one of the session has arrived since
+the messages were chosen. So workers need no common lock, and a rebuilt database gets the same
+result.
 """
 
 import asyncio

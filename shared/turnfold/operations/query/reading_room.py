@@ -20,8 +20,8 @@ class ReadingRoom:
     def take(self, ordinal: int) -> None:
         """Take a message, if it fits, was not taken, and is not shown anyway.
 
-        The call of a result, or the results of a call, are told with it and not counted here: of
-        what is read besides, more fits into the block.
+        The call of a result, or the results of a call, are quoted with it and not counted here:
+        messages that are read in addition fill the rest of the block.
         """
         tokens = self._session.tokens[ordinal]
         if (

@@ -1,4 +1,4 @@
-"""Decide what a recall block says: when a request arrives, and the same in every later step."""
+"""Decide the content of a recall block when a request arrives; later steps of the turn reuse it."""
 
 import json
 from bisect import bisect_right
@@ -55,15 +55,15 @@ MESSAGE_BYTES: Final = 1_000
 MORE_READ: Final = 1.1
 """Messages of this many times the room are read: neighbors take fewer tokens in a block."""
 LEAST_LEFT: Final = 0.05
-"""If a smaller share of that is left, no more messages are looked for: the block is full."""
+"""If less than this share of it is left, no more messages are searched: the block is full."""
 FIRST_RANKED: Final = 60
 """The number of messages that are ranked by the words of the question alone."""
 RELATED_MESSAGES: Final = 8
 """The number of best messages whose shared words rank the others."""
 LEAST_LEFT_TO_SEARCH_AGAIN: Final = 0.1
-"""They are looked up if such a share of the room is left."""
+"""These words are looked up if at least this share of the room is left."""
 QUOTES_FOR_QUERY: Final = 0.3
-"""The share that lines take first where a request names a query of its own."""
+"""The share that lines take first if a request has a query of its own."""
 MOST_FILLED: Final = 1_000
 """How many of the newest messages are examined to fill a block."""
 SHOWN_CHARACTERS_A_TOKEN: Final = 1
@@ -86,7 +86,7 @@ _NOTHING: Final = HiddenText(range(0))
 
 @dataclass(frozen=True, slots=True)
 class RecallWish:
-    """The recall that a request asks for; without a query, the text of the newest request is used.
+    """The requested recall; without a query, the text of the newest request is used.
 
     `tokens` and `share` (of the budget) limit the block.
     """
@@ -97,7 +97,7 @@ class RecallWish:
 
     @staticmethod
     def of(request: ContextRequest, policy: Policy) -> "RecallWish | None":
-        """Return what a request asks for; None if it, or the policy, wants no recall."""
+        """Return the requested recall; None if the request or the policy disables it."""
         asked = request.recall
         if asked is False or request.mode == "emergency":
             return None
@@ -111,11 +111,11 @@ class RecallWish:
 class RecallMoment:
     """The window as it was when its block is decided.
 
-    `shown` are the positions of its messages, `hidden` what is cut out of them, and `known_names`
-    the names in its summary and digest. `room` are the raw tokens that the block may take, and
-    `share_of_quotes` is the share of them that single lines take first. `until` is the position
-    after its newest message. If the turn grew by less than `least_growth` since its request, no
-    block is chosen.
+    `shown` are the positions of its messages, `hidden` the parts that are cut out of them, and
+    `known_names` the names in its summary and digest. `room` is the maximum of raw tokens for the
+    block, and `share_of_quotes` the share of them that single lines take first. `until` is the
+    position after its newest message. If the turn grew by less than `least_growth` since its
+    request, no block is chosen.
     """
 
     sid: int
@@ -155,10 +155,10 @@ class RecallDecision:
         return self.block is not None and not positions.isdisjoint(self.block.positions)
 
     def fitting(self, room: int) -> RecallBlock | None:
-        """Return the block, or if the turn has outgrown its room half of it, or None."""
+        """Return the block; if the turn has outgrown its room, half of it or None."""
         if self.block is None or self.block.tokens <= room:
             return self.block
-        # Half and not just what fits: otherwise each step of the turn would show another block.
+        # Half, not just what fits: otherwise each step of the turn would show a different block.
         half = self.block.tokens // 2
         if half > room:
             return None
@@ -194,7 +194,7 @@ class Recall:
             if wish.query is None:
                 return question_of(request)
             if not begins_with(request, wish.query):
-                # Matches come first, and then names that the turn may need besides.
+                # Matches come first, then names that the turn may also need.
                 share = QUOTES_FOR_QUERY
                 asked = numbers_of_names(wish.query)
             return question_of(wish.query)
@@ -235,10 +235,10 @@ def _chosen(session: SearchedSession, moment: RecallMoment, asked: frozenset[Nam
 def ranked(
     session: SearchedSession, room: int, share_left: Callable[[], float] = lambda: 1.0
 ) -> Iterator[int]:
-    """Yield the ordinals of the messages that match the question, best first, for so many tokens.
+    """Yield the ordinals of matching messages, best first, up to this many tokens.
 
-    In a short session, words that the best messages share count after the first ones, too, and find
-    messages in other words than the question's. They are looked up only if a share of the room is
+    In a short session, the words that the best messages share rank the later ones, and find
+    messages with other words than the question's. They are looked up only if a share of the room is
     left by then.
     """
     number, tokens = len(session.positions), session.tokens
@@ -301,9 +301,9 @@ def newest_message(window: WindowBuilder) -> Message | None:
 def deciding_message(window: WindowBuilder) -> Message | None:
     """Return the message at which the block of a window is decided; None without a request.
 
-    That is the newest request, the answer that ended its turn, or the message of a running turn
-    with which the window was trimmed: its beginning changed then anyway. An answer may turn out not
-    to end a turn, because a program goes on.
+    That is the newest request, the answer that ended its turn, or the message of a running turn at
+    which the window was trimmed, because its beginning changed then anyway. A program may continue
+    after an answer that seemed to end the turn.
     """
     if window.request is None:
         return None
@@ -320,7 +320,7 @@ def deciding_message(window: WindowBuilder) -> Message | None:
 def hidden_texts(window: WindowBuilder) -> Mapping[int, HiddenText]:
     """Return what a window cuts out of each message that it shows, by position.
 
-    Of cut arguments, about the beginning is shown.
+    For cut arguments, it is a guess: about the beginning is shown.
     """
     views = [view for block in window.blocks if block.is_shown for view in block.views]
     return {view.message.position: _hidden(view.form, view.message) for view in views}

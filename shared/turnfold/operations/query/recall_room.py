@@ -1,4 +1,4 @@
-"""Decide how much of a budget recall gets, and how much of its block single lines take first."""
+"""Decide the share of a budget for recall, and the share of its block for single lines."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -14,24 +14,24 @@ MOST_TURN_SHARE: Final = 0.25
 """The largest share of the budget that is left free for the rest of the turn."""
 TALK_RATIO: Final = 0.7
 ASKED_TALK_RATIO: Final = 0.4
-"""Where nobody acts, what recall leaves of a budget shrinks to the first ratio.
+"""If an agent does not act, recall leaves only the first ratio of what it usually leaves.
 
-To the second if the request names its own query: its caller asks for what was said before.
+The second ratio applies if the request has its own query, because its caller asks for the past.
 """
 QUOTES_AT_REQUEST: Final = 0.5
 TAKEN_WITHIN_TURN: Final = 0.75
-"""The share of the room in a running turn that a block takes: it is halved when its turn has grown
-by the rest, and dropped when that half does not fit either. In small windows it takes all, because
-they are trimmed again before that."""
+"""The share of the room in a running turn that a block takes. When the turn has grown by the rest,
+the block is halved, and dropped if that half does not fit either. In small windows it takes all of
+the room, because they are trimmed again before that."""
 
 
 def share_for_recall(policy: Policy, messages: Sequence[Message], *, is_asked: bool) -> float:
     """Return the share of a budget that stays free for a block when a request arrives.
 
-    A conversation in which nobody acts has nothing but what was said, and the block finds it best.
-    What is done in the newest turn does not count: within a turn, the beginning of its window
-    stays. Without an earlier turn it may be the only one, of an agent that works on a single task.
-    `is_asked` if the request names its own query.
+    In a conversation without actions, only earlier messages matter, and the block finds them best.
+    Actions of the newest turn do not count, because the beginning of its window stays the same
+    within the turn. Without an earlier turn, the agent may work on a single task. `is_asked` if the
+    request has its own query.
     """
     if not policy.recall_share:
         return 0.0
@@ -48,8 +48,8 @@ def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, fac
 
     When a turn begins or ends, the room is what the window leaves of its budget, less what the turn
     is expected to add, but at least what windows leave when a request arrives. In a running turn it
-    is most of what is left, so that some steps go by before it is halved. `factor` converts the
-    limits of the wish to raw counts.
+    is most of what is left, so that the block is halved only after some steps. `factor` converts
+    the limits of the wish to raw counts.
     """
     budget = window.limits.tokens
     left = room = budget - window.total
@@ -70,8 +70,8 @@ def room_for_recall(window: WindowBuilder, policy: Policy, wish: RecallWish, fac
 def share_of_quotes(window: WindowBuilder) -> float:
     """Return the share of a block that single lines take before whole messages.
 
-    An agent at work needs names and figures for its next step. But a request is also a question,
-    which whole messages answer; within its turn, they were told already.
+    An agent at work needs names and numbers for its next step. But a request is also a question,
+    which whole messages answer; within its turn, they have been quoted already.
     """
     if not is_at_work(window.taken):
         return 0.0
@@ -79,9 +79,9 @@ def share_of_quotes(window: WindowBuilder) -> float:
 
 
 def is_at_work(messages: Sequence[Message]) -> bool:
-    """Return whether an agent acts: it calls tools, or programs write half of what it replies to.
+    """Return whether an agent acts: it calls tools, or programs write half of its user messages.
 
-    Agents without tool calls write their commands as text, and a program sends what came of them.
+    Agents without tool calls write commands as text, and a program sends back the results.
     """
     if any(message.calls for message in messages):
         return True

@@ -26,7 +26,7 @@ from turnfold.ports.search import Scope, SearchStore
 ANSWER_CHARACTERS = 2_000_000
 """An answer with several hits ends at this size, so that it fits into one NATS message."""
 PART_CHARACTERS = 200_000
-"""The characters of text that are graded without a pause."""
+"""The number of characters that are graded without a pause."""
 
 
 async def search(key: SessionKey, request: SearchRequest, *, store: SearchStore) -> str:
@@ -37,7 +37,7 @@ async def search(key: SessionKey, request: SearchRequest, *, store: SearchStore)
     for original, score in await search.best(request.limit):
         hit = original_json(original, score)
         left -= len(hit)
-        # At least one, or nobody could find a very long one.
+        # At least one, or a very long message could not be found.
         if hits and left < 0:
             break
         hits.append(hit)
@@ -49,8 +49,8 @@ async def found(
 ) -> list[tuple[OriginalMessage, float]]:
     """Return the messages that match a query, best first, with their scores.
 
-    Messages with all words come first, then those with words that begin so, then those with some of
-    them. Messages that are not indexed yet are read in full, so that none is missed.
+    Messages with all words come first, then those with words that begin like them, then those with
+    some of them. Messages that are not indexed yet are read in full, so that none is missed.
     """
     return await _Search(key, question, scope, store).best(limit)
 
@@ -94,8 +94,8 @@ class _Search:
 
     async def best(self, limit: int) -> list[tuple[OriginalMessage, float]]:
         """Return the matching messages, best first, with their scores."""
-        # First what waits, then the index: a message that is indexed in between is found twice, and
-        # in the other order not at all.
+        # First waiting messages, then the index: a message that is indexed in between is found
+        # twice, and in the other order not at all.
         await self.read_unindexed()
         await self.look(self._question.lookups())
         if self.whole_words < limit:
@@ -130,7 +130,7 @@ class _Search:
 
     async def _take(self, page: Sequence[OriginalMessage]) -> None:
         new = [candidate for candidate in page if candidate.position not in self.originals]
-        # Part by part: of a search that is cancelled only the part in hand is finished.
+        # Part by part: a cancelled search finishes only the current part.
         for part in _parts(new):
             for original, text, grade in await asyncio.to_thread(_graded, self._question, part):
                 self.originals[original.position] = original

@@ -36,7 +36,7 @@ from turnfold.ports.search import SearchStore
 MOST_TOKENS: Final = 6_000
 """The most tokens that a search returns."""
 MOST_NAMED: Final = 5
-"""Of so many of the best matches, those that a search has no room for are named."""
+"""The most matches of a search; those that have no room are only named."""
 MOST_CHARACTERS: Final = 24_000
 """The most characters that any tool returns."""
 MESSAGE_CHARACTERS: Final = 8_000
@@ -135,7 +135,7 @@ async def run_tool(key: SessionKey, request: ToolRequest, stores: ToolStores) ->
     """Run a tool in one session, and return its result as JSON text.
 
     Raises:
-        BadRequest: there is no such tool, or the arguments are wrong; the text names the fault.
+        BadRequest: there is no such tool, or the arguments are wrong; the message names the fault.
         UnknownSession: nothing was published in this session.
     """
     arguments = json.dumps(request.arguments).encode()
@@ -206,14 +206,14 @@ async def _expanded(key: SessionKey, wanted: ExpandSummary, stores: ToolStores) 
 
 
 def _as_text(messages: Sequence[tuple[str, Mapping[str, Any]]], missing: int) -> str:
-    """Return messages as labelled text within the limits; what is left out is said.
+    """Return messages as labeled text within the limits, with a note about omitted ones.
 
     `missing` more were not read: they are unknown, or too large together.
     """
     if not messages:
         return "There is no such message."
     lines: list[str] = []
-    # The rest is for the tags, and for the lines that say what is left out.
+    # The rest is for the tags, and for the notes about omitted messages.
     left = MOST_CHARACTERS - len(_FRAME) - 200
     for number, (message_id, body) in enumerate(messages):
         text = text_of(body)

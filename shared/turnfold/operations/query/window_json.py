@@ -1,6 +1,6 @@
 """Write the answer of `context.get`, whose model is `turnfold.contracts.answers.window`.
 
-It is written field by field: a JSON encoder that runs once in a while is slow each time.
+It is written field by field, because a JSON encoder that runs only now and then is slow each time.
 """
 
 import json
@@ -63,7 +63,8 @@ def window_json(planned: PlannedWindow, rendered: Rendered, originals: Originals
         f'"account": {{{counts}}}, '
         f'"recall": {_recall_json(planned)}, "pending": {_pending_json(planned.snapshot.pending)}}}'
     )
-    # Each text by itself: one letter beyond ASCII would make a joined text several times as wide.
+    # Each text by itself: one non-ASCII character would make a joined string several times as
+    # large.
     return b"".join(
         (head.encode(), b", ".join([message.encode() for message in messages]), tail.encode())
     )

@@ -1,4 +1,4 @@
-"""Add the recall block to a window, as it was decided at an earlier moment of the turn."""
+"""Add the recall block to a window, as decided at an earlier moment of the turn."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ async def with_recall(
 
     The block is decided from the window as it was while the deciding message was the newest, so
     that every step of the turn, on every server, shows the same one. A new version of the summary
-    moves the beginning of the window, so it may change the block: always while no message has
-    followed, later if the turn has outgrown the room of its request.
+    changes the beginning of the window, so it may change the block: always until the next message,
+    later only if the turn has outgrown the room of its request.
     """
     session, builder, wish = planned.snapshot.session, planned.builder, planned.recall_wish
     if wish is None or recall is None or session is None or builder.request is None:
@@ -55,7 +55,7 @@ async def with_recall(
     for moment in moments:
         try:
             decision = await deciding.decision(message, moment)
-        except CannotFit:  # a call that waited for its result took more than both take now
+        except CannotFit:  # a call that waited for its result was larger than both are now
             return planned
         # Without a block of the new version, that of the turn's request stays.
         if decision.block is not None or moment is moments[-1]:
@@ -92,8 +92,8 @@ class _Deciding:
     async def decision(self, message: Message, at: AsOf | None) -> RecallDecision:
         """Decide the block of a moment, or return what was decided before.
 
-        `at` None is now, while the deciding `message` is the newest. What was decided then is found
-        again in later steps, until a version of the summary is written.
+        `at` None is now, while the deciding `message` is the newest. Later steps find this decision
+        again, until a version of the summary is written.
 
         Raises:
             CannotFit: the window of that moment needs a larger budget.
@@ -102,14 +102,14 @@ class _Deciding:
         shown = shown_positions(planned.builder)
         key: DecisionKey | None = None
         if planned.request.as_of is None:
-            # A retraction changes what may be told.
+            # A retraction changes what may be quoted.
             state = (session.retracted_seq, session.version)
             by = at if isinstance(at, AtVersion) else message.position
             key = (session.sid, state, by, planned.asked, planned.policy, self.wish)
         decision = None if key is None else self.recall.decisions.get(key)
-        # Decided again if the window shows a message of the block by itself: it must not stand
-        # twice. Also if the index was incomplete, but only until the turn goes on: the model has
-        # seen it then.
+        # Decided again if the window itself shows a message of the block, which must not appear
+        # twice. Also if the index was incomplete, but only until the turn continues: then the
+        # model has seen the block.
         if decision is None or decision.shows_any(shown) or (decision.is_partial and at is None):
             then = planned if at is None else await self._window_at(at)
             last = then.builder.taken[-1].position if then.builder.taken else self.request_position

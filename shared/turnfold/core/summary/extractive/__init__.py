@@ -1,1 +1,1 @@
-"""Write a summary without a model: telling lines of the messages. Start with `extract`."""
+"""Write a summary without a model: significant lines of the messages. Start with `extract`."""

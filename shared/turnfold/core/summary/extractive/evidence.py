@@ -1,4 +1,4 @@
-"""Evidence: what code reads from messages, whoever writes the text of the summary.
+"""Evidence: what code extracts from messages for every summary, also one that a model writes.
 
 It consists of the files that tool calls touched, and the ledger of exact values.
 """

@@ -1,6 +1,6 @@
 """Write a version without a model.
 
-The summary consists of telling lines of the messages and the previous version, under plain
+The summary consists of significant lines of the messages and the previous version, under plain
 headings, and of what tool calls did. It serves installations without a model, and stands in when a
 model gives no usable summary.
 """
@@ -96,7 +96,7 @@ def _within_limits(
 
     The loop renders, measures, and drops the lightest lines in proportion to the excess.
     """
-    # Of the newest lines: a conversation may have changed its language.
+    # The language of the newest lines: a conversation may have changed it.
     language_code = language(" ".join(line.text for line in lines[-40:]))
     heaviest = _heaviest(lines)
     shown_files = list(files)

@@ -1,8 +1,8 @@
 """The lines of an extractive summary: which section each belongs to, and how much it weighs.
 
-`picking` makes lines of messages, and `extract` makes them of the previous version. A weight comes
-from the text of the line alone, so that carrying a line does not change it; what depends on the
-place in the conversation is added afterwards.
+`picking` makes lines of messages, and `extract` makes them of the previous version. The weight of
+a line depends on its text alone, so that carrying it over does not change it; the part that depends
+on the place in the conversation is added afterwards.
 """
 
 import re
@@ -34,12 +34,12 @@ BASE_WEIGHTS: Final[Mapping[str, int]] = {
     "commands": 44, "errors": 56, "open_questions": 76,
 }  # fmt: skip
 FIRST_REQUEST_BONUS: Final = 26
-"""Added to the request that opened the conversation: what follows is for its sake."""
+"""Added to the weight of the first request, which all later messages serve."""
 LINES_PER_MESSAGE: Final = 40
 
 _DIGIT = re.compile(r"\d")
 _NOT_WORD = re.compile(r"[\W_]+")
-# "Price: 12 EUR" without its surroundings rarely says what it belongs to.
+# "Price: 12 EUR" is rarely clear without the lines around it.
 _LABELED = re.compile(r"[\w ()/-]{2,30}[:：] ?\S.{0,40}$")
 
 
@@ -76,7 +76,7 @@ def weight_of(section: str, text: str, kinds: frozenset[SentenceKind] | None = N
 
 
 def is_slight(text: str) -> bool:
-    """Return whether a line is too short to say much and has no figure either."""
+    """Return whether a line is too short to be useful and has no number either."""
     return len(text) < (32 if text.isascii() else 12) and _DIGIT.search(text) is None
 
 

@@ -1,7 +1,7 @@
-"""Pick the telling lines of messages: requests, constraints, answers, errors, and what tools did.
+"""Pick significant lines of messages: requests, constraints, answers, errors, and tool actions.
 
 `extract` chooses among these lines by their weight. Newer lines weigh more, except facts and
-constraints, which stay true.
+constraints, which remain valid.
 """
 
 import re
@@ -53,7 +53,7 @@ _SHELL_ERRORS = (
 
 
 def picked_lines(sources: Sequence[Source]) -> Iterator[SummaryLine]:
-    """Yield the telling lines of the messages in order, then those of tool calls."""
+    """Yield the significant lines of the messages in order, then those of tool calls."""
     total = len(sources) or 1
     final_texts = _final_texts(sources)
     is_first = True
@@ -79,9 +79,9 @@ def picked_lines(sources: Sequence[Source]) -> Iterator[SummaryLine]:
 
 
 def any_line(sources: Iterable[Source]) -> Iterator[SummaryLine]:
-    """Yield the line of a summary in which nothing stands out.
+    """Yield the only line of a summary without significant lines.
 
-    It is the first text, or the names of the tools called if there is no text.
+    It is the first text, or the names of the called tools if there is no text.
     """
     sources = list(sources)
     for order, source in enumerate(sources):
@@ -106,7 +106,7 @@ def _action_lines(sources: Sequence[Source]) -> Iterator[SummaryLine]:
 
 
 def _user_lines(text: str, order: int, *, recency: float, is_first: bool) -> Iterator[SummaryLine]:
-    """Yield the lines of what a user wrote: at most a few per section."""
+    """Yield the lines of a user's message: at most a few per section."""
     if _is_notice(text):
         return
     numbers: dict[str, int] = dict.fromkeys(_USER_SECTION_LIMITS, 0)
@@ -144,7 +144,7 @@ def _is_notice(text: str) -> bool:
 
 
 def _ends_of(sentences: list[str]) -> list[str]:
-    """Return the first and last sentences of a long message: what is pasted is in between."""
+    """Return the first and last sentences of a long message, whose middle is mostly pasted."""
     half = LINES_PER_MESSAGE // 2
     return (
         sentences
@@ -172,7 +172,7 @@ def _assistant_lines(
     """Yield the key sentences of an answer.
 
     The final text before the user speaks again gives at most two; a text between tool calls gives
-    at most one. Only the last message of all leaves questions open.
+    at most one. Only the questions in the last message of all are open.
     """
     picked: list[SummaryLine] = []
     for index, sentence in enumerate(list(sentences(text))[:LINES_PER_MESSAGE]):

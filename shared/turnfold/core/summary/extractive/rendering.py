@@ -22,7 +22,7 @@ SECTION_ORDER = (
     "open_questions",
 )
 MAX_FOLDER_CHARACTERS = 400
-"""A longer folder is not worth stating once for all its files."""
+"""The longest folder that is stated once for all its files."""
 
 _MIN_SAVED_CHARACTERS = 40
 _FILE_LIMITS = {"modified": 12, "read": 8}
@@ -52,7 +52,7 @@ _HEADINGS: Mapping[str, Mapping[str, str]] = {
 
 
 def render(sections: Mapping[str, Any], language_code: str | None = None) -> str:
-    """Render sections as text for a person. Empty and unreadable sections are left out.
+    """Render sections as readable text. Empty and unreadable sections are left out.
 
     Without `language_code` (`en`, `zh` or `ja`), the headings are in the language of the lines.
     """

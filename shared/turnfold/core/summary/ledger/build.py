@@ -1,6 +1,6 @@
 """Build the ledger of a version: the exact values that stand next to its text.
 
-A ledger carries the values of the previous version on, adds those of the new messages, and keeps
+A ledger carries over the values of the previous version, adds those of the new messages, and keeps
 the best that fit. It is the same for every writer of the text, a model or code.
 """
 
@@ -23,7 +23,7 @@ from turnfold.core.text.lines import printable
 from turnfold.core.text.values import REQUEST_CHARACTERS, Value
 
 VALUES_SHARE: Final = 0.4
-"""The share of a ledger for values that stand without their line, where lines are worth more."""
+"""The share of a ledger that values without their line get even if lines are worth more."""
 
 
 class LedgerLimits(NamedTuple):
@@ -106,7 +106,8 @@ def build_ledger(
 class _Collected(NamedTuple):
     """The values and lines that may enter a ledger, by their text, and the records of versions.
 
-    `is_repeated` says that the same messages came again: their values have not come back.
+    `is_repeated` says that these are the messages of the previous version again, so that their
+    values do not count as recurring.
     """
 
     values: dict[str, Candidate]
@@ -123,7 +124,7 @@ def _collected(
     verbatim: Sequence[tuple[Value, str]],
     following: Sequence[str],
 ) -> _Collected:
-    """Collect what the previous version carries and the messages name."""
+    """Collect the candidates from the previous version and the messages."""
     values, lines = carried_candidates(previous)
     left_out, uses = LeftOut.of(previous), NameUses.of(previous)
     if sources and left_out.until == sources[-1].message_id:
@@ -156,7 +157,7 @@ def _best_of(
 ) -> list[LedgerEntry]:
     """Return the entries of the best values and lines that fit.
 
-    Values that no line tells take what the lines leave, and at least their share.
+    Values in no chosen line take what the lines leave, and at least their share.
     """
     weights = uses.weights()
     for candidate in values:
@@ -164,7 +165,7 @@ def _best_of(
     room_of_values = int(VALUES_SHARE * room_tokens) if lines else room_tokens
     entries = best_entries(values, room_of_values, count)
     room_of_lines = room_tokens - tokens_of(entries, count) - 1
-    # What the user stated keeps its own entry, so a line gains nothing by telling it.
+    # A value that the user stated keeps its own entry, so a line with it saves nothing.
     known = numbers_of_names("\n".join(text for text, group in entries if group[0].is_stated))
     kept = best_lines(lines, weights, room_of_lines, known) if lines else []
     while kept:
@@ -183,7 +184,7 @@ def _best_of(
 
 
 def _with_words(count: Callable[[str], int], tokens_per_word: float) -> Callable[[str], int]:
-    """Return a count in which each word takes at least so many tokens."""
+    """Return a counter in which each word takes at least this many tokens."""
     return lambda text: max(count(text), ceil(tokens_per_word * word_count(text)))
 
 

@@ -1,7 +1,7 @@
 """Candidates for the ledger: exact values with their rank, their origin and their estimated cost.
 
-`collect` makes candidates of values, `ranking` chooses among them. How much a value matters is
-decided here and by `KIND_WEIGHTS`: by who named it, by its kind, and by whether it came back.
+`collect` makes candidates of values, `ranking` chooses among them. The importance of a value is
+decided here and by `KIND_WEIGHTS`: by the role that named it, its kind, and its recurrence.
 """
 
 import re
@@ -60,7 +60,7 @@ class Candidate:
     @property
     def origin(self) -> Origin:
         """The origin to store with the value."""
-        # Every answer carries the ids, so values that matter less name one message only.
+        # Every answer contains the ids, so less important values name only one message.
         keeps_all = self.is_stated or self.times > 1
         return Origin(
             self.message_ids if keeps_all else self.message_ids[:1], self.rank, self.times
@@ -68,7 +68,7 @@ class Candidate:
 
     @property
     def is_stated(self) -> bool:
-        """Whether the user stated the value. Stated values precede all others, at any price."""
+        """Whether the user stated the value. Stated values precede all others at any cost."""
         return self.rank >= RANK_BY_USER
 
     @property

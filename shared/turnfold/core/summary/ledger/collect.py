@@ -1,7 +1,7 @@
 """Collect candidates for the ledger: from the previous version, from messages, and from files.
 
-Candidates are kept in a dictionary by the text of their value. The first kind under which a text
-is found stays its kind; a file change alone replaces it.
+Candidates are kept in a dictionary by the text of their value. A text keeps the first kind
+under which it is found, unless it becomes a file change.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,7 +38,7 @@ _MAX_PER_MESSAGE = 400
 _RANK_PER_REPEAT = 8
 # The output of tools is full of these kinds, so tool results do not contribute them.
 _VAGUE_KINDS = frozenset({"date", "time", "version", "number", "phone"})
-# A long text of a user is usually pasted: its figures are not what the user states.
+# A long text of a user is usually pasted: the user does not state its numbers.
 _SOFT_KINDS = _VAGUE_KINDS | {"measure", "price"}
 
 
@@ -47,7 +47,7 @@ def carried_candidates(
 ) -> tuple[dict[str, Candidate], dict[str, Candidate]]:
     """Return the values of the previous version's ledger by text, and its lines.
 
-    A value that a line tells is one of the values too: the line may leave the ledger.
+    A value in a line is one of the values too, because the line may leave the ledger.
     """
     candidates: dict[str, Candidate] = {}
     lines: dict[str, Candidate] = {}
@@ -101,7 +101,7 @@ def add_messages(
 def add_files(candidates: dict[str, Candidate], files: Iterable[FileChange]) -> None:
     """Add files that tools read or modified. A path that is a candidate already becomes one."""
     for change in files:
-        # Bars part the files of one entry, and each entry is one line.
+        # Bars separate the files of one entry, and each entry is one line.
         if BAR in change.path or not change.path.isprintable():
             continue
         rank = RANK_BY_CALL if change.action == "modified" else RANK_BY_TOOL
@@ -112,7 +112,7 @@ def add_files(candidates: dict[str, Candidate], files: Iterable[FileChange]) -> 
             candidate.value = Value("modified" if is_modified else change.action, change.path)
             candidate.rank = max(candidate.rank, rank)
         elif change.message_id:
-            # Without a message the file was carried, and the ledger had no room for it before.
+            # Without a message the file was carried over, and the ledger had no room for it before.
             value = Value(change.action, change.path)
             candidates[change.path] = new_candidate(value, rank, change.message_id)
 
@@ -169,7 +169,7 @@ def _add(
     """Add a value that a message names, or raise the rank of the candidate with the same text."""
     candidate = candidates.get(value.text)
     if candidate is None:
-        # It was left out and came back, so it is worth as much as one that the ledger kept.
+        # It was left out and recurs, so it is worth as much as one that the ledger kept.
         times = 2 if mark_of(value.text) in left_out.marks else 1
         candidates[value.text] = new_candidate(value, rank, message_id, order=order, times=times)
         return
@@ -177,11 +177,11 @@ def _add(
         candidate.is_new = True
         candidate.times = min(MAX_TIMES, candidate.times + 1)
     higher = max(candidate.rank, rank)
-    # The same message names it again, which is no repeat.
+    # The same message names it again, which does not count as recurring.
     if candidate.order == order:
         candidate.rank = higher
         return
-    # Repeats alone must not make a value one that the user stated.
+    # Recurrence alone must not turn it into a value that the user stated.
     highest = MAX_RANK if higher >= RANK_BY_USER else RANK_BY_USER - 1
     candidate.rank = min(highest, higher + _RANK_PER_REPEAT)
     # The first message that named it, and the newest.

@@ -1,8 +1,8 @@
 """The text of ledger entries: how values are grouped into entries, and read back from them.
 
-An entry is the kind, a space, and the values as they stood in their messages. Modified files,
-commands, errors, decisions, constraints and lines have an entry each, and so has all that the user
-stated. Other values share entries with values of their kind.
+An entry is the kind, a space, and the values as written in their messages. Modified files,
+commands, errors, decisions, constraints and lines have an entry each, and so has every value that
+the user stated. Other values share entries with values of their kind.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from turnfold.core.summary.ledger.candidates import MAX_RANK, MAX_TIMES, Candida
 from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_ASSISTANT, Value
 
 LINE = "line"
-"""The kind of a whole line that holds names which the conversation keeps using."""
+"""The kind of a whole line that contains recurring names."""
 
 BAR = "|"
 """The separator of values that may contain spaces. No value in the ledger may contain it."""

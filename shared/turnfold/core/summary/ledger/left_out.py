@@ -30,7 +30,7 @@ def mark_of(text: str) -> int:
 
 @dataclass(slots=True)
 class LeftOut:
-    """The values without a place: checksums of the newest, and a count of older ones.
+    """The values that were left out: checksums of the newest, and a count of older ones.
 
     `marks` is ordered, oldest first. `until` is the last message that the version has read. `count`
     is the number of values left out; a path inside another path of the ledger is not left out.

@@ -1,4 +1,4 @@
-"""Choose lines for the ledger that hold names which the conversation keeps using.
+"""Choose lines with recurring names for the ledger.
 
 An agent needs a function, a field or a path again, and with it the line that says what it is. The
 lines of a version are chosen from those of its messages and of the previous version.
@@ -28,7 +28,7 @@ from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_TOOL, Value, values_
 ENTRY_TOKENS: Final = 2
 """About what an entry costs besides its line."""
 DEFINITION_BONUS: Final = 1.5
-"""How much more a line is worth that defines a name than one that uses it."""
+"""The factor for a line that defines a name instead of using it."""
 _DEFINITION: Final = re.compile(
     r"(?:\d+[:\s|→]+)?"
     r"(?:(?:export|default|pub|async|static|public|private|protected|final|abstract) )*"
@@ -45,7 +45,7 @@ def read_lines(sources: Sequence[Source], uses: NameUses) -> dict[str, Candidate
         names: set[str] = set()
         for line in islice(_lines_of(source), MOST_LINES):
             names |= line.names
-            # A name alone says no more than a value.
+            # A line with only a name is no better than a value.
             if line.text.isprintable() and line.text not in line.names:
                 value = Value(LINE, line.text)
                 rank = RANK_BY_TOOL + KIND_WEIGHTS[LINE]
@@ -70,7 +70,7 @@ def best_lines(
     room_tokens: float,
     known: Collection[NameNumber],
 ) -> list[Candidate]:
-    """Return the lines with the greatest worth for their tokens that fit, best first.
+    """Return the lines with the greatest worth per token that fit, best first.
 
     Names that are `known`, or stand in a better line, are worth nothing. Equal lines: the newest.
     """
@@ -95,7 +95,7 @@ def _bonus(line: str) -> float:
 
 
 def without_told(values: Iterable[Candidate], lines: Iterable[Candidate]) -> list[Candidate]:
-    """Return the values that no line tells, modified files, and what the user stated."""
+    """Return the values in no chosen line, modified files, and values that the user stated."""
     told: set[str] = set()
     for line in lines:
         text = line.value.text

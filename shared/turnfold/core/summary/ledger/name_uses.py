@@ -1,4 +1,4 @@
-"""Remember how often and how lately messages used names, from one version to the next.
+"""Record how often and how recently messages used names, from one version to the next.
 
 A version stores a 32-bit number for each of the names used most. `build` reads the record of the
 previous version, and stores the new one in the section `names`.
@@ -17,7 +17,7 @@ from turnfold.core.summary.sources import PreviousSummary
 
 SECTION: Final = "names"
 DECAY_MESSAGES: Final = 60
-"""After so many messages, a use counts for e times less."""
+"""After this many messages, the weight of a use has fallen by a factor of e."""
 MOST_NAMES: Final = 500
 MOST_USES: Final = 255
 LEAST_USES: Final = 2
@@ -34,7 +34,7 @@ COMMON: Final = numbers_of_names(
     "is_error file_path old_string new_string tool_use tool_result and/or true/false "
     "1000 1024 2000 2048 3000 4096 5000 8000 8080 8192 10000 65536 0.0.0.0 127.0.0.1"
 )
-"""Names and numbers that stand in every project. They identify nothing."""
+"""Names and numbers that occur in every project and identify nothing."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class NameUses:
             {
                 number: _Use(weight, messages)
                 for number, weight, messages in _ITEM.iter_unpack(packed)
-                # A half float may be infinite or no number: neither passes both comparisons.
+                # A half float may be infinite or NaN: neither passes both comparisons.
                 if 0 < weight < _MOST_WEIGHT
             }
         )
@@ -111,7 +111,7 @@ class NameUses:
 
 
 def _add(uses: dict[NameNumber, _Use], names_of_messages: Sequence[Collection[NameNumber]]) -> None:
-    """Add messages after those that are counted already, which become older."""
+    """Add messages after those counted so far, which become older."""
     added = len(names_of_messages)
     fade = exp(-added / DECAY_MESSAGES)
     # One decay for all of them, then each by its age: the sum is that of single messages.

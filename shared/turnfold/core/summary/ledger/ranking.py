@@ -32,7 +32,7 @@ def best_entries(
     fitting = _entries_that_fit(ranked, room_tokens, count)
     kept = [candidate for _, group in fitting for candidate in group]
     if _inherit_times(ranked, kept):
-        # A path that is worth more now is placed where the next version would place it.
+        # If the worth of a path has grown, it gets the rank that the next version would give it.
         reordered = list(group_into_entries(_in_order(kept)))
         if tokens_of(reordered, count) <= room_tokens:
             return reordered
@@ -69,7 +69,7 @@ def _in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
 def _without_shortened_paths(candidates: list[Candidate]) -> list[Candidate]:
     """Drop a path of the user that is the end of a modified file's path.
 
-    The user spoke of that file, so the modified file takes over the rank.
+    The user meant that file, so the modified file takes over the rank.
     """
     modified = {
         part: candidate
@@ -117,7 +117,7 @@ def _entries_that_fit(
 def _select(ranked: Sequence[Candidate], budget_tokens: float) -> _Selection:
     """Take the best until their estimates reach the budget.
 
-    A path that another path of the ledger contains is left out: the longer one tells it.
+    A path that another path of the ledger contains is left out.
     """
     kept: dict[str, Candidate] = {}
     contained: set[str] = set()

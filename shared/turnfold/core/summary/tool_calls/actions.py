@@ -1,7 +1,7 @@
 """What tool calls did: files read and modified, commands run, and other actions.
 
-Names and arguments of calls tell it, without a model. The names of tools differ from agent to
-agent, so the words in a name decide: `write_file` and `deletePath` modify a file.
+They are derived from names and arguments of calls, without a model. The names of tools differ from
+agent to agent, so the words in a name decide: `write_file` and `deletePath` modify a file.
 """
 
 import re
@@ -200,8 +200,8 @@ def _path_argument(parsed: Mapping[str, Any]) -> str | None:
 
 
 def _file_action(tool: str, parsed: Mapping[str, Any]) -> str | None:
-    """Return what the name of a tool says it does to a file, or None if it says nothing."""
-    # An editor has one tool for everything; its command says what it does.
+    """Return what a tool does to a file by its name, or None if the name does not say."""
+    # An editor has one tool for everything; its `command` decides.
     is_editor = tool.startswith("str_replace") or "editor" in tool
     name = (str(parsed.get("command") or tool) if is_editor else tool).lower()
     words = {*name.replace("-", "_").split("_"), name}

@@ -1,7 +1,7 @@
 """Read command lines: their steps, those that do more than look around, and the files they touch.
 
-This is no shell parser. It reads the plain commands that agents write, in linear time, and misses
-what variables, loops and quoted names hide.
+This is not a shell parser. It reads the plain commands that agents write, in linear time, and
+misses what variables, loops and quoted names hide.
 """
 
 import re
@@ -24,7 +24,7 @@ _REDIRECT = re.compile(r"(?<![0-9&>=-])>{1,2}\s*([A-Za-z0-9_./~-]+)")
 _PLAIN_PATH = re.compile(
     r"[A-Za-z0-9_.~@+-]*(?:/[A-Za-z0-9_.~@+-]+)+|[A-Za-z0-9_-]+\.[A-Za-z][A-Za-z0-9]{0,5}"
 )
-# The "&" of "2>&1" is no separator.
+# The "&" of "2>&1" is not a separator.
 _UNQUOTED = re.compile(r"(?:[^;&|\n\"']|(?<=>)&)+")
 _QUOTED = re.compile(r"'[^'\n]*+'|\"[^\"\n]*+\"")
 _OPENED_QUOTE = re.compile(r'"(?:[^"\\]|\\.)*+')
@@ -54,7 +54,7 @@ def touched_by_command(command: str) -> Iterator[tuple[str, str]]:
     for path in _REDIRECT.findall(without_heredocs(command[:4_000])):
         if not path.startswith("/dev/") and ("/" in path or "." in path[1:]):
             yield path, "modified"
-    # Words of a quoted phrase, such as an expression of sed, are no paths.
+    # Words of a quoted phrase, such as an expression of sed, are not paths.
     for words in _steps(_QUOTED.sub(_one_word, command)):
         action = _file_action(words)
         if action is not None:

@@ -1,1 +1,1 @@
-"""Tell of the messages that a window leaves out, within a share of its budget."""
+"""Describe the messages that a window leaves out, within a share of its budget."""

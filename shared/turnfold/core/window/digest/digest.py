@@ -1,4 +1,4 @@
-"""The digest of a window: it tells of the messages that the window leaves out.
+"""The digest of a window: a description of the messages that the window leaves out.
 
 `WindowBuilder` reports each block that it leaves out. The digest takes what it needs of a share of
 the budget, and its cost is known before its text is written.
@@ -29,7 +29,7 @@ NAMES_RATIO: Final = 0.27
 
 
 class DigestForm(IntEnum):
-    """How much a digest tells: nothing, the number of messages, the open round, or all it can."""
+    """The content of a digest: nothing, a number of messages, the open round, or all that fits."""
 
     NONE = 0
     SHORT = 1
@@ -54,11 +54,11 @@ class DigestText(NamedTuple):
 
 
 class WindowDigest:
-    """The messages that a window leaves out, and the cost of telling them.
+    """The messages that a window leaves out, and the cost of describing them.
 
     `tokens` and `size` are what the digest adds to the window. `live` and `pending` count the
     messages left out, `calls` their tool calls. A compaction that waits for its summary has a
-    digest of its own, which tells its messages; `compactions` are those of the session.
+    digest of its own, which describes its messages; `compactions` are those of the session.
 
     Mutable, because it grows with the window.
     """
@@ -86,13 +86,13 @@ class WindowDigest:
         self._text: DigestText | None = None
 
     def begin_trim(self, open_round: RoundView) -> None:
-        """Tell all that is possible again, and of the calls of the round that is open now."""
+        """Name as much as possible again, and the calls of the round that is open now."""
         self.form = DigestForm.FULL
         self._calls_of(open_round)
         self._has_changed()
 
     def add(self, block: BlockView) -> None:
-        """Tell of a block that is left out."""
+        """Add a block that is left out."""
         self._count(block, len(block.views))
         self.calls += len(block.results)
         is_named = bool(block.results) and not block.in_round.is_closed
@@ -120,7 +120,7 @@ class WindowDigest:
         self._has_changed()
 
     def shorten(self, form: DigestForm) -> None:
-        """Tell no more than this form does, until the next trim."""
+        """Use at most this form until the next trim."""
         self.form = min(self.form, form)
         self._has_changed()
 
@@ -133,7 +133,7 @@ class WindowDigest:
 
     @property
     def first_cost(self) -> int:
-        """The tokens that the first message left out adds, whatever it says."""
+        """The tokens that the first omitted message adds, whatever its content."""
         if self.size or not self._is_told:
             return 0
         is_short = self.form <= DigestForm.SHORT
@@ -146,12 +146,12 @@ class WindowDigest:
 
     @property
     def told(self) -> int:
-        """The live messages left out that the digest tells."""
+        """The omitted live messages that the digest describes."""
         return self.live if self.size else 0
 
     @property
     def untold(self) -> int:
-        """The messages left out that nothing in the window tells."""
+        """The omitted messages that nothing in the window describes."""
         return 0 if self.size else self.live + self.pending
 
     @property
@@ -168,7 +168,7 @@ class WindowDigest:
             self.pending += messages
 
     def _tell(self, compaction_id: CompactionId) -> None:
-        """Tell of the messages of a compaction by its own digest."""
+        """Describe the messages of a compaction by its own digest."""
         if compaction_id not in self._told_compactions:
             self._told_compactions.add(compaction_id)
             self._told_tokens += digest_tokens(self._compactions[compaction_id].digest_tokens)
@@ -211,7 +211,7 @@ class WindowDigest:
         if self.form is DigestForm.NAMES:
             counted = [count_line(messages, self.calls)] if messages else []
             return DigestText((), "\n".join([*counted, *names]))
-        # In the order of the session, whichever left first.
+        # In the order of the session, not in that of leaving.
         told = tuple([name for name in self._compactions if name in self._told_compactions])
         named_round = self._named.in_round if self._named else None
         return DigestText(told, "\n".join([*self._earlier.lines(named_round), *names]))

@@ -1,4 +1,4 @@
-"""The part of a digest that tells of requests, calls and exact values."""
+"""The part of a digest that names requests, calls and exact values."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -25,9 +25,9 @@ _LINE_TOKENS: Final = 2
 
 
 class EarlierMessages:
-    """The messages left out, but for the calls of the open round, which are named elsewhere.
+    """The omitted messages, without the calls of the open round, which are named elsewhere.
 
-    `room` are the most tokens that it takes. Mutable, because it grows with the window.
+    `room` is the maximum of its tokens. Mutable, because it grows with the window.
     """
 
     def __init__(self, room: int) -> None:
@@ -40,7 +40,7 @@ class EarlierMessages:
         self._requests_tokens = self._calls_tokens = self._named_tokens = 0
 
     def add(self, block: BlockView, calls_tokens: int, *, is_named: bool) -> None:
-        """Add a block; with `is_named`, its calls are told with the open round for now."""
+        """Add a block; with `is_named`, the open round names its calls for now."""
         self._blocks.append(block)
         self.messages += len(block.views)
         self._calls += len(block.results)
@@ -57,7 +57,7 @@ class EarlierMessages:
             self._calls_tokens += calls_tokens
 
     def include_named_calls(self) -> None:
-        """Tell the calls that were told with the open round, because another is open now."""
+        """Take over the calls that the open round named, because another round is open now."""
         self._calls_tokens += self._named_tokens
         self._named_tokens = 0
 

@@ -12,7 +12,7 @@ _COUNT: Final = "{} messages with {} tool calls are left out."
 
 
 def count_line(messages: int, calls: int) -> str:
-    """Return the line that says how much is left out."""
+    """Return the line with the number of omitted messages."""
     return _COUNT.format(messages, calls)
 
 
@@ -23,9 +23,10 @@ COUNT_TOKENS: Final = 16 + SEAM_TOKENS
 class BestValues:
     """The best exact values of the messages left out.
 
-    Values that a user stated are first, by their rank in the ledger. The others follow by what they
-    are worth per token: more if they came back, and if somebody named them. The newer of two equals
-    is first. Only about as many are kept as may fit, so that a long session costs no more.
+    Values that a user stated are first, by their rank in the ledger. The others follow by their
+    worth per token, which is greater if they recur, or if a person or the model named them. The
+    newer of two equals is first. Only about as many as may fit are kept, so that a long session
+    costs no more.
     """
 
     def __init__(self, room: int) -> None:
@@ -94,7 +95,7 @@ def newest_within(items: Sequence[Item], room: int) -> list[str]:
 
 
 def first_within(items: Iterable[Item], room: int) -> list[str]:
-    """Return the texts of the items that fit, the first first; one too large is passed over."""
+    """Return the texts of the items that fit, in order; an item that is too large is skipped."""
     texts: list[str] = []
     for item in items:
         if item.tokens <= room:

@@ -12,14 +12,14 @@ _OPEN_ROUND: Final = "Calls made so far: "
 # Counted with the line end before it, by a test; see `framing`.
 ROUND_TOKENS: Final = 11 + 2 * SEAM_TOKENS
 TIMES_SIGN_TOKENS: Final = 1
-"""The tokens of the sign before the number of times that a call was made; counted by a test."""
+"""The tokens of the sign before the number of equal calls; counted by a test."""
 
 
 class OpenRoundCalls:
-    """The calls of the open round that the window leaves out, equal ones once with their number.
+    """The calls of the open round that the window leaves out; equal ones once, with their number.
 
-    None is lost, because a model that does not see a call makes it again: the newest are told by
-    name, and those that exceed `room` tokens by number.
+    All are mentioned, because a model that does not see a call makes it again: the newest by name,
+    and those that exceed `room` tokens by number.
     """
 
     def __init__(self, in_round: RoundView, room: int) -> None:
@@ -35,7 +35,7 @@ class OpenRoundCalls:
             known = self._called.pop(item.text, None)
             now = _NamedCall(call.name, item, known.times + 1 if known else 1)
             self._tokens += now.tokens - (known.tokens if known else 0)
-            # Where it was made last, because the newest are kept longest.
+            # At its last place, because the newest are kept longest.
             self._called[item.text] = now
 
     @property
@@ -76,7 +76,7 @@ class OpenRoundCalls:
 
 
 class _NamedCall(NamedTuple):
-    """A call as the digest tells it: its tool, its text, and how often it was made."""
+    """A call as the digest names it: its tool, its text, and the number of equal calls."""
 
     name: str
     item: Item
@@ -84,7 +84,7 @@ class _NamedCall(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text, with the number of times if there were more."""
+        """The text, with the number of equal calls if there are several."""
         return self.item.text if self.times == 1 else f"{self.item.text} x{self.times}"
 
     @property
@@ -98,9 +98,9 @@ def _times_tokens(times: int) -> int:
 
 
 class _Numbers:
-    """The calls that are told by number: each tool with the number of its calls.
+    """The calls that are counted and not named: each tool with the number of its calls.
 
-    Numbers take at most `room` tokens, however many tools there are: names matter more. Mutable,
+    They take at most `room` tokens, however many tools there are: names are worth more. Mutable,
     because calls are added one by one.
     """
 

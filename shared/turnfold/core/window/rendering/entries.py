@@ -18,8 +18,8 @@ EntryForm = Literal["whole", "cut", "line", "mended", "stand_in", "summary", "di
 class ShownForm(NamedTuple):
     """The form of one message of an answer.
 
-    `whole` is the published message to the letter, `mended` another way to write all of it.
-    `without` names parts that are left out or shortened.
+    `whole` is the published message verbatim, `mended` another way to write all of it. `without`
+    names parts that are left out or shortened.
     """
 
     form: EntryForm
@@ -77,7 +77,7 @@ def entry_of(
     without: list[str] = []
     for part in parts:
         without += [name for name in part.without if name not in without]
-    # The strongest form of the merged messages tells that something is missing.
+    # The strongest form of the merged messages shows that something is missing.
     for form in _SHORTENED:
         if form in found:
             return ShownForm(form, tuple(without))
@@ -97,7 +97,7 @@ def _planned(shown: ShownMessage) -> ShownForm:
 
 
 def _addition(text: str) -> EntryForm:
-    """Return what a message is that is not stored. Its text is this service's own."""
+    """Return the kind of a message that is not stored, but written by this service."""
     told = text_of(json.loads(text))
     for form, heading in _HEADINGS:
         if told.startswith(heading):

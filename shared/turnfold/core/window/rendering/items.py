@@ -92,7 +92,7 @@ def is_item(message: Message) -> bool:
 
 
 def item_text(text: str) -> str:
-    """Return a chat message that calls nothing as the text of an item."""
+    """Return a chat message without calls as the text of an item."""
     (item,) = items_of(json.loads(text))
     return json_text(item)
 
@@ -140,7 +140,7 @@ def _shortened(
     items: Sequence[dict[str, Any]],
     told: set[str],
 ) -> list[tuple[MessageId, str]]:
-    """Return the items of a message in its form; calls in `told` become calls of a function."""
+    """Return the items of a message in its form; calls in `told` become function calls."""
     if not is_of_model(items[0]):
         (item,), ((message_id, _),) = items, own
         content = entry_body(shown, _chat_of(item))["content"]
@@ -173,7 +173,7 @@ def _chat_of(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _said(item: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """Return a message of the model with this text, in place of what it said."""
+    """Return a message of the model with this text instead of its own."""
     said = {"type": "output_text", "text": text, "annotations": []}
     if kind_of(item) == MESSAGE:
         return {**item, "content": [said]}

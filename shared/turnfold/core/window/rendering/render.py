@@ -85,7 +85,7 @@ def render(
         )
         ids.append(None)
     for part in plan.parts:
-        # Kept with the block, which the next window of the session mostly shows again.
+        # Cached with the block, which the next window of the session mostly shows again.
         if part.texts is None:
             part.texts = texts_of(part, bodies)
         messages += part.texts.messages
@@ -129,7 +129,7 @@ def _entry(entry: Entry, bodies: Mapping[int, str]) -> str:
 
 
 def entry_position(entry: Entry) -> int:
-    """Return the position of a stored message; what is not stored stands behind all of them."""
+    """Return the position of a stored message; other messages sort after all of them."""
     return entry.message.position if isinstance(entry, ShownMessage) else 1 << 62
 
 
@@ -138,7 +138,7 @@ def entry_body(
 ) -> dict[str, Any]:
     """Return the message of an entry. `body` is a copy of the stored message, and is modified.
 
-    `count` measures shortened arguments. The default is an upper bound that needs no vocabulary,
+    `count` measures shortened arguments. The default is an upper bound that needs no tokenizer,
     and keeps less of them.
     """
     match entry:
@@ -157,7 +157,7 @@ def _shortened(shown: ShownMessage, body: dict[str, Any], count: Count) -> dict[
     if form.is_mended:
         _mend(body, message)
     if form.without_reasoning:
-        # Whatever the provider called it.
+        # Under any provider's name for it.
         for key in REASONING_FIELDS:
             body.pop(key, None)
     if form.cut is not None:
@@ -166,7 +166,7 @@ def _shortened(shown: ShownMessage, body: dict[str, Any], count: Count) -> dict[
     arguments_caps = form.arguments or {}
     for index, call in enumerate(message.calls):
         if call.slot in arguments_caps:
-            # Mending has removed the calls that may not be sent, and with them their slots.
+            # Repairing has removed the calls that may not be sent, and with them their slots.
             entry = body["tool_calls"][index if form.is_mended else call.slot]
             cap = arguments_caps[call.slot]
             shorten_arguments(
@@ -179,7 +179,7 @@ def _shortened(shown: ShownMessage, body: dict[str, Any], count: Count) -> dict[
 
 
 def _mend(body: dict[str, Any], message: Message) -> None:
-    """Remove calls that the model's interface would reject."""
+    """Remove calls that the model's API would reject."""
     if message.calls:
         body["tool_calls"] = [body["tool_calls"][call.slot] for call in message.calls]
         return
@@ -255,7 +255,7 @@ def _defused(text: str, ledger: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
 
 @cached_text(128)
 def digest_message(digest: DigestText, digests: tuple[str, ...] = ()) -> str:
-    """Return the message with a digest. Cached, because it repeats until the next trim."""
+    """Return the message with a digest. Cached, because it stays the same until the next trim."""
     if not digest.is_framed:
         return _message("user", digest.text)
     return _message("user", wrapped_digests([*digests, digest.text] if digest.text else digests))

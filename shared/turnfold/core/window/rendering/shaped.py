@@ -28,7 +28,7 @@ def render_shaped(
 ) -> Rendered:
     """Add the texts to a plan, in its shape; `bodies` holds elements where the plan asks for them.
 
-    Messages of the shape of Anthropic are merged later, by `to_anthropic`.
+    Messages in the shape of Anthropic are merged later, by `to_anthropic`.
     """
     rendered = render(
         plan,
@@ -45,7 +45,7 @@ def render_shaped(
     )
     texts = list(rendered.messages)
     is_stored = plan.pinned is not None and is_item(plan.pinned) and plan.shows_pinned_as_stored
-    # A system message that was stored as an item stands first, and stays to the letter.
+    # A system message that was stored as an item comes first, and stays verbatim.
     for place in range(is_stored, before):
         texts[place] = item_text(texts[place])
     messages, ids = sendable(texts, rendered.message_ids)
