@@ -260,7 +260,7 @@ def _before_batch(
     """Separate the live messages from those of the new events, which are returned by sequence."""
     arriving: dict[int, list[Message]] = {seq: [] for seq in sorted(new_seqs)}
     first_seq = next(iter(arriving), 0)
-    # Nearly all messages before the batch stand before its first event, too.
+    # Nearly all earlier messages also precede the first event of the batch.
     until = bisect_left(live, position_of(first_seq, 0), key=_position)
     old = list(live[:until])
     for message in live[until:]:

@@ -191,7 +191,7 @@ def trigger_of_plan(
     trigger = planned.trigger
     if trigger is Trigger.REQUEST or (trigger is Trigger.IDLE and is_idle):
         return planned
-    # No count tells that a window left messages out or a call failed. Both hold until the limit has
+    # No count shows that a window left messages out or a call failed. Both hold until the limit has
     # grown: a larger budget was requested, or the model has a larger window.
     if trigger is Trigger.BUDGET and limits.window and policy.follow_budget:
         # There is none if no window was requested since: then none was larger.

@@ -70,7 +70,7 @@ def end_fault(hashes: Sequence[str], end: ChainEnd, later: ChainEnd | None) -> s
         return f"the end is cut off: {end.rows} rows were written, {rows} are there"
     if later is not None and rows > later.rows:
         return f"row {later.rows + 1} was added: {later.rows} rows were written, {rows} are there"
-    # The list begins with the empty hash, so the hash of row n stands at place n.
+    # The list begins with the empty hash, so the hash of row n has index n.
     if hashes[end.rows] != end.hash:
         return f"row {end.rows} differs from the hash in the session row"
     return None

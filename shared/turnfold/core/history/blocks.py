@@ -73,7 +73,7 @@ def group(messages: Sequence[Message]) -> Grouped:
     calling: dict[int, Message] = {}
     joined: dict[int, list[Message]] = {}
     for message in messages:
-        # Collected first: a result may stand before its call.
+        # Collected first: a result may precede its call.
         if message.role is TOOL:
             results.append(message)
         elif message.role.is_system and message.is_pinnable:

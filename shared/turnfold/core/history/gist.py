@@ -73,7 +73,7 @@ def opening_of(text: str) -> str:
 
 
 def is_told_from_body(text: str) -> bool:
-    """Return whether a text of a user needs no stored gist, because its body tells enough."""
+    """Return whether a text of a user needs no stored gist, because its body suffices."""
     return len(text) <= SHORT_CHARACTERS and text.isascii()
 
 
@@ -109,7 +109,7 @@ def _short(encoded: str, body: str, content_tokens: int) -> Gist:
 
 
 def _bounded_opening(text: str, text_tokens: int) -> Item:
-    """Return the opening of a text of so many tokens, with an upper bound of its own."""
+    """Return the opening of a text with this many tokens, and an upper bound of the opening's."""
     opening = opening_of(text)
     tokens = token_upper_bound(SEPARATOR + opening)
     # A defused tag may have more tokens than the tag itself.

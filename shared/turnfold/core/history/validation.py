@@ -14,8 +14,8 @@ def is_role(role: object) -> TypeGuard[str]:
 def validation_errors(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return why a list cannot be sent, one sentence per reason; empty if it can.
 
-    Each tool call is followed directly by exactly one result per call id, in call order. No result
-    stands elsewhere.
+    Each tool call is followed directly by exactly one result per call id, in call order. There are
+    no other results.
     """
     faults: list[str] = []
     owed: list[Any] = []

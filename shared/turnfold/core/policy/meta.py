@@ -21,7 +21,7 @@ def may_be_written_by_program(body: str, policy: Policy) -> bool:
 
     Parsing each message would take a tenth of the time of storing it.
     """
-    # An escape may stand for any character of a prefix, which is then not found as text.
+    # Any character of a prefix may be escaped, and the prefix is then not found as text.
     if "\\u" in body:
         return True
     return any(prefix in body for prefix in _verbatim(policy.meta_prefixes))

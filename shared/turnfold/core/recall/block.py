@@ -290,7 +290,7 @@ class _BlockWriter:
     def _told(self, recalled: RecalledMessage) -> tuple[str, int]:
         """Return a message as text, and an upper bound of its tokens in the block.
 
-        The text says who spoke, what was said, and what was called. The count of the content
+        The text has the speaker, the message and its calls. The count of the content
         contains images, which are not quoted; the gist has the size of the text alone. The overhead
         of each call covers `called` and the line end.
         """

@@ -32,7 +32,7 @@ _ENDINGS: Final = (
     ("ies", 2), ("sses", 2), ("ing", 3), ("edly", 3), ("ed", 3), ("ly", 3), ("ment", 4),
     ("ness", 4), ("ation", 4), ("er", 4), ("es", 3), ("s", 3),
 )  # fmt: skip
-"""English endings, and how many letters must stand before them."""
+"""English endings, and the minimum of letters before them."""
 _SHORT_ENDINGS: Final = ("", "s", "e", "es", "ed", "er", "ing")
 """The forms of a word whose stem is too short to be looked up by its beginning."""
 _LETTERS: Final = re.compile(r"[^\W\d_]+")
@@ -143,7 +143,7 @@ def _each_form(word: str) -> Iterator[Lookup]:
     if len(word) > WORD_CHARACTERS or not _LETTERS.fullmatch(word):
         yield (Term(word_term(word)),)
         return
-    # Only an exact form stands for the others: `founder` is not a form of `find`.
+    # Only an exact form matches the others: `founder` is not a form of `find`.
     base = _BASES.get(word, word)
     if len(base) > 1:
         others = _IRREGULAR.get(stem_of(base), ())

@@ -1,6 +1,6 @@
-"""Quote lines of earlier messages that hold names which the conversation keeps using.
+"""Quote lines of earlier messages that contain recurring names.
 
-An agent needs a function, a path or a figure again, and with it the line that says what it is. The
+An agent needs a function, a path or a number again, together with the line that explains it. The
 worker marks such lines of each message in the background, because their tokens must be counted. A
 recall block quotes the best of those that its window does not show.
 """
@@ -23,7 +23,7 @@ from turnfold.core.text.tokens import Count, text_of
 READ_CHARACTERS: Final = 64_000
 """The characters of a message that are searched for names."""
 MOST_LINES: Final = 256
-"""The most lines that are marked in a message; large windows have room for so many."""
+"""The most lines that are marked in a message, as many as large windows have room for."""
 NEWEST_MESSAGES: Final = 128
 """The newest messages that are quoted and decide the worth of names. Two more count for each
 message that the window shows."""

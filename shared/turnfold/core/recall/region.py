@@ -19,7 +19,7 @@ STRETCH: Final = REACH + 1
 """The number of adjacent messages that are judged together before single ones are."""
 
 Digits = bytes | bytearray
-"""A byte of 0 or 1 for each message, which tells whether a lookup matches it."""
+"""One byte per message: 1 if a lookup matches it, otherwise 0."""
 
 _STEP: Final = 0.1
 """The unit of scores: the weights of neighboring distances differ by it."""

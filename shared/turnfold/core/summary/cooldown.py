@@ -1,4 +1,4 @@
-"""The cooldown after a model failed to summarize: meanwhile, digests stand for what was evicted."""
+"""The cooldown after a model failed to summarize; until then, digests replace evicted messages."""
 
 from typing import Final
 

@@ -37,7 +37,7 @@ _AUTHORIZATION = re.compile(
     r"((?:[Bb]earer|[Bb]asic)[ \t]+)(?=[0-9]|.[a-z._~+/=-]*[A-Z0-9])[A-Za-z0-9._~+/=-]{16,}"
 )
 _URL_PASSWORD = re.compile(r"(://[^\s/:@]{0,200}:)[^\s/@]{3,200}@")
-# In JSON, such as the arguments of a call, a backslash stands before each quote; in JSON within
+# In JSON, such as the arguments of a call, each quote is escaped by a backslash; in JSON within
 # JSON, three do. The value ends before them, so that the text around it stays JSON.
 _ASSIGNED_SECRET = re.compile(
     r"((?:[Pp]assword|PASSWORD|[Pp]asswd|PASSWD|[Ss]ecret(?:_?[Kk]ey)?|SECRET(?:_KEY)?"
@@ -96,7 +96,7 @@ def checked_patterns(text: str) -> tuple[str, ...]:
     """Read the regular expressions of an operator, one per line; `#` starts a comment line.
 
     Raises:
-        ValueError: a line is no regular expression, or matches the empty text. The message names
+        ValueError: a line is not a regular expression, or matches the empty text. The message names
             the line.
     """
     patterns = []

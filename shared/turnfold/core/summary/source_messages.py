@@ -73,7 +73,7 @@ def _source(
         _calls(message, body) if message.calls else (),
         tool_name,
         is_error,
-        # Its call was summarized earlier: the prompt says so, or a model would take it for unasked.
+        # Its call was summarized earlier. Without a note, a model would see a result of no call.
         is_late=message.role is TOOL and answers is not None and answers not in names,
     )
 

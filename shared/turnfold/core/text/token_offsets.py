@@ -64,7 +64,7 @@ class TokenOffsets:
 
     @classmethod
     def parse(cls, encoded: str) -> Self:
-        """Read the output of `encode`; an empty string stands for an empty text.
+        """Read the output of `encode`; an empty string means an empty text.
 
         Raises:
             ValueError: `encode` never wrote this.

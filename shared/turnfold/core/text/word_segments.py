@@ -96,7 +96,7 @@ def read_header(header: bytes) -> SegmentHeader:
 
 
 def read_block(block: bytes, messages: int) -> TermBlock:
-    """Decode a block of a segment of so many messages."""
+    """Decode a block of a segment with this many messages."""
     if not block:
         return TermBlock((), (), ())
     size, width = _BLOCK.unpack_from(block)
@@ -125,7 +125,7 @@ class PostingList(NamedTuple):
 def posting_lists(
     block: bytes, messages: int, term: bytes, *, is_prefix: bool
 ) -> Iterator[PostingList]:
-    """Yield where the ordinals of a term stand in a block, or those of each term that begins so.
+    """Yield the places of a term's ordinals in a block, or of each term with this prefix.
 
     Nothing else is decoded: a block has a hundred terms, and a frequent one thousands of ordinals.
     """
@@ -144,7 +144,7 @@ def posting_lists(
     )
     start = _BLOCK.size + size + (len(counts) << width)
     start += sum(counts[:number]) << _width(messages - 1)
-    # Terms are sorted, so those with one beginning stand together.
+    # Terms are sorted, so those with the same prefix are adjacent.
     while terms.startswith(term, at + 1):
         end = terms.find(_SEPARATOR, at + 1)
         yield PostingList(terms[at + 1 : end], block, start, counts[number], code)
@@ -182,7 +182,7 @@ def merge_segments(
     for after, (_, number, ordinal) in enumerate(places):
         now[number][ordinal] = after
     merged = _merged_postings(segments, now, is_whole=not any(removed))
-    # Late messages stand between others of another segment.
+    # Late messages belong between those of another segment.
     if any(before[1] > after[1] for before, after in pairwise(places)):
         merged = {term: array("H", sorted(ordinals)) for term, ordinals in merged.items()}
     return pack_segment([position for position, _, _ in places], merged)

@@ -24,7 +24,7 @@ _FIRST = re.compile(r"[a-z0-9]+")
 _ASCII_WORD = "abcdefghijklmnopqrstuvwxyz0123456789"
 _BEFORE_EAST = "\u2fff"
 _IS_EAST = re.compile(rf"[{EAST}]")
-# A word followed only by punctuation, as most are, is no value; it matches as an empty text.
+# A word followed only by punctuation, as most are, is not a value; it matches as an empty text.
 _VALUES = re.compile(
     r"[a-z0-9]++[.,:;?*=&]*+(?![a-z0-9_/\\@#~%+$€£¥￥-])|([a-z0-9_./\\:@#~%+*$€£¥=?&,;-]{2,})"
 )

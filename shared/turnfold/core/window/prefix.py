@@ -1,4 +1,4 @@
-"""The prefix of a window: everything that stands before the history."""
+"""The prefix of a window: everything before the history."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

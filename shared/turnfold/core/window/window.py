@@ -307,7 +307,7 @@ def billed(tokens: int, factor: float) -> int:
 
 
 def emergency_budget(tokens: int) -> int:
-    """Return the budget of which an emergency window may take so many tokens."""
+    """Return the budget of which an emergency window may take this many tokens."""
     # Rounded up, so that three fifths of the result are enough.
     return -(-tokens * 5 // EMERGENCY_FIFTHS)
 

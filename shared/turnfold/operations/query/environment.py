@@ -1,4 +1,4 @@
-"""The settings of windows besides the store, and the caches of a query server."""
+"""The settings of windows, and the caches of a query server."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ class ContextReply:
 
     `is_fresh` is false if the requested sequence is not ingested yet. `seconds` is the time that
     the window took to build, without waiting; None if it was cached. `hint` is what a worker has
-    to be told of the window: its `budget`, if that is news.
+    to learn about the window: its `budget`, if that is new.
     """
 
     body: bytes
@@ -41,7 +41,7 @@ class ContextReply:
 
 @dataclass(frozen=True, slots=True)
 class QueryEnvironment:
-    """The settings of answers besides the store, and the caches.
+    """The settings of answers, and the caches.
 
     `builders` continues a window instead of building it from the first message. `replies` holds
     finished replies by session, etag and freshness. Without `recall`, windows have no recall block.

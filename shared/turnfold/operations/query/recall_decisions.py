@@ -51,7 +51,7 @@ DecisionKey = tuple[int, *tuple[object, ...]]
 """The number of a session, and all else that decides its block."""
 DECISIONS_BYTES: Final = 16_000_000
 MESSAGE_BYTES: Final = 1_000
-"""About how many bytes a message of a cached decision takes besides its text."""
+"""About the bytes that a message of a cached decision takes in addition to its text."""
 MORE_READ: Final = 1.1
 """Messages of this many times the room are read: neighbors take fewer tokens in a block."""
 LEAST_LEFT: Final = 0.05
@@ -294,7 +294,7 @@ def _lines(
 
 
 def newest_message(window: WindowBuilder) -> Message | None:
-    """Return the newest message that is no instruction."""
+    """Return the newest message that is not an instruction."""
     return next((message for message in reversed(window.taken) if not message.is_pinnable), None)
 
 
@@ -333,7 +333,7 @@ def _hidden(form: Form, message: Message) -> HiddenText:
     if not form.arguments:
         return HiddenText(cut)
     if form.cut is not None or len(form.arguments) < len(message.calls):
-        # Where the arguments of each call begin is not known here.
+        # The place at which the arguments of each call begin is unknown here.
         return HiddenText(cut, unclear_from=message.characters)
     start = message.characters + SHOWN_CHARACTERS_A_TOKEN * min(form.arguments.values())
     return HiddenText(range(start, READ_CHARACTERS))

@@ -117,14 +117,14 @@ def tools_json(form: ToolFormat) -> str:
 
 def _schema_of(arguments: type[ToolArguments]) -> dict[str, Any]:
     schema = arguments.model_json_schema()
-    # They are told beside it.
+    # They are described beside it.
     del schema["title"], schema["description"]
     return schema
 
 
 @dataclass(frozen=True, slots=True)
 class ToolStores:
-    """Where the tools read."""
+    """The stores from which the tools read."""
 
     histories: HistoryStore
     searching: SearchStore

@@ -1,7 +1,7 @@
 """Write a version without a model.
 
 The summary consists of significant lines of the messages and the previous version, under plain
-headings, and of what tool calls did. It serves installations without a model, and stands in when a
+headings, and of what tool calls did. It is used in installations without a model, and if a
 model gives no usable summary.
 """
 

@@ -1,4 +1,4 @@
-"""Build the ledger of a version: the exact values that stand next to its text.
+"""Build the ledger of a version: the exact values next to its text.
 
 A ledger carries over the values of the previous version, adds those of the new messages, and keeps
 the best that fit. It is the same for every writer of the text, a model or code.
@@ -140,7 +140,7 @@ def _collected(
 
 
 def _told(values: Collection[Candidate], chosen: Sequence[LedgerEntry]) -> list[Candidate]:
-    """Return the values that an entry, or a line among the entries, tells."""
+    """Return the values in an entry, or in a line among the entries."""
     kept = [candidate for _, group in chosen for candidate in group]
     texts = {candidate.value.text for candidate in kept}
     lines = [candidate for candidate in kept if candidate.value.kind == LINE]

@@ -1,6 +1,6 @@
 """Choose lines with recurring names for the ledger.
 
-An agent needs a function, a field or a path again, and with it the line that says what it is. The
+An agent needs a function, a field or a path again, together with the line that explains it. The
 lines of a version are chosen from those of its messages and of the previous version.
 """
 
@@ -26,7 +26,7 @@ from turnfold.core.text.names import NamedLine, named_lines, names_in
 from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_TOOL, Value, values_in
 
 ENTRY_TOKENS: Final = 2
-"""About what an entry costs besides its line."""
+"""About the tokens that an entry needs in addition to its line."""
 DEFINITION_BONUS: Final = 1.5
 """The factor for a line that defines a name instead of using it."""
 _DEFINITION: Final = re.compile(
@@ -72,7 +72,8 @@ def best_lines(
 ) -> list[Candidate]:
     """Return the lines with the greatest worth per token that fit, best first.
 
-    Names that are `known`, or stand in a better line, are worth nothing. Equal lines: the newest.
+    A name that is `known`, or in a better line, is worth nothing. Of equal lines, the newest
+    counts.
     """
     newest_first = sorted(lines, key=lambda line: -line.order)
     tokens = [line.token_estimate + ENTRY_TOKENS for line in newest_first]

@@ -28,7 +28,7 @@ _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?([^\n]*)(?:\n.*?(?:\n[ \t]*\1\b|
 
 
 def parsed_arguments(arguments: str) -> dict[str, Any]:
-    """Return the printable arguments of a call; an empty mapping if they are no JSON object.
+    """Return the printable arguments of a call; an empty mapping if they are not a JSON object.
 
     What is read from them is stored, and databases reject half of a character.
     """

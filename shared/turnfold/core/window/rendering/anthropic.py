@@ -48,7 +48,7 @@ def to_anthropic(plan: WindowPlan, rendered: Rendered) -> AnthropicWindow:
     it. The id of an empty message is added to those of the message before it.
     """
     entries = plan.entries
-    # Each entry is one message here, so the others are those that stand before the entries.
+    # Each entry is one message here, so the other messages are those before the entries.
     before = len(rendered.messages) - len(entries)
     converter = _Converter()
     for text, message_id in zip(

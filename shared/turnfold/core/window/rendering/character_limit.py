@@ -19,7 +19,7 @@ STEP: Final = 1.25
 def characters_of(rendered: Rendered, *, with_summary: bool) -> int:
     """Count the characters of a window: texts, reasoning, names and arguments, but no media.
 
-    `with_summary` adds those of a summary that stands in its own field.
+    `with_summary` adds those of a summary in its own field.
     """
     summary = _summary_characters(rendered) if with_summary else 0
     return summary + sum([_characters(json.loads(message)) for message in rendered.messages])
