@@ -1,6 +1,8 @@
 """Commands, and groups of them: the application itself, and commands with the same first word."""
 
 import sys
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import typer
@@ -21,7 +23,7 @@ class PlainCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments; an error names the value without the words of a library."""
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, _arguments_last(self.get_params(ctx), args))
         except typer.BadParameter as error:
             error.message = error.message.replace("Value error, ", "")
             raise
@@ -48,6 +50,32 @@ class SortedCommands(TyperGroup):
             )
             raise typer.Exit(WRONG_USAGE)
         return super().resolve_command(ctx, args)
+
+
+def _arguments_last(params: Sequence[Any], words: list[str]) -> list[str]:
+    """Return the options, and after `--` the arguments, if one of them begins with a dash.
+
+    Ids of the Claude Agent SDK do. Options of one dash have one letter.
+    """
+    names = {name: param for param in params for name in param.opts}
+    options: list[str] = []
+    arguments: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            arguments += rest
+        elif word.startswith("--") or (
+            word.startswith("-") and (len(word) == 2 or f"-{word}" in names)
+        ):
+            options.append(word)
+            param = names.get(word)
+            if isinstance(param, TyperOption) and not param.is_flag:
+                options += islice(rest, 1)
+        else:
+            arguments.append(word)
+    if not any(word.startswith("-") for word in arguments):
+        return words
+    return [*options, "--", *arguments]
 
 
 def _without_type(param: Any) -> Any:

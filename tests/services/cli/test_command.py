@@ -150,6 +150,26 @@ def test_a_wrong_command_is_answered_with_the_one_that_is_close_to_it() -> None:
     )
 
 
+@pytest.mark.proves("O3", "G9")
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("context", "support", "-home-mia-shop/7", "--max-tokens", "8000"), 1),
+        (("summaries", "list", "--json", "support", "-home-mia-shop/7"), 1),
+        (("search", "support", "-tmp-shop/7", "-rf", "--limit", "3"), 1),
+        (("context", "support", "-json"), 2),
+        (("context", "support", "mia", "-x"), 2),
+    ],
+)
+def test_an_id_may_begin_with_a_dash_and_a_wrong_option_is_told(
+    arguments: tuple[str, ...], status: int
+) -> None:
+    ended = turnfold(*arguments, TURNFOLD_NATS_URL="nats://127.0.0.1:1")
+
+    assert ended.returncode == status
+    assert ("No such option" if status == 2 else "no server answers") in ended.stderr
+
+
 @pytest.mark.proves("V6")
 def test_a_shell_completes_commands_with_the_script_that_the_command_prints() -> None:
     script = turnfold("completion", "bash")
