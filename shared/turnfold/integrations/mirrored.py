@@ -12,11 +12,12 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from inspect import signature
 from typing import Any, Final, TypeVar
 
 from turnfold.client import PortalClient, Session, Window
 from turnfold.client.mirror import mirror
-from turnfold.errors import CannotFit, NotAllowed, Unavailable
+from turnfold.errors import BadRequest, CannotFit, NotAllowed, Unavailable
 from turnfold.integrations.clients import fitting_window, shared_client
 
 PATIENCE_SECONDS: Final = 5.0
@@ -46,6 +47,10 @@ class Shown:
     body: Chat | None
 
 
+class WrongOptionError(Exception):
+    """The query service does not take an option of windows; the text quotes no message."""
+
+
 class MirroredWindows:
     """Windows of the lists that a host passes, for any event loop and thread.
 
@@ -53,6 +58,9 @@ class MirroredWindows:
     integrations of the program share one client. `max_tokens` is the budget. Without it, the model
     of the call decides. `window` has further options of `turnfold.Session.context`.
     `patience_seconds` is how long one call waits at most.
+
+    Raises:
+        BadRequest: `window` has an unknown option.
     """
 
     def __init__(
@@ -64,6 +72,10 @@ class MirroredWindows:
         window: Mapping[str, Any] | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
+        # Here, because an error of a call is only a warning.
+        for name in window or {}:
+            if name not in signature(Session.context).parameters:
+                raise BadRequest(f"window: {name!r} is no option of turnfold.Session.context")
         self._patience_seconds = patience_seconds
         self._named_client = client
         self._agent_id = agent_id
@@ -154,6 +166,7 @@ class MirroredWindows:
 
         Raises:
             Unavailable: not all is stored yet. `attempt` tries again.
+            WrongOptionError: an option has a wrong value.
         """
         options = {
             "entries": True,
@@ -174,6 +187,9 @@ class MirroredWindows:
                 options.get("max_tokens"),
             )
             window = await fitting_window(session, **options | {"max_tokens": error.needed_tokens})
+        except BadRequest as error:
+            # The text names a field, and never its value.
+            raise WrongOptionError(str(error)) from error
         if not window.fresh:
             raise Unavailable("the newest messages are not stored yet")
         return window
@@ -207,7 +223,7 @@ class MirroredWindows:
                     except Unavailable as error:
                         reason = str(error)
                     await asyncio.sleep(PAUSE_SECONDS)
-        except (TimeoutError, NotAllowed) as error:
+        except (TimeoutError, NotAllowed, WrongOptionError) as error:
             self._away_until = time.monotonic() + AWAY_SECONDS
             # A `TimeoutError` has no text. The reason is then that of the newest attempt.
             self.warn(str(error) or reason)

@@ -60,6 +60,24 @@ async def test_an_error_of_a_conversion_is_a_warning_without_text(
     assert "secret" not in str(warnings)
 
 
+@pytest.mark.proves("R3")
+async def test_a_wrong_option_of_windows_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong: Any = "8000 and a secret"
+    with pytest.raises(BadRequest, match="'recal' is no option"):
+        MirroredWindows("ada", client=NOWHERE, window={"recal": False})
+
+    async with working(tmp_path) as (url, _), portal(url) as own:
+        windows = MirroredWindows("ada", client=own, max_tokens=wrong)
+        with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+            assert await windows.shown(windows.session("s"), lambda: [USER], list) is None
+
+    [warning] = [one.getMessage() for one in caplog.records if one.name == "turnfold.integrations"]
+    assert "max_tokens: " in warning
+    assert "secret" not in warning
+
+
 @pytest.mark.proves("L1")
 async def test_nothing_of_a_list_with_a_message_that_nests_too_deep_is_published(
     tmp_path: Path,
