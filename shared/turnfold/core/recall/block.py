@@ -7,6 +7,7 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.history.gist import gist_of
+from turnfold.core.recall.labels import is_label, without_labels
 from turnfold.core.recall.quotes import MarkedLine, quotable_text
 from turnfold.core.text.calls import arguments_of
 from turnfold.core.text.defuse import defused, markers_in
@@ -25,7 +26,7 @@ FRAME_TOKENS: Final = MESSAGE_TOKENS + 37 + 4
 
 # Upper bounds of what a message adds to the tokens of its text: separators of the speaker; a
 # heading before adjacent messages, without the digits of its position, with the first minute of a
-# day or another one; escaped tags.
+# day or another one; escaped tags, and lines quoted because they look like labels.
 SPEAKER_TOKENS: Final = 3
 HEADING_TOKENS: Final = 2
 DIGITS_OF_A_TOKEN: Final = 3
@@ -202,7 +203,7 @@ class _BlockWriter:
         if self._used + tokens > self.room:
             return
         text = self._text_of_line(of, line)
-        more = MARK_TOKENS * markers_in(text)
+        more = MARK_TOKENS * (markers_in(text) + is_label(text))
         if known is None:
             more += self._speaker_tokens(of, self._speaker_in_part(of)) + PART_TOKENS
         if self._takes(() if known else [of], tokens + more):
@@ -246,9 +247,8 @@ class _BlockWriter:
         for position, quoted in self._quoted.items():
             # In the order of the message: the best line was quoted first.
             told = [text for _, text in sorted(quoted.lines)]
-            self._texts[position] = defused(
-                f"{self._speaker_in_part(quoted.of)}{PART} {chr(10).join(told)}"
-            )
+            text = f"{self._speaker_in_part(quoted.of)}{PART} {chr(10).join(told)}"
+            self._texts[position] = defused(without_labels(text)[0])
         chosen = [self._by_position[position] for position in sorted(self._texts)]
         if not chosen:
             return None
@@ -298,17 +298,16 @@ class _BlockWriter:
         content, calls, speaker = body.get("content"), message.calls, self._speaker(recalled)
         said = content if isinstance(content, str) else text_of(body)
         tokens = message.content_tokens
-        if calls:
-            lines = [f"{speaker}: {said}"] if said else []
-            text = "\n".join([*lines, *[f"{speaker} called {call}" for call in _calls(recalled)]])
-            tokens += sum([call.tokens for call in calls])
-        else:
-            text = f"{speaker}: {said}"
+        parts = [f"{speaker}: {said}"] if said or not calls else []
+        parts += [f"{speaker} called {call}" for call in _calls(recalled)]
+        tokens += sum([call.tokens for call in calls])
+        quoted = [without_labels(part) for part in parts]
+        text = "\n".join([part for part, _ in quoted])
         if isinstance(content, list):
             known = gist_of(message).text_tokens if not calls else None
             tokens = min(tokens, token_upper_bound(text) if known is None else known)
         tokens += self._speaker_tokens(recalled, speaker) * (1 + len(calls)) + SPEAKER_TOKENS
-        marks = markers_in(text)
+        marks = markers_in(text) + sum([labels for _, labels in quoted])
         return (defused(text), tokens + MARK_TOKENS * marks) if marks else (text, tokens)
 
     def _speaker(self, recalled: RecalledMessage) -> str:
