@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from turnfold.core.summary.source_messages import sources_of
 from turnfold.core.summary.sources import Source
 from turnfold.core.text.defuse import defused
-from turnfold.core.text.lines import clip, printable
+from turnfold.core.text.lines import clip, clip_path, printable
 from turnfold.core.text.tokens import Count
 from turnfold.messages import JOINED, TOOL, Message
 
@@ -25,7 +25,7 @@ _ROLES = {
     "assistant": "Assistant",
 }
 _TARGET, _ID, _TEXT = (
-    re.compile(names + r'\s*:\s*"((?:[^"\\]|\\.){1,80})', re.IGNORECASE)
+    re.compile(names + r'\s*:\s*"((?:[^"\\]|\\.){1,240})', re.IGNORECASE)
     for names in (
         r'"(?:file_?path|path|file_?name|command|cmd|script|query|url|pattern)"',
         r'"[a-z_]*(?:id|name)"',
@@ -37,6 +37,7 @@ _VALUES = re.compile(r'"((?:[^"\\]|\\.)*+)"(\s*:)?|(-?\d+(?:\.\d+)?)')
 """The strings of a JSON text, with a colon after keys, and its numbers."""
 _READ_CHARACTERS = 400
 _SHORT_CHARACTERS = 24
+_VALUE_CHARACTERS = 60
 _LEFT_OUT_LINE_TOKENS = 16
 
 
@@ -150,12 +151,14 @@ def main_arguments(arguments: str, path: str | None = None) -> str:
     """
     for names in (_TARGET, _ID, _TEXT):
         if match := names.search(arguments, 0, _READ_CHARACTERS):
-            first = _value(match[1])
+            # What is read may end within the text, whose true end is then unknown.
+            is_whole = arguments[match.end() : match.end() + 1] == '"'
+            first = _value(match[1], is_whole=is_whole)
             if names is _TARGET:
                 return first
             return clip(", ".join(dict.fromkeys([first, *_short_values(arguments)])), 80)
         if path:
-            return clip(printable(path), 60)
+            return clip_path(printable(path), _VALUE_CHARACTERS)
     return ""
 
 
@@ -168,12 +171,13 @@ def _short_values(arguments: str) -> Iterator[str]:
                 yield value
 
 
-def _value(quoted: str) -> str:
+def _value(quoted: str, *, is_whole: bool = True) -> str:
     try:
         text = json.loads(f'"{quoted}"')
     except ValueError:  # irregular JSON, as models write it
         text = quoted
-    return clip(printable(text), 60)
+    shorten = clip_path if is_whole else clip
+    return shorten(printable(text), _VALUE_CHARACTERS)
 
 
 def _newest_within(lines: list[str], size: int) -> list[str]:

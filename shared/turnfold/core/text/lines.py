@@ -10,6 +10,8 @@ _UNPRINTABLE = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufeff]"
 )
 
+_PATH = re.compile(r"\S*[/\\]\S*")
+
 
 def printable(text: str) -> str:
     """Remove terminal codes, control characters and lone surrogates.
@@ -48,3 +50,15 @@ def clip(text: str, max_characters: int) -> str:
     cut = defused(line)[: max_characters - 1]
     space = cut.rfind(" ", max_characters * 2 // 3)
     return (cut[:space] if space > 0 else cut).rstrip() + "…"
+
+
+def clip_path(text: str, max_characters: int) -> str:
+    """Shorten a text as `clip` does, but a path or an address in its middle.
+
+    Its end names the file. Otherwise all files of one folder would look like one.
+    """
+    if len(text) <= max_characters or not _PATH.fullmatch(text):
+        return clip(text, max_characters)
+    path = defused(text)
+    end = (max_characters - 1) // 3
+    return f"{path[: max_characters - 1 - end]}…{path[len(path) - end :]}"

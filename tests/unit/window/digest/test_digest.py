@@ -162,6 +162,22 @@ def test_names_take_at_most_their_share_and_older_calls_are_counted_by_tool() ->
     assert made.account.untold == 0
 
 
+@pytest.mark.proves("W10")
+def test_files_with_long_paths_are_told_apart_and_older_ones_by_their_folder_if_need_be() -> None:
+    """Cut at their end, all files of a folder looked like one that was read again and again."""
+    folder = "/home/dev/projects/worktrees/weather-station/lib/station/services"
+    session = reading([f"{folder}/part_{number:02d}.py" for number in range(60)], rounds=0)
+
+    roomy = digest_of(session, asked(session, 8_000, Policy()))
+    small = digest_of(session, asked(session, 3_000, Policy()))
+
+    files = [f"/part_{number:02d}.py" for number in range(30)]
+    assert [name in roomy for name in files] == [True] * 30
+    assert re.search(r"read_file\(/home/dev/projects/worktrees/weather-sta…\) x\d\d,", small)
+    assert "/part_00.py" not in small
+    assert "/part_40.py" in small
+
+
 @pytest.mark.proves("W10", "W14")
 def test_a_call_that_is_made_again_and_again_is_named_and_counted_once() -> None:
     again = reading(["/srv/app/part.py"] * 200, rounds=0)

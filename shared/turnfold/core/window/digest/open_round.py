@@ -1,6 +1,7 @@
 """The part of a digest that names the calls of the open round."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from turnfold.core.history.gist import SEAM_TOKENS, SEPARATOR, Item, calls_told, gist_of
@@ -62,11 +63,10 @@ class OpenRoundCalls:
         return gist_of(request.head.message).opening if request else None
 
     def _names(self) -> list[str]:
-        called = list(self._called.values())
-        if self._tokens <= self._room:
+        called, left = _merged(list(self._called.values()), self._tokens, self._room)
+        if left <= self._room:
             return [call.text for call in called]
         older = _Numbers(self._room // 2)
-        left = self._tokens
         for place, call in enumerate(called):
             if left + older.tokens <= self._room:
                 return [*older.texts, *[newer.text for newer in called[place:]]]
@@ -91,6 +91,28 @@ class _NamedCall(NamedTuple):
     def tokens(self) -> int:
         """The tokens of the text, at most."""
         return without_seam(self.item) + (_times_tokens(self.times) if self.times > 1 else 0)
+
+
+def _merged(
+    called: Sequence[_NamedCall], tokens: int, room: int
+) -> tuple[Sequence[_NamedCall], int]:
+    """Merge older calls that differ only behind their cut, until all fit; return their tokens, too.
+
+    A path is cut in its middle: files of one folder are told by the folder and their number.
+    """
+    older: dict[str, _NamedCall] = {}
+    for place, call in enumerate(called):
+        if tokens <= room:
+            return [*older.values(), *called[place:]], tokens
+        start = call.item.text.partition("…")[0]
+        known = older.pop(start, None)
+        if known is None:
+            older[start] = call
+            continue
+        item = Item(f"{start}…)", max(known.item.tokens, call.item.tokens))
+        older[start] = _NamedCall(call.name, item, known.times + call.times)
+        tokens += older[start].tokens - known.tokens - call.tokens
+    return list(older.values()), tokens
 
 
 def _times_tokens(times: int) -> int:
