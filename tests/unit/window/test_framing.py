@@ -1,16 +1,19 @@
 """The frames of summary and digests cost what the constants say, which no tokenizer counts at run time."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.histories import counter
 from turnfold.core.history.gist import SEAM_TOKENS
-from turnfold.core.text.tokens import MESSAGE_TOKENS
+from turnfold.core.text.tokens import MESSAGE_TOKENS, TokenOffsets
 from turnfold.core.text.values import KIND_WEIGHTS
 from turnfold.core.window import framing
 from turnfold.core.window.digest import earlier_messages, items, open_round
 from turnfold.core.window.framing import (
     SEAMS,
     Placement,
+    beginning,
     measure_summary,
     summary_within,
     wrapped_digests,
@@ -62,3 +65,51 @@ def test_an_entry_of_the_ledger_costs_what_is_planned_for_it(kind: str, value: s
 
     assert form is not None
     assert MESSAGE_TOKENS + counter()(wrapped_summary("", entries, Placement.USER)) <= form.tokens
+
+
+@pytest.mark.proves("W1")
+@pytest.mark.parametrize(
+    ("characters", "shown"),
+    [
+        (33, "The user asked:\n- Move the tables\n…"),
+        (34, "The user asked:\n- Move the tables\n…"),
+        (50, "The user asked:\n- Move the tables\n…"),
+        (52, "The user asked:\n- Move the tables\n…"),
+        (67, "The user asked:\n- Move the tables\n…"),
+        (71, "The user asked:\n- Move the tables\nConstraints stated:\n- Never on Friday\n…"),
+        (78, "The user asked:\n- Move the tables\nConstraints stated:\n- Never on Friday\n…"),
+        (25, "The user asked:\n- Move th…"),
+    ],
+)
+def test_a_cut_summary_shows_that_it_is_cut_and_no_heading_without_its_lines(
+    characters: int, shown: str
+) -> None:
+    """A heading alone said that there were no constraints, half a line another constraint."""
+    text = "The user asked:\n- Move the tables\nConstraints stated:\n- Never on Friday\n- Only 3 at once"
+
+    assert beginning(text, characters) == shown
+
+
+@pytest.mark.proves("W1", "L6")
+@given(
+    st.lists(
+        st.sampled_from(["The user asked:", "- Move the tables to the new cluster, please.", "约束与偏好：", "- 预算不能超过500元。", "", "word " * 40]),
+        min_size=12, max_size=40,
+    ).map("\n".join),
+    st.sampled_from(Placement),
+    st.integers(100, 400),
+)  # fmt: skip
+def test_a_cut_summary_costs_no_more_than_its_price(
+    text: str, placement: Placement, max_tokens: int
+) -> None:
+    tokens = counter()(text)
+    cuts = TokenOffsets.of(text, counter()).encode()
+    size = measure_summary(1, text, (), tokens=tokens, text_tokens=tokens, cuts=cuts)
+
+    form = summary_within(size, placement, max_tokens)
+
+    if form is not None and form.characters is not None:
+        shown = beginning(text, form.characters)
+        if placement is not Placement.SEPARATE:
+            shown = wrapped_summary(shown, (), placement)
+        assert counter()(shown) <= form.tokens <= max_tokens

@@ -41,6 +41,9 @@ DIGEST_HEADING: Final = (
 )
 SUMMARY_TAG: Final = "turnfold-summary"
 DIGEST_TAG: Final = "turnfold-digest"
+CUT_MARK: Final = "…"
+_CUT_TOKENS: Final = 3
+"""The most tokens that the mark adds to a summary of which only the beginning is shown."""
 LEAST_SUMMARY_TOKENS: Final = 32
 """A shorter beginning of a summary is not useful, and is left out."""
 
@@ -166,9 +169,9 @@ def summary_within(size: SummarySize, placement: Placement, max_tokens: int) -> 
         tokens = _summary_tokens(size, placement, size.text_tokens, entries - 1)
         return SummaryForm(tokens, entries=entries - 1)
     frame = _summary_tokens(size, placement, 0, 0)
-    head = TokenOffsets.parse(size.cuts).head(max_tokens - frame)
+    head = TokenOffsets.parse(size.cuts).head(max_tokens - frame - _CUT_TOKENS)
     return (
-        SummaryForm(frame + head.tokens, head.offset, entries=0)
+        SummaryForm(frame + head.tokens + _CUT_TOKENS, head.offset, entries=0)
         if head.tokens >= LEAST_SUMMARY_TOKENS
         else None
     )
@@ -185,6 +188,27 @@ def _summary_tokens(size: SummarySize, placement: Placement, text_tokens: int, e
         tokens += LEDGER_FRAME_TOKENS + _ENTRY_TOKENS * entries
         lines += size.ledger_lines + 2
     return tokens if placement is Placement.USER else tokens + _LINE_TOKENS * (lines + 1)
+
+
+def beginning(text: str, characters: int) -> str:
+    """Return the first characters of a summary, marked as cut.
+
+    Half an item could say something else, so items stay whole, and other lines if they are most of
+    it. A heading that has lost its items is left out: it would say that there were none.
+    """
+    shown = text[:characters]
+    lines = shown.split("\n")
+    last = "" if text[characters : characters + 1] == "\n" else lines.pop()
+    while lines and (not lines[-1].strip() or _is_heading(lines[-1])):
+        lines.pop()
+    whole = "\n".join(lines)
+    if whole and (last.startswith("- ") or 2 * len(whole) >= len(shown)):
+        return f"{whole}\n{CUT_MARK}"
+    return shown.rstrip() + CUT_MARK
+
+
+def _is_heading(line: str) -> bool:
+    return line.endswith((":", "：")) and not line.startswith("- ")
 
 
 def wrapped_summary(text: str, ledger: Sequence[str], placement: Placement) -> str:

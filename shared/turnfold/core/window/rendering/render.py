@@ -20,7 +20,7 @@ from turnfold.core.text.tokens import (
 )
 from turnfold.core.window.digest.digest import DigestText
 from turnfold.core.window.forms import STAND_IN, WHOLE, TextCut, cut_mark
-from turnfold.core.window.framing import Placement, wrapped_digests, wrapped_summary
+from turnfold.core.window.framing import Placement, beginning, wrapped_digests, wrapped_summary
 from turnfold.core.window.views import (
     BlockContent,
     Entry,
@@ -102,7 +102,8 @@ def visible_summary(
         return "", ()
     text, entries = _defused(summary_text, tuple(ledger))
     # Defusing keeps lengths, so the planned number of characters still holds.
-    return text[: form.characters], entries[: form.entries]
+    shown = text if form.characters is None else beginning(text, form.characters)
+    return shown, entries[: form.entries]
 
 
 def chat_texts(part: BlockContent, bodies: Mapping[int, str]) -> RenderedTexts:
