@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.summary.drafts import UUID, assistant, drafted, reading, user
+from tests.unit.summary.drafts import UUID, assistant, drafted, reading, tool, user
 from turnfold.core.summary.redaction import redact
 from turnfold.core.summary.sentences import SentenceKind, sentence_kinds, sentences
 from turnfold.core.summary.sources import Draft
@@ -328,6 +328,72 @@ def test_what_the_last_answer_asks_or_leaves_open_is_an_open_question() -> None:
     open_lines = " ".join(draft.sections["open_questions"])
     assert "drop the old copies" in open_lines
     assert "two largest tables" in open_lines
+
+
+def test_a_question_is_no_longer_open_once_the_user_has_spoken() -> None:
+    first = drafted(
+        user("Please move the billing tables to the new cluster."),
+        assistant("I moved them. Shall I drop the old copies afterwards?"),
+    )
+
+    answered = drafted(user("No, keep them.", 2), assistant("They stay.", 3), previous=first)
+    unanswered = drafted(assistant("", 2, ("bash", '{"command": "ls"}')), previous=first)
+
+    assert first.sections["open_questions"] == ["Shall I drop the old copies afterwards?"]
+    assert answered.sections["open_questions"] == []
+    assert unanswered.sections["open_questions"] == first.sections["open_questions"]
+
+
+def test_an_open_question_that_a_model_wrote_stays_until_a_model_resolves_it() -> None:
+    question = "Which region does the standby run in?"
+    written = Draft(
+        text=f"Left open:\n- {question}",
+        sections={"open_questions": [question]},
+        ledger=(),
+        kind="llm",
+    )
+
+    for number in range(2):
+        written = drafted(user("Go on.", number), assistant("Done."), previous=written)
+
+    assert written.sections["open_questions"] == [question]
+
+
+@pytest.mark.parametrize(
+    ("printed", "errors"),
+    [
+        ("  isError: true,\n  content: [],", []),
+        ("lastError: null", []),
+        ("  error: message.error,", []),
+        ("requests.exceptions.SSLError: no certificate", ["requests.exceptions.SSLError: no certificate"]),
+        ("_BuildError: no target", ["_BuildError: no target"]),
+        ("Error: listen EADDRINUSE", ["Error: listen EADDRINUSE"]),
+        ("error: undefined function get/2", ["error: undefined function get/2"]),
+    ],
+)  # fmt: skip
+def test_a_field_in_code_is_no_error(printed: str, errors: list[str]) -> None:
+    draft = drafted(user("Please fix the build."), tool(printed, 1))
+
+    assert draft.sections.get("errors", []) == errors
+
+
+@pytest.mark.parametrize(
+    ("sentence", "is_constraint"),
+    [
+        ("Make sure the port stays 8443.", True),
+        ("Please make sure the tests pass.", True),
+        ("Deploy it, and make sure the tests pass.", True),
+        ("I want you to make sure the tests pass.", True),
+        ("I want to make sure my letter is good.", False),
+        ("How can I make sure my talk is engaging?", False),
+    ],
+)
+def test_what_the_user_wants_to_be_sure_of_is_no_constraint(
+    sentence: str, is_constraint: bool
+) -> None:
+    kinds = sentence_kinds(sentence, is_user=True)
+
+    assert (SentenceKind.CONSTRAINT in kinds) == is_constraint
 
 
 def test_the_last_answer_before_the_user_speaks_counts_more_than_those_between() -> None:

@@ -15,7 +15,9 @@ CONSTRAINT_WORDS: Final = frozenset(
     )
 )
 CONSTRAINT_PHRASES: Final = _cues(
-    "from now on|please don't|please do not|, don't |but don't|do not use|don't use|make sure|",
+    "from now on|please don't|please do not|, don't |but don't|do not use|don't use|",
+    "please make sure|and make sure|also make sure|but make sure|so make sure|, make sure|",
+    "you make sure|you to make sure|",
     "no more than|at most|at least|",
     "should not|only use|remember that|please remember|keep in mind|important:|instead of|",
     "without |has to be|needs to be|",
@@ -105,7 +107,7 @@ FILLER_ALWAYS: Final = _cues(
     "i can help|i'll be here",
 )
 FORBIDDING: Final = _cues(
-    "don't |do not |never |only ",
+    "don't |do not |never |only |make sure ",
 )
 NAMES: Final = _cues(
     "my name is|my name's|call me |i'm called|我叫|我的名字|我名叫|名前は|と申します",

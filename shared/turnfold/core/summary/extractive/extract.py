@@ -5,7 +5,7 @@ headings, and of what tool calls did. It is used in installations without a mode
 model gives no usable summary.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from turnfold.core.summary.extractive.evidence import collect_evidence, with_evidence
@@ -22,10 +22,16 @@ from turnfold.core.summary.extractive.lines import (
     weight_of,
     without_duplicates,
 )
-from turnfold.core.summary.extractive.picking import any_line, picked_lines
+from turnfold.core.summary.extractive.picking import any_line, is_notice, picked_lines
 from turnfold.core.summary.extractive.rendering import SECTION_ORDER, render
 from turnfold.core.summary.redaction import readable_sources
-from turnfold.core.summary.sentences import language, line_of, sentences
+from turnfold.core.summary.sentences import (
+    SentenceKind,
+    language,
+    line_of,
+    sentence_kinds,
+    sentences,
+)
 from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob, word_count
 from turnfold.core.summary.tool_calls.actions import FileChange
 from turnfold.core.text.lines import clip
@@ -47,7 +53,9 @@ def extract(job: SummaryJob, *, count: Callable[[str], int]) -> Draft:
     # Before lines are dropped: the ledger keeps exact values of lines that the text has no room
     # for.
     evidence = collect_evidence(job, sources, picked, count=count)
-    lines = without_duplicates([*_carried_lines(job.previous), *picked])
+    answered = _answered_questions(job.previous, sources)
+    carried = [line for line in _carried_lines(job.previous) if line.text not in answered]
+    lines = without_duplicates([*carried, *picked])
     if not lines:
         lines = list(any_line(sources))
     sections, text = _within_limits(job, sources, lines, evidence.files, count)
@@ -73,6 +81,28 @@ def _carried_lines(previous: PreviousSummary | None) -> Iterator[SummaryLine]:
             yield SummaryLine(name, line_of(text), weight_of(name, text) + bonus - age, -1)
     for text in list(sentences(_prose_of(previous)))[:LINES_PER_MESSAGE]:
         yield SummaryLine("context", line_of(text), weight_of("context", text) + 20, -1)
+
+
+def _answered_questions(
+    previous: PreviousSummary | None, sources: Sequence[Source]
+) -> Collection[str]:
+    """Return the questions of the previous version that wait no longer: the user has spoken since.
+
+    Of the lines that a model wrote, no source is known: it says itself when they are resolved.
+    """
+    if previous is None or not any(
+        source.role == "user" and source.text.strip() and not is_notice(source.text)
+        for source in sources
+    ):
+        return ()
+    ids = previous.sections.get("sources")
+    known = zip(previous.text.split("\n"), ids if isinstance(ids, list) else (), strict=False)
+    from_messages = {line.removeprefix("- ") for line, message_ids in known if message_ids}
+    return [
+        line_of(text)
+        for text in list_texts(previous.sections.get("open_questions"))
+        if text in from_messages and SentenceKind.QUESTION in sentence_kinds(text, is_user=False)
+    ]
 
 
 def _prose_of(previous: PreviousSummary) -> str:

@@ -38,11 +38,12 @@ _RECENCY = 10
 _ERROR_CHARACTERS = 180
 _ERROR_LINE = re.compile(
     r"^[ \t>]{0,8}(?:E\s{1,8})?("
-    r"(?:(?:[A-Za-z_][\w.]{0,80})?(?:Error|Exception|Failure)"
+    r"(?:(?:[A-Za-z_]\w{0,40}\.){0,6}(?:_?[A-Z]\w{0,80})?(?:Error|Exception|Failure)"
     r"|error|ERROR|fatal|Fatal|FAILED|panic|npm ERR!|错误|エラー)"
     r"[:：\[ ][^\n]{3,300})",
     re.MULTILINE,
 )
+_CODE_ENDS = (",", ";", "{", "(")
 _SHELL_ERRORS = (
     "command not found",
     "No such file or directory",
@@ -107,7 +108,7 @@ def _action_lines(sources: Sequence[Source]) -> Iterator[SummaryLine]:
 
 def _user_lines(text: str, order: int, *, recency: float, is_first: bool) -> Iterator[SummaryLine]:
     """Yield the lines of a user's message: at most a few per section."""
-    if _is_notice(text):
+    if is_notice(text):
         return
     numbers: dict[str, int] = dict.fromkeys(_USER_SECTION_LIMITS, 0)
     for sentence in _ends_of(list(sentences(text))):
@@ -129,7 +130,7 @@ def _user_lines(text: str, order: int, *, recency: float, is_first: bool) -> Ite
         yield SummaryLine(section, line_of(sentence), weight, order)
 
 
-def _is_notice(text: str) -> bool:
+def is_notice(text: str) -> bool:
     """Return whether the agent wrote a user message: it is bracketed, or wholly inside tags."""
     if text.startswith(_NOTICE_STARTS):
         return True
@@ -232,7 +233,7 @@ def _error_of(source: Source) -> str | None:
         text = text[-1_000:] if ends_in_error else ""
     if len(text) > 8_000:
         text = text[:4_000] + "\n" + text[-4_000:]
-    matches = _ERROR_LINE.findall(text)
+    matches = [line for line in _ERROR_LINE.findall(text) if not line.endswith(_CODE_ENDS)]
     if matches:
         # A Python traceback names its error last; compilers name the cause first.
         line = matches[-1] if "Traceback" in text else matches[0]
