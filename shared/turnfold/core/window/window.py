@@ -14,7 +14,7 @@ from turnfold.core.policy.presets import LOW_WATER_RATIO, Mode, Policy
 from turnfold.core.recall.block import RecallBlock
 from turnfold.core.window.budget_shares import WindowLimits, most_for_summary, most_kept
 from turnfold.core.window.builder import WindowBuilder
-from turnfold.core.window.digest.digest import DigestText
+from turnfold.core.window.digest.digest import DigestForm, DigestText
 from turnfold.core.window.framing import Placement, SummaryForm, SummarySize
 from turnfold.core.window.growth import grow
 from turnfold.core.window.ladder import trim_for_emergency
@@ -160,6 +160,7 @@ def build_window(
         window, new = _empty_window(stored, asked, policy, limits), stored.messages
     if policy.mode is Mode.OFF:
         window.extend(new)
+        _tell_less(window)
     elif asked.is_emergency:
         window.extend(new)
         trim_for_emergency(window)
@@ -174,6 +175,14 @@ def build_window(
     if earlier is not None and window is not earlier:
         _inherit(window, earlier)
     return window
+
+
+def _tell_less(window: WindowBuilder) -> None:
+    """Shorten the digest of a window that may lose no message, as far as needed."""
+    for form in (DigestForm.NAMES, DigestForm.SHORT, DigestForm.NONE):
+        if window.is_over:
+            window.shorten_digest(form)
+            window.can_continue = False
 
 
 def _begins_with_user(window: WindowBuilder) -> bool:

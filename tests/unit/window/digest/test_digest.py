@@ -23,7 +23,7 @@ from tests.histories import (
     words,
 )
 from turnfold.core.history.gist import Item
-from turnfold.core.policy.presets import PRESETS, Policy
+from turnfold.core.policy.presets import PRESETS, Mode, Policy
 from turnfold.core.window.digest.digest import WindowDigest
 from turnfold.core.window.digest.items import first_within, newest_within, shares
 from turnfold.core.window.prefix import PendingDigest
@@ -147,6 +147,27 @@ def test_a_window_of_covered_calls_fits_every_budget_that_is_not_refused() -> No
 
     for budget in range(refused.value.needed_tokens or 0, 600, 5):
         assert asked(session, budget, Policy()).tokens <= budget
+
+
+@pytest.mark.proves("E6", "L6", "W10")
+def test_mode_off_names_covered_calls_only_where_every_message_fits_beside_them() -> None:
+    session = partly_covered(reading(PATHS, rounds=0), 9)
+    off = Policy(mode=Mode.OFF)
+    digests = []
+    with pytest.raises(CannotFit) as refused:
+        asked(session, 1, off)
+    needed = refused.value.needed_tokens or 0
+    with pytest.raises(CannotFit):
+        asked(session, needed - 1, off)
+
+    for budget in range(needed, needed + 600, 7):
+        made = asked(session, budget, off)
+        assert made.tokens <= budget
+        assert (made.account.folded, made.account.trimmed) == (0, 0)
+        digests.append(digest_of(session, made) if made.digest.is_shown else "")
+
+    assert digests[0] == ""
+    assert all(path in digests[-1] for path in PATHS[:9])
 
 
 @pytest.mark.proves("W10")
