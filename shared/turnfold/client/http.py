@@ -35,7 +35,7 @@ class HttpSession:
 
     async def context(self, **fields: Any) -> Window:
         """Return the model's next input; `fields` are parameters of the request."""
-        return read(Window.of, await self._ask(f"/context?{urlencode(fields)}"))
+        return read(Window.of, await self._ask("/context?" + urlencode(fields, errors="replace")))
 
     async def tools(self, *, format: ToolFormat = "openai") -> list[dict[str, Any]]:
         """Return definitions of tools with which a model looks things up in this session."""

@@ -1,6 +1,7 @@
 """Read requests into their models, and say what is wrong with one in a sentence."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -33,10 +34,17 @@ Shape = TypeVar("Shape", bound=Request)
 CommandShape = TypeVar("CommandShape", bound=Command)
 MAX_NAME_CHARACTERS = 100
 """The maximum length of an unknown field's name in an error message."""
+_ESCAPES = re.compile(
+    rb"\\[^u]|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)", re.DOTALL
+)
+"""Escapes of JSON, so that none begins within another; the group is half a pair of surrogates."""
 
 
 def read_request(shape: type[Shape], body: bytes) -> Shape:
     """Read the JSON of a request; an empty body means `{}`.
+
+    In a request that reads, half a pair of surrogates becomes U+FFFD: texts that were cut between
+    the two are published, and asked about.
 
     Raises:
         BadRequest: the request is invalid. The text names the first invalid field, never its
@@ -45,7 +53,15 @@ def read_request(shape: type[Shape], body: bytes) -> Shape:
     try:
         return shape.model_validate_json(body or b"{}", strict=True)
     except ValidationError as error:
+        # Not before: hardly any request has one. Never in a command, whose text may be an id.
+        whole = body if issubclass(shape, Command) else _ESCAPES.sub(_whole_character, body)
+        if whole != body:
+            return read_request(shape, whole)
         raise BadRequest(first_fault(_faults(error))) from None
+
+
+def _whole_character(escape: re.Match[bytes]) -> bytes:
+    return rb"\ufffd" if escape[1] else escape[0]
 
 
 def read_command(

@@ -45,3 +45,20 @@ def test_a_fault_names_the_field_and_what_it_may_hold(name: str, body: bytes, to
 def test_a_text_that_can_be_part_of_no_id_is_refused(name: str, field: str, text: str) -> None:
     with pytest.raises(BadRequest):
         read_request(REQUESTS[name].request, json.dumps({field: text}).encode())
+
+
+@pytest.mark.proves("I2", "F2")
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (r"cut \ud83d", "cut \ufffd"),
+        (r"\uDE00 and \ud83d\ude00", "\ufffd and \U0001f600"),
+        (r"\ud83d\ud83d\uDE00\ude00", "\ufffd\U0001f600\ufffd"),
+        (r"\\ud83d \ude00", "\\ud83d \ufffd"),
+    ],
+)
+def test_a_question_that_was_cut_within_a_character_is_read(sent: str, read: str) -> None:
+    for name, field in (("context.get", "query"), ("history.search", "q")):
+        request = read_request(REQUESTS[name].request, f'{{"{field}": "{sent}"}}'.encode())
+
+        assert getattr(request, field) == read
