@@ -252,7 +252,7 @@ class QueryDispatcher:
         finally:
             self._metrics.answered(CONTEXT, time.perf_counter() - began)
         self._metrics.shown(answer)
-        if answer.hint is not None:
+        if answer.hint is not None and request.follow_budget:
             self._hints.add(key, answer.hint)
         return answer
 

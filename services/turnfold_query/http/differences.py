@@ -57,7 +57,13 @@ def add_differences(app: FastAPI, dispatcher: QueryDispatcher) -> None:
         key, place = session_key(agent_id, session_id), place_of(http.scope)
         answers: list[Json] = []
         for moment in (before, after):
-            asked = ContextRequest(as_of=moment, max_tokens=max_tokens, model=model, entries=True)
+            asked = ContextRequest(
+                as_of=moment,
+                max_tokens=max_tokens,
+                model=model,
+                entries=True,
+                follow_budget=False,
+            )
             answers.append(json.loads((await dispatcher.context(key, asked, place)).body))
         changed = changed_ids(*map(forms_of, answers))
         old, new = [

@@ -96,6 +96,7 @@ def context(  # noqa: PLR0917  # a parameter for each option
         "as_of": as_of,
         "format": shape,
         "placement": str(placement),
+        "follow_budget": False,
     }
     if explain:
         window, messages = asyncio.run(_explained(agent, session, **fields))

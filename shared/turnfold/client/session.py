@@ -205,6 +205,7 @@ class Session(SessionHistory):
         as_of: str | int | None = None,
         entries: bool | None = None,
         bodies: Literal["changed"] | None = None,
+        follow_budget: bool | None = None,
         after: int | Literal["latest"] | None = None,
         wait_ms: int | None = None,
         known: Window | None = None,
@@ -220,6 +221,7 @@ class Session(SessionHistory):
         they are items. `as_of` is a version, message id or RFC 3339 time. `recall` says what to
         quote (`query`, `tokens`, `share`, or False). With `entries`, `Window.entries` has the form
         of each message; with `bodies` "changed", None stands for messages shown as published.
+        If `follow_budget` is false, nothing is evicted for this budget.
 
         Raises:
             CannotFit: no window is that small. Retry with `needed_tokens` or `needed_messages`.
@@ -239,6 +241,7 @@ class Session(SessionHistory):
             "as_of": None if as_of is None else str(as_of),
             "entries": entries,
             "bodies": bodies,
+            "follow_budget": follow_budget,
         }
         return await self._window(fields, after, wait_ms, known)
 

@@ -147,6 +147,9 @@ class ContextFields(FreshRequest):
         Literal["all", "changed"],
         Field(description="`changed`: null stands for messages that are shown as published."),
     ] = "all"
+    follow_budget: Annotated[
+        bool, Field(description="False: nothing is evicted for this budget. For inspections.")
+    ] = True
 
 
 class ContextRequest(ContextFields):

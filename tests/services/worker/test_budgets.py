@@ -8,7 +8,7 @@ import httpx
 import nats
 import pytest
 
-from tests.running_system import eventually, running_parts
+from tests.running_system import command, eventually, running_parts
 from turnfold.client import connect
 
 REPORT = "a long report with many details about a subsystem. " * 140
@@ -47,6 +47,36 @@ async def test_a_small_budget_at_every_turn_leaves_nothing_untold(tmp_path: Path
         await eventually(session.summaries, told=parts.words)
         triggers = await parts.rows(TRIGGERS, "s-1")
         assert {row["trigger"] for row in triggers} == {"budget"}
+
+
+@pytest.mark.proves("E8", "V1")
+async def test_looking_at_a_session_evicts_nothing(tmp_path: Path) -> None:
+    """The console's window and comparison, and the command, do not count as budgets of the agent."""
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("query"),
+        parts.running("worker"),
+        connect(parts.server.url, environ={}) as client,
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as http,
+    ):
+        looked_at, asked = client.session("ada", "s-1"), client.session("ada", "s-2")
+        for session in (looked_at, asked):
+            for number in range(20):
+                await session.turn_completed(turn(number))
+        window = await looked_at.context(max_tokens=8_000, wait_ms=5_000, follow_budget=False)
+        assert window.account.folded > 20
+        params = {"max_tokens": "8000", "before": "2020-01-01T00:00:00Z"}
+        for page in ("/console{}/window", "/v1{}/context/difference"):
+            seen = await http.get(page.format("/agents/ada/sessions/s-1"), params=params)
+            assert seen.status_code == 200
+        environ = {"TURNFOLD_NATS_URL": parts.server.url}
+        ended = await command("context", "ada", "s-1", "--max-tokens", "8000", environ=environ)
+        assert ended.status == 0
+
+        # Hints of both sessions would go the same way.
+        await asked.context(max_tokens=8_000, wait_ms=5_000)
+        await eventually(asked.summaries, told=parts.words)
+        assert not await parts.rows(TRIGGERS, "s-1")
 
 
 @pytest.mark.proves("E8")

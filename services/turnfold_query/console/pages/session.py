@@ -104,7 +104,12 @@ async def window(view: PageView) -> Response:
     answer, fault = None, None
     try:
         answer = await view.get_session(
-            "/context", max_tokens=budget, entries="true", placement="user", as_of=as_of
+            "/context",
+            max_tokens=budget,
+            entries="true",
+            placement="user",
+            as_of=as_of,
+            follow_budget="false",
         )
     except ApiError as error:
         fault = error.message
