@@ -277,6 +277,11 @@ async def test_every_page_fits_a_phone_has_no_errors_and_can_be_used_by_everybod
             )
             assert unnamed == 0, path
             assert await watched.barriers() == [], path
+        for width in (641, 768, 861, 1024):
+            await watched.page.set_viewport_size({"width": width, "height": 900})
+            for path in PAGES:
+                await watched.open(path)
+                assert await watched.overflow() <= 0, (path, width)
         await watched.open("/console/sign-in")
         assert await watched.barriers() == []
 
