@@ -62,6 +62,12 @@ class ConnectionTransport(TcpTransport):
         """Encrypt the connection."""
         with self._lost():
             await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
+            # `start_tls` leaves this to its caller. Without it the protocol takes the connection
+            # for a plain one, so that asyncio logs a warning when the server closes it, and does
+            # not stop reading when the reader is full.
+            assert self._io_writer is not None
+            transport = self._io_writer.transport
+            transport.get_protocol().connection_made(transport)
 
     @contextmanager
     def _lost(self) -> Generator[None]:

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 
 import turnfold
 from tests.nats_server import NatsServer, nats_server, subscriptions_known
+from tests.running_system import wait_until
 from turnfold.bus import (
     broker_options,
     config_differences,
@@ -272,6 +273,23 @@ async def test_the_bus_is_encrypted_with_certificates_of_ones_own(
                 name="test",
                 seconds=1,
             )
+
+
+@pytest.mark.proves("O4")
+async def test_the_end_of_an_encrypted_connection_is_no_warning(
+    tmp_path: Path, certificates: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with nats_server(tmp_path, more=ENCRYPTED.format(tmp_path, "false", "false")) as running:
+        url = running.url.replace("nats://", "tls://")
+        environ = certificates | {"TURNFOLD_NATS_URL": url}
+        async with turnfold.connect(url, environ=environ):
+            pass
+        service = await connect(read_settings(environ), name="test")
+        running.kill()
+        await wait_until(lambda: not service.is_connected)
+        await service.close()
+
+    assert caplog.text == ""
 
 
 @pytest.mark.proves("X1")
