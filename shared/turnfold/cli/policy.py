@@ -12,7 +12,7 @@ from turnfold.cli.connection import System, changing, connected_client, system_h
 from turnfold.cli.names import existing_session, has_sessions, unknown_agent
 from turnfold.cli.output import counted, print_rows, show_json
 from turnfold.cli.parameters import Agent, AsJson
-from turnfold.contracts.subjects import token_of
+from turnfold.contracts.subjects import agent_subject
 from turnfold.core.policy.presets import Mode
 
 COLUMNS = ("setting", "value", "from")
@@ -107,7 +107,7 @@ def _overrides(pairs: Sequence[str]) -> dict[str, Any]:
 async def _read(agent: str, session: str | None) -> dict[str, Any]:
     async with connected_client() as client:
         if session is None:
-            answer = await client.ask(f"agent.policy.{token_of(agent)}", {})
+            answer = await client.ask(agent_subject("agent.policy", agent), {})
             origins = {number["from"] for number in answer["numbers"].values()}
             is_set = "agent" in origins | {answer["mode_from"], answer["preset_from"]}
             if not is_set and not await has_sessions(client, agent):

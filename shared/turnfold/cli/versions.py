@@ -21,7 +21,7 @@ from turnfold.cli.output import console, print_rows, show_json
 from turnfold.cli.parameters import Agent, AsJson, SessionName
 from turnfold.cli.replay import progress
 from turnfold.client import Session, Summary
-from turnfold.contracts.subjects import token_of
+from turnfold.contracts.subjects import agent_subject
 from turnfold.errors import BadRequest, Conflict, Unavailable
 
 CAMPAIGN_COLUMNS = (
@@ -197,7 +197,7 @@ async def _run_campaign(
     The same request again does not start a second campaign. It follows the first one.
     """
     subject = (
-        f"agent.regenerate.{token_of(agent)}" if agent is not None else "installation.regenerate"
+        agent_subject("agent.regenerate", agent) if agent is not None else "installation.regenerate"
     )
     async with changing(system) as client:
         if agent is not None and not await has_sessions(client, agent):

@@ -17,7 +17,7 @@ from turnfold.client.events import BATCH_EVENTS, OutgoingEvent, Receipt, batches
 from turnfold.client.replies import read
 from turnfold.client.session import Session
 from turnfold.contracts.events import check_copy
-from turnfold.contracts.subjects import token_of
+from turnfold.contracts.subjects import agent_subject
 from turnfold.errors import TooLarge, Unavailable
 from turnfold.messages import Json, SessionKey
 from turnfold.observability.tracing import begin, is_requested
@@ -275,13 +275,13 @@ class Client:
     ) -> dict[str, Any]:
         """Set the compaction policy of an agent; a session's own policy takes precedence."""
         return await self.ask(
-            f"agent.policy.{token_of(agent_id)}",
+            agent_subject("agent.policy", agent_id),
             {"mode": mode, "preset": preset, "overrides": overrides},
         )
 
     async def erase_agent(self, agent_id: str, *, prefix: str | None = None) -> dict[str, Any]:
         """Erase the sessions of an agent, all or those with a prefix; this cannot be undone."""
-        return await self.ask(f"agent.erase.{token_of(agent_id)}", {"prefix": prefix})
+        return await self.ask(agent_subject("agent.erase", agent_id), {"prefix": prefix})
 
     async def sessions(self, agent_id: str, *, prefix: str = "") -> AsyncIterator[str]:
         """Iterate over the ids of an agent's sessions that begin with a prefix, in order."""
@@ -298,7 +298,7 @@ class Client:
         after: str | None = None
         while True:
             page = await self.ask(
-                f"session.list.{token_of(agent_id)}",
+                agent_subject("session.list", agent_id),
                 {"prefix": prefix, "after": after, "limit": LISTED_AT_ONCE},
             )
             for row in page["sessions"]:
@@ -349,7 +349,7 @@ class Client:
         wanted, known = list(event_ids), set[str]()
         for start in range(0, len(wanted), LISTED_AT_ONCE):
             part = wanted[start : start + LISTED_AT_ONCE]
-            answer = await self.ask(f"events.known.{token_of(agent_id)}", {"event_ids": part})
+            answer = await self.ask(agent_subject("events.known", agent_id), {"event_ids": part})
             known |= read(lambda fields: set(fields["known"]), answer)
         return known
 

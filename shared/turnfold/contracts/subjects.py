@@ -105,6 +105,17 @@ def session_subject(name: str, key: SessionKey) -> str:
     return f"{name}.{token_of(key.agent_id)}.{token_of(key.session_id)}"
 
 
+def agent_subject(name: str, agent_id: str) -> str:
+    """Return the subject `<name>.<agent token>`.
+
+    Raises:
+        BadRequest: the id is invalid; its subject could reach nobody.
+    """
+    if fault := id_fault(agent_id):
+        raise BadRequest(f"agent_id {fault}")
+    return f"{name}.{token_of(agent_id)}"
+
+
 def event_headers(agent_id: str, event_id: str, secret: bytes) -> dict[str, str]:
     """Return the headers with which an event is published, once per event id."""
     return unique_headers(f"{token_of(agent_id)}.{token_of(event_id)}", secret)

@@ -34,11 +34,21 @@ async def test_a_prefix_names_the_sessions_to_erase_and_the_command_says_so(tmp_
         await client.session("bob", "later").turn_completed([{"role": "user", "content": "Hello."}])
         await client.session("bob", "later").context(after="latest", wait_ms=5_000)
         of_letter = await command("erase", "cyd", "s", "--yes", environ=named)
+        forgotten = [
+            await command(*words, environ=named)
+            for words in (
+                ("erase", "", "--yes"),
+                ("policy", "show", ""),
+                ("policy", "set", "", "--mode", "off"),
+            )
+        ]
 
     assert (both.status, unsure.status, erased.status) == (2, 2, 0)
     assert "the sessions of ada that begin with 'a/'" in " ".join(unsure.err.split())
     assert "Erased the sessions of ada that begin with 'a/': 2 sessions, 2 messages." in erased.out
     assert left == ["b/1"]
+    # As `turnfold erase "$AGENT"` does where the variable is not set.
+    assert [(one.status, "agent_id has 0 bytes" in one.err) for one in forgotten] == [(1, True)] * 3
     assert (of_policy.status, of_nobody.status, of_letter.status) == (0, 1, 0)
     assert "the session s of cyd: 0 sessions, 0 messages, 1 dead letter." in of_letter.out
     assert "no message, policy or dead letter of the agent bob" in of_nobody.err
