@@ -208,7 +208,7 @@ def of_disk(path: str, *, free: int, total: int) -> Finding:
         if free < share * total or free < least:
             outcome = "failed" if name == "failed" else "warning"
     advice = (
-        "make room: on a full disk no event is stored;"
+        "make room: on a full disk no event is stored, and NATS refuses all until it is restarted;"
         " TURNFOLD_STREAM_RETENTION_HOURS and retain_days limit how long data is kept"
     )
     return Finding("disk", outcome, finding_text, advice if outcome != "ok" else "")

@@ -31,7 +31,8 @@ from turnfold.cli.diagnoses import (
 from turnfold.cli.model_checks import check_model, request_summary
 from turnfold.cli.output import print_rows
 from turnfold.cli.parameters import AsJson
-from turnfold.errors import TurnfoldError
+from turnfold.errors import TurnfoldError, Unavailable
+from turnfold.nats_client.connection import Denied
 from turnfold.process.directory import running_system
 from turnfold.settings import Settings, redacted
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 BUS_SECONDS = 3.0
 MONITORING_PORT = 8222
+DATABASE_SECONDS = 10.0
 OUTBOX_SECONDS = 3.0
 WORKER_SECONDS = 3.0
 QUERY_SECONDS = 5.0
@@ -157,6 +159,12 @@ async def _bus(settings: Settings, monitoring_url: str, *, has_database: bool) -
             findings.append(await _disk_writes(settings, monitoring_url))
             try:
                 differing = await config_differences(client)
+            except Denied:
+                advice = "set TURNFOLD_NATS_NKEY to the provisioner's key for this command"
+                findings.append(
+                    Finding("streams", "failed", "these credentials may not read them", advice)
+                )
+                return findings
             except Exception as error:  # noqa: BLE001 - any error is reported as a finding
                 findings.append(
                     Finding(
@@ -236,40 +244,47 @@ async def _stream(settings: Settings, client: "Client", *, has_database: bool) -
 async def _belonging(settings: Settings, client: "Client") -> list[Finding]:
     """Check that the database is that of this bus. Without an answer, other checks say why."""
     from turnfold.bus import stream_created
-    from turnfold.store.database.engine import Database
     from turnfold.store.database.instance_lock import bound_stream
     from turnfold_migrations import head, revision_of
 
     try:
-        database = Database(settings.database_url, writes=False)
-        try:
+        async with _database_in_time(settings) as database:
             async with database.read() as connection:
                 revision = await connection.run_sync(revision_of)
             # Without the tables, the check of the database says so.
             owner = await bound_stream(database) if revision == head() else None
             created = await stream_created(client)
-        finally:
-            await database.close()
     except TurnfoldError:
         return []
     return [of_belonging(owner, created)] if owner is not None else []
 
 
-async def _database(settings: Settings) -> list[Finding]:
+@asynccontextmanager
+async def _database_in_time(settings: Settings) -> AsyncGenerator["Database"]:
+    """Open the database for reads that together have some seconds."""
     from turnfold.store.database.engine import Database
+
+    database = Database(settings.database_url, writes=False)
+    try:
+        async with asyncio.timeout(DATABASE_SECONDS):
+            yield database
+    except TimeoutError as error:
+        raise Unavailable(f"no answer within {DATABASE_SECONDS:g} s") from error
+    finally:
+        await database.close()
+
+
+async def _database(settings: Settings) -> list[Finding]:
     from turnfold_migrations import head, revision_of
 
     where = redacted(settings.database_url)
     findings: list[Finding] = []
     try:
-        database = Database(settings.database_url, writes=False)
-        try:
+        async with _database_in_time(settings) as database:
             async with database.read() as connection:
                 revision = await connection.run_sync(revision_of)
             if revision == head():
                 findings += await _jobs_and_notices(database)
-        finally:
-            await database.close()
     except TurnfoldError as error:
         is_named = "database_url" in settings.explicit_names
         advice = (

@@ -32,9 +32,11 @@ from turnfold.access.roles import (
     account_of,
     configuration,
 )
+from turnfold.cli.doctor import examine
 from turnfold.client import session_key, turn_event
 from turnfold.contracts.erasures import ErasedSessions
 from turnfold.errors import BadRequest, Conflict, NotAllowed
+from turnfold.settings import read_settings
 
 
 async def iterates_over_its_own_notices(client: turnfold.Client) -> None:
@@ -533,3 +535,18 @@ async def test_without_a_key_nobody_signs_in_and_a_revoked_key_holds_no_longer(
                 pass
         async with person(mine, server, "other") as other:
             assert other.bus.is_connected
+
+
+@pytest.mark.proves("O3")
+async def test_doctor_says_which_key_may_read_the_streams(
+    server: NatsServer, guarded: Guarded
+) -> None:
+    findings = {}
+    for name in ("operator", "provisioner"):
+        environ = {"TURNFOLD_NATS_URL": server.url} | guarded.environ(name)
+        found = await examine(read_settings(environ), monitoring_url="http://127.0.0.1:9")
+        findings[name] = next(one for one in found if one.check == "streams")
+
+    assert findings["operator"].outcome == "failed"
+    assert "provisioner's key" in findings["operator"].advice
+    assert findings["provisioner"].outcome == "ok"

@@ -18,9 +18,11 @@ from nats.aio.client import Client
 
 from tests.model_server import running_model_server
 from tests.nats_server import NatsServer, nats_server
+from tests.postgres import Postgres
 from tests.store_fixtures import new_sqlite
 from turnfold.bus import connect, ensure_streams
 from turnfold.bus.health import BusHealth
+from turnfold.cli import doctor
 from turnfold.cli.diagnoses import Finding, of_clock, of_disk, of_exposure, of_lag, of_work
 from turnfold.cli.doctor import examine
 from turnfold.process.directory import DataDirectory
@@ -289,6 +291,22 @@ async def test_the_clock_of_another_database_server_is_compared_with_ours(
 
     assert outcomes(findings)["clock of the database"] == "ok"
     assert outcomes(findings)["jobs"] == "ok"
+
+
+@pytest.mark.proves("O3")
+async def test_a_database_that_hangs_is_told_of(
+    postgres: Postgres, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await upgrade(postgres_url)
+    monkeypatch.setattr(doctor, "DATABASE_SECONDS", 1.0)
+    settings = settings_of(tmp_path, database_url=postgres_url)
+
+    with postgres.frozen():
+        async with asyncio.timeout(30):
+            findings = await examine(settings, monitoring_url=NOBODY)
+
+    assert the(findings, "database").outcome == "failed"
+    assert "no answer within 1 s" in the(findings, "database").found
 
 
 @pytest.mark.proves("O3")

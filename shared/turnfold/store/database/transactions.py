@@ -286,4 +286,5 @@ def is_transient_error(error: BaseException | None) -> bool:
 
 def _first_line(error: BaseException | None) -> str:
     cause = getattr(error, "orig", None) or error
-    return str(cause).partition("\n")[0][:200]
+    # A timeout has no text.
+    return str(cause).partition("\n")[0][:200] or type(cause).__name__
