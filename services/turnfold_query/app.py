@@ -47,6 +47,7 @@ from turnfold_query.handlers import DIRECT, MODELS, QueryDispatcher, QueryServer
 from turnfold_query.hints import HintSender
 from turnfold_query.http.app import make_http
 from turnfold_query.http.inspector import Inspector
+from turnfold_query.http.pages import PROBE_SECONDS
 from turnfold_query.ingest_signal import NatsIngestSignal
 from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics
@@ -255,8 +256,9 @@ def _http_app(  # all collaborators of the routes
     async def is_ready() -> list[str]:
         missing = [] if client.is_connected else ["the bus is not connected"]
         try:
-            await database.snapshot(whole_to)
-        except Unavailable:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await database.snapshot(whole_to)
+        except (Unavailable, TimeoutError):
             missing.append("the database cannot be read")
         return missing
 

@@ -27,6 +27,9 @@ class QueryMetrics(Collector):
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self.registry.register(self)
+        self._is_ready = Gauge(
+            "turnfold_ready", "1 if `/readyz` answers 200, else 0.", registry=self.registry
+        )
         self._dead_letters = Gauge(
             "turnfold_dead_letters",
             "Dead letters by `reason` (global).",
@@ -91,8 +94,14 @@ class QueryMetrics(Collector):
         """Count an end of the process for searches and large windows."""
         self._lane_deaths.inc()
 
+    def ready(self, *, is_ready: bool) -> None:
+        """Set whether this process can answer."""
+        self._is_ready.set(is_ready)
+
     def count_dead_letters(self, counts: Mapping[str, int]) -> None:
         """Set the number of dead letters, by reason."""
+        # Erasures delete dead letters, so a reason may be gone.
+        self._dead_letters.clear()
         for reason, number in counts.items():
             self._dead_letters.labels(reason).set(number)
 

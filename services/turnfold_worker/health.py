@@ -73,10 +73,12 @@ class WorkerHealth:
         if self.parts is None:
             return
         now_ms = _now_ms()
-        behind, depths = await asyncio.gather(
+        (missing, _), behind, depths = await asyncio.gather(
+            self.readiness(),
             _in_time(lag(self.parts.client, now_ms=now_ms)),
             _in_time(self.parts.statistics.waiting(now_ms=now_ms)),
         )
+        metrics.ready(is_ready=not missing)
         if behind is not None:
             metrics.lags(behind)
         if depths is not None:

@@ -106,6 +106,9 @@ class WorkerMetrics:
 
     def _measure_queues(self) -> None:
         registry = self.registry
+        self._is_ready = Gauge(
+            "turnfold_ready", "1 if `/readyz` answers 200, else 0.", registry=registry
+        )
         self._lag_events = Gauge(
             "turnfold_lag_events",
             "Events not yet stored (global).",
@@ -189,6 +192,10 @@ class WorkerMetrics:
         self._model_tokens.labels(draft.model, "prompt").inc(draft.prompt_tokens or 0)
         self._model_tokens.labels(draft.model, "completion").inc(draft.completion_tokens or 0)
         self._cost.labels(draft.model).inc(draft.cost or 0.0)
+
+    def ready(self, *, is_ready: bool) -> None:
+        """Set whether this process stores events."""
+        self._is_ready.set(is_ready)
 
     def lags(self, lag: Lag) -> None:
         """Set the lag of the workers."""

@@ -39,6 +39,7 @@ from turnfold.bus.pull import PullConsumer
 from turnfold.bus.streams import ensure_streams
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.errors import BadRequest
+from turnfold_query.metrics import QueryMetrics
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -390,6 +391,7 @@ async def test_the_figures_tell_what_happened(scene: Scene) -> None:
         assert found, f"no {line} in\n{text}"
         return float(found[1])
 
+    assert value(worker, "turnfold_ready") == value(query, "turnfold_ready") == 1
     assert value(worker, "turnfold_events_stored_total") >= 32
     assert value(worker, "turnfold_messages_stored_total") >= 48
     assert value(worker, "turnfold_events_buried_total") == 3
@@ -412,6 +414,18 @@ async def test_the_figures_tell_what_happened(scene: Scene) -> None:
         value(query, 'turnfold_requests_refused_total{code="bad_request",request="context.get"}')
         == 2
     )
+
+
+@pytest.mark.proves("O4", "A6")
+async def test_a_reason_whose_dead_letters_are_erased_is_counted_no_more() -> None:
+    metrics = QueryMetrics()
+    metrics.count_dead_letters({"not_json": 2, "too_deep": 1})
+
+    metrics.count_dead_letters({"too_deep": 1})
+
+    assert re.findall(r"^turnfold_dead_letters\{.*", metrics.text().decode(), re.MULTILINE) == [
+        'turnfold_dead_letters{reason="too_deep"} 1.0'
+    ]
 
 
 def families(text: str) -> dict[str, str]:

@@ -29,6 +29,9 @@ from turnfold_query.http.responses import json_response
 from turnfold_query.metrics import QueryMetrics
 from turnfold_query.reference_page import reference_page
 
+PROBE_SECONDS = 3.0
+"""How long health checks and metrics wait for the database, less than those who ask wait."""
+
 
 def add_lists(app: FastAPI, histories: HistoryStore, letter_store: DeadLetterStore) -> None:
     """Add the routes that list sessions and dead letters."""
@@ -121,9 +124,11 @@ def add_probes(
         ),
     )
     async def get_metrics() -> Response:
+        metrics.ready(is_ready=not await is_ready())
         # The other metrics matter most when the database is unavailable.
-        with suppress(Unavailable):
-            metrics.count_dead_letters(await histories.dead_letter_counts())
+        with suppress(Unavailable, TimeoutError):
+            async with asyncio.timeout(PROBE_SECONDS):
+                metrics.count_dead_letters(await histories.dead_letter_counts())
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -11,6 +11,7 @@ import nats
 import pytest
 from nats.aio.client import Client as Bus
 
+from tests.postgres import Postgres
 from tests.running_system import Parts, eventually, running_parts, wait_until
 from turnfold.client import Client, connect
 from turnfold.errors import Unavailable, UnknownSession
@@ -145,6 +146,26 @@ async def test_http_goes_on_answering_while_the_bus_is_away_and_both_do_afterwar
     assert (status, window["account"]["total"]) == (200, 3)
     assert unready == 503
     assert again.account.total == 4
+
+
+@pytest.mark.proves("O4")
+async def test_a_database_that_hangs_delays_neither_readiness_nor_metrics_for_long(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    async with (
+        running_parts(tmp_path, postgres=postgres) as parts,
+        parts.running("query"),
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=20) as http,
+    ):
+        before = await http.get("/metrics")
+        with postgres.frozen():
+            ready, metrics = await asyncio.gather(http.get("/readyz"), http.get("/metrics"))
+
+    assert "turnfold_ready 1.0" in before.text
+    assert (ready.status_code, ready.json()["missing"]) == (503, ["the database cannot be read"])
+    assert metrics.status_code == 200
+    assert "turnfold_ready 0.0" in metrics.text
+    assert max(ready.elapsed, metrics.elapsed).total_seconds() < 9
 
 
 @pytest.mark.proves("X2", "W5")

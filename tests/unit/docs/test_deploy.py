@@ -153,6 +153,20 @@ def test_the_nats_server_has_the_same_configuration_everywhere() -> None:
     )
 
 
+def test_each_log_line_that_an_alert_names_is_one_that_is_written() -> None:
+    text = (DEPLOY / "prometheus" / "alerts.yaml").read_text(encoding="utf-8")
+    told = re.findall(r"\b(?:batch|events?|process|lane|child|summary|attempt)\.[a-z_]+\b", text)
+    code = [
+        path.read_text(encoding="utf-8")
+        for folder in ("shared", "services")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+
+    assert {"process.hung", "batch.requeued"} <= set(told)
+    for name in told:
+        assert any(f'"{name}"' in text for text in code), name
+
+
 def test_each_alert_leads_to_a_heading_of_the_documentation() -> None:
     [rules] = documents(DEPLOY / "prometheus" / "alerts.yaml")
     for group in rules["groups"]:
