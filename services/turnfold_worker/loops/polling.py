@@ -16,6 +16,8 @@ log = structlog.get_logger()
 RETRY_SECONDS = 1.0
 YIELD_SECONDS = 5.0
 YIELD_POLL_SECONDS = 0.25
+SILENT_SECONDS = 60.0
+"""A loop that keeps failing logs that once in this time: all of a worker's loops fail together."""
 
 
 class BusyDeferral:
@@ -65,13 +67,16 @@ class PollingLoop(ABC):
             StartError: only a new process can continue.
         """
         failures = 0
+        silent_until = 0.0
         while True:
             # Before the work: a wake-up during the work causes another round.
             self._woken.clear()
             try:
                 wait_seconds = await self.work()
             except Unavailable as error:
-                log.warning("loop.delayed", part=type(self).__name__, error=str(error))
+                if time.monotonic() >= silent_until:
+                    log.warning("loop.delayed", part=type(self).__name__, error=str(error))
+                    silent_until = time.monotonic() + SILENT_SECONDS
                 wait_seconds = RETRY_SECONDS
             except StartError:
                 raise
@@ -81,6 +86,8 @@ class PollingLoop(ABC):
                 await asyncio.sleep(backoff_seconds(failures))
                 failures += 1
                 continue
+            else:
+                silent_until = 0.0
             failures = 0
             await at_most(wait_seconds, self._woken.wait())
 

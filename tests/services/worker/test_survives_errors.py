@@ -2,11 +2,12 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import nats
 import pytest
+import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -143,14 +144,32 @@ class Stumbling(PollingLoop):
 
     def __init__(self, *errors: Exception) -> None:
         super().__init__()
-        self.errors = list(errors)
+        self.errors: Sequence[Exception] = errors
         self.has_worked = asyncio.Event()
 
     async def work(self) -> float:
         if self.errors:
-            raise self.errors.pop(0)
+            first, *self.errors = self.errors
+            raise first
         self.has_worked.set()
         return 60.0
+
+
+async def test_a_loop_logs_an_outage_once_and_the_next_one_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("turnfold_worker.loops.polling.RETRY_SECONDS", 0.0)
+    loop = Stumbling(*[Unavailable("the database cannot be used now")] * 20)
+    with structlog.testing.capture_logs() as logged:
+        running = asyncio.create_task(loop.run(on_failure=pytest.fail))
+        await loop.has_worked.wait()
+        assert len(logged) == 1
+        loop.errors = [Unavailable("the database cannot be used now")] * 20
+        loop.has_worked.clear()
+        loop.wake()
+        await loop.has_worked.wait()
+    running.cancel()
+    assert [(line["event"], line["part"]) for line in logged] == [("loop.delayed", "Stumbling")] * 2
 
 
 @pytest.mark.proves("O7")
