@@ -93,6 +93,24 @@ def test_a_budget_too_small_for_the_ledger_shows_its_first_entries() -> None:
     assert all(asked_of(session, budget).tokens <= budget for budget in range(60, 400, 7))
 
 
+@pytest.mark.parametrize(("budget", "results", "is_whole"), [(2_000, 12, False), (8_000, 60, True)])
+def test_a_summary_that_results_left_no_room_for_is_shown_again(
+    budget: int, results: int, is_whole: bool
+) -> None:
+    ids = [f"c{number}" for number in range(results)]
+    said = [user("go"), assistant(None, *ids), *[tool(name, words(900)) for name in ids]]
+    later = [assistant("done"), user(words(200)), assistant(words(200)), user("and now?")]
+    session = history([*said, *later], summary=words(900), ledger=["path a.py"], covered=9)
+
+    squeezed = asked_of(session.until(len(said)), budget)
+    afterwards = asked_of(session, budget)
+
+    assert squeezed.summary is None
+    assert afterwards.summary is not None
+    assert afterwards.summary.is_whole is is_whole
+    assert afterwards.summary.tokens > budget // 20
+
+
 @pytest.mark.proves("W1", "C75")
 def test_in_a_small_budget_summary_recall_and_the_newest_messages_each_have_a_share() -> None:
     session = history(

@@ -16,7 +16,7 @@ from turnfold.core.window.budget_shares import WindowLimits
 from turnfold.core.window.candidates import Candidate, TrimCandidates
 from turnfold.core.window.digest.digest import DigestForm, WindowDigest
 from turnfold.core.window.forms import STAND_IN_TOKENS
-from turnfold.core.window.framing import summary_within
+from turnfold.core.window.framing import SummaryForm, summary_within
 from turnfold.core.window.prefix import WindowPrefix, extra_items
 from turnfold.core.window.turns import TurnSizes
 from turnfold.core.window.views import BlockView, MessageView, RoundView
@@ -53,14 +53,10 @@ class WindowBuilder:
         self.prefix = prefix
         self.taken: list[Message] = []
         self.live = 0
-        self.summary = (
-            summary_within(prefix.summary, prefix.placement, limits.summary_tokens)
-            if prefix.summary
-            else None
-        )
-        summary_tokens = self.summary.tokens if self.summary else 0
-        self.total = summary_tokens + (prefix.pinned.tokens if prefix.pinned else 0)
-        self.size = prefix.summary_messages if self.summary else 0
+        self.summary: SummaryForm | None = None
+        self.total = prefix.pinned.tokens if prefix.pinned else 0
+        self.size = 0
+        self.show_summary(limits.summary_tokens)
         self.results_tokens = 0
         self.digest = WindowDigest(
             prefix.pending,
@@ -125,6 +121,14 @@ class WindowBuilder:
         while self._unnamed and (before is None or self._unnamed[-1].position < before.position):
             self.digest.name_covered(BlockView(self._unnamed.pop(), self.open_round))
             self._count_digest()
+
+    def show_summary(self, max_tokens: int) -> None:
+        """Show as much of the summary as these tokens hold."""
+        size, shown = self.prefix.summary, self.summary
+        self.summary = summary_within(size, self.prefix.placement, max_tokens) if size else None
+        self.total += (self.summary.tokens if self.summary else 0) - (shown.tokens if shown else 0)
+        if (self.summary is None) is not (shown is None):
+            self.size += self.prefix.summary_messages * (1 if self.summary else -1)
 
     def begin_trim(self) -> None:
         """Let the digest name as much as it can again, before more is left out."""

@@ -21,6 +21,8 @@ LOOKS_PER_MESSAGE: Final = 8
 
 The first `FREE_LOOKS` are free. The total cost therefore stays proportional to the session.
 """
+LEAST_SUMMARY: Final = 0.1
+"""Each trim shows at least this share of a budget of the summary again, if that much fits."""
 LEAST_GROWTH: Final = 0.1
 """A window grows by this share of its budget before a running turn is trimmed for recall again."""
 
@@ -39,10 +41,12 @@ def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
         if is_postponed:
             continue
         if window.is_over:
+            _restore_summary(window, message)
             _trim(window, window.limits_by_turns, number)
             window.trimmed_after = message
         # After the trim, not instead of it: a recall block may need more room than that has made.
         if makes_room and (limits := _limits_with_room(window, message, number)) is not None:
+            _restore_summary(window, message)
             _trim(window, limits, number, is_for_recall=True)
             window.made_room_after = message
     window.name_covered_calls()
@@ -53,6 +57,19 @@ def grow(window: WindowBuilder, messages: Sequence[Message]) -> None:
         window.begin_trim()
         trim_to_budget(window)
         window.can_continue = False
+
+
+def _restore_summary(window: WindowBuilder, message: Message) -> None:
+    """Show again what earlier trims took of the summary, before the next one decides.
+
+    Between turns all of it, unless the budget is small. Otherwise only its beginning, because the
+    newest messages are worth more.
+    """
+    most = window.limits.summary_tokens
+    if window.limits.is_small or not is_turn_boundary(message):
+        most = min(most, int(LEAST_SUMMARY * window.limits.tokens))
+    if most > (window.summary.tokens if window.summary else 0):
+        window.show_summary(most)
 
 
 def _limits_with_room(window: WindowBuilder, message: Message, number: int) -> WindowLimits | None:

@@ -15,7 +15,6 @@ from turnfold.core.window.forms import (
     cut_to,
     cut_within,
 )
-from turnfold.core.window.framing import summary_within
 from turnfold.core.window.leveling import level, level_sizes
 from turnfold.core.window.views import BlockView, MessageView
 
@@ -88,13 +87,8 @@ def _shorten_request(window: WindowBuilder) -> None:
 
 def _cut_summary(window: WindowBuilder) -> None:
     """Shorten the summary to the tokens that the rest of the window leaves."""
-    summary, whole = window.summary, window.prefix.summary
-    if summary is not None and whole is not None:
-        room = summary.tokens - (window.total - window.limits.tokens)
-        form = summary_within(whole, window.prefix.placement, room)
-        window.total -= summary.tokens - (form.tokens if form else 0)
-        window.size -= 0 if form else window.prefix.summary_messages
-        window.summary = form
+    if window.summary is not None:
+        window.show_summary(window.summary.tokens - (window.total - window.limits.tokens))
 
 
 def _shorten_interrupted_request(window: WindowBuilder) -> None:
