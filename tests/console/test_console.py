@@ -34,6 +34,7 @@ PAGES = (
     "/console/agents",
     "/console/sessions",
     OWN,
+    f"{OWN}/search?q=order+now",
     f"{OWN}/window?max_tokens=900",
     f"{OWN}/window?as_of=1",
     f"{OWN}/window/difference?before=1&max_tokens=900",
@@ -228,6 +229,62 @@ async def test_an_operator_finds_a_session_and_sees_why_each_message_has_its_for
 
 
 @pytest.mark.proves("V1")
+async def test_a_search_says_where_each_message_is_now(site: Site, browser: Browser) -> None:
+    async with visiting(browser, site.open_url, java_script_enabled=False) as watched:
+        page = watched.page
+        for query, state in (
+            ("kc-730000 now", "covered by version"),
+            ("KC-730029", "In the window"),
+        ):
+            await watched.open(OWN)
+            await page.fill("input[name=q]", query)
+            await page.click("button:has-text('Find')")
+            row = page.locator("tbody tr >> nth=0")
+            assert "<b>Now</b>" in await row.inner_text()
+            assert state in await row.inner_text()
+            assert await row.locator("mark").all_inner_texts() != []
+            await row.locator("a >> nth=0").click()
+            place = page.locator("details.message:target")
+            assert query.upper().split()[0] in await place.inner_text()
+        await watched.open(f"{OWN}/search?q=KC-999")
+        assert "No message has all of these words" in await watched.text()
+        await watched.open(f"{OWN}/search?q=zebra")
+        assert "No message has these words" in await watched.text()
+        assert await watched.open(f"{OWN}/search?q=!!") == 200
+        assert "contains no word" in await page.inner_text(".notice")
+
+
+@pytest.mark.proves("V1")
+async def test_a_page_says_since_when_it_is_old_and_a_refresh_keeps_the_focus(
+    site: Site, browser: Browser
+) -> None:
+    async with visiting(browser, site.open_url) as watched:
+        page = watched.page
+        await watched.open("/console")
+        await page.evaluate("document.getElementById('live').dataset.age = 'old'")
+        await page.focus("td a:has-text('user 42')")
+        await page.route("**/console", lambda route: route.abort())
+        await page.wait_for_selector("#stale:has-text('Not updated since')")
+        await page.unroute("**/console")
+        await page.wait_for_selector("#live:not([data-age])")
+        await page.wait_for_function("() => document.activeElement.innerText?.includes('user 42')")
+        assert await page.inner_text("#stale") == ""
+        watched.faults.clear()  # the browser tells of the requests that failed
+
+
+@pytest.mark.proves("V1")
+async def test_red_tiles_lead_to_what_they_count(site: Site, browser: Browser) -> None:
+    async with visiting(browser, site.url, token=site.operator) as watched:
+        for tile, heading in (("Failures", "Jobs and failures"), ("Dead letters", "Dead letters")):
+            await watched.open("/console")
+            assert re.search(r"\d compactions? wait", await watched.text())
+            await watched.page.click(f".tile a:has-text('{tile}')")
+            await watched.page.wait_for_selector(f"h1:has-text('{heading}')")
+    async with http(site.url, site.agent) as agent:
+        assert 'href="/console/dead-letters"' not in (await agent.get("/console")).text
+
+
+@pytest.mark.proves("V1")
 async def test_an_operator_compares_promotes_verifies_and_replays_and_is_named_in_the_audit(
     site: Site, browser: Browser
 ) -> None:
@@ -287,6 +344,21 @@ async def test_every_page_fits_a_phone_has_no_errors_and_can_be_used_by_everybod
 
 
 @pytest.mark.proves("V1")
+async def test_a_keyboard_skips_the_strip_and_paper_is_white(site: Site, browser: Browser) -> None:
+    async with visiting(browser, site.open_url, color_scheme="dark") as watched:
+        page = watched.page
+        await watched.open(OWN)
+        await page.focus("a:has-text('Skip the strip')")
+        await page.keyboard.press("Enter")
+        await page.keyboard.press("Tab")
+        assert await page.evaluate("document.activeElement.name") == "q"
+        await page.emulate_media(media="print", color_scheme="dark")
+        assert not await page.is_visible("nav a:has-text('Window')")
+        color = await page.evaluate("getComputedStyle(document.body).color")
+        assert color == "rgb(32, 36, 42)"
+
+
+@pytest.mark.proves("V1")
 async def test_an_open_timeline_shows_new_messages_without_a_reload(
     site: Site, browser: Browser
 ) -> None:
@@ -310,6 +382,30 @@ async def test_an_open_timeline_shows_new_messages_without_a_reload(
 
 
 @pytest.mark.proves("V1")
+async def test_an_open_timeline_stays_at_the_message_that_is_read(
+    site: Site, browser: Browser
+) -> None:
+    async with (
+        connect(site.parts.server.url, environ={}) as client,
+        visiting(browser, site.url, token=site.agent) as watched,
+    ):
+        session, page = client.session("support", "read"), watched.page
+        for number in range(40):
+            await session.turn_completed([{"role": "user", "content": f"Question {number}?"}])
+        await session.context(wait_ms=5_000)
+        await watched.open("/console/agents/support/sessions/read")
+        read = page.locator("details.message:has-text('Question 25?') summary")
+        await read.focus()
+        await read.evaluate("message => message.scrollIntoView()")
+        await session.turn_completed([{"role": "user", "content": "The newest?"}])
+        await page.wait_for_selector("details.message:has-text('The newest?')")
+        await page.wait_for_function(
+            "() => document.activeElement.innerText.includes('Question 25?')"
+        )
+        assert abs(await read.evaluate("message => message.getBoundingClientRect().top")) < 5
+
+
+@pytest.mark.proves("V1")
 async def test_the_slider_works_without_javascript(site: Site, browser: Browser) -> None:
     async with visiting(browser, site.open_url, java_script_enabled=False) as watched:
         await watched.open(f"{OWN}/window?max_tokens=900")
@@ -317,6 +413,27 @@ async def test_the_slider_works_without_javascript(site: Site, browser: Browser)
         await watched.page.keyboard.press("Home")
         await watched.page.click("button:has-text('Show')")
         assert await watched.page.inner_text("#tokens") == "200"
+
+
+@pytest.mark.proves("V1")
+async def test_the_slider_stands_at_the_budget_and_reaches_round_ones(
+    site: Site, browser: Browser
+) -> None:
+    async with (
+        connect(site.parts.server.url, environ={}) as client,
+        visiting(browser, site.url, token=site.agent) as watched,
+    ):
+        session, page = client.session("support", "large"), watched.page
+        await session.turn_completed([{"role": "user", "content": "A long report. " * 45_000}])
+        await session.context(wait_ms=5_000, max_tokens=1_000)
+        for budget in ("8123", "100", "999999", "8000"):
+            await watched.open(f"/console/agents/support/sessions/large/window?max_tokens={budget}")
+            assert await page.input_value("#max_tokens") == budget
+        await page.fill("#max_tokens", "40000")
+        await page.wait_for_selector("#compare[href$='max_tokens=40000']")
+        await page.click("button:has-text('Show')")
+        await page.wait_for_url("**max_tokens=40000**")
+        assert await page.inner_text("#tokens") == "40,000"
 
 
 @pytest.mark.proves("V1")
@@ -392,6 +509,7 @@ async def test_costs_are_drawn_once_a_model_was_called(site: Site) -> None:
     async with http(site.url, site.operator) as visitor:
         after = (await visitor.get(page)).text
 
+    assert "Since the beginning" in before
     assert "None: no model was called." in before
     assert 'class="bars"' not in before
     assert "None: no model was called." not in after

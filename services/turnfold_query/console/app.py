@@ -51,6 +51,7 @@ READS: Final[dict[str, Page]] = {
     "/dead-letters/{letter}": installation.dead_letter,
     "/erasures": installation.erasures,
     _SESSION: session.timeline,
+    _SESSION + "/search": session.search,
     _SESSION + "/changes": session.changes,
     _SESSION + "/window": session.window,
     _SESSION + "/window/difference": session.difference,

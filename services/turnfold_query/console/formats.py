@@ -1,15 +1,21 @@
 """Filters of the templates: numbers, times, texts of messages, and links."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
+from markupsafe import Markup
+
 from turnfold.core.text.calls import call_texts
+from turnfold.core.text.search import SearchQuery
+from turnfold.core.text.words import is_cjk
 
 TEXT_CHARACTERS = 20_000
 PREVIEW_CHARACTERS = 160
+SNIPPET_BEFORE = 50
 _SIZES = (
     (1_000_000_000, 1_000_000_000, "B"),
     (1_000_000, 1_000_000, "M"),
@@ -96,6 +102,32 @@ def preview(text: str) -> str:
     return line if len(line) <= PREVIEW_CHARACTERS else f"{line[:PREVIEW_CHARACTERS]}…"
 
 
+def snippet(text: str, query: str) -> Markup:
+    """Return the part of a text that a query found, in one line, with the words marked."""
+    question = SearchQuery.of(query)
+    longest = sorted(question.words, key=lambda word: (-len(word), word))
+    line = " ".join(text.split())
+    places = (_words(word).search(line) for word in (question.text, *longest))
+    first = next((place.start() for place in places if place), 0)
+    start = max(0, first - SNIPPET_BEFORE) if len(line) > PREVIEW_CHARACTERS else 0
+    shown = line[start : start + PREVIEW_CHARACTERS]
+    parts, at = ["…" if start else ""], 0
+    for place in _words(*longest).finditer(shown):
+        parts += [shown[at : place.start()], Markup("<mark>{}</mark>").format(place[0])]
+        at = place.end()
+    parts += [shown[at:], "…" if start + len(shown) < len(line) else ""]
+    # Joined to markup, so that all plain parts are escaped.
+    return Markup().join(parts)
+
+
+def _words(*words: str) -> re.Pattern[str]:
+    """Match words where the search finds them: at their beginning, or anywhere in CJK text."""
+    forms = (
+        re.escape(word) if is_cjk(word[0]) else rf"(?<![^\W_]){re.escape(word)}" for word in words
+    )
+    return re.compile("|".join(forms), re.IGNORECASE)
+
+
 def details(text: str) -> str:
     """Return the JSON details of an audit row as `name: value` pairs."""
     try:
@@ -105,13 +137,20 @@ def details(text: str) -> str:
     if not isinstance(fields, dict):
         return text
     return " · ".join(
-        f"{name} {value if isinstance(value, str) else json.dumps(value)}"
+        f"{name} {value if isinstance(value, str) else _value(value)}"
         for name, value in fields.items()
         if value is not None
     )
 
 
-FILTERS = {
+def _value(value: Any) -> str:
+    # Sums of money are small, and inexact in binary: 0.00019319999999999998.
+    return (
+        f"{value:.10f}".rstrip("0").rstrip(".") if isinstance(value, float) else json.dumps(value)
+    )
+
+
+FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     "ago": ago,
     "clipped": clipped,
     "clock": clock,
@@ -121,6 +160,7 @@ FILTERS = {
     "preview": preview,
     "segment": segment,
     "short": short,
+    "snippet": snippet,
     "text_of": text_of,
 }
 """The filters by the names that templates use."""

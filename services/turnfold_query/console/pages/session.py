@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
+from turnfold.core.text.search import BEGINNINGS, SearchQuery, searchable
 from turnfold.messages import MOST_INT32, MOST_INT64
 from turnfold_query.console.api import ApiError, Json
 from turnfold_query.console.strips import strip_of
@@ -17,6 +18,8 @@ AUDIT_ROWS = 100
 COMPACTIONS = 100
 DEFAULT_BUDGET = 8_000
 LEAST_BUDGET = 200
+STEPS = (50, 100, 250, 500)
+"""The steps of the slider. All of them lead to round budgets."""
 MOST_BUDGET = 200_000
 """The end of the slider at most; the URL takes larger budgets."""
 
@@ -54,6 +57,32 @@ async def timeline(view: PageView) -> Response:
         earlier=messages[0]["position"] if messages and has_earlier else None,
         # Positions are exclusive: the page after this one begins with `before` itself.
         later=history["next_position"] if position is not None else (before and before - 1),
+    )
+
+
+async def search(view: PageView) -> Response:
+    """Show the messages with some words, and where each of them is now."""
+    counts, sought = await view.get_session(), view.text("q")
+    found: Json = {"hits": [], "is_partial": False}
+    fault, grade = None, None
+    try:
+        if sought:
+            found = await view.get_session("/search", q=sought, limit=MESSAGES)
+    except ApiError as error:
+        fault = error.message.removeprefix("q: ")
+    hits = found["hits"]
+    if sought and hits:
+        grade = SearchQuery.of(sought).grade(searchable(hits[0]["message"]))
+    return view.page(
+        "search.html",
+        counts=counts,
+        tab="timeline",
+        session_path=view.session_path,
+        sought=sought,
+        hits=hits,
+        has_more=found["is_partial"] or len(hits) == MESSAGES,
+        has_all_words=grade is not None and grade.tier > BEGINNINGS,
+        fault=fault,
     )
 
 
@@ -97,6 +126,7 @@ async def window(view: PageView) -> Response:
     """Show what the model would read with a budget, and what happens to every message."""
     counts = await view.get_session()
     most = budget_limit(counts["tokens_total"])
+    step = next(step for step in STEPS if most <= 400 * step)
     budget = min(view.whole("max_tokens") or DEFAULT_BUDGET, 10_000_000)
     as_of = view.text("as_of")
     shown: list[WindowMessage] = []
@@ -124,8 +154,9 @@ async def window(view: PageView) -> Response:
         session_path=view.session_path,
         budget=budget,
         most=max(most, budget),
-        least=LEAST_BUDGET,
-        step=max(50, most // 400 // 50 * 50),
+        # A slider moves itself to the nearest of its steps, so the budget has to be one.
+        least=min(budget, max(LEAST_BUDGET, step) + budget % step),
+        step=step,
         as_of=as_of,
         answer=answer,
         fault=fault,

@@ -1,7 +1,51 @@
 "use strict";
-// An element with `data-changes` names a stream of changes. Each event there refreshes the parts of
-// the page that wait for `session-changed`. Hidden tabs hold no connection.
+// Parts of a page are written anew while somebody reads them. Open messages, the focus and what is
+// in view stay as they are.
 (() => {
+  const alike = (one) =>
+    [...document.querySelectorAll(`main ${one.localName}`)].filter(
+      (other) =>
+        other.getAttribute("href") === one.getAttribute("href") &&
+        other.parentElement.id === one.parentElement.id,
+    );
+  let opened = [];
+  let focused = null;
+  let place = 0;
+  let seen = null;
+  let top = 0;
+  document.addEventListener("htmx:beforeSwap", () => {
+    const messages = [...document.querySelectorAll("details[id]")];
+    opened = messages.filter((one) => one.open).map((one) => one.id);
+    focused = document.activeElement;
+    place = alike(focused).indexOf(focused);
+    seen = messages.find((one) => one.getBoundingClientRect().bottom > 0);
+    top = seen?.getBoundingClientRect().top;
+    // Who has scrolled to the end sees the newest messages.
+    if (innerHeight + scrollY > document.documentElement.scrollHeight - 8) seen = null;
+  });
+  document.addEventListener("htmx:afterSettle", () => {
+    for (const id of opened) document.getElementById(id)?.setAttribute("open", "");
+    if (focused && !focused.isConnected) alike(focused)[place]?.focus({ preventScroll: true });
+    const now = seen && document.getElementById(seen.id);
+    if (now) scrollBy(0, now.getBoundingClientRect().top - top);
+  });
+
+  // Old figures look like new ones, so a page says since when it has no newer ones.
+  const stale = document.getElementById("stale");
+  let updated = new Date();
+  for (const failure of ["htmx:sendError", "htmx:responseError", "htmx:timeout"]) {
+    document.addEventListener(failure, () => {
+      stale.textContent = `Not updated since ${updated.toISOString().slice(11, 19)}`;
+    });
+  }
+  document.addEventListener("htmx:afterRequest", (event) => {
+    if (!event.detail.successful) return;
+    updated = new Date();
+    stale.textContent = "";
+  });
+
+  // An element with `data-changes` names a stream of changes. Each event there refreshes the parts
+  // of the page that wait for `session-changed`. Hidden tabs hold no connection.
   const watched = document.querySelector("[data-changes]");
   if (!watched || !window.EventSource) return;
   let source = null;
@@ -18,13 +62,4 @@
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
   window.addEventListener("pagehide", close);
   if (!document.hidden) open();
-
-  // Messages that are open stay so when the list is written anew.
-  let opened = [];
-  document.addEventListener("htmx:beforeSwap", () => {
-    opened = [...document.querySelectorAll("details[open][id]")].map((one) => one.id);
-  });
-  document.addEventListener("htmx:afterSettle", () => {
-    for (const id of opened) document.getElementById(id)?.setAttribute("open", "");
-  });
 })();

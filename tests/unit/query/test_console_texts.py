@@ -1,0 +1,38 @@
+"""How the console shows what was found, and figures."""
+
+import pytest
+
+from turnfold_query.console.formats import details, snippet
+
+
+@pytest.mark.proves("V1")
+@pytest.mark.parametrize(
+    ("text", "query", "shown"),
+    [
+        ("<b>Where</b> is it?", "where b", "&lt;<mark>b</mark>&gt;<mark>Where</mark>&lt;/"),
+        ("within it", "it", "within <mark>it</mark>"),
+        ("請求書を送った", "求書", "請<mark>求書</mark>を送った"),
+        ("a & b\n\n c", "nothing", "a &amp; b c"),
+        ("the " * 500 + "KC-73 left. " + "x" * 500, "the KC-73", "<mark>KC</mark>-<mark>73</mark>"),
+    ],
+)
+def test_a_snippet_marks_the_words_and_shows_markup_as_text(
+    text: str, query: str, shown: str
+) -> None:
+    assert shown in snippet(text, query)
+
+
+@pytest.mark.proves("V1")
+def test_a_snippet_of_a_long_message_is_cut_on_both_sides() -> None:
+    shown = snippet("before " * 100 + "KC-73 left " + "after " * 100, "KC-73")
+
+    assert shown.startswith("…")
+    assert shown.endswith("…")
+    assert len(shown) < 200
+
+
+@pytest.mark.proves("V1")
+def test_the_audit_shows_sums_as_people_write_them() -> None:
+    row = '{"cost": 0.00019319999999999998, "seconds": 2.0, "tiny": 1.2e-07, "model": null, "n": 3}'
+
+    assert details(row) == "cost 0.0001932 · seconds 2 · tiny 0.00000012 · n 3"
