@@ -89,8 +89,8 @@ async def mirror(
     published with the element after them.
     With `compare_all`, every stored event is compared, and not only the newest one.
     A list that was erased stays erased, with nothing kept or published, until it has a new message.
-    Several processes may send the same list, or longer ones, at once. If they send different lists
-    at once, the session may hold parts of both, until the next call.
+    Several processes may send the same list at once. If they send different lists at once, the
+    session may hold parts of each until the next call: a shorter list is an edit, too.
 
     Raises:
         BadRequest: `carry` has another length, or a message can never be stored.

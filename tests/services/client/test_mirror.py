@@ -196,28 +196,48 @@ async def test_many_conversations_may_begin_at_once(tmp_path: Path) -> None:
     assert done == [[(0, 5, False)]] * 40
 
 
-@pytest.mark.proves("G2", "C78", "L2", "L3")
-async def test_several_mirrors_at_once_publish_one_list_and_the_next_call_ends_a_quarrel(
-    tmp_path: Path,
-) -> None:
-    """G2: replicas of a host, each with a client of its own."""
+@asynccontextmanager
+async def three_replicas(folder: Path) -> AsyncGenerator[list[Session]]:
+    """One session as three replicas of a host see it, each with a client of its own."""
     async with (
-        working(tmp_path) as (url, client),
+        working(folder) as (url, client),
         connect(url, environ={}) as second,
         connect(url, environ={}) as third,
     ):
-        sessions = [one.session("support", "user-42") for one in (client, second, third)]
-        for turns in range(1, 6):
-            growing = [sent(one, talk(turns + more)) for more, one in enumerate(sessions)]
-            await asyncio.gather(*growing)
-        agreed = await stored_messages(sessions[0])
-        branches = [talk(7, at_6=f"Branch {number}.") for number in range(3)]
-        await asyncio.gather(*map(sent, sessions, branches))
-        await sent(sessions[1], branches[1])
-        settled = await stored_messages(sessions[1])
+        yield [one.session("support", "user-42") for one in (client, second, third)]
 
-    assert agreed == talk(7)
-    assert settled == branches[1]
+
+@pytest.mark.proves("G2", "C78", "L2", "L3")
+async def test_replicas_that_send_one_list_at_once_publish_it_once(tmp_path: Path) -> None:
+    async with three_replicas(tmp_path) as sessions:
+        for turns in range(1, 8):
+            await asyncio.gather(*[sent(one, talk(turns)) for one in sessions])
+        held = await stored_messages(sessions[0])
+        total = (await sessions[0].status())["messages_total"]
+
+    assert held == talk(7)
+    assert total == len(held)
+
+
+@pytest.mark.proves("G2", "C78", "L3")
+@pytest.mark.parametrize(
+    "lists",
+    [[talk(5), talk(6), talk(7)], [talk(7, at_6=f"Branch {number}.") for number in range(3)]],
+    ids=["of three lengths", "of three branches"],
+)
+async def test_replicas_that_send_different_lists_at_once_agree_with_the_next_call(
+    tmp_path: Path, lists: Sequence[Sequence[Json]]
+) -> None:
+    """A list that is shorter than the session is an edit, whoever sends it."""
+    async with three_replicas(tmp_path) as sessions:
+        await sent(sessions[0], talk(6))
+        await asyncio.gather(*map(sent, sessions, lists))
+        settled = []
+        for session, messages in zip(sessions, lists, strict=True):
+            await sent(session, messages)
+            settled.append(await stored_messages(session))
+
+    assert settled == lists
 
 
 @pytest.mark.proves("G2")
