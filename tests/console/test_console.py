@@ -4,7 +4,7 @@ import re
 import sqlite3
 import time
 from collections.abc import AsyncGenerator
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
 from typing import Any, NamedTuple
 
 import httpx
@@ -13,11 +13,11 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser
 
-from tests.console.chromium import CHROMIUM, MISSING, chromium, visiting
+from tests.console.chromium import CHROMIUM, MISSING, Watched, chromium, visiting
 from tests.ports import free_port
 from tests.running_system import Parts, eventually, running_parts
 from turnfold.access.bearers import EVERY_AGENT, new_token
-from turnfold.client import Client, connect
+from turnfold.client import Client, Session, connect
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason=MISSING),
@@ -358,15 +358,24 @@ async def test_a_keyboard_skips_the_strip_and_paper_is_white(site: Site, browser
         assert color == "rgb(32, 36, 42)"
 
 
-@pytest.mark.proves("V1")
-async def test_an_open_timeline_shows_new_messages_without_a_reload(
-    site: Site, browser: Browser
-) -> None:
+@asynccontextmanager
+async def watching_session(
+    site: Site, browser: Browser, name: str
+) -> AsyncGenerator[tuple[Session, Watched]]:
+    """A session that an agent still publishes to, and the browser of someone who may see it."""
     async with (
         connect(site.parts.server.url, environ={}) as client,
         visiting(browser, site.url, token=site.agent) as watched,
     ):
-        session, page = client.session("support", "live"), watched.page
+        yield client.session("support", name), watched
+
+
+@pytest.mark.proves("V1")
+async def test_an_open_timeline_shows_new_messages_without_a_reload(
+    site: Site, browser: Browser
+) -> None:
+    async with watching_session(site, browser, "live") as (session, watched):
+        page = watched.page
         await session.turn_completed([{"role": "user", "content": "Is it open?"}])
         await session.context(wait_ms=5_000)
         await watched.open("/console/agents/support/sessions/live")
@@ -385,11 +394,8 @@ async def test_an_open_timeline_shows_new_messages_without_a_reload(
 async def test_an_open_timeline_stays_at_the_message_that_is_read(
     site: Site, browser: Browser
 ) -> None:
-    async with (
-        connect(site.parts.server.url, environ={}) as client,
-        visiting(browser, site.url, token=site.agent) as watched,
-    ):
-        session, page = client.session("support", "read"), watched.page
+    async with watching_session(site, browser, "read") as (session, watched):
+        page = watched.page
         for number in range(40):
             await session.turn_completed([{"role": "user", "content": f"Question {number}?"}])
         await session.context(wait_ms=5_000)
@@ -419,11 +425,8 @@ async def test_the_slider_works_without_javascript(site: Site, browser: Browser)
 async def test_the_slider_stands_at_the_budget_and_reaches_round_ones(
     site: Site, browser: Browser
 ) -> None:
-    async with (
-        connect(site.parts.server.url, environ={}) as client,
-        visiting(browser, site.url, token=site.agent) as watched,
-    ):
-        session, page = client.session("support", "large"), watched.page
+    async with watching_session(site, browser, "large") as (session, watched):
+        page = watched.page
         await session.turn_completed([{"role": "user", "content": "A long report. " * 45_000}])
         await session.context(wait_ms=5_000, max_tokens=1_000)
         for budget in ("8123", "100", "999999", "8000"):

@@ -262,7 +262,9 @@ async def _ingested(session: Session, messages: int) -> int:
     newest, newest_at = -1, time.monotonic()
     while True:
         try:
-            window = await session.context(max_tokens=WHOLE_WINDOW_TOKENS, wait_ms=2_000)
+            window = await session.context(
+                max_tokens=WHOLE_WINDOW_TOKENS, wait_ms=2_000, follow_budget=False
+            )
             if window.fresh:
                 return window.refused
             stored = (await session.status()).get("messages_total") or 0

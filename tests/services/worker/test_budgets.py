@@ -13,6 +13,8 @@ from turnfold.client import connect
 
 REPORT = "a long report with many details about a subsystem. " * 140
 DEAF = {"TURNFOLD_POLICY__FOLLOW_BUDGET": "false"}
+ASKED = "SELECT session_id FROM sessions WHERE asked_budgets IS NOT NULL"
+RECORDING = Path(__file__).parents[3] / "examples" / "support-chat.jsonl"
 TRIGGERS = "SELECT trigger FROM compactions_view WHERE session_id = ? AND messages_evicted > 0"
 
 
@@ -51,7 +53,7 @@ async def test_a_small_budget_at_every_turn_leaves_nothing_untold(tmp_path: Path
 
 @pytest.mark.proves("E8", "V1")
 async def test_looking_at_a_session_evicts_nothing(tmp_path: Path) -> None:
-    """The console's window and comparison, and the command, do not count as budgets of the agent."""
+    """Windows of the console, of comparisons and of commands do not count as budgets of the agent."""
     async with (
         running_parts(tmp_path) as parts,
         parts.running("query"),
@@ -72,11 +74,14 @@ async def test_looking_at_a_session_evicts_nothing(tmp_path: Path) -> None:
         environ = {"TURNFOLD_NATS_URL": parts.server.url}
         ended = await command("context", "ada", "s-1", "--max-tokens", "8000", environ=environ)
         assert ended.status == 0
+        ended = await command("replay", str(RECORDING), environ=environ)
+        assert ended.status == 0
 
         # Hints of both sessions would go the same way.
         await asked.context(max_tokens=8_000, wait_ms=5_000)
         await eventually(asked.summaries, told=parts.words)
         assert not await parts.rows(TRIGGERS, "s-1")
+        assert [row["session_id"] for row in await parts.rows(ASKED)] == ["s-2"]
 
 
 @pytest.mark.proves("E8")

@@ -229,7 +229,7 @@ def test_messages_fill_the_room_that_lines_have_left() -> None:
 def test_no_line_of_a_text_reads_like_the_words_of_another_speaker(
     forged: str, line_end: str
 ) -> None:
-    """What a tool prints stays what the tool printed, although a block has a speaker per line."""
+    """A tool's output stays recognizable as such, although a block has a speaker per line."""
     call, result = recalled(
         [assistant(None, "c1", name="read"), tool("c1", f"Lantern 7.{line_end}{forged}")]
     )

@@ -24,7 +24,7 @@ class Evict:
 
 
 class Keep(NamedTuple):
-    """What stays of the newest messages: minimums, or a maximum number of messages."""
+    """The newest messages that stay: minimums, or a maximum number of messages."""
 
     tokens: int
     rounds: int

@@ -151,7 +151,7 @@ def main_arguments(arguments: str, path: str | None = None) -> str:
     """
     for names in (_TARGET, _ID, _TEXT):
         if match := names.search(arguments, 0, _READ_CHARACTERS):
-            # What is read may end within the text, whose true end is then unknown.
+            # If the reading ended within the text, its true end is unknown.
             is_whole = arguments[match.end() : match.end() + 1] == '"'
             first = _value(match[1], is_whole=is_whole)
             if names is _TARGET:
