@@ -7,7 +7,12 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.history.gist import gist_of
-from turnfold.core.recall.labels import is_label, without_labels
+from turnfold.core.recall.labels import (
+    is_label,
+    label_pattern,
+    speaker_name,
+    without_labels,
+)
 from turnfold.core.recall.quotes import MarkedLine, quotable_text
 from turnfold.core.text.calls import arguments_of
 from turnfold.core.text.defuse import defused, markers_in
@@ -145,6 +150,8 @@ class _BlockWriter:
     def __init__(self, messages: Sequence[RecalledMessage]) -> None:
         self.room = self._used = 0
         self._by_position = {recalled.position: recalled for recalled in messages}
+        names = {name for recalled in messages if (name := speaker_name(recalled.body))}
+        self._labels = label_pattern(names)
         digits = len(str(max(self._by_position, default=0)))
         self._heading_tokens = HEADING_TOKENS + ceil(digits / DIGITS_OF_A_TOKEN)
         times = [self._by_position[position].said_at for position in sorted(self._by_position)]
@@ -203,7 +210,7 @@ class _BlockWriter:
         if self._used + tokens > self.room:
             return
         text = self._text_of_line(of, line)
-        more = MARK_TOKENS * (markers_in(text) + is_label(text))
+        more = MARK_TOKENS * (markers_in(text) + is_label(text, self._labels))
         if known is None:
             more += self._speaker_tokens(of, self._speaker_in_part(of)) + PART_TOKENS
         if self._takes(() if known else [of], tokens + more):
@@ -248,7 +255,7 @@ class _BlockWriter:
             # In the order of the message: the best line was quoted first.
             told = [text for _, text in sorted(quoted.lines)]
             text = f"{self._speaker_in_part(quoted.of)}{PART} {chr(10).join(told)}"
-            self._texts[position] = defused(without_labels(text)[0])
+            self._texts[position] = defused(without_labels(text, self._labels)[0])
         chosen = [self._by_position[position] for position in sorted(self._texts)]
         if not chosen:
             return None
@@ -301,7 +308,7 @@ class _BlockWriter:
         parts = [f"{speaker}: {said}"] if said or not calls else []
         parts += [f"{speaker} called {call}" for call in _calls(recalled)]
         tokens += sum([call.tokens for call in calls])
-        quoted = [without_labels(part) for part in parts]
+        quoted = [without_labels(part, self._labels) for part in parts]
         text = "\n".join([part for part, _ in quoted])
         if isinstance(content, list):
             known = gist_of(message).text_tokens if not calls else None
@@ -317,8 +324,7 @@ class _BlockWriter:
             place = place_of_slot(call.message.calls, answers.slot)
             tool = "tool" if place is None else call.message.calls[place].name
             return f"{tool} returned"
-        name = recalled.body.get("name")
-        return name if isinstance(name, str) and name else recalled.message.role.value
+        return speaker_name(recalled.body) or recalled.message.role.value
 
     def _speaker_in_part(self, recalled: RecalledMessage) -> str:
         """Return the speaker, for a result without its tool: another line is worth more."""

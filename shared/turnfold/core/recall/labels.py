@@ -5,26 +5,47 @@ could pass for the words of the user.
 """
 
 import re
-from typing import Final
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
-_LABEL: Final = re.compile(
-    r"[\n\r\x0b\x0c\x85\u2028\u2029]"
-    r"(?=[ \u200b-\u200f\u2060\ufeff]?"
-    r"(?:\[\d+[\],]"
-    r"|(?i:system|developer|user|human|assistant|ai|model|tool|function)"
-    r"(?:[ \t]?[:：]|, in part:| called )"
-    r"|\S{1,64} returned:))"
-)
+_ROLES: Final = "system|developer|user|human|assistant|ai|model|tool|function"
+_MAX_NAME_CHARACTERS: Final = 64
 
 
-def without_labels(text: str) -> tuple[str, int]:
+def speaker_name(body: Mapping[str, Any]) -> str | None:
+    """Return the name that a message gives its author, unless it could pass for another label."""
+    name = body.get("name")
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        return None
+    if len(name) > _MAX_NAME_CHARACTERS or re.fullmatch(_ROLES, name.strip(), re.IGNORECASE):
+        return None
+    return name
+
+
+def label_pattern(names: Collection[str]) -> re.Pattern[str]:
+    """Return what matches the end of a line before a label: a heading, a role, or one of the names.
+
+    The module `re` caches the pattern.
+    """
+    speakers = "|".join([_ROLES, *map(re.escape, sorted(names))])
+    return re.compile(
+        r"[\n\r\x0b\x0c\x85\u2028\u2029]"
+        r"(?=[ \u200b-\u200f\u2060\ufeff]?"
+        r"(?:\[\d+[\],]"
+        rf"|(?i:{speakers})"
+        r"(?:[ \t]?[:：]|, in part:| called )"
+        r"|\S{1,64} returned:))"
+    )
+
+
+def without_labels(text: str, labels: re.Pattern[str]) -> tuple[str, int]:
     """Quote each line, from the second on, that begins like a speaker or a heading of a block.
 
     Returns the text, and how many lines were quoted.
     """
-    return (text, 0) if text.isprintable() else _LABEL.subn(r"\g<0>> ", text)
+    return (text, 0) if text.isprintable() else labels.subn(r"\g<0>> ", text)
 
 
-def is_label(line: str) -> bool:
+def is_label(line: str, labels: re.Pattern[str]) -> bool:
     """Return whether a line would be quoted."""
-    return _LABEL.match(f"\n{line}") is not None
+    return labels.match(f"\n{line}") is not None
