@@ -16,7 +16,7 @@ from tests.unit.window.windows import (
     tool_rounds,
 )
 from turnfold.core.policy.presets import PRESETS
-from turnfold.core.window.forms import Form
+from turnfold.core.window.forms import PREVIEW_MARK_TOKENS, Form
 from turnfold.core.window.leveling import level_sizes
 
 
@@ -308,3 +308,14 @@ def test_the_longest_texts_are_leveled_to_the_greatest_height_that_frees_enough(
     sizes: list[int], excess: int, height: int
 ) -> None:
     assert level_sizes(sizes, excess) == height
+
+
+def test_a_request_whose_image_does_not_fit_takes_only_the_tokens_of_its_text() -> None:
+    said = words(30)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    session = history([user([{"type": "text", "text": said}, image])])
+
+    made = asked_of(session, 1_000)
+
+    assert made.tokens <= tokens_of(history([user(said)])) + PREVIEW_MARK_TOKENS
+    assert parsed(session.rendered(made))[0]["content"].startswith(said)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from turnfold.core.history.gist import gist_of
 from turnfold.core.text.caches import cached_text
 from turnfold.core.text.defuse import defused
 from turnfold.core.text.lines import one_line
@@ -216,9 +217,17 @@ def _priced(
 
 
 def _cut_without_prices(message: Message, max_tokens: int, least_head: int) -> TextCut | None:
-    """Cut a text without token offsets: no character takes more than four tokens."""
-    head = min(message.characters, max(least_head, (max_tokens - PREVIEW_MARK_TOKENS) // 4, 0))
-    tokens = 4 * head + PREVIEW_MARK_TOKENS
+    """Cut a text without token offsets: no character takes more than four tokens.
+
+    A text beside media was counted, so it may stay whole while only the media are left out.
+    """
+    room = max(0, max_tokens - PREVIEW_MARK_TOKENS)
+    head = min(message.characters, max(least_head, room // 4))
+    text_tokens = 4 * head
+    counted = gist_of(message).text_tokens
+    if counted is not None and (counted <= room or head == message.characters):
+        head, text_tokens = message.characters, min(counted, 4 * message.characters)
+    tokens = text_tokens + PREVIEW_MARK_TOKENS
     if tokens >= message.content_tokens:
         return None
     return TextCut(head, message.characters, tokens, 0, message.content_tokens, is_preview=True)
