@@ -1,7 +1,6 @@
 """Connections and streams on a real nats-server."""
 
 import asyncio
-import time
 import traceback
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -190,10 +189,9 @@ async def test_a_service_that_waits_for_the_bus_says_so_and_names_no_secret(
     ]
 
 
-async def test_nobody_on_the_bus_is_said_in_time_with_what_would_help(tmp_path: Path) -> None:
+async def test_nobody_on_the_bus_is_said_with_what_would_help(tmp_path: Path) -> None:
     with nats_server(tmp_path) as running:
         url = running.url
-    began = time.monotonic()
 
     with pytest.raises(
         StartError,
@@ -203,15 +201,14 @@ async def test_nobody_on_the_bus_is_said_in_time_with_what_would_help(tmp_path: 
             Settings(nats_url=url.replace("://", "://me:secret@")), name="test", seconds=0.5
         )
 
-    assert time.monotonic() - began < 3
-
 
 @pytest.mark.proves("X1")
 async def test_wrong_credentials_are_refused_at_once_and_not_repeated(tmp_path: Path) -> None:
     with nats_server(tmp_path, more="authorization { user: worker, password: right }") as running:
-        began = time.monotonic()
-
-        with pytest.raises(StartError, match="refused these credentials") as refused:
+        with (
+            capture_logs() as logged,
+            pytest.raises(StartError, match="refused these credentials") as refused,
+        ):
             await connect(
                 Settings(nats_url=running.url, nats_user="worker", nats_password="wrong"),
                 name="test",
@@ -222,7 +219,8 @@ async def test_wrong_credentials_are_refused_at_once_and_not_repeated(tmp_path: 
 
         assert known.is_connected
         assert "wrong" not in str(refused.value)
-        assert time.monotonic() - began < 5
+        # Each repetition is logged.
+        assert not [line for line in logged if line["event"] == "bus.awaited"]
         await known.close()
 
 

@@ -186,13 +186,11 @@ def test_a_second_start_on_the_same_directory_is_refused_at_once_and_harms_nobod
 ) -> None:
     with up(tmp_path) as first:
         pids = first.ready()["pids"]
-        began = time.monotonic()
 
         with up(tmp_path) as second:
             status = second.ended()
 
         assert status == 1
-        assert time.monotonic() - began < 3
         assert f"already runs on {tmp_path} (process {first.process.pid})" in "".join(second.errors)
         assert all(is_alive(pid) for pid in pids.values())
         assert (tmp_path / "turnfold.json").exists()

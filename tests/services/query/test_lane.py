@@ -211,14 +211,19 @@ async def test_an_asker_that_hangs_up_leaves_its_turn_to_its_next_request(tmp_pa
         # Some are cancelled before the lane begins with them. They must end too, or the lane counts as hung.
         # Only reading has a short timeout: a connection that is given up half-open is collected late.
         impatient = httpx.Timeout(30, read=0.001)
+        given_up = 0
         for number in range(20):
-            with pytest.raises(httpx.ReadTimeout):
+            try:
                 await browser.get(
                     f"{SESSION}/context", params={"max_tokens": 91_000 + number}, timeout=impatient
                 )
+            except httpx.ReadTimeout:
+                given_up += 1
         found = await answered(browser, "search", q="order 77")
         assert lane_of(server) == pid
     assert found["hits"]
+    # On a busy machine, an answer may be there before its asker looks at the clock.
+    assert given_up
 
 
 @pytest.mark.proves("X6")

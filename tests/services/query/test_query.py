@@ -218,14 +218,13 @@ async def test_a_request_that_waits_holds_up_no_other(tmp_path: Path) -> None:
             for number in range(100)
         ]
         await asyncio.sleep(0.2)
-        began = time.monotonic()
         for _ in range(20):
             await asked(bus, "context.get.support.user-42")
-        took = time.monotonic() - began
+        are_waiting = not any(one.done() for one in waiting)
         answers = await asyncio.gather(*waiting)
         await bus.close()
 
-    assert took < 3.0
+    assert are_waiting
     assert not any(answer["fresh"] for answer in answers)
 
 

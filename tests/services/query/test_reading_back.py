@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-import time
 from pathlib import Path
 
 import httpx
@@ -181,11 +180,8 @@ async def test_latest_is_unavailable_while_the_stream_does_not_reply(tmp_path: P
     ):
         parts.server.kill()
 
-        began = time.monotonic()
         refused = await http.get(f"{PATH}/context", params={"after": "latest"})
-        waited = time.monotonic() - began
         plain = await http.get(f"{PATH}/context")
 
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
-    assert waited < 4
     assert plain.status_code == 200

@@ -60,9 +60,9 @@ async def asking(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Aski
                 event_id=f"e{number}",
             )
 
-        await session.context()
-
         async def is_covered() -> bool:
+            if not (await session.context()).fresh:
+                return False
             counts = await session.status()
             return bool(counts["messages_covered"]) and not counts["messages_pending"]
 

@@ -78,10 +78,8 @@ async def test_a_worker_stops_in_good_order_while_the_bus_is_away(tmp_path: Path
         await today.publish()
         await today.settled()
         today.parts.server.stop()
-        began = time.monotonic()
 
         assert await today.worker.stop() == 0
-        assert time.monotonic() - began < 15
 
 
 # --- the database
