@@ -169,8 +169,9 @@ def _event(number: int) -> OutgoingEvent:
 
 
 async def _ask(database: Database, sql: str) -> int:
-    async with database.read() as connection:
-        return int((await connection.execute(text(sql))).scalar_one())
+    return int(
+        await database.snapshot(lambda connection: connection.execute(text(sql)).scalar_one())
+    )
 
 
 async def _until(database: Database, sql: str, least: int) -> None:

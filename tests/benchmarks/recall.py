@@ -129,8 +129,9 @@ async def settled(database: Database, seq: int) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     left = f"SELECT ({STORED}), ({UNINDEXED}) + ({PENDING})"
     while True:
-        async with database.read() as connection:
-            reached, waiting = (await connection.execute(text(left))).one()
+        reached, waiting = await database.snapshot(
+            lambda connection: connection.execute(text(left)).one()
+        )
         if reached >= seq and not waiting:
             return
         if time.monotonic() > deadline:

@@ -125,5 +125,6 @@ async def nothing_left(database: Database) -> None:
 
 async def ask(database: Database, sql: str, **values: int) -> tuple[int, ...]:
     """The first row."""
-    async with database.read() as connection:
-        return tuple((await connection.execute(text(sql), values)).one())
+    return await database.snapshot(
+        lambda connection: tuple(connection.execute(text(sql), values).one())
+    )

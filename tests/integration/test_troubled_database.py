@@ -2,14 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, select, text
 from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tests.chaos.crashing_worker import Life, living
 from turnfold.errors import StartError, Unavailable
@@ -18,7 +16,7 @@ from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import bind_to_stream, wait_until_adopted
 from turnfold.store.database.schema import stream_purges
 from turnfold.store.database.statements import Prepared
-from turnfold.store.database.transactions import is_transient_error
+from turnfold.store.database.transactions import Result, is_transient_error
 from turnfold_migrations import upgrade
 
 DAMAGE = """
@@ -121,14 +119,12 @@ class Recovering(Database):
 
     times_away = 2
 
-    @asynccontextmanager
-    async def read(self) -> AsyncGenerator[AsyncConnection]:
+    async def snapshot(self, work: Callable[[Connection], Result]) -> Result:
         """A snapshot, once it is back."""
         self.times_away -= 1
         if self.times_away >= 0:
             raise Unavailable("the database system is in recovery mode")
-        async with super().read() as connection:
-            yield connection
+        return await super().snapshot(work)
 
 
 async def test_a_worker_that_starts_while_its_database_recovers_waits_for_it(

@@ -249,8 +249,7 @@ async def _belonging(settings: Settings, client: "Client") -> list[Finding]:
 
     try:
         async with _database_in_time(settings) as database:
-            async with database.read() as connection:
-                revision = await connection.run_sync(revision_of)
+            revision = await database.snapshot(revision_of)
             # Without the tables, the check of the database says so.
             owner = await bound_stream(database) if revision == head() else None
             created = await stream_created(client)
@@ -281,8 +280,7 @@ async def _database(settings: Settings) -> list[Finding]:
     findings: list[Finding] = []
     try:
         async with _database_in_time(settings) as database:
-            async with database.read() as connection:
-                revision = await connection.run_sync(revision_of)
+            revision = await database.snapshot(revision_of)
             if revision == head():
                 findings += await _jobs_and_notices(database)
     except TurnfoldError as error:

@@ -11,14 +11,13 @@ from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event,
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from turnfold.errors import StartError
 from turnfold.process.caller_order import HAS_BEGUN, Turns
 from turnfold.store.database.inline_reader import InlineReader, RawConnection, WouldBlock
 from turnfold.store.database.sqlite_files import (
     BUSY_SECONDS,
-    connect_sqlite,
     make_private,
     prepare_sqlite,
 )
@@ -27,7 +26,6 @@ from turnfold.store.database.transactions import (
     Result,
     ThreadTransactions,
     TranslatedErrors,
-    dispose_engine,
     ping_rarely,
 )
 
@@ -89,35 +87,31 @@ class Database:
         if writes:
             # Before any connection: SQLite would create the file with the permissions of the umask.
             make_private(self.url)
-        # As large as the turns allow: waits for a pool are not in turn, and fail after 30 s.
-        self._steps = self._engine(READERS + HELD_CONNECTIONS if writes else READERS)
-        turns = partial(Turns, READERS, readers_each, longest_wait_seconds=LONGEST_WAIT_SECONDS)
-        self._step_turns = turns()
-        # aiosqlite changes threads for each statement. A transaction of plain code in one thread
-        # changes them once.
-        self._reader = (
-            ThreadTransactions(self._thread_engine(writes=False), READERS)
-            if self.is_sqlite
-            else AwaitedTransactions(self._steps)
-        )
-        # A transaction of one statement takes three round trips, and the statement alone takes one.
-        self._small_reader = (
-            self._reader
-            if self.is_sqlite
-            else AwaitedTransactions(self._steps.execution_options(isolation_level="AUTOCOMMIT"))
-        )
-        self._reader_turns = turns() if self.is_sqlite else self._step_turns
+        self._reader: ThreadTransactions | AwaitedTransactions
+        self._small_reader: ThreadTransactions | AwaitedTransactions
+        self._writer: ThreadTransactions | AwaitedTransactions | None = None
+        self._near: InlineReader | None = None
+        self._server: AsyncEngine | None = None
+        if self.is_sqlite:
+            self._reader = ThreadTransactions(self._thread_engine(writes=False), READERS)
+            self._small_reader = self._reader
+            self._near = InlineReader(self._thread_engine(writes=False))
+            if writes:
+                self._writer = ThreadTransactions(self._thread_engine(writes=True), 1)
+        else:
+            # As large as the turns allow: waits for a pool are not in turn, and fail after 30 s.
+            self._server = self._engine(READERS + HELD_CONNECTIONS if writes else READERS)
+            self._reader = AwaitedTransactions(self._server)
+            # A transaction of one statement takes three round trips, the statement alone one.
+            alone = self._server.execution_options(isolation_level="AUTOCOMMIT")
+            self._small_reader = AwaitedTransactions(alone)
+            if writes:
+                writer = self._engine(INTAKE_WRITERS + WRITERS, writes=True)
+                self._writer = AwaitedTransactions(writer)
+        self._reader_turns = Turns(READERS, readers_each, longest_wait_seconds=LONGEST_WAIT_SECONDS)
         # SQLite has one thread that writes. It gets one at a time: the intake waits for no other.
         self._writer_turns = Turns(1 if self.is_sqlite else WRITERS, WRITERS_EACH)
         self._intake_turns = Turns(INTAKE_WRITERS, INTAKE_WRITERS)
-        self._writer: ThreadTransactions | AwaitedTransactions | None = None
-        if writes:
-            self._writer = (
-                ThreadTransactions(self._thread_engine(writes=True), 1)
-                if self.is_sqlite
-                else AwaitedTransactions(self._engine(INTAKE_WRITERS + WRITERS, writes=True))
-            )
-        self._near = InlineReader(self._thread_engine(writes=False)) if self.is_sqlite else None
 
     def on_new_server(self, forget: Callable[[], object]) -> None:
         """Call a function when another server or database answers reads from now on.
@@ -125,7 +119,7 @@ class Database:
         A replica that has taken over may lack commits, and number later ones as those it lacks. It
         cannot be reached without a new connection. SQLite has no server.
         """
-        if self.is_sqlite:
+        if self._server is None:
             return
         known: object = None
 
@@ -144,7 +138,7 @@ class Database:
                 # Again: a request that was running may cache what it read from the old server.
                 asyncio.get_running_loop().call_later(LONGEST_REQUEST_SECONDS, forget)
 
-        event.listen(self._steps.sync_engine, "connect", on_connect)
+        event.listen(self._server.sync_engine, "connect", on_connect)
 
     async def write(
         self, work: Callable[[Connection], Result], *, is_repeatable: bool = False
@@ -197,10 +191,10 @@ class Database:
         Raises:
             Unavailable: the database cannot be reached now.
         """
-        if self.is_sqlite:
+        if self._server is None:
             return []
         with TranslatedErrors():
-            async with self._steps.connect() as plain:
+            async with self._server.connect() as plain:
                 # A vacuum runs in no transaction.
                 connection = await plain.execution_options(isolation_level="AUTOCOMMIT")
                 due = (await connection.execute(text(MANY_DEAD_ROWS))).scalars().all()
@@ -229,32 +223,17 @@ class Database:
         self._reader_turns.release(await self._reader_turns.take())
 
     @asynccontextmanager
-    async def read(self) -> AsyncGenerator[AsyncConnection]:
-        """Open a snapshot that is read in awaited steps, so that large pages do not block others.
-
-        Raises:
-            Unavailable: the database cannot be reached now.
-        """
-        asker = await self._step_turns.take()
-        try:
-            with TranslatedErrors():
-                async with self._steps.begin() as connection:
-                    yield connection
-        finally:
-            self._step_turns.release(asker)
-
-    @asynccontextmanager
     async def advisory_lock(self, lock: int) -> AsyncGenerator[None]:
         """Hold an advisory lock. Continue without it after a timeout. No-op on SQLite.
 
         Raises:
             Unavailable: the database cannot be reached now.
         """
-        if self.is_sqlite:
+        if self._server is None:
             yield
             return
         with TranslatedErrors():
-            async with self._steps.connect() as connection:
+            async with self._server.connect() as connection:
                 await connection.execute(text(f"SET LOCAL lock_timeout = '{TURN_SECONDS}s'"))
                 try:
                     await connection.execute(text(f"SELECT pg_advisory_xact_lock({lock})"))
@@ -272,12 +251,12 @@ class Database:
         Raises:
             Unavailable: the database cannot be reached now.
         """
-        if self.is_sqlite:
+        if self._server is None:
             yield True
             return
         limit = f"set_config('idle_in_transaction_session_timeout', '{SILENT_SECONDS}s', true)"
         with TranslatedErrors():
-            async with self._steps.connect() as connection:
+            async with self._server.connect() as connection:
                 taking = text(f"SELECT pg_try_advisory_xact_lock({lock}), {limit}")
                 is_held, _ = (await connection.execute(taking)).one()
                 yield is_held
@@ -312,36 +291,26 @@ class Database:
         await self._reader.close()
         if self._writer is not None:
             await self._writer.close()
-        await dispose_engine(self._steps)
 
     def _engine(self, connections: int, *, writes: bool = False) -> AsyncEngine:
-        """Create the engine for awaited statements; on SQLite read-only."""
-        if not self.is_sqlite:
-            url, arguments = split_ssl_options(self.url)
-            options = {}
-            if writes:
-                limit = f"{ABANDONED_SECONDS}s"
-                arguments["server_settings"] = {"idle_in_transaction_session_timeout": limit}
-            else:
-                options["isolation_level"] = "REPEATABLE READ"  # One snapshot for a transaction.
-            engine = create_async_engine(
-                url,
-                connect_args=arguments,
-                pool_size=connections,
-                max_overflow=0,
-                # A server that restarted has closed the connections of the pool.
-                pool_pre_ping=True,
-                **options,
-            )
-            ping_rarely(engine)
-            return engine
+        """Create the engine for awaited statements, on PostgreSQL."""
+        url, arguments = split_ssl_options(self.url)
+        options = {}
+        if writes:
+            limit = f"{ABANDONED_SECONDS}s"
+            arguments["server_settings"] = {"idle_in_transaction_session_timeout": limit}
+        else:
+            options["isolation_level"] = "REPEATABLE READ"  # One snapshot for a transaction.
         engine = create_async_engine(
-            self._read_only(),
+            url,
+            connect_args=arguments,
             pool_size=connections,
             max_overflow=0,
-            connect_args={"timeout": BUSY_SECONDS, "async_creator_fn": connect_sqlite},
+            # A server that restarted has closed the connections of the pool.
+            pool_pre_ping=True,
+            **options,
         )
-        prepare_sqlite(engine.sync_engine, writes=False)
+        ping_rarely(engine)
         return engine
 
     def _thread_engine(self, *, writes: bool) -> Engine:

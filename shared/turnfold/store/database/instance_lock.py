@@ -115,11 +115,7 @@ async def bind_to_stream(database: Database, *, created: str, first_seq: int) ->
 
 async def bound_stream(database: Database) -> str | None:
     """Return when the stream of this database was created; None if there is none yet."""
-    async with database.read() as connection:
-        created: str | None = (
-            await connection.execute(select(stream.c.created).where(stream.c.name == EVENTS_STREAM))
-        ).scalar()
-        return created
+    return await database.snapshot(lambda connection: connection.execute(_BOUND).scalar())
 
 
 async def wait_until_adopted(
@@ -166,10 +162,11 @@ async def wait_for_schema(
     has_reported = False
     while True:
         try:
-            async with database.read() as connection:
-                revision = (
-                    await connection.exec_driver_sql("SELECT version_num FROM alembic_version")
+            revision = await database.snapshot(
+                lambda connection: connection.exec_driver_sql(
+                    "SELECT version_num FROM alembic_version"
                 ).scalar()
+            )
         except (Unavailable, DBAPIError):
             revision = None
         refuse_early_schema(revision)

@@ -27,8 +27,7 @@ async def read_secret(database: Database, name: str) -> str:
     Raises:
         Unavailable: the database cannot be read, or has no such secret.
     """
-    async with database.read() as connection:
-        value: str | None = (await connection.execute(_SECRET, {"secret": name})).scalar()
+    value = await database.snapshot(lambda connection: secret_in(connection, name))
     if value is None:
         raise Unavailable(f"the database holds no secret {name!r}; run `turnfold migrate`")
     return value

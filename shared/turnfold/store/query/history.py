@@ -1,7 +1,6 @@
 """Read what is stored of sessions: messages, versions, audit rows and counts."""
 
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -15,7 +14,6 @@ from sqlalchemy import (
     or_,
     select,
 )
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from turnfold.contracts.subjects import id_fault
 from turnfold.core.history.as_of import AsOf
@@ -56,9 +54,7 @@ from turnfold.store.query.originals import (
     original_of,
     originals_in,
 )
-from turnfold.store.query.session_head import SUMMARY_COLUMNS, summary_of
-
-_SID = select(sessions.c.sid)
+from turnfold.store.query.session_head import SUMMARY_COLUMNS
 
 
 class SqlHistoryStore:
@@ -131,17 +127,19 @@ class SqlHistoryStore:
             for message_id in message_ids
             if (parts := split_message_id(message_id)) is not None and id_fault(parts[0]) is None
         ]
-        async with self._session(key) as (connection, sid):
+
+        def read(connection: Connection) -> Sequence[OriginalMessage]:
+            sid = _sid(connection, key)
             event_ids = {event_id for event_id, _ in named}
             of_agent = (
                 (events.c.agent_id == key.agent_id)
                 & (events.c.sid == sid)
                 & events.c.event_id.in_(event_ids)
             )
-            rows = await connection.execute(
-                select(events.c.event_id, events.c.stream_seq).where(of_agent)
-            )
-            seqs: dict[str, int] = {row.event_id: row.stream_seq for row in rows}
+            placed = select(events.c.event_id, events.c.stream_seq).where(of_agent)
+            seqs: dict[str, int] = {
+                row.event_id: row.stream_seq for row in connection.execute(placed)
+            }
             places = {
                 position_of(seqs[event_id], index)
                 for event_id, index in named
@@ -149,7 +147,7 @@ class SqlHistoryStore:
             }
             wanted = (source.c.sid == sid) & source.c.position.in_(places)
             sizes = select(source.c.position, length_of(source)).where(wanted)
-            measured = await connection.execute(sizes.order_by(source.c.position))
+            measured = connection.execute(sizes.order_by(source.c.position))
             in_order = [(position, size) for position, size in measured]
             fitting = fitting_places(in_order, BY_ID_CHARACTERS)
             if len(fitting) < len(in_order) and not is_cut:
@@ -158,9 +156,10 @@ class SqlHistoryStore:
                     " ask for fewer messages at once"
                 )
             chosen = originals.where(source.c.sid == sid, source.c.position.in_(fitting))
-            rows = await connection.execute(chosen.order_by(source.c.position))
-            found = [original_of(row) for row in rows]
-            return await connection.run_sync(with_carry, sid, found)
+            rows = connection.execute(chosen.order_by(source.c.position))
+            return with_carry(connection, sid, [original_of(row) for row in rows])
+
+        return await self._database.snapshot(read)
 
     async def states_as_of(self, key: SessionKey, moment: AsOf) -> StatesThen:
         """Return the states of the messages at a moment.
@@ -170,17 +169,19 @@ class SqlHistoryStore:
         """
 
         def read(connection: Connection) -> StatesThen:
-            sid = connection.execute(_SID.where(_is_session(key))).scalar()
-            if sid is None:
-                raise UnknownSession
+            sid = _sid(connection, key)
             return states_as_of(connection, sid, timeline_state(connection, key, sid, moment))
 
         return await self._database.snapshot(read)
 
     async def counts(self, key: SessionKey) -> SessionCounts:
         """Return the counts of a session."""
-        async with self._session(key) as (connection, sid):
-            return (await _counts(connection, _SESSIONS.where(sessions.c.sid == sid)))[0]
+        counts = await self._database.snapshot(
+            lambda connection: _counts(connection, _SESSIONS.where(_is_session(key)))
+        )
+        if not counts:
+            raise UnknownSession
+        return counts[0]
 
     async def wishes(self, key: SessionKey | AgentId) -> tuple[PolicyOverrides, PolicyOverrides]:
         """Return the policy overrides of an agent and its session; empty if there are none."""
@@ -192,12 +193,13 @@ class SqlHistoryStore:
         of_session = select(sessions.c.preset, sessions.c.mode, sessions.c.overrides).where(
             is_session
         )
-        async with self._database.read() as connection:
-            first, second = [
-                (await connection.execute(wanted)).one_or_none()
-                for wanted in (of_agent, of_session)
-            ]
-        return PolicyOverrides(*(first or ())), PolicyOverrides(*(second or ()))
+
+        def read(connection: Connection) -> tuple[PolicyOverrides, PolicyOverrides]:
+            first = connection.execute(of_agent).one_or_none()
+            second = connection.execute(of_session).one_or_none()
+            return PolicyOverrides(*(first or ())), PolicyOverrides(*(second or ()))
+
+        return await self._database.snapshot(read)
 
     async def sessions(
         self, *, agent_ids: Collection[str] | None, limit: int, after: tuple[int, int] | None = None
@@ -212,23 +214,25 @@ class SqlHistoryStore:
             )
         if agent_ids is not None:
             chosen = chosen.where(sessions.c.agent_id.in_(agent_ids))
-        async with self._database.read() as connection:
-            return await _counts(connection, chosen)
+        return await self._database.snapshot(lambda connection: _counts(connection, chosen))
 
     async def versions(
         self, key: SessionKey, version: int | None = None
     ) -> tuple[int | None, Sequence[StoredSummary]]:
         """Return the version in force, and all versions (or one), oldest first."""
-        async with self._session(key) as (connection, sid):
-            in_force = (
-                await connection.execute(select(sessions.c.version).where(sessions.c.sid == sid))
-            ).scalar()
+
+        def read(connection: Connection) -> tuple[int | None, Sequence[StoredSummary]]:
+            sid = _sid(connection, key)
+            in_force = select(sessions.c.version).where(sessions.c.sid == sid)
             chosen = (
                 select(*SUMMARY_COLUMNS).where(summaries.c.sid == sid).order_by(summaries.c.version)
             )
             if version is not None:
                 chosen = chosen.where(summaries.c.version == version)
-            return in_force, [summary_of(row) for row in await connection.execute(chosen)]
+            rows = connection.execute(chosen)
+            return connection.execute(in_force).scalar(), [StoredSummary(*row) for row in rows]
+
+        return await self._database.snapshot(read)
 
     async def audit(self, key: SessionKey, *, after: int, limit: int) -> Sequence[AuditRow]:
         """Return audit rows after an ordinal. They are kept when the session is erased."""
@@ -237,24 +241,26 @@ class SqlHistoryStore:
             & (audit.c.session_id == key.session_id)
             & (audit.c.ordinal > literal(after, BigInteger))
         )
-        async with self._database.read() as connection:
-            rows = await connection.execute(
-                select(*_AUDIT).where(is_chain).order_by(audit.c.ordinal).limit(limit)
-            )
-            return [AuditRow(*row) for row in rows]
+        chosen = select(*_AUDIT).where(is_chain).order_by(audit.c.ordinal).limit(limit)
+        return await self._database.snapshot(
+            lambda connection: [AuditRow(*row) for row in connection.execute(chosen)]
+        )
 
     async def chain_end(self, key: SessionKey) -> ChainEnd | None:
         """Return the end of a session's audit chain, also of an erased session; None if unknown."""
-        async with self._database.read() as connection:
+
+        def read(connection: Connection) -> ChainEnd | None:
             # A session that came back after its erasure continues the chain.
             for table in (sessions, erasures):
                 is_owner = (table.c.agent_id == key.agent_id) & (
                     table.c.session_id == key.session_id
                 )
                 end = select(table.c.audit_rows, table.c.audit_hash).where(is_owner)
-                for row in await connection.execute(end):
+                for row in connection.execute(end):
                     return ChainEnd(*row)
-        return None
+            return None
+
+        return await self._database.snapshot(read)
 
     async def dead_letters(self, *, after: int, limit: int) -> Sequence[DeadLetterRow]:
         """Return dead letters after an id, oldest first."""
@@ -264,32 +270,31 @@ class SqlHistoryStore:
             .order_by(dead_letters.c.dead_letter_id)
             .limit(limit)
         )
-        async with self._database.read() as connection:
-            return [DeadLetterRow(*row) for row in await connection.execute(chosen)]
+        return await self._database.snapshot(
+            lambda connection: [DeadLetterRow(*row) for row in connection.execute(chosen)]
+        )
 
     async def dead_letter_counts(self) -> Mapping[str, int]:
         """Return the number of dead letters by reason."""
         by_reason = select(dead_letters.c.reason, func.count()).group_by(dead_letters.c.reason)
-        async with self._database.read() as connection:
-            return {row[0]: row[1] for row in await connection.execute(by_reason)}
+        return await self._database.snapshot(
+            lambda connection: {row[0]: row[1] for row in connection.execute(by_reason)}
+        )
 
-    @asynccontextmanager
-    async def _session(self, key: SessionKey) -> AsyncGenerator[tuple[AsyncConnection, int]]:
-        async with self._database.read() as connection:
-            sid = (await connection.execute(_SID.where(_is_session(key)))).scalar()
-            if sid is None:
-                raise UnknownSession
-            yield connection, sid
+
+def _sid(connection: Connection, key: SessionKey) -> int:
+    sid: int | None = connection.execute(select(sessions.c.sid).where(_is_session(key))).scalar()
+    if sid is None:
+        raise UnknownSession
+    return sid
 
 
 def _is_session(key: SessionKey) -> ColumnElement[bool]:
     return (sessions.c.agent_id == key.agent_id) & (sessions.c.session_id == key.session_id)
 
 
-async def _counts(
-    connection: AsyncConnection, chosen: Select[*tuple[Any, ...]]
-) -> list[SessionCounts]:
-    return [SessionCounts(*row) for row in await connection.execute(chosen)]
+def _counts(connection: Connection, chosen: Select[*tuple[Any, ...]]) -> list[SessionCounts]:
+    return [SessionCounts(*row) for row in connection.execute(chosen)]
 
 
 _live = (
