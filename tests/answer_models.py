@@ -26,7 +26,7 @@ from turnfold.operations import policy
 from turnfold.operations.compact import versions
 from turnfold.operations.query import context, dead_letters, expand, history, search
 from turnfold.operations.query.environment import ContextReply
-from turnfold.ports.admin import Notice
+from turnfold.store.database.outbox import Notice
 from turnfold_query.http.commands import add_commands
 from turnfold_query.http.description import DescribedApp, models_of
 from turnfold_query.http.inspections import add_inspections

@@ -28,21 +28,15 @@ from turnfold.operations.policy import policy_resolver
 from turnfold.ports.admin import (
     CampaignStore,
     DeadLetterStore,
-    ErasureStore,
-    OutboxStore,
-    SessionCommands,
     VersionStore,
 )
 from turnfold.ports.agent_lists import AgentLists
 from turnfold.ports.compact import Job, JobStore, Version
 from turnfold.ports.ingest import (
-    BudgetStore,
     DecodedEvent,
-    IdleStore,
     IngestStore,
     Installation,
     PolicyResolver,
-    SearchIndex,
 )
 from turnfold.ports.inspection import InspectionStore
 from turnfold.ports.query import (
@@ -111,16 +105,16 @@ class Stores:
     windows: WindowStore
     history: HistoryStore
     lists: AgentLists
-    changes: SessionCommands
+    changes: SqlSessionCommands
     versions: VersionStore
     campaigns: CampaignStore
-    outbox: OutboxStore
-    idle: IdleStore
-    budgets: BudgetStore
-    erasures: ErasureStore
+    outbox: SqlOutboxStore
+    idle: SqlIdleStore
+    budgets: SqlBudgetStore
+    erasures: SqlErasureStore
     search: SearchStore
     recall: RecallStore
-    index: SearchIndex
+    index: SqlSearchIndex
     letters: DeadLetterStore
     inspections: InspectionStore
     installation: Installation

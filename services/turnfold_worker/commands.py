@@ -27,9 +27,10 @@ from turnfold.messages import AgentId, SessionKey
 from turnfold.operations.compact import versions
 from turnfold.operations.query import dead_letters, history
 from turnfold.operations.query.pop import pop
-from turnfold.ports.admin import CampaignStore, DeadLetterStore, SessionCommands, VersionStore
+from turnfold.ports.admin import CampaignStore, DeadLetterStore, VersionStore
 from turnfold.ports.ingest import Installation
 from turnfold.ports.query import HistoryStore
+from turnfold.store.compact.requests import SqlSessionCommands
 from turnfold_worker.handlers import Handle, Reply
 
 INGEST_SECONDS = 3.0
@@ -53,7 +54,7 @@ class Commands:
     and `ingested_to` the sequence up to which all events are stored.
     """
 
-    sessions: SessionCommands
+    sessions: SqlSessionCommands
     versions: VersionStore
     campaigns: CampaignStore
     histories: HistoryStore

@@ -43,10 +43,11 @@ from turnfold.core.eviction.usage import (
 from turnfold.core.text.search import SearchQuery
 from turnfold.messages import Message, Role, SessionKey, position_of
 from turnfold.operations.query.search import found
-from turnfold.ports.admin import CampaignProgress, Notice
+from turnfold.ports.admin import CampaignProgress
 from turnfold.ports.compact import Job, RegenerateOptions, Version
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.ports.search import Scope
+from turnfold.store.database.outbox import Notice
 
 usages = st.builds(
     lambda prompt: {"prompt_tokens": prompt, "completion_tokens": 9}, st.integers(1, 500)

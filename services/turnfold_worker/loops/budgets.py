@@ -8,7 +8,7 @@ from turnfold.bus.hints import PendingHints
 from turnfold.contracts.hints import read_hint
 from turnfold.contracts.subjects import ASKED, WORKER_QUEUE
 from turnfold.nats_client.connection import NatsClient
-from turnfold.ports.ingest import BudgetStore
+from turnfold.store.ingest.budgets import SqlBudgetStore
 from turnfold_worker.context import WorkerContext, now_ms
 from turnfold_worker.loops.polling import YIELD_POLL_SECONDS, BusyDeferral, PollingLoop
 from turnfold_worker.loops.wakeups import Wakeups
@@ -24,7 +24,7 @@ class BudgetFollower(PollingLoop):
         self,
         context: WorkerContext,
         *,
-        store: BudgetStore,
+        store: SqlBudgetStore,
         wakeups: Wakeups,
         is_busy: Callable[[], bool],
     ) -> None:

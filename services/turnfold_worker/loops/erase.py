@@ -9,7 +9,7 @@ import nats.errors
 from turnfold.bus.removal import EventRemoval
 from turnfold.contracts.erasures import ErasedSessions, write_erasure
 from turnfold.contracts.subjects import ERASED, INGESTED
-from turnfold.ports.admin import ErasureStore
+from turnfold.store.ingest.erase import SqlErasureStore
 from turnfold_worker.context import WorkerContext, now_ms
 from turnfold_worker.loops.polling import PollingLoop
 
@@ -26,7 +26,7 @@ class ErasureRunner(PollingLoop):
     tidy_seconds = 5.0
     """Shortest interval between two removals of copies: each writes parts of the index anew."""
 
-    def __init__(self, context: WorkerContext, *, store: ErasureStore) -> None:
+    def __init__(self, context: WorkerContext, *, store: SqlErasureStore) -> None:
         super().__init__()
         self._store = store
         self._client = context.client

@@ -1,6 +1,6 @@
 """Eviction from sessions that have become idle."""
 
-from turnfold.ports.ingest import IdleStore
+from turnfold.store.ingest.idle import SqlIdleStore
 from turnfold_worker.context import WorkerContext, now_ms
 from turnfold_worker.loops.polling import PollingLoop
 from turnfold_worker.loops.wakeups import Wakeups
@@ -12,7 +12,7 @@ class IdleEvictor(PollingLoop):
     poll_seconds = 5.0
     batch_sessions = 20
 
-    def __init__(self, context: WorkerContext, *, store: IdleStore, wakeups: Wakeups) -> None:
+    def __init__(self, context: WorkerContext, *, store: SqlIdleStore, wakeups: Wakeups) -> None:
         super().__init__(woken=wakeups.idle)
         self._store = store
         self._installation = context.installation

@@ -10,7 +10,7 @@ from turnfold.contracts.subjects import NOTICES_STREAM
 from turnfold.errors import Unavailable
 from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
 from turnfold.nats_client.connection import NatsClient
-from turnfold.ports.admin import Notice, OutboxStore
+from turnfold.store.database.outbox import Notice, SqlOutboxStore
 from turnfold_worker.loops.polling import YIELD_POLL_SECONDS, BusyDeferral, PollingLoop
 
 PUBLISH_SECONDS = 10.0
@@ -24,7 +24,7 @@ class Relay(PollingLoop):
     def __init__(
         self,
         *,
-        store: OutboxStore,
+        store: SqlOutboxStore,
         client: NatsClient,
         is_busy: Callable[[], bool],
         woken: asyncio.Event | None = None,

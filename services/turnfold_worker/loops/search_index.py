@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from turnfold.ports.ingest import SearchIndex
+from turnfold.store.ingest.word_index.search_index import SqlSearchIndex
 from turnfold_worker.loops.polling import PollingLoop
 
 
@@ -16,7 +16,7 @@ class Indexer(PollingLoop):
     """Messages that arrive within this time are indexed in one transaction."""
 
     def __init__(
-        self, *, store: SearchIndex, woken: asyncio.Event, is_busy: Callable[[], bool]
+        self, *, store: SqlSearchIndex, woken: asyncio.Event, is_busy: Callable[[], bool]
     ) -> None:
         super().__init__(woken=woken)
         self._store = store

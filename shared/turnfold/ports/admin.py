@@ -1,15 +1,10 @@
 """Ports for requests that change sessions: policies, versions, campaigns, erasure, dead letters."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from turnfold.core.history.audit_chain import LOCAL
 from turnfold.messages import AgentId, CompactionId, SessionKey
-
-if TYPE_CHECKING:
-    from turnfold.contracts.requests import (
-        PolicyRequest,
-    )
 from turnfold.ports.compact import RegenerateOptions
 from turnfold.ports.ingest import Installation
 from turnfold.ports.query import (
@@ -101,86 +96,6 @@ class RetractionStream(Protocol):
         None if `newest_seq` is no longer the newest retraction of the session: nothing was
         published.
         """
-        ...
-
-
-class EraseResult(NamedTuple):
-    """Counts of one erasure."""
-
-    sessions: int = 0
-    messages: int = 0
-    policies: int = 0
-    dead_letters: int = 0
-
-
-class SessionCommands(Protocol):
-    """Carry out requests that write. `actor` is recorded in the audit."""
-
-    async def set_policy(
-        self,
-        key: SessionKey | AgentId,
-        request: "PolicyRequest",
-        *,
-        installation: Installation,
-        now_ms: int,
-        actor: str = LOCAL,
-    ) -> Mapping[str, Any]:
-        """Set the policy overrides of a session or an agent; return them as they are now."""
-        ...
-
-    async def compact_now(
-        self, key: SessionKey, *, installation: Installation, now_ms: int, actor: str = LOCAL
-    ) -> CompactionId | None:
-        """Evict what the policy allows; return the compaction, or None if nothing would leave."""
-        ...
-
-    async def erase(
-        self,
-        key: SessionKey | AgentId,
-        *,
-        last_seq: int,
-        now_ms: int,
-        actor: str = LOCAL,
-        prefix: str | None = None,
-    ) -> EraseResult:
-        """Erase a session, or all sessions of an agent, or those whose ids begin with a prefix.
-
-        No query finds these sessions afterwards; `ErasureStore.delete_rows` deletes their rows.
-        Events at or below `last_seq`, and events that were stored before, are not stored again.
-        """
-        ...
-
-
-class ErasureStore(Protocol):
-    """Complete erasures, and erase sessions whose retention time is over."""
-
-    async def erase_expired(
-        self, *, after: int, limit: int, installation: Installation, now_ms: int
-    ) -> int | None:
-        """Examine sessions with numbers above `after`, and erase those with expired retention.
-
-        Returns the number of the last examined session; None if there was none.
-        """
-        ...
-
-    async def delete_rows(self) -> bool:
-        """Delete a portion of the rows of erased sessions; return whether more may be left."""
-        ...
-
-    async def to_purge(self, limit: int) -> Sequence[int]:
-        """Return the lowest sequences that must still be deleted from the stream.
-
-        Raises:
-            StartError: the database belongs to another stream now.
-        """
-        ...
-
-    async def purged(self, sequences: Sequence[int]) -> None:
-        """Record that the stream no longer holds these sequences."""
-        ...
-
-    async def tidy(self) -> bool:
-        """Remove erased text from files beside the database; False if a reader prevents it now."""
         ...
 
 
@@ -293,25 +208,3 @@ class CampaignStore(Protocol):
     async def progress(self, campaign_id: str) -> CampaignProgress | None:
         """Return the progress of a campaign; None if there is no such campaign."""
         ...
-
-
-class Notice(NamedTuple):
-    """An outgoing event, stored until the stream has it."""
-
-    outbox_id: int
-    subject: str
-    payload: str
-
-
-class OutboxStore(Protocol):
-    """Notices that are not published yet, oldest first."""
-
-    async def unsent(self, limit: int) -> Sequence[Notice]:
-        """Return the oldest notices that the stream may not have yet.
-
-        Raises:
-            StartError: the database belongs to another stream now.
-        """
-        ...
-
-    async def sent(self, notices: Sequence[Notice]) -> None: ...

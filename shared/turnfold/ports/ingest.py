@@ -7,7 +7,6 @@ from secrets import randbits
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from turnfold.contracts.hints import BudgetHint
 from turnfold.contracts.reported_window import ReportedWindow
 from turnfold.contracts.retractions import Retraction
 from turnfold.core.eviction.usage import UsageReport
@@ -226,42 +225,4 @@ class IngestStore(Protocol):
 
     async def ingested_to(self) -> int:
         """Return the sequence up to which every event is ingested; 0 if the first is missing."""
-        ...
-
-
-class IdleStore(Protocol):
-    """Find idle sessions."""
-
-    async def evict_idle(self, *, limit: int, installation: Installation, now_ms: int) -> int:
-        """Evict from sessions that became idle; return how many were examined, at most `limit`."""
-        ...
-
-    async def next_idle_ms(self) -> int | None:
-        """Return when the next session becomes idle (ms since 1970); None if none will."""
-        ...
-
-
-class BudgetStore(Protocol):
-    """Remember the budgets that windows were asked with."""
-
-    async def follow(
-        self,
-        hints: Mapping[SessionKey, Sequence[BudgetHint]],
-        *,
-        installation: Installation,
-        now_ms: int,
-    ) -> int:
-        """Remember budgets, and evict what they make due; return how many compactions opened.
-
-        One transaction. Sessions that do not exist, or whose policy does not follow budgets, are
-        left alone. `hints` of a session are in the order in which its windows were asked for.
-        """
-        ...
-
-
-class SearchIndex(Protocol):
-    """Add stored messages to the search index."""
-
-    async def index_some(self) -> bool:
-        """Index some messages in one short transaction; return whether more are waiting."""
         ...

@@ -15,8 +15,8 @@ from turnfold.errors import LostLease, UnknownSession
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_batch
 from turnfold.operations.ingest.ingest import ingest
-from turnfold.ports.admin import EraseResult
 from turnfold.ports.ingest import DeadLetter, IngestResult
+from turnfold.store.ingest.erase import EraseResult
 
 TWIN = SessionKey(AgentId("bob"), KEY.session_id)
 SISTER = SessionKey(KEY.agent_id, SessionId("s-2"))

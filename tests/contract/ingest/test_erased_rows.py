@@ -8,9 +8,8 @@ from tests.contract.ingest.test_usage import MODEL, factor, reporting
 from tests.invariants import faults
 from tests.store_fixtures import KEY, NOON, Stores, retracted, summary, turn, turns, user
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.ports.admin import EraseResult
 from turnfold.ports.ingest import DecodedEvent
-from turnfold.store.ingest.erase import SESSIONS_AT_ONCE
+from turnfold.store.ingest.erase import SESSIONS_AT_ONCE, EraseResult
 
 TWIN = SessionKey(AgentId("bob"), KEY.session_id)
 

@@ -15,7 +15,6 @@ from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, preset_named
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CompactionId, SessionKey
-from turnfold.ports.admin import EraseResult
 from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.instance_lock import lock_storing
@@ -28,7 +27,7 @@ from turnfold.store.ingest.tombstones import ALL_SESSIONS
 
 
 class SqlSessionCommands:
-    """Commands in SQL; see `turnfold.ports.admin.SessionCommands`."""
+    """Carry out requests that write. `actor` is recorded in the audit."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -42,7 +41,10 @@ class SqlSessionCommands:
         now_ms: int,
         actor: str = LOCAL,
     ) -> Mapping[str, Any]:
-        """Set overrides, and evict what becomes due; return the overrides as they are now."""
+        """Set the policy overrides of a session or an agent, and evict what becomes due.
+
+        Return the overrides as they are now.
+        """
         if isinstance(key, SessionKey):
             return await self._database.write(
                 lambda connection: _set_for_session(
@@ -74,8 +76,10 @@ class SqlSessionCommands:
         actor: str = LOCAL,
         prefix: str | None = None,
     ) -> EraseResult:
-        """Erase a session, or the sessions of an agent, up to a sequence.
+        """Erase a session, or all sessions of an agent, or those whose ids begin with a prefix.
 
+        No query finds these sessions afterwards; `SqlErasureStore.delete_rows` deletes their rows.
+        Events at or below `last_seq`, and events that were stored before, are not stored again.
         Each transaction erases at most a hundred sessions, so that ingest does not wait for all.
         """
         scope = ErasureScope.of(key, prefix)

@@ -1,10 +1,10 @@
 """Notices, kept until the stream has them."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sqlalchemy import Integer, bindparam, delete, select
 
-from turnfold.ports.admin import Notice
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import confirm_stream
 from turnfold.store.database.schema import outbox
@@ -16,8 +16,16 @@ _OLDEST = Prepared(
 _FORGET = Bulk(delete(outbox).where(outbox.c.outbox_id == bindparam("sent")), ("sent",))
 
 
+class Notice(NamedTuple):
+    """An outgoing event, stored until the stream has it."""
+
+    outbox_id: int
+    subject: str
+    payload: str
+
+
 class SqlOutboxStore:
-    """The outbox in SQL; see `turnfold.ports.admin.OutboxStore`.
+    """Notices that are not published yet, oldest first.
 
     `stream_created` is the creation time of the stream of the bus that gets the notices; None if
     the database belongs to none.
@@ -28,7 +36,11 @@ class SqlOutboxStore:
         self._stream_created = stream_created
 
     async def unsent(self, limit: int) -> Sequence[Notice]:
-        """Return the oldest notices that the stream may not have yet."""
+        """Return the oldest notices that the stream may not have yet.
+
+        Raises:
+            StartError: the database belongs to another stream now.
+        """
 
         def find(connection: SupportsStatements) -> Sequence[Notice]:
             notices = [Notice(*row) for row in _OLDEST.rows(connection, limit)]

@@ -28,7 +28,7 @@ from turnfold.store.ingest.evict import evict_now, window_of
 
 
 class SqlBudgetStore:
-    """Budgets in SQL; see `turnfold.ports.ingest.BudgetStore`."""
+    """Remember the budgets that windows were asked with."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -40,7 +40,11 @@ class SqlBudgetStore:
         installation: Installation,
         now_ms: int,
     ) -> int:
-        """Remember budgets, and evict what they make due; return how many compactions opened."""
+        """Remember budgets, and evict what they make due; return how many compactions opened.
+
+        One transaction. Sessions that do not exist, or whose policy does not follow budgets, are
+        left alone. `hints` of a session are in the order in which its windows were asked for.
+        """
         return await self._database.write(
             lambda connection: _follow(connection, hints, installation, now_ms)
         )

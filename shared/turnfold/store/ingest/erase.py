@@ -28,7 +28,6 @@ from turnfold.core.history.audit_chain import WORKER
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.retention import is_over
 from turnfold.messages import AgentId, SessionKey
-from turnfold.ports.admin import EraseResult
 from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import confirm_stream, lock_storing
@@ -120,8 +119,17 @@ class Erasure(NamedTuple):
     actor: str
 
 
+class EraseResult(NamedTuple):
+    """Counts of one erasure."""
+
+    sessions: int = 0
+    messages: int = 0
+    policies: int = 0
+    dead_letters: int = 0
+
+
 class SqlErasureStore:
-    """Erasures in SQL; see `turnfold.ports.admin.ErasureStore`.
+    """Complete erasures, and erase sessions whose retention time is over.
 
     `stream_created` is the creation time of the stream that erased events are removed from; None
     if the database belongs to none.
@@ -142,7 +150,10 @@ class SqlErasureStore:
     async def erase_expired(
         self, *, after: int, limit: int, installation: Installation, now_ms: int
     ) -> int | None:
-        """Erase examined sessions whose retention time is over; return the last one examined."""
+        """Examine sessions with numbers above `after`, and erase those with expired retention.
+
+        Return the number of the last examined session; None if there was none.
+        """
         rows = await self._database.snapshot(
             lambda connection: _BEHIND.rows(connection, after, limit)
         )
@@ -173,7 +184,11 @@ class SqlErasureStore:
         )
 
     async def to_purge(self, limit: int) -> Sequence[int]:
-        """Return the lowest sequences that must still be deleted from the stream."""
+        """Return the lowest sequences that must still be deleted from the stream.
+
+        Raises:
+            StartError: the database belongs to another stream now.
+        """
 
         def find(connection: Connection) -> Sequence[int]:
             sequences = [seq for (seq,) in _PURGES.rows(connection, limit)]
@@ -191,7 +206,10 @@ class SqlErasureStore:
         )
 
     async def tidy(self) -> bool:
-        """Remove erased words from SQLite's index, and truncate the WAL, which may contain them."""
+        """Remove erased words from SQLite's index, and truncate the WAL, which may contain them.
+
+        Return False if a reader prevents it now.
+        """
         await remove_indexed(self._database)
         return await self._database.truncate_wal()
 

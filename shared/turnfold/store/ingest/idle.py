@@ -23,13 +23,13 @@ _NEXT_IDLE = Prepared(
 
 
 class SqlIdleStore:
-    """Idle sessions in SQL; see `turnfold.ports.ingest.IdleStore`."""
+    """Find idle sessions."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def evict_idle(self, *, limit: int, installation: Installation, now_ms: int) -> int:
-        """Evict from sessions that became idle; return how many were examined."""
+        """Evict from sessions that became idle; return how many were examined, at most `limit`."""
         idle = await self._database.snapshot(
             lambda connection: [sid for (sid,) in _IDLE.rows(connection, now_ms, limit)]
         )
@@ -40,7 +40,7 @@ class SqlIdleStore:
         return len(idle)
 
     async def next_idle_ms(self) -> int | None:
-        """Return when the next session becomes idle; None if none will."""
+        """Return when the next session becomes idle (ms since 1970); None if none will."""
         ((at_ms,),) = await self._database.snapshot(_NEXT_IDLE.rows)
         return None if at_ms is None else int(at_ms)
 

@@ -73,7 +73,7 @@ def tsquery_term(sid: int, term: Term) -> str:
 
 
 class SqlSearchIndex:
-    """The word index in SQL; see `turnfold.ports.ingest.SearchIndex`."""
+    """Add stored messages to the word index."""
 
     def __init__(self, database: Database, count: Count) -> None:
         self._database = database
