@@ -164,7 +164,7 @@ def open_fold(
     lost = [eviction.compaction_id for eviction in uncovered(connection, session.sid)]
     # Windows show digests until the fold is committed, and these evictions never needed one.
     write_digests(connection, session.sid, lost, installation)
-    return _open_fold(connection, session, journal, installation.new_id, lost, now_ms=now_ms)
+    return continue_fold(connection, session, journal, installation.new_id, now_ms=now_ms)
 
 
 def open_rewriting(
@@ -193,21 +193,9 @@ def continue_fold(
     new_id: Callable[[], int],
     *,
     now_ms: int,
-) -> None:
+) -> int | None:
     """Open a compaction for the evictions that a fold left, because one job has a limit."""
     lost = [eviction.compaction_id for eviction in uncovered(connection, session.sid)]
-    _open_fold(connection, session, journal, new_id, lost, now_ms=now_ms)
-
-
-def _open_fold(
-    connection: Connection,
-    session: SessionRow,
-    journal: SessionJournal,
-    new_id: Callable[[], int],
-    lost: Sequence[int],
-    *,
-    now_ms: int,
-) -> int | None:
     if not lost:
         return None
     ((first, last),) = _SPAN.rows(connection, lost)
