@@ -18,7 +18,7 @@ from turnfold.store.compact.rewriting import open_regeneration, stated_options, 
 from turnfold.store.database.engine import Database
 from turnfold.store.database.predicates import is_chosen
 from turnfold.store.database.schema import campaigns, compactions, sessions
-from turnfold.store.database.session_rows import SessionJournal, lock_by_sid, write_back
+from turnfold.store.database.session_rows import SessionJournal, lock_by_sid
 from turnfold.store.database.statements import Prepared, PreparedIn
 
 _is_unfinished = campaigns.c.finished_at_ms.is_(None)
@@ -185,8 +185,7 @@ def _advance(
         )
         for session in still
     ]
-    journal.write(connection)
-    write_back(connection, locked)
+    journal.write(connection, locked)
     # An open one with these options may belong to a campaign of other sessions.
     owned = sum(row[0] == campaign_id for row in _OWNERS.rows(connection, opened))
     moved = update(campaigns).where(campaigns.c.campaign_id == campaign_id)

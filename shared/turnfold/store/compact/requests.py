@@ -19,8 +19,8 @@ from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.instance_lock import lock_storing
 from turnfold.store.database.schema import agents, audit, sessions
-from turnfold.store.database.session_rows import SessionJournal, lock_by_key, write_back
-from turnfold.store.ingest.erase import Erasure, erase_some
+from turnfold.store.database.session_rows import SessionJournal, lock_by_key
+from turnfold.store.ingest.erase import EraseResult, Erasure, erase_some
 from turnfold.store.ingest.erased_letters import ErasureScope, erase_letters
 from turnfold.store.ingest.evict import REQUESTED, evict_now
 from turnfold.store.ingest.tombstones import ALL_SESSIONS
@@ -126,8 +126,7 @@ def _set_for_session(
         journal.add_audit_row(session, "policy", at_ms=now_ms, **changes)
     # A tighter policy may make an eviction due, and no event may ever arrive to notice it.
     evict_now(connection, session, None, installation, journal, now_ms=now_ms)
-    journal.write(connection)
-    write_back(connection, [session])
+    journal.write(connection, [session])
     return {**key._asdict(), **_overrides_as_json(session.wishes)}
 
 
@@ -214,8 +213,7 @@ def _compact(
         )
     journal = SessionJournal(actor)
     opened = evict_now(connection, session, REQUESTED, installation, journal, now_ms=now_ms)
-    journal.write(connection)
-    write_back(connection, [session])
+    journal.write(connection, [session])
     return CompactionId(str(opened)) if opened is not None else None
 
 

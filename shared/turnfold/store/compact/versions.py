@@ -49,7 +49,7 @@ from turnfold.store.database.schema import (
     summaries,
 )
 from turnfold.store.database.sequence_ranges import stretches
-from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key, write_back
+from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key
 from turnfold.store.database.statements import Bulk, BulkInsert, Prepared
 
 _of_sid: ColumnElement[int] = bindparam("of_sid")
@@ -218,8 +218,7 @@ def _locked(connection: Connection, key: SessionKey) -> SessionRow:
 
 
 def _done(connection: Connection, session: SessionRow, journal: SessionJournal) -> ActiveVersion:
-    journal.write(connection)
-    write_back(connection, [session])
+    journal.write(connection, [session])
     ((pending,),) = _PENDING.rows(connection, session.sid)
     return ActiveVersion(session.version, int(pending))
 

@@ -354,7 +354,8 @@ class SessionJournal:
         }
         self.notices.append((session_subject(subject, session.key), json.dumps(payload)))
 
-    def write(self, connection: Connection) -> None:
-        """Store the rows and notices."""
+    def write(self, connection: Connection, sessions: Sequence[SessionRow]) -> None:
+        """Store the rows and notices, and the changes of these sessions."""
         _SEALED.run(connection, self.audit_rows)
         _TOLD.run(connection, self.notices)
+        write_back(connection, sessions)

@@ -22,7 +22,6 @@ from turnfold.store.database.session_rows import (
     SessionJournal,
     SessionRow,
     lock_by_key,
-    write_back,
 )
 from turnfold.store.ingest.evict import evict_now, window_of
 
@@ -85,8 +84,7 @@ def _follow(
         opened += compaction is not None
         if is_changed or compaction is not None:
             changed.append(session)
-    journal.write(connection)
-    write_back(connection, changed)
+    journal.write(connection, changed)
     return opened
 
 

@@ -299,7 +299,7 @@ def _erase_sessions(
             versions=session.versions,
             last_seq=erasure.last_seq,
         )
-    journal.write(connection)
+    journal.write(connection, ())
     add_tombstones(
         connection,
         [

@@ -6,7 +6,7 @@ from turnfold.core.eviction.triggers import FiredTrigger, Trigger, idle_at_ms
 from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import sessions
-from turnfold.store.database.session_rows import SessionJournal, lock_by_sid, write_back
+from turnfold.store.database.session_rows import SessionJournal, lock_by_sid
 from turnfold.store.database.statements import Prepared
 from turnfold.store.ingest.evict import evict_now
 
@@ -70,5 +70,4 @@ def _evict_idle(
                 journal,
                 now_ms=now_ms,
             )
-    journal.write(connection)
-    write_back(connection, locked)
+    journal.write(connection, locked)

@@ -25,7 +25,7 @@ from turnfold.store.compact.rewriting import (
 )
 from turnfold.store.database.predicates import is_chosen, is_version, of_messages
 from turnfold.store.database.schema import compactions, messages, summaries
-from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid, write_back
+from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid
 from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn, bulk_update
 from turnfold.store.ingest.evict import mark_evicted
 
@@ -147,8 +147,7 @@ def commit_version(
         _plan_rewriting(connection, session, job, version, reason, journal, now_ms, new_id)
     # Only a stand-in leaves another attempt to be made, for which the parts of the answer are kept.
     delete_chunk_summaries(connection, job.sid)
-    journal.write(connection)
-    write_back(connection, [session])
+    journal.write(connection, [session])
     return number
 
 

@@ -13,7 +13,7 @@ from turnfold.store.compact.jobs.rows import is_held, update_held
 from turnfold.store.compact.rewriting import open_stand_in
 from turnfold.store.database.predicates import of_compactions
 from turnfold.store.database.schema import compactions
-from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid, write_back
+from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid
 from turnfold.store.database.statements import Prepared
 from turnfold.store.ingest.open_compactions import delay_after_failure
 
@@ -84,8 +84,7 @@ def fail_job(
                 move_chunk_summaries(connection, job, again)
     # Last, because answers for open rows are kept.
     delete_chunk_summaries(connection, job.sid)
-    journal.write(connection)
-    write_back(connection, [session])
+    journal.write(connection, [session])
 
 
 def _is_refused_for_good(connection: Connection, sid: int) -> bool:
@@ -155,8 +154,7 @@ def retry_job(
         now_ms=now_ms
     )  # fmt: skip
     _notify_failure(journal, session, job, reason=reason, next_attempt_at_ms=retry_at_ms)
-    journal.write(connection)
-    write_back(connection, [session])
+    journal.write(connection, [session])
 
 
 def _release(connection: Connection, job: Job, **values: Any) -> SessionRow:
@@ -203,8 +201,7 @@ def discard_result(connection: Connection, job: Job, *, now_ms: int) -> None:
         base_version=job.base_version,
         detail="written too late",
     )
-    journal.write(connection)
-    write_back(connection, [session])
+    journal.write(connection, [session])
 
 
 def _journal_failure(

@@ -19,7 +19,7 @@ from turnfold.store.compact.jobs.rows import update_held
 from turnfold.store.database.engine import Database
 from turnfold.store.database.predicates import is_running
 from turnfold.store.database.schema import compactions
-from turnfold.store.database.session_rows import SessionJournal, lock_by_sid, write_back
+from turnfold.store.database.session_rows import SessionJournal, lock_by_sid
 
 
 class SqlJobStore(SqlModelCallStore):
@@ -56,8 +56,7 @@ class SqlJobStore(SqlModelCallStore):
                 claim_session(connection, session, installation, lease_ms, now_ms, journal)
                 for session in locked
             ]
-            journal.write(connection)
-            write_back(connection, locked)
+            journal.write(connection, locked)
             return [job for job in jobs if job is not None]
 
         return await self._database.write(claim)

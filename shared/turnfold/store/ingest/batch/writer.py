@@ -106,7 +106,7 @@ class BatchWriter:
             policies = {key: self._policy(session) for key, session in self._sessions.items()}
             self._insert([with_marks(arrival, policies[arrival.key]) for arrival in arrivals])
             evictions = self._update_sessions()
-        self._journal.write(self._connection)
+        self._journal.write(self._connection, ())
         self._write_dead_letters()
         record_duplicates(self._connection, self._copies)
         # Last, because every batch locks the same few rows of ranges.
