@@ -22,7 +22,6 @@ from turnfold.store.database.predicates import is_kept
 from turnfold.store.database.schema import (
     agents,
     audit,
-    compactions,
     erasures,
     outbox,
     session_counts,
@@ -84,7 +83,6 @@ class SessionRow:
     asked_budgets: str | None
     retracted_seq: int
     summary_tokens: int
-    evicted_to: int | None
 
     @property
     def load(self) -> SessionLoad:
@@ -105,14 +103,6 @@ class SessionRow:
     def window_tokens(self) -> int:
         """The tokens of live messages and the summary in force."""
         return self.live_tokens + self.summary_tokens
-
-    def is_after_evicted(self, position: int) -> bool:
-        """Return whether the newest compaction, if any, ended before this position."""
-        if not self.compactions:
-            return True
-        # None after a plan, whose messages are chosen later, and if another transaction has opened
-        # a compaction while this one waited for the lock. Then nothing is known to come after it.
-        return self.evicted_to is not None and position > self.evicted_to
 
     @property
     def held_tokens(self) -> int:
@@ -166,15 +156,10 @@ _LOCKED = (
         agents.c.overrides,
         *(sessions.c[name] for name in COUNTERS),
         summaries.c.tokens,
-        compactions.c.last_position,
     )
     .outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
     .outerjoin(
         summaries, (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version)
-    )
-    .outerjoin(
-        compactions,
-        (compactions.c.sid == sessions.c.sid) & (compactions.c.ordinal == sessions.c.compactions),
     )
     # A number may come from a snapshot that is older than an erasure.
     .where(is_kept)
@@ -183,7 +168,7 @@ _LOCKED = (
     .with_for_update(of=sessions)
 )
 _VERSION = 9 + COUNTERS.index("version")
-_SUMMARY_TOKENS = -2
+_SUMMARY_TOKENS = -1
 _pairs = PreparedPairs.pairs
 _is_of_key = (sessions.c.agent_id == _pairs.c.a) & (sessions.c.session_id == _pairs.c.b)
 _BY_KEY = PreparedPairs(

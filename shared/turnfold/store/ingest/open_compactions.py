@@ -41,14 +41,6 @@ MARK_EVICTED = Bulk(
     update(messages).where(in_positions, is_live).values(compaction_id=bindparam("by")),
     ("by", "of_sid", "first", "last"),
 )
-# By the primary key, in half the time: SQLite lists the rows first if it finds them by an index
-# that the statement changes. Without the plus it would choose that index.
-_MARK_NEXT = Bulk(
-    update(messages)
-    .where(in_positions, literal_column("+compaction_id").is_(None))
-    .values(compaction_id=bindparam("by")),
-    ("by", "of_sid", "first", "last"),
-)
 _PLANNED = Prepared(
     select(compactions.c.compaction_id).where(
         compactions.c.sid == bindparam("of_sid"),
@@ -192,7 +184,6 @@ class CompactionOpener:
         self._rows: list[tuple[Any, ...]] = []
         self._evicted: dict[int, tuple[int, Sequence[Message]]] = {}
         self._marks: list[tuple[int, int, int, int]] = []
-        self._next_marks: list[tuple[int, int, int, int]] = []
 
     def open(self, session: SessionRow, eviction: Eviction, live: Sequence[Message]) -> int:
         """Evict messages, given all live ones; return the id of the compaction."""
@@ -217,12 +208,10 @@ class CompactionOpener:
         before = subtract_evicted(
             session, compaction_id, eviction, self._journal, checkpoint=checkpoint
         )
-        # Otherwise a range may hold any number of messages that left before.
-        is_next = session.is_after_evicted(evicted[0].position)
         session.compactions += 1
-        session.evicted_to = evicted[-1].position
-        marks = self._next_marks if is_next else self._marks
-        marks += [(compaction_id, session.sid, first, last) for first, last in _runs(live, evicted)]
+        self._marks += [
+            (compaction_id, session.sid, first, last) for first, last in _runs(live, evicted)
+        ]
         all_tokens = sum([message.tokens for message in evicted])
         self._rows.append(
             (
@@ -284,8 +273,6 @@ class CompactionOpener:
             return None
         compaction_id = self._installation.new_id()
         session.compactions += 1
-        # Its messages are chosen later, so no position is known to come after all of them.
-        session.evicted_to = None
         before = session.window_tokens
         self._journal.add_audit_row(
             session, "selective_start", at_ms=at_ms, compaction_id=compaction_id,
@@ -313,7 +300,6 @@ class CompactionOpener:
         if self._evicted:
             delay_after_failure(self._connection, {sid for sid, _ in self._evicted.values()})
         MARK_EVICTED.run(self._connection, self._marks)
-        _MARK_NEXT.run(self._connection, self._next_marks)
         return len(self._rows)
 
     def _digests(self) -> Mapping[int, tuple[str, int]]:
