@@ -9,7 +9,7 @@ from tests.store_fixtures import LEASE_MS, NOON, SMALL, sql_stores, turns, words
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_batch
 from turnfold.store.database.engine import Database
-from turnfold.store.database.health import DatabaseHealth, SqlHealth, file_of, is_writer_there
+from turnfold.store.database.health import DatabaseHealth, database_health, file_of, is_writer_there
 from turnfold.store.database.instance_lock import WriterLock
 from turnfold_migrations import upgrade
 
@@ -26,8 +26,8 @@ async def test_what_waits_too_long_is_counted_with_the_time_since_when(url: str)
     database = Database(url, writes=True)
 
     async def look(now_ms: int, *, most_attempts: int = 3) -> DatabaseHealth:
-        return await SqlHealth(database).look(
-            now_ms=now_ms, patience_ms=PATIENCE_MS, most_attempts=most_attempts
+        return await database_health(
+            database, now_ms=now_ms, patience_ms=PATIENCE_MS, most_attempts=most_attempts
         )
 
     async with sql_stores(url, SMALL) as stores:
@@ -77,8 +77,8 @@ async def test_jobs_of_an_erased_session_count_as_no_work_though_their_rows_are_
     database = Database(url, writes=False)
 
     async def overdue() -> int:
-        health = await SqlHealth(database).look(
-            now_ms=NOON + 60_000, patience_ms=PATIENCE_MS, most_attempts=3
+        health = await database_health(
+            database, now_ms=NOON + 60_000, patience_ms=PATIENCE_MS, most_attempts=3
         )
         return health.overdue
 

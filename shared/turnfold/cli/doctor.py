@@ -316,11 +316,11 @@ async def _database(settings: Settings) -> list[Finding]:
 
 
 async def _jobs_and_notices(database: "Database") -> list[Finding]:
-    from turnfold.store.database.health import SqlHealth
+    from turnfold.store.database.health import database_health
 
     async def read_health() -> "DatabaseHealth":
-        return await SqlHealth(database).look(
-            now_ms=_now_ms(), patience_ms=STUCK_MS, most_attempts=MAX_ATTEMPTS
+        return await database_health(
+            database, now_ms=_now_ms(), patience_ms=STUCK_MS, most_attempts=MAX_ATTEMPTS
         )
 
     first = health = await read_health()

@@ -32,62 +32,58 @@ class DatabaseHealth:
     dead_letters: int
 
 
-class SqlHealth:
-    """Read the health of a database."""
+async def database_health(
+    database: Database, *, now_ms: int, patience_ms: int, most_attempts: int
+) -> DatabaseHealth:
+    """Read counts of what has waited for longer than `patience_ms`.
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    Raises:
+        Unavailable: the database cannot be reached now.
+    """
+    before = now_ms - patience_ms
 
-    async def look(self, *, now_ms: int, patience_ms: int, most_attempts: int) -> DatabaseHealth:
-        """Read counts of what has waited for longer than `patience_ms`.
-
-        Raises:
-            Unavailable: the database cannot be reached now.
-        """
-        before = now_ms - patience_ms
-
-        def read(connection: Connection) -> DatabaseHealth:
-            is_due = and_(
-                compactions.c.status == JobStatus.PENDING, compactions.c.next_attempt_at_ms < before
+    def read(connection: Connection) -> DatabaseHealth:
+        is_due = and_(
+            compactions.c.status == JobStatus.PENDING, compactions.c.next_attempt_at_ms < before
+        )
+        is_left = and_(
+            compactions.c.status == JobStatus.RUNNING, compactions.c.lease_until_ms < before
+        )
+        jobs = connection.execute(
+            select(
+                func.count().filter(is_due),
+                func.min(compactions.c.next_attempt_at_ms).filter(is_due),
+                func.count().filter(is_left),
+                func.count().filter(compactions.c.attempts > most_attempts),
+            ).where(is_open, is_of_kept(compactions.c.sid))
+        ).one()
+        notices = connection.execute(select(func.count(), func.min(outbox.c.outbox_id))).one()
+        letters = (
+            select(func.count())
+            .select_from(dead_letters)
+            .where(dead_letters.c.replayed_at_ms.is_(None))
+        )
+        clock_ms = None
+        if connection.dialect.name == "postgresql":
+            clock_ms = int(
+                connection.execute(
+                    text("SELECT extract(epoch FROM clock_timestamp()) * 1000")
+                ).scalar_one()
             )
-            is_left = and_(
-                compactions.c.status == JobStatus.RUNNING, compactions.c.lease_until_ms < before
-            )
-            jobs = connection.execute(
-                select(
-                    func.count().filter(is_due),
-                    func.min(compactions.c.next_attempt_at_ms).filter(is_due),
-                    func.count().filter(is_left),
-                    func.count().filter(compactions.c.attempts > most_attempts),
-                ).where(is_open, is_of_kept(compactions.c.sid))
-            ).one()
-            notices = connection.execute(select(func.count(), func.min(outbox.c.outbox_id))).one()
-            letters = (
-                select(func.count())
-                .select_from(dead_letters)
-                .where(dead_letters.c.replayed_at_ms.is_(None))
-            )
-            clock_ms = None
-            if connection.dialect.name == "postgresql":
-                clock_ms = int(
-                    connection.execute(
-                        text("SELECT extract(epoch FROM clock_timestamp()) * 1000")
-                    ).scalar_one()
-                )
-            overdue, oldest_due_ms, abandoned, retried = jobs
-            waiting, first = notices
-            return DatabaseHealth(
-                clock_ms,
-                overdue,
-                oldest_due_ms,
-                abandoned,
-                retried,
-                waiting,
-                first,
-                connection.execute(letters).scalar_one(),
-            )
+        overdue, oldest_due_ms, abandoned, retried = jobs
+        waiting, first = notices
+        return DatabaseHealth(
+            clock_ms,
+            overdue,
+            oldest_due_ms,
+            abandoned,
+            retried,
+            waiting,
+            first,
+            connection.execute(letters).scalar_one(),
+        )
 
-        return await self._database.snapshot(read)
+    return await database.snapshot(read)
 
 
 def file_of(database_url: str) -> Path | None:
