@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, Final
 
 from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob
@@ -33,30 +34,13 @@ def decode(body: bytes) -> dict[str, Any]:
 
 def job_as_json(job: SummaryJob) -> dict[str, Any]:
     """Return the JSON object of a job."""
-    previous = job.previous
-    return {
-        "sources": [list(source) for source in job.sources],
-        "previous": None
-        if previous is None
-        else {"text": previous.text, "sections": previous.sections, "ledger": previous.ledger},
-        "newest_request": job.newest_request,
-        "following": job.following,
-        "style": job.style,
-        "max_tokens": job.max_tokens,
-        "max_words": job.max_words,
-        "ledger_max_tokens": job.ledger_max_tokens,
-        "model": job.model,
-        "api_base": job.api_base,
-        "api_key": job.api_key,
-        "timeout_seconds": job.timeout_seconds,
-        "job_timeout_seconds": job.job_timeout_seconds,
-        "window_tokens": job.window_tokens,
-        "chunk_share": job.chunk_share,
-        "task": job.task,
-        "last_reason": job.last_reason,
-        "parts": dict(job.parts),
-        "redactions": job.redactions,
-    }
+    previous = None if job.previous is None else _fields_of(job.previous)
+    return _fields_of(job) | {"previous": previous, "parts": dict(job.parts)}
+
+
+def _fields_of(value: SummaryJob | PreviousSummary | Draft) -> dict[str, Any]:
+    """Return the fields of a value by name, as they are: `asdict` would copy all of them."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def job_from_json(value: Mapping[str, Any]) -> SummaryJob:
@@ -90,17 +74,7 @@ def job_from_json(value: Mapping[str, Any]) -> SummaryJob:
 
 def draft_as_json(draft: Draft) -> dict[str, Any]:
     """Return the JSON object of a draft."""
-    return {
-        "text": draft.text,
-        "sections": draft.sections,
-        "ledger": draft.ledger,
-        "kind": draft.kind,
-        "model": draft.model,
-        "prompt_tokens": draft.prompt_tokens,
-        "completion_tokens": draft.completion_tokens,
-        "cost": draft.cost,
-        "prompt_version": draft.prompt_version,
-    }
+    return _fields_of(draft)
 
 
 def draft_from_json(value: Mapping[str, Any]) -> Draft:
