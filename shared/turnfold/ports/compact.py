@@ -78,10 +78,9 @@ class Job:
 
 
 class EvictedMessage(NamedTuple):
-    """A message to summarize: its numbers, whether it reports an error, and its JSON text."""
+    """A message to summarize: its numbers and its JSON text."""
 
     message: Message
-    is_error: bool
     body: str
 
 

@@ -243,7 +243,7 @@ async def test_a_summarizer_reads_which_tool_gave_a_result_and_whether_it_failed
     )
     given = await stores.jobs.load(await claimed(stores), now_ms=NOON + 1_000)
 
-    sources = sources_of((one.message, one.body, one.is_error) for one in given.evicted)
+    sources = sources_of((one.message, one.body, one.message.is_error) for one in given.evicted)
 
     assert [
         (one.message_id, one.role, one.text, one.tool_name, one.is_error, one.is_late)
@@ -269,7 +269,7 @@ async def test_a_result_whose_call_is_in_no_message_read_is_late_and_has_the_nam
     given = await stores.jobs.load(await claimed(stores), now_ms=NOON + 1_000)
     row = given.evicted[2]
 
-    (alone,) = sources_of([(row.message, row.body, row.is_error)])
+    (alone,) = sources_of([(row.message, row.body, row.message.is_error)])
 
     assert (alone.tool_name, alone.is_late, alone.role) == ("weather", True, "tool")
 

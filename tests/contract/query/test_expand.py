@@ -142,7 +142,9 @@ async def test_what_the_extractive_summariser_wrote_leads_back_entry_by_entry(
     given = await stores.jobs.load(job, now_ms=NOON)
     draft = extract(
         SummaryJob(
-            sources=sources_of((one.message, one.body, one.is_error) for one in given.evicted)
+            sources=sources_of(
+                (one.message, one.body, one.message.is_error) for one in given.evicted
+            )
         ),
         count=len,
     )

@@ -77,7 +77,7 @@ def summary_job(
     # An agent may name a model at another provider, which must not receive the operator's key.
     has_key = model is not None and (model == writing.model or is_named(model, writing.key_models))
     following = [json.loads(body) for body in job_input.following]
-    evicted = [(entry.message, entry.body, entry.is_error) for entry in job_input.evicted]
+    evicted = [(entry.message, entry.body, entry.message.is_error) for entry in job_input.evicted]
     return SummaryJob(
         sources=sources_of(evicted),
         previous=job_input.previous,

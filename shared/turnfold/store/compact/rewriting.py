@@ -12,7 +12,7 @@ from turnfold.core.summary.eviction_digest import digest_eviction
 from turnfold.ports.compact import JobStatus, RegenerateOptions
 from turnfold.ports.ingest import Installation
 from turnfold.store.compact.coverage import may_be_extended, uncovered
-from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.store.database.message_rows import EVICTED_TEXTS, message_of
 from turnfold.store.database.predicates import (
     is_chosen,
     is_open,
@@ -20,7 +20,7 @@ from turnfold.store.database.predicates import (
     is_version,
     of_compactions,
 )
-from turnfold.store.database.schema import compactions, messages, summaries
+from turnfold.store.database.schema import compactions, summaries
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn
 from turnfold.store.ingest.open_compactions import delay_after_failure
@@ -79,16 +79,6 @@ _WITHOUT_DIGEST = PreparedIn(
         compactions.c.compaction_id, compactions.c.first_position, compactions.c.last_position
     ).where(is_chosen, compactions.c.digest == literal_column("''")),
     "chosen",
-)
-_MESSAGES = Prepared(
-    select(*FACTS, messages.c.body)
-    .where(
-        messages.c.sid == bindparam("of_sid"),
-        messages.c.position.between(bindparam("first"), bindparam("last")),
-        messages.c.compaction_id == bindparam("by"),
-    )
-    .order_by(messages.c.position),
-    ("of_sid", "first", "last", "by"),
 )
 
 
@@ -328,7 +318,7 @@ def write_digests(
 ) -> None:
     """Write the digests of evictions that have none."""
     for compaction_id, first, last in _WITHOUT_DIGEST.rows(connection, compaction_ids):
-        rows = _MESSAGES.rows(connection, sid, first, last, compaction_id)
+        rows = EVICTED_TEXTS.rows(connection, sid, first, last, compaction_id)
         bodies = {row[1]: row[-1] for row in rows}
         digest, tokens = digest_eviction(
             [message_of(row) for row in rows], bodies, count=installation.count

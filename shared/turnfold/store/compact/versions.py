@@ -39,7 +39,7 @@ from turnfold.store.compact.rewriting import (
     open_rewriting,
 )
 from turnfold.store.database.engine import Database
-from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.store.database.message_rows import EVICTED, message_of
 from turnfold.store.database.predicates import has_status, is_pending, is_version
 from turnfold.store.database.schema import (
     compactions,
@@ -91,12 +91,6 @@ _COMMITTED_LATER = Prepared(
 )
 _between = (messages.c.sid == _of_sid) & messages.c.position.between(
     bindparam("first"), bindparam("last")
-)
-_TAKEN = Prepared(
-    select(*FACTS)
-    .where(_between, messages.c.compaction_id == bindparam("by"))
-    .order_by(messages.c.position),
-    ("of_sid", "first", "last", "by"),
 )
 _AMONG = [
     Prepared(
@@ -316,7 +310,7 @@ def _make_live(
     connection: Connection, sid: int, by: int, first: int, last: int, now_ms: int
 ) -> list[Message]:
     """Undo the eviction of a compaction, record which messages it had, and return them."""
-    taken = [message_of(row) for row in _TAKEN.rows(connection, sid, first, last, by)]
+    taken = [message_of(row) for row in EVICTED.rows(connection, sid, first, last, by)]
     # Retracted ones as well: `as_of` shows them among those that were evicted.
     among = [row for found in _AMONG for row in found.rows(connection, sid, first, last)]
     spans = stretches(sorted((position, evicted_by == by) for position, evicted_by in among))

@@ -6,7 +6,7 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Table, case, func, literal_column
+from sqlalchemy import ColumnElement, Table, bindparam, case, func, literal_column, select
 
 from turnfold.core.history.gist import SHORT_CHARACTERS
 from turnfold.core.history.pairing import (
@@ -30,6 +30,7 @@ from turnfold.messages import (
 )
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.store.database.schema import messages
+from turnfold.store.database.statements import Prepared
 
 _FACT_NAMES = (
     "sid", "position", "event_id", "role", "tokens", "content_tokens", "reasoning_tokens",
@@ -56,6 +57,25 @@ def facts_of(table: Table) -> list[ColumnElement[Any]]:
 
 FACTS = facts_of(messages)
 """The columns of a message without its text, in the order that `message_of` reads."""
+
+
+def _of_eviction(*more: ColumnElement[Any]) -> Prepared:
+    # No index has the compaction of a message: the range of positions finds the rows.
+    is_in_range = messages.c.position.between(bindparam("first"), bindparam("last"))
+    return Prepared(
+        select(*FACTS, *more)
+        .where(
+            messages.c.sid == bindparam("of_sid"),
+            is_in_range,
+            messages.c.compaction_id == bindparam("by"),
+        )
+        .order_by(messages.c.position),
+        ("of_sid", "first", "last", "by"),
+    )
+
+
+EVICTED, EVICTED_TEXTS = _of_eviction(), _of_eviction(messages.c.body)
+"""The messages of an eviction in order, without and with their texts in the last column."""
 
 _PRIORITIES = tuple(Priority)
 # Members of an enumeration are found slowly.

@@ -1,7 +1,7 @@
 """Prepared statements: SQLAlchemy writes the SQL once, the driver gets plain tuples."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -91,6 +91,26 @@ class Prepared:
             order = tuple(places.index(name) for name in compiled.positiontup or ())
             self._written[dialect.name] = (str(compiled), order, tuple(fixed.values()))
         return self._written[dialect.name]
+
+
+PLACES = tuple(f"at_{number}" for number in range(64))
+"""A fixed number of places, so that one compiled statement reads any number of rows."""
+
+
+def in_places(column: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Return the condition that a column has a value of `PLACES`."""
+    return column.in_([bindparam(place) for place in PLACES])
+
+
+def rows_at(
+    statement: Prepared, connection: SupportsStatements, sid: int, values: Sequence[Any]
+) -> Iterator[Sequence[Any]]:
+    """Yield the rows of a statement with a session's number and `PLACES`, for these values."""
+    for start in range(0, len(values), len(PLACES)):
+        places = values[start : start + len(PLACES)]
+        # The last value fills the unused parameters.
+        unused = len(PLACES) - len(places)
+        yield from statement.rows(connection, sid, *places, *[places[-1]] * unused)
 
 
 class PreparedIn:

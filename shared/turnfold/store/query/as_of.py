@@ -33,7 +33,7 @@ from turnfold.ports.query import (
     PendingEviction,
     StatesThen,
 )
-from turnfold.store.database.message_rows import FACTS, facts_of, message_of
+from turnfold.store.database.message_rows import EVICTED, FACTS, facts_of, message_of
 from turnfold.store.database.predicates import is_live, of_messages
 from turnfold.store.database.schema import (
     compactions,
@@ -167,16 +167,6 @@ _LIVE = Prepared(
     .where(of_messages, is_live, messages.c.position <= bindparam("until"))
     .order_by(messages.c.position),
     ("of_sid", "until"),
-)
-_EVICTED = Prepared(
-    select(*FACTS)
-    .where(
-        of_messages,
-        messages.c.position.between(bindparam("first"), bindparam("last")),
-        messages.c.compaction_id == bindparam("by"),
-    )
-    .order_by(messages.c.position),
-    ("of_sid", "first", "last", "by"),
 )
 _EVICTION = Prepared(
     PENDING_EVICTIONS.where(compactions.c.compaction_id == bindparam("by")), ("by",)
@@ -374,7 +364,7 @@ def _messages_of(
 ) -> list[Message]:
     """Return the messages of an eviction, up to the moment's last position."""
     by, last = eviction.compaction_id, min(eviction.last_position, state.until)
-    rows = _EVICTED.rows(connection, sid, eviction.first_position, last, by)
+    rows = EVICTED.rows(connection, sid, eviction.first_position, last, by)
     return [*(message_of(row) for row in rows), *retracted_from(state, by)]
 
 

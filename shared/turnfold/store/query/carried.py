@@ -1,7 +1,6 @@
 """Read what events carry for their messages; see `turnfold.contracts.envelope`."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import ColumnElement, bindparam, func, select
 
@@ -11,14 +10,19 @@ from turnfold.messages import split_message_id
 from turnfold.ports.query import OriginalMessage
 from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.schema import events, sessions
-from turnfold.store.database.statements import Prepared, SupportsStatements
+from turnfold.store.database.statements import (
+    PLACES,
+    Prepared,
+    SupportsStatements,
+    in_places,
+    rows_at,
+)
 
 CARRIED_CHARACTERS = 8_000_000
 """The most that events may carry for one answer: it is not limited by tokens, but by memory."""
 CHARACTERS_AT_HAND = 200_000
 """The most that is read in the event loop's thread."""
 
-_PLACES = tuple(f"at_{number}" for number in range(64))
 # The key of events begins with the agent: an event id is unique only within its agent.
 _of_agent = events.c.agent_id == (
     select(sessions.c.agent_id).where(sessions.c.sid == bindparam("of_sid")).scalar_subquery()
@@ -36,13 +40,13 @@ def carried_length(event_id: ColumnElement[str]) -> ColumnElement[int | None]:
 
 # Another member may contain the mark, too: whether something is carried, `carried_texts` tells.
 _has_mark = events.c.envelope.contains(CARRY_MARK)
-_is_named = _of_agent & events.c.event_id.in_([bindparam(place) for place in _PLACES]) & _has_mark
+_is_named = _of_agent & in_places(events.c.event_id) & _has_mark
 _LENGTHS = Prepared(
     select(events.c.event_id, func.length(events.c.envelope)).where(_is_named),
-    ("of_sid", *_PLACES),
+    ("of_sid", *PLACES),
 )
 _ENVELOPES = Prepared(
-    select(events.c.event_id, events.c.envelope).where(_is_named), ("of_sid", *_PLACES)
+    select(events.c.event_id, events.c.envelope).where(_is_named), ("of_sid", *PLACES)
 )
 
 
@@ -59,9 +63,9 @@ def with_carry(
         TooLarge: that is too much for an answer.
         WouldBlock: that is too much for the thread of the event loop (`is_near`).
     """
-    event_ids = {_event_id(original) for original in originals}
+    event_ids = {original.message_id.rpartition("#")[0] for original in originals}
     lengths: dict[str, int] = {
-        row[0]: row[1] for row in _rows(_LENGTHS, connection, sid, event_ids)
+        row[0]: row[1] for row in rows_at(_LENGTHS, connection, sid, sorted(event_ids))
     }
     if is_near and sum(lengths.values()) > CHARACTERS_AT_HAND:
         raise WouldBlock
@@ -82,7 +86,7 @@ def with_carry_of(
     """Return messages with what is carried for them by these events."""
     carried: Mapping[str, Sequence[str | None]] = {
         event_id: carried_texts(envelope)
-        for event_id, envelope in _rows(_ENVELOPES, connection, sid, event_ids)
+        for event_id, envelope in rows_at(_ENVELOPES, connection, sid, sorted(event_ids))
     }
     if not carried:
         return originals
@@ -93,19 +97,3 @@ def _carry(original: OriginalMessage, carried: Mapping[str, Sequence[str | None]
     event_id, index = split_message_id(original.message_id) or ("", 0)
     texts = carried.get(event_id, ())
     return texts[index] if index < len(texts) else None
-
-
-def _event_id(original: OriginalMessage) -> str:
-    return original.message_id.rpartition("#")[0]
-
-
-def _rows(
-    statement: Prepared, connection: SupportsStatements, sid: int, event_ids: Collection[str]
-) -> Iterator[Sequence[Any]]:
-    ids = sorted(event_ids)
-    for start in range(0, len(ids), len(_PLACES)):
-        group = ids[start : start + len(_PLACES)]
-        # The last id fills the unused parameters.
-        yield from statement.rows(
-            connection, sid, *group, *[group[-1]] * (len(_PLACES) - len(group))
-        )

@@ -33,7 +33,13 @@ from turnfold.store.database.schema import (
     retracted_messages,
     sessions,
 )
-from turnfold.store.database.statements import Prepared, SupportsStatements
+from turnfold.store.database.statements import (
+    PLACES,
+    Prepared,
+    SupportsStatements,
+    in_places,
+    rows_at,
+)
 from turnfold.store.query.carried import carried_length, with_carry_of
 
 __all__ = [
@@ -95,15 +101,13 @@ _SID = Prepared(
     ("agent_id", "session_id"),
 )
 _NAMES = ("of_sid", "after", "before", "most")
-_PLACES = tuple(f"at_{number}" for number in range(64))
-"""A fixed number of places, so that one compiled statement reads any number of messages."""
 _NAMED = {
     with_retracted: Prepared(
         originals.where(
             source.c.sid == bindparam("of_sid"),
-            source.c.position.in_([bindparam(place) for place in _PLACES]),
+            in_places(source.c.position),
         ),
-        ("of_sid", *_PLACES),
+        ("of_sid", *PLACES),
     )
     for with_retracted, (source, originals) in _SOURCES.items()
 }
@@ -239,12 +243,8 @@ def originals_at(
     *,
     with_retracted: bool = False,
 ) -> Iterator[OriginalMessage]:
-    """Read messages in groups; the last position fills the unused parameters."""
-    for start in range(0, len(positions), len(_PLACES)):
-        places = positions[start : start + len(_PLACES)]
-        unused = len(_PLACES) - len(places)
-        rows = _NAMED[with_retracted].rows(connection, sid, *places, *[places[-1]] * unused)
-        yield from map(original_of, rows)
+    """Read messages by their positions, in any order."""
+    return map(original_of, rows_at(_NAMED[with_retracted], connection, sid, positions))
 
 
 def original_of(row: Sequence[Any]) -> OriginalMessage:

@@ -1,7 +1,6 @@
 """Read a session's row with its policies, and what ingest has reached."""
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection
 
 from sqlalchemy import Connection, Text, bindparam, cast, func, literal_column, select
 
@@ -128,12 +127,7 @@ def read_summary(
 ) -> StoredSummary | None:
     """Read a version of a session; None if it has no such version."""
     rows = () if version is None else _SUMMARY.rows(connection, sid, version)
-    return summary_of(rows[0]) if rows else None
-
-
-def summary_of(row: Sequence[Any]) -> StoredSummary:
-    """Build a version from `SUMMARY_COLUMNS`, which are its fields in order."""
-    return StoredSummary(*row)
+    return StoredSummary(*rows[0]) if rows else None
 
 
 def missing_sessions(connection: Connection, numbers: Collection[int]) -> set[int]:

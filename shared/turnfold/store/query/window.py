@@ -24,14 +24,20 @@ from turnfold.ports.query import (
 )
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import WouldBlock
-from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.store.database.message_rows import EVICTED, message_of
 from turnfold.store.database.predicates import is_pending
 from turnfold.store.database.schema import (
     compactions,
     messages,
     retracted_messages,
 )
-from turnfold.store.database.statements import Prepared, SupportsStatements
+from turnfold.store.database.statements import (
+    PLACES,
+    Prepared,
+    SupportsStatements,
+    in_places,
+    rows_at,
+)
 from turnfold.store.ingest.model_windows import limits_of
 from turnfold.store.query.as_of import (
     PENDING_EVICTIONS,
@@ -69,17 +75,6 @@ _PENDING = Prepared(
         compactions.c.ordinal
     ),
     ("of_sid",),
-)
-_EVICTED = Prepared(
-    select(*FACTS)
-    .where(
-        messages.c.sid == bindparam("of_sid"),
-        # No index has the compaction of a message: the range of positions finds the rows.
-        messages.c.position.between(bindparam("first"), bindparam("last")),
-        messages.c.compaction_id == bindparam("by"),
-    )
-    .order_by(messages.c.position),
-    ("of_sid", "first", "last", "by"),
 )
 
 
@@ -344,18 +339,13 @@ def _read_evicted(
     connection: SupportsStatements, sid: int, eviction: Sequence[Any]
 ) -> list[Message]:
     compaction_id, *_, first, last = eviction
-    return [message_of(row) for row in _EVICTED.rows(connection, sid, first, last, compaction_id)]
-
-
-# A fixed number of places, so that one compiled statement reads any number of texts.
-_PLACES = tuple(f"at_{number}" for number in range(64))
+    return [message_of(row) for row in EVICTED.rows(connection, sid, first, last, compaction_id)]
 
 
 def _reading(table: Table, *names: str) -> Prepared:
-    places = table.c.position.in_([bindparam(place) for place in _PLACES])
     columns = [table.c[name] for name in ("position", *names)]
-    chosen = select(*columns).where(table.c.sid == bindparam("of_sid"), places)
-    return Prepared(chosen, ("of_sid", *_PLACES))
+    chosen = select(*columns).where(table.c.sid == bindparam("of_sid"), in_places(table.c.position))
+    return Prepared(chosen, ("of_sid", *PLACES))
 
 
 _TABLES = (messages, retracted_messages)
@@ -372,15 +362,8 @@ def _texts_of(
 ) -> Iterator[tuple[int, str]]:
     """Read the texts of messages, or of retracted ones; a negated position asks for its element."""
     bodies, elements = _BODIES[are_retracted], _ELEMENTS[are_retracted]
-    for filled in _filled([-position for position in positions if position < 0]):
-        for position, body, original in elements.rows(connection, sid, *filled):
-            yield position, unpack(original, body)
-    for filled in _filled([position for position in positions if position > 0]):
-        yield from ((position, body) for position, body in bodies.rows(connection, sid, *filled))
-
-
-def _filled(positions: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Yield positions in groups; the last position fills the unused parameters."""
-    for start in range(0, len(positions), len(_PLACES)):
-        places = positions[start : start + len(_PLACES)]
-        yield [*places, *[places[-1]] * (len(_PLACES) - len(places))]
+    negated = [-position for position in positions if position < 0]
+    for position, body, original in rows_at(elements, connection, sid, negated):
+        yield position, unpack(original, body)
+    plain = [position for position in positions if position > 0]
+    yield from ((position, body) for position, body in rows_at(bodies, connection, sid, plain))

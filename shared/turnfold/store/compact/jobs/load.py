@@ -13,7 +13,7 @@ from turnfold.errors import LostLease
 from turnfold.ports.compact import EvictedMessage, Job, JobInput, JobKind
 from turnfold.store.compact.coverage import RewriteScope, covered_by, rewrite_scope, uncovered
 from turnfold.store.compact.jobs.rows import compaction_ids, within_limits
-from turnfold.store.database.message_rows import FACTS, message_of
+from turnfold.store.database.message_rows import EVICTED_TEXTS, FACTS, message_of
 from turnfold.store.database.predicates import (
     is_chosen,
     is_covered,
@@ -34,20 +34,9 @@ _RANGES = PreparedIn(
     "chosen",
 )
 
-# The range limits what is read: no index finds messages by their compaction.
-_EVICTED = Prepared(
-    select(*FACTS, messages.c.is_error, messages.c.body)
-    .where(
-        of_messages,
-        messages.c.position.between(bindparam("first"), bindparam("last")),
-        messages.c.compaction_id == bindparam("by"),
-    )
-    .order_by(messages.c.position),
-    ("of_sid", "first", "last", "by"),
-)
 
 _STILL_LIVE = Prepared(
-    select(*FACTS, messages.c.is_error, messages.c.body)
+    select(*FACTS, messages.c.body)
     .where(
         of_messages,
         messages.c.position.between(bindparam("first"), bindparam("last")),
@@ -220,7 +209,7 @@ def _evicted_messages(
     rows: list[Sequence[Any]] = []
     for compaction_id, first, last in _RANGES.rows(connection, list(evictions)):
         if first is not None:
-            rows += _EVICTED.rows(connection, sid, first, last, compaction_id)
+            rows += EVICTED_TEXTS.rows(connection, sid, first, last, compaction_id)
     return _in_order([_message(row) for row in rows])
 
 
@@ -234,7 +223,7 @@ def _leaving_messages(connection: Connection, job: Job, leaving: Eviction) -> li
 
 
 def _message(row: Sequence[Any]) -> EvictedMessage:
-    return EvictedMessage(message_of(row), bool(row[-2]), row[-1])
+    return EvictedMessage(message_of(row), row[-1])
 
 
 def _in_order(evicted: Sequence[EvictedMessage]) -> tuple[EvictedMessage, ...]:
