@@ -24,8 +24,8 @@ from turnfold.operations.policy import Explain, explanation
 from turnfold.process.child_process import ChildProcess
 from turnfold.process.http_server import STOP_SECONDS, HttpServer
 from turnfold.process.memory import return_freed_memory
-from turnfold.process.ready import announce
-from turnfold.process.request_limits import ConcurrencyLimiter, shares_of
+from turnfold.process.ready import ProcessAnnouncer
+from turnfold.process.request_limits import ConcurrencyLimiter
 from turnfold.process.scheduling import tune_interpreter
 from turnfold.process.tasks import at_most, cancel_and_wait, stop_event, unless
 from turnfold.process.watchdog import Watchdog
@@ -57,25 +57,22 @@ from turnfold_query.notices import follow_notices
 log = structlog.get_logger()
 
 
-def main(
-    settings: Settings, lane_process: ChildProcess | None, *, http_host: str, http_port: int
-) -> int:
+def main(settings: Settings, lane_process: ChildProcess | None) -> int:
     """Run a query server until a signal stops it; the exit status."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(settings, lane_process, http_host, http_port))
+        runner.run(_run(settings, lane_process))
     return 0
 
 
-async def _run(
-    settings: Settings, lane_process: ChildProcess | None, http_host: str, http_port: int
-) -> None:
+async def _run(settings: Settings, lane_process: ChildProcess | None) -> None:
     check_bind_address(
-        http_host,
+        settings.http_host,
         has_tokens=settings.http_tokens is not None,
         is_checked_elsewhere=settings.http_checked_elsewhere,
     )
     bearers = TokenRegistry(settings.http_tokens) if settings.http_tokens is not None else None
-    if bearers is not None and settings.http_certificate is None and not is_loopback(http_host):
+    is_plain = settings.http_certificate is None and not is_loopback(settings.http_host)
+    if bearers is not None and is_plain:
         log.warning(
             "http.unencrypted",
             advice="tokens travel in the clear: set TURNFOLD_HTTP_CERTIFICATE, or encrypt in front",
@@ -85,18 +82,9 @@ async def _run(
     watchdog.start()
     # Only workers write: a query server that has a fault cannot harm the database.
     database = Database(settings.database_url, writes=False)
-    metrics, announcement = QueryMetrics(), _Announcement()
-    lane = Lane(lane_process, on_change=announcement.refresh, on_death=metrics.lane_died)
-    serve = partial(
-        _serve,
-        settings,
-        database,
-        lane=lane,
-        metrics=metrics,
-        announcement=announcement,
-        http_address=(http_host, http_port),
-        bearers=bearers,
-        stop=stop,
+    metrics, announcer = QueryMetrics(), ProcessAnnouncer("query")
+    lane = Lane(
+        lane_process, on_change=partial(announcer.update, "lane"), on_death=metrics.lane_died
     )
     on_wait = partial(log.info, "tables.awaited", made_by="turnfold migrate")
     try:
@@ -107,7 +95,16 @@ async def _run(
             return
         try:
             if await unless(stop, wait_for_streams(client)) is not None:
-                await serve(client)
+                await _serve(
+                    settings,
+                    database,
+                    client,
+                    lane=lane,
+                    metrics=metrics,
+                    announcer=announcer,
+                    bearers=bearers,
+                    stop=stop,
+                )
         finally:
             with contextlib.suppress(Exception):
                 await client.close()
@@ -117,15 +114,14 @@ async def _run(
         watchdog.stop()
 
 
-async def _serve(  # noqa: PLR0913  # all parts that outlive it
+async def _serve(
     settings: Settings,
     database: Database,
     client: NatsClient,
     *,
     lane: Lane,
     metrics: QueryMetrics,
-    announcement: "_Announcement",
-    http_address: tuple[str, int],
+    announcer: ProcessAnnouncer,
     bearers: TokenRegistry | None,
     stop: asyncio.Event,
 ) -> None:
@@ -149,13 +145,13 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         request_seconds=settings.request_seconds,
         explain=_explanation_of(settings),
     )
-    admission = ConcurrencyLimiter(shares_of(settings))
+    admission = ConcurrencyLimiter(settings)
     server = QueryServer(dispatcher, metrics, admission)
     broker = _broker(settings, server, [name for name in MODELS if name not in DIRECT])
     app = _http_app(
         settings, database, client, dispatcher, metrics, admission, bearers, is_stopping=stop.is_set
     )
-    listener = _http_server(app, settings, http_address)
+    listener = _http_server(app, settings)
 
     erasures = ErasureFollower(
         windows, SessionCaches(*windows.caches, *recall.caches, *answering.caches)
@@ -168,7 +164,7 @@ async def _serve(  # noqa: PLR0913  # all parts that outlive it
         if await unless(stop, _begin(client, lane, arrivals, erasures, server, broker, listener)):
             # After the start: objects that exist by now are exempt from garbage collection.
             tune_interpreter()
-            announcement.open(lane.pid)
+            announcer.begin({"lane": lane.pid})
             log.info("query.started", pid=os.getpid(), port=listener.port)
             await _stopped(stop, listener.ended)
     finally:
@@ -288,31 +284,13 @@ def _http_app(  # all collaborators of the routes
     )
 
 
-def _http_server(app: ASGIApp, settings: Settings, address: tuple[str, int]) -> HttpServer:
-    host, port = address
+def _http_server(app: ASGIApp, settings: Settings) -> HttpServer:
     return HttpServer(
         app,
-        host=host,
-        port=port,
+        host=settings.http_host,
+        port=settings.http_port,
         port_setting="TURNFOLD_HTTP_PORT",
         connections=settings.max_connections,
         certificate=settings.http_certificate,
         certificate_key=settings.http_certificate_key,
     )
-
-
-class _Announcement:
-    """Announce the process ids, but not before requests are answered."""
-
-    def __init__(self) -> None:
-        self._is_open = False
-
-    def open(self, lane_pid: int | None) -> None:
-        """Announce that requests are answered from now on."""
-        self._is_open = True
-        self.refresh(lane_pid)
-
-    def refresh(self, lane_pid: int | None) -> None:
-        """Announce the processes again, because the lane was restarted."""
-        if self._is_open:
-            announce({"query": os.getpid()} | ({} if lane_pid is None else {"lane": lane_pid}))

@@ -20,6 +20,7 @@ from turnfold.models.litellm_installed import can_call_models, missing_litellm
 from turnfold.nats_client.connection import NatsClient
 from turnfold.process.http_server import HttpServer
 from turnfold.process.memory import forget_and_return_memory
+from turnfold.process.ready import ProcessAnnouncer
 from turnfold.process.scheduling import lower_priority, tune_interpreter
 from turnfold.process.tasks import cancel_and_wait, stop_event, unless
 from turnfold.process.watchdog import Watchdog
@@ -37,12 +38,7 @@ from turnfold.store.ingest.idle import SqlIdleStore
 from turnfold.store.ingest.ingest import SqlIngestStore
 from turnfold.store.ingest.word_index.search_index import SqlSearchIndex
 from turnfold_worker.command_broker import command_broker
-from turnfold_worker.context import (
-    ProcessAnnouncer,
-    Telemetry,
-    WorkerContext,
-    make_context,
-)
+from turnfold_worker.context import Telemetry, WorkerContext, make_context
 from turnfold_worker.health import HealthSources, make_http
 from turnfold_worker.loops.budgets import BudgetFollower
 from turnfold_worker.loops.campaigns import CampaignRunner
@@ -175,7 +171,7 @@ async def _start(
     if _has_model(settings):
         await summarizer.start()
     counting = asyncio.create_task(asyncio.to_thread(load_counter))
-    announcer = ProcessAnnouncer()
+    announcer = ProcessAnnouncer("worker")
     receiver = Receiver(
         receiver_process,
         on_start=partial(announcer.update, "receiver"),

@@ -11,7 +11,7 @@ from turnfold.bus.connection import broker_options
 from turnfold.bus.events import BusEvents
 from turnfold.bus.stream_state import last_sequence
 from turnfold.contracts.erasures import ErasedSessions
-from turnfold.process.request_limits import ConcurrencyLimiter, shares_of
+from turnfold.process.request_limits import ConcurrencyLimiter
 from turnfold.store.compact.campaigns import SqlCampaignStore
 from turnfold.store.compact.requests import SqlSessionCommands
 from turnfold.store.compact.versions import SqlVersionStore
@@ -39,7 +39,7 @@ async def command_broker(
     database = context.database
     secret = partial(read_secret, database, SIGNED_ACTORS)
     actors = Actors(read_secret=secret, now_ms=now_ms)
-    server = CommandServer(ConcurrencyLimiter(shares_of(context.settings)), actors)
+    server = CommandServer(ConcurrencyLimiter(context.settings), actors)
     broker = Broker(
         **watched(broker_options(context.settings, "worker"), actors.probe),
         logger=None,

@@ -1,8 +1,7 @@
 """The parts that the loops and the request handlers of a worker share."""
 
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,7 +13,7 @@ from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.ingest.decode import DecodedBatch, Delivery, decode_batch
 from turnfold.operations.policy import policy_resolver
 from turnfold.ports.ingest import Installation
-from turnfold.process.ready import announce
+from turnfold.process.ready import ProcessAnnouncer
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings
 from turnfold.store.database.engine import Database
@@ -37,26 +36,6 @@ class Telemetry:
     watchdog: Watchdog
     metrics: WorkerMetrics = field(default_factory=WorkerMetrics)
     health: WorkerHealth = field(default_factory=WorkerHealth)
-
-
-class ProcessAnnouncer:
-    """The ids of the worker's processes, announced to the supervisor from `begin` on."""
-
-    def __init__(self) -> None:
-        self._pids: dict[str, int] = {"worker": os.getpid()}
-        self._has_begun = False
-
-    def begin(self, pids: Mapping[str, int | None]) -> None:
-        """Announce the worker with the ids of its child processes; None stands for no process."""
-        self._has_begun = True
-        self._pids |= {name: pid for name, pid in pids.items() if pid is not None}
-        announce(self._pids)
-
-    def update(self, name: str, pid: int) -> None:
-        """Announce the new process of this name."""
-        self._pids[name] = pid
-        if self._has_begun:
-            announce(self._pids)
 
 
 @dataclass(frozen=True, slots=True)

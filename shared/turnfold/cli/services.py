@@ -45,7 +45,7 @@ def query() -> int:
     with _collector_paused():
         from turnfold_query.app import main
 
-    return main(settings, lane_process, http_host=settings.http_host, http_port=settings.http_port)
+    return main(settings, lane_process)
 
 
 def lane() -> int:
@@ -53,10 +53,10 @@ def lane() -> int:
 
     The query service starts it and controls it over stdin.
     """
-    from turnfold.process.scheduling import step_aside
+    from turnfold.process.scheduling import NICENESS, lower_priority
 
     # Before any thread starts: threads inherit the priority.
-    step_aside()
+    lower_priority(2 * NICENESS)
     settings = _settings("lane")
     with _collector_paused():
         from turnfold_query.lane.child import main

@@ -22,6 +22,26 @@ def announce(pids: Mapping[str, int]) -> None:
         sys.stdout.flush()
 
 
+class ProcessAnnouncer:
+    """The ids of a service's processes, announced to the supervisor from `begin` on."""
+
+    def __init__(self, service: str) -> None:
+        self._pids: dict[str, int] = {service: os.getpid()}
+        self._has_begun = False
+
+    def begin(self, pids: Mapping[str, int | None]) -> None:
+        """Announce the service with the ids of its child processes; None stands for no process."""
+        self._has_begun = True
+        self._pids |= {name: pid for name, pid in pids.items() if pid is not None}
+        announce(self._pids)
+
+    def update(self, name: str, pid: int) -> None:
+        """Announce the new process of this name."""
+        self._pids[name] = pid
+        if self._has_begun:
+            announce(self._pids)
+
+
 def follow_parent() -> None:
     """End this process with its supervisor, which holds the pipe on standard input open."""
     if os.environ.get(ANNOUNCE) == "1":

@@ -1,7 +1,6 @@
 """Limits of concurrent requests: one limit per process, and one share of it per agent."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Self
 
 from turnfold.errors import TooLarge, Unavailable
@@ -73,30 +72,14 @@ class Places:
                 del self._each[asker]
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """The limits of concurrent requests, and the share of one agent."""
-
-    requests: int = 512
-    waiting: int = 2_048
-    searches: int = 64
-    of_agent: float = 0.125
-
-
-def shares_of(settings: Settings) -> Shares:
-    """Return the limits from the settings."""
-    return Shares(
-        settings.max_requests, settings.max_waiting, settings.max_searches, settings.agent_share
-    )
-
-
 class ConcurrencyLimiter:
     """Admit requests within limits: one for running, one for waiting, and one for searching."""
 
-    def __init__(self, shares: Shares) -> None:
-        self.requests = Places("requests", shares.requests, shares.of_agent)
-        self.waiting = Places("waiting requests", shares.waiting, shares.of_agent)
-        self.searches = Places("searches", shares.searches, shares.of_agent)
+    def __init__(self, settings: Settings) -> None:
+        share = settings.agent_share
+        self.requests = Places("requests", settings.max_requests, share)
+        self.waiting = Places("waiting requests", settings.max_waiting, share)
+        self.searches = Places("searches", settings.max_searches, share)
         self.rounds = Rounds()
 
     async def turn(self, asker: Hashable) -> None:

@@ -7,7 +7,10 @@ from contextlib import suppress
 from typing import Final
 
 NICENESS: Final = 5
-"""The niceness of background work, which then gets a quarter of a contended core."""
+"""The niceness of background work, which then gets a quarter of a contended core.
+
+Twice of it leaves a tenth.
+"""
 
 SWITCH_SECONDS: Final = 0.001
 """Longest time that a computing thread keeps others waiting; Python's default is 5 ms."""
@@ -28,16 +31,10 @@ def backoff_seconds(failures: int) -> float:
     return min(2.0 ** min(failures, 10), LONGEST_BACKOFF_SECONDS)
 
 
-def lower_priority() -> None:
+def lower_priority(niceness: int = NICENESS) -> None:
     """Lower the priority of this thread and of the threads that it starts from now on."""
     with suppress(OSError):  # A sandbox may forbid it.
-        os.nice(NICENESS)
-
-
-def step_aside() -> None:
-    """Lower the priority of this process, which then gets a tenth of a contended core."""
-    with suppress(OSError):
-        os.nice(2 * NICENESS)
+        os.nice(niceness)
 
 
 def use_idle_priority() -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from turnfold.errors import Unavailable
 from turnfold.process.caller_order import ASKER, MEAN_OF_TURNS, Rounds, Turns
-from turnfold.process.request_limits import ConcurrencyLimiter, Shares
+from turnfold.process.request_limits import ConcurrencyLimiter
+from turnfold.settings import Settings
 
 
 async def started(turns: Turns, asker: str, order: list[str]) -> asyncio.Task[object]:
@@ -192,7 +193,9 @@ async def test_of_a_burst_one_request_of_each_asker_begins_in_a_round() -> None:
 
 @pytest.mark.proves("X6")
 async def test_places_waiting_places_and_searches_are_counted_apart_and_given_back() -> None:
-    admission = ConcurrencyLimiter(Shares(requests=8, waiting=16, searches=8, of_agent=0.25))
+    admission = ConcurrencyLimiter(
+        Settings(max_requests=8, max_waiting=16, max_searches=8, agent_share=0.25)
+    )
     with admission.admitted("greedy") as first, admission.admitted("greedy"):
         with pytest.raises(Unavailable) as told, admission.admitted("greedy"):
             pass

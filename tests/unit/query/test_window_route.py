@@ -9,7 +9,8 @@ from fastapi import FastAPI, Query
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnfold.contracts.requests import ContextQuery
-from turnfold.process.request_limits import ConcurrencyLimiter, Shares
+from turnfold.process.request_limits import ConcurrencyLimiter
+from turnfold.settings import Settings
 from turnfold_query.http.request_reading import BodyMemory, ConcurrencyMiddleware
 from turnfold_query.http.windows import query_of
 
@@ -85,7 +86,7 @@ SCOPE = {
 def limited(app: ASGIApp, *, seconds: float = 30.0) -> ConcurrencyMiddleware:
     return ConcurrencyMiddleware(
         app,
-        ConcurrencyLimiter(Shares()),
+        ConcurrencyLimiter(Settings()),
         BodyMemory(10**6, 10**6),
         most_bytes=lambda _: 1_000,
         seconds=seconds,
