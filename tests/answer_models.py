@@ -32,7 +32,7 @@ from turnfold_query.http.description import DescribedApp, models_of
 from turnfold_query.http.inspections import add_inspections
 from turnfold_query.http.pages import add_lists
 from turnfold_query.http.publish import add_publish
-from turnfold_query.http.reads import add_policies, add_reads
+from turnfold_query.http.reads import add_reads
 
 Models = Sequence[type[Answer]]
 
@@ -70,7 +70,6 @@ def described_app() -> DescribedApp:
     """Return the routes of the HTTP interface, which nobody can call."""
     app, nobody = DescribedApp(), cast("Any", None)
     add_reads(app, nobody)
-    add_policies(app, nobody)
     add_publish(app, nobody, LIMITS, nobody, nobody)
     add_commands(app, nobody)
     add_lists(app, nobody, nobody)

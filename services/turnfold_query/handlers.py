@@ -92,6 +92,7 @@ ANSWER_ROOM_BYTES = 64 * 1024
 DRAIN_SECONDS = 5.0
 
 Fresh = TypeVar("Fresh", bound=FreshRequest)
+Read = TypeVar("Read")
 
 
 class QueryDispatcher:
@@ -144,23 +145,24 @@ class QueryDispatcher:
             return (await self.context(key, request, place)).body
         is_fresh = None
         if isinstance(request, HistoryRequest) and is_newest(request):
-            reading = partial(self._timed, name, key, request, place)
-            newest, reply = await self._newest.beside(key, reading)
+            newest, reply = await self._newest.beside(
+                key, lambda: self._timed(name, self._reply(name, key, request, place))
+            )
             if reply is not None:
                 return _with_freshness(reply, is_fresh=True)
             request = request.model_copy(update={"after": newest})
         if isinstance(request, FreshRequest) and request.after is not None:
             request = await self._with_sequence(key, request)
             is_fresh = await self._ingested(request, place)
-        reply = await self._timed(name, key, request, place)
+        reply = await self._timed(name, self._reply(name, key, request, place))
         return reply if is_fresh is None else _with_freshness(reply, is_fresh=is_fresh)
 
-    async def _timed(self, name: str, key: SessionKey, request: Request, place: Place) -> bytes:
-        """Reply within the time of a request, and measure that."""
+    async def _timed(self, name: str, reading: Awaitable[Read]) -> Read:
+        """Return what is read within the time of a request, and measure that."""
         began = time.perf_counter()
         try:
             async with asyncio.timeout(self._seconds):
-                return await self._reply(name, key, request, place)
+                return await reading
         except TimeoutError:
             raise self._too_long() from None
         finally:
@@ -179,19 +181,10 @@ class QueryDispatcher:
         if isinstance(request, SessionListRequest):
             # A prefix that few sessions have may need a look at all of them.
             place.search()
-        began = time.perf_counter()
-        try:
-            async with asyncio.timeout(self._seconds):
-                reply = (
-                    await agent_lists.sessions(key, request, lists=self._lists)
-                    if isinstance(request, SessionListRequest)
-                    else await agent_lists.known_events(key, request, lists=self._lists)
-                )
-        except TimeoutError:
-            raise self._too_long() from None
-        finally:
-            self._metrics.answered(name, time.perf_counter() - began)
-        return json.dumps(reply).encode()
+            reading = agent_lists.sessions(key, request, lists=self._lists)
+        else:
+            reading = agent_lists.known_events(key, request, lists=self._lists)
+        return json.dumps(await self._timed(name, reading)).encode()
 
     async def _reply(self, name: str, key: SessionKey, request: Request, place: Place) -> bytes:
         if isinstance(request, SearchRequest | ExpandRequest | ToolRequest):

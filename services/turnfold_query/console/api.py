@@ -67,7 +67,7 @@ class ApiCaller:
             nonlocal is_read
             if is_read:
                 # Nobody hangs up here; the API's own time limit ends what takes too long.
-                await _forever()
+                await asyncio.get_running_loop().create_future()
             is_read = True
             return {"type": "http.request", "body": body, "more_body": False}
 
@@ -123,10 +123,6 @@ class StreamedAnswer(Response):
             asked["headers"].append((b"last-event-id", known.encode("latin-1")))
         # With the browser's `receive`, so that the stream ends when the browser hangs up.
         await self._api.app(asked, receive, send)
-
-
-async def _forever() -> None:
-    await asyncio.get_running_loop().create_future()
 
 
 def _answer(status: int, body: bytes) -> Json:

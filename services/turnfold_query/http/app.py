@@ -41,7 +41,7 @@ from turnfold_query.http.inspector import Inspector
 from turnfold_query.http.middleware import EncodedPaths, TracingMiddleware
 from turnfold_query.http.pages import add_lists, add_probes, add_references
 from turnfold_query.http.publish import add_publish, reader_of
-from turnfold_query.http.reads import add_agent_lists, add_policies, add_reads, add_tools
+from turnfold_query.http.reads import add_reads
 from turnfold_query.http.request_reading import (
     BODY_SHARE,
     BodyMemory,
@@ -80,9 +80,6 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     app = _described_app()
     _add_error_handlers(app)
     add_reads(app, dispatcher)
-    add_tools(app, dispatcher)
-    add_policies(app, dispatcher)
-    add_agent_lists(app, dispatcher)
     publisher = Publisher(client, EVENTS_STREAM, on_foreign=metrics.disturbed)
     add_publish(app, publisher, limits, reader_of(dispatcher.lane, request_seconds), read_secret)
     add_commands(app, Forwarder(client, read_secret).forward)

@@ -39,7 +39,7 @@ class ChangeStreams:
     """Streams that are open in this process; `is_stopping` ends them."""
 
     def __init__(self, store: InspectionStore, is_stopping: Callable[[], bool]) -> None:
-        self._store = store
+        self.store = store
         self._is_stopping = is_stopping
         self._open: Counter[Hashable] = Counter()
 
@@ -70,14 +70,6 @@ class ChangeStreams:
 
         return end
 
-    async def first(self, key: SessionKey) -> SessionMark:
-        """Return the counters with which a stream begins.
-
-        Raises:
-            UnknownSession: there is no such session.
-        """
-        return await self._store.mark(key)
-
     async def events(
         self,
         key: SessionKey,
@@ -103,7 +95,7 @@ class ChangeStreams:
                 await asyncio.sleep(min(LOOK_SECONDS, max(0.0, until - loop.time())))
                 # While the database cannot be read, the mark stays, and no event is sent.
                 with suppress(Unavailable):
-                    mark = await self._store.mark(key)
+                    mark = await self.store.mark(key)
         except UnknownSession:
             yield "event: erased\ndata: {}\n\n"
 
@@ -172,7 +164,7 @@ def add_changes(app: FastAPI, streams: ChangeStreams) -> None:
         key, caller = session_key(agent_id, session_id), askers_of(http.scope)[-1]
         # Also before the read, so that a stream that is refused costs none.
         streams.check_room(caller)
-        mark = await streams.first(key)
+        mark = await streams.store.mark(key)
         # Nothing is awaited between the two, so requests at the same time cannot exceed the limit,
         # and a stream that was counted always ends.
         end = streams.take(caller)

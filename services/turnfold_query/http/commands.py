@@ -36,8 +36,8 @@ from turnfold_query.http.responses import (
     SESSION,
     AgentPath,
     SessionPath,
+    agent_key,
     bytes_response,
-    decode_id,
     session_key,
 )
 
@@ -214,7 +214,7 @@ def _endpoint(path: str, request: str, forward: Forward) -> Callable[..., Awaita
         return await forward(session_subject(request, session_key(agent_id, session_id)), http)
 
     async def of_agent(agent_id: AgentPath, http: Request) -> Response:
-        return await forward(f"{request}.{token_of(decode_id(agent_id))}", http)
+        return await forward(f"{request}.{token_of(agent_key(agent_id))}", http)
 
     async def of_installation(http: Request) -> Response:
         return await forward(request, http)

@@ -40,34 +40,30 @@ from turnfold_query.http.responses import (
     SESSION,
     AgentPath,
     SessionPath,
+    agent_key,
     bytes_response,
-    decode_id,
     session_key,
 )
 from turnfold_query.http.windows import PATH, answer_window
 
-Reply = Callable[[str, Request, str, str, RequestModel], Awaitable[Response]]
-
-
-def _replies_of(dispatcher: QueryDispatcher) -> Reply:
-    """Return a function that answers a request about the session of a path."""
-
-    async def reply(
-        name: str, http: Request, agent_id: str, session_id: str, request: RequestModel
-    ) -> Response:
-        key = session_key(agent_id, session_id)
-        return bytes_response(await dispatcher.answer(name, key, request, place_of(http.scope)))
-
-    return reply
+Reply = Callable[[str, Request, SessionKey | AgentId, RequestModel], Awaitable[Response]]
 
 
 def add_reads(app: FastAPI, dispatcher: QueryDispatcher) -> None:
-    """Add the routes that read one session."""
-    reply = _replies_of(dispatcher)
+    """Add the routes that read a session, or look up what an agent has."""
+
+    async def reply(
+        name: str, http: Request, key: SessionKey | AgentId, request: RequestModel
+    ) -> Response:
+        return bytes_response(await dispatcher.answer(name, key, request, place_of(http.scope)))
+
     _add_messages(app, dispatcher, reply)
     add_differences(app, dispatcher)
     _add_summaries(app, reply)
     _add_records(app, reply)
+    _add_tools(app, reply)
+    _add_policies(app, reply)
+    _add_agent_lists(app, reply)
 
 
 def _add_messages(app: FastAPI, dispatcher: QueryDispatcher, reply: Reply) -> None:
@@ -99,7 +95,7 @@ def _add_messages(app: FastAPI, dispatcher: QueryDispatcher, reply: Reply) -> No
         request: Annotated[HistoryRequest, Query()],
         http: Request,
     ) -> Response:
-        return await reply("history.get", http, agent_id, session_id, request)
+        return await reply("history.get", http, session_key(agent_id, session_id), request)
 
     @app.get(SESSION + "/search", **described_request("history.search", "Search all messages"))
     async def get_search(
@@ -108,7 +104,7 @@ def _add_messages(app: FastAPI, dispatcher: QueryDispatcher, reply: Reply) -> No
         request: Annotated[SearchRequest, Query()],
         http: Request,
     ) -> Response:
-        return await reply("history.search", http, agent_id, session_id, request)
+        return await reply("history.search", http, session_key(agent_id, session_id), request)
 
 
 def _add_summaries(app: FastAPI, reply: Reply) -> None:
@@ -121,7 +117,8 @@ def _add_summaries(app: FastAPI, reply: Reply) -> None:
     async def get_summaries(
         agent_id: AgentPath, session_id: SessionPath, http: Request
     ) -> Response:
-        return await reply("summary.list", http, agent_id, session_id, SessionRequest())
+        key = session_key(agent_id, session_id)
+        return await reply("summary.list", http, key, SessionRequest())
 
     @app.get(
         SESSION + "/summaries/{version}",
@@ -131,7 +128,7 @@ def _add_summaries(app: FastAPI, reply: Reply) -> None:
         agent_id: AgentPath, session_id: SessionPath, version: str, http: Request
     ) -> Response:
         request = read_query(SummaryRequest, {"version": version})
-        return await reply("summary.get", http, agent_id, session_id, request)
+        return await reply("summary.get", http, session_key(agent_id, session_id), request)
 
     @app.get(
         SESSION + "/summaries/{version}/sources",
@@ -151,7 +148,7 @@ def _add_summaries(app: FastAPI, reply: Reply) -> None:
         request = read_query(
             ExpandRequest, {name: text for name, text in parameters.items() if text is not None}
         )
-        return await reply("summary.expand", http, agent_id, session_id, request)
+        return await reply("summary.expand", http, session_key(agent_id, session_id), request)
 
 
 def _add_records(app: FastAPI, reply: Reply) -> None:
@@ -164,16 +161,15 @@ def _add_records(app: FastAPI, reply: Reply) -> None:
         request: Annotated[AuditRequest, Query()],
         http: Request,
     ) -> Response:
-        return await reply("audit.list", http, agent_id, session_id, request)
+        return await reply("audit.list", http, session_key(agent_id, session_id), request)
 
     @app.get(SESSION, **described_request("session.get", "The counts of a session"))
     async def get_session(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
-        return await reply("session.get", http, agent_id, session_id, SessionRequest())
+        return await reply("session.get", http, session_key(agent_id, session_id), SessionRequest())
 
 
-def add_tools(app: FastAPI, dispatcher: QueryDispatcher) -> None:
+def _add_tools(app: FastAPI, reply: Reply) -> None:
     """Add the routes with which a model looks things up in its session."""
-    reply = _replies_of(dispatcher)
 
     @app.get(
         SESSION + "/tools",
@@ -187,7 +183,7 @@ def add_tools(app: FastAPI, dispatcher: QueryDispatcher) -> None:
         request: Annotated[ToolsRequest, Query()],
         http: Request,
     ) -> Response:
-        return await reply("session.tools", http, agent_id, session_id, request)
+        return await reply("session.tools", http, session_key(agent_id, session_id), request)
 
     @app.post(
         SESSION + "/tools/{name}",
@@ -198,15 +194,11 @@ def add_tools(app: FastAPI, dispatcher: QueryDispatcher) -> None:
     ) -> Response:
         body = read_request(ToolBody, await http.body())
         request = ToolRequest(name=name, arguments=body.arguments)
-        return await reply("session.tool", http, agent_id, session_id, request)
+        return await reply("session.tool", http, session_key(agent_id, session_id), request)
 
 
-def add_agent_lists(app: FastAPI, dispatcher: QueryDispatcher) -> None:
+def _add_agent_lists(app: FastAPI, reply: Reply) -> None:
     """Add the routes that look up what an agent has."""
-
-    async def reply(name: str, http: Request, agent_id: str, request: RequestModel) -> Response:
-        key, place = AgentId(decode_id(agent_id)), place_of(http.scope)
-        return bytes_response(await dispatcher.answer(name, key, request, place))
 
     @app.get(
         AGENT + "/sessions",
@@ -215,7 +207,7 @@ def add_agent_lists(app: FastAPI, dispatcher: QueryDispatcher) -> None:
     async def get_agent_sessions(
         agent_id: AgentPath, request: Annotated[SessionListRequest, Query()], http: Request
     ) -> Response:
-        return await reply("session.list", http, agent_id, request)
+        return await reply("session.list", http, agent_key(agent_id), request)
 
     @app.post(
         AGENT + "/events/known",
@@ -225,15 +217,11 @@ def add_agent_lists(app: FastAPI, dispatcher: QueryDispatcher) -> None:
     )
     async def post_known_events(agent_id: AgentPath, http: Request) -> Response:
         request = read_request(EventsKnownRequest, await http.body())
-        return await reply("events.known", http, agent_id, request)
+        return await reply("events.known", http, agent_key(agent_id), request)
 
 
-def add_policies(app: FastAPI, dispatcher: QueryDispatcher) -> None:
+def _add_policies(app: FastAPI, reply: Reply) -> None:
     """Add the routes that explain the policy in force."""
-
-    async def reply(name: str, http: Request, key: SessionKey | AgentId) -> Response:
-        place = place_of(http.scope)
-        return bytes_response(await dispatcher.answer(name, key, PolicyReadRequest(), place))
 
     @app.get(
         SESSION + "/policy",
@@ -245,7 +233,8 @@ def add_policies(app: FastAPI, dispatcher: QueryDispatcher) -> None:
         ),
     )
     async def get_policy(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
-        return await reply("session.policy", http, session_key(agent_id, session_id))
+        key = session_key(agent_id, session_id)
+        return await reply("session.policy", http, key, PolicyReadRequest())
 
     @app.get(
         AGENT + "/policy",
@@ -257,4 +246,4 @@ def add_policies(app: FastAPI, dispatcher: QueryDispatcher) -> None:
         ),
     )
     async def get_agent_policy(agent_id: AgentPath, http: Request) -> Response:
-        return await reply("agent.policy", http, AgentId(decode_id(agent_id)))
+        return await reply("agent.policy", http, agent_key(agent_id), PolicyReadRequest())

@@ -42,10 +42,19 @@ def decode_id(segment: str) -> str:
     return decoded
 
 
+def agent_key(agent_id: str) -> AgentId:
+    """Decode the id of an agent's path.
+
+    Raises:
+        BadRequest: the segment is not an id.
+    """
+    return AgentId(decode_id(agent_id))
+
+
 def session_key(agent_id: str, session_id: str) -> SessionKey:
     """Decode the two ids of a session's path.
 
     Raises:
         BadRequest: a segment is not an id.
     """
-    return SessionKey(AgentId(decode_id(agent_id)), SessionId(decode_id(session_id)))
+    return SessionKey(agent_key(agent_id), SessionId(decode_id(session_id)))
