@@ -83,6 +83,7 @@ class SessionHistory:
         newest: int | None = None,
         message_ids: Sequence[str] | None = None,
         include_retracted: bool = False,
+        bodies: Literal["published"] | None = None,
         as_of: str | int | None = None,
         after: int | Literal["latest"] | None = None,
         wait_ms: int | None = None,
@@ -91,8 +92,10 @@ class SessionHistory:
 
         `newest` reads the last messages, `before_position` alone those before a position. `after`
         is a freshness token or `latest`; the service waits at most `wait_ms` (limit 5,000) for it.
-        `include_retracted` adds retracted messages in their places. `as_of` is a version, message
-        id or RFC 3339 time: the messages of that moment, with the states that they had.
+        `include_retracted` adds retracted messages in their places. With `bodies` "published",
+        messages that have an `element` come without their chat view, which is empty then. `as_of`
+        is a version, message id or RFC 3339 time: the messages of that moment, with the states that
+        they had.
         """
         is_flushed = True
         if after == "latest":
@@ -104,6 +107,7 @@ class SessionHistory:
             "newest": newest,
             "message_ids": list(message_ids) if message_ids is not None else None,
             "include_retracted": include_retracted or None,
+            "bodies": bodies,
             "as_of": None if as_of is None else str(as_of),
             "after": after,
             "wait_ms": wait_ms,

@@ -29,7 +29,7 @@ from turnfold.client import (
     turn_event,
 )
 from turnfold.client.events import check_storable, retraction_event
-from turnfold.errors import BadRequest, TooLarge, Unavailable, UnknownSession
+from turnfold.errors import BadRequest, Unavailable, UnknownSession
 from turnfold.integrations import requires
 from turnfold.integrations.clients import CARRIER, publish_all, require_fresh, shared_client
 from turnfold.shapes import chat_from_anthropic
@@ -44,7 +44,6 @@ with requires("claude-agent"):
 
 WAIT_MS = 5_000
 """How long a read waits at most for what was appended before, by this program or another."""
-PAGE_MESSAGES = 500
 LISTED_MS = 1_000
 """How long an `append` waits at most until the services have stored what the stream has."""
 BATCH_ENTRIES = 500
@@ -248,27 +247,10 @@ def _entry(stored: StoredMessage, parts: dict[str, str]) -> dict[str, Any] | Non
 
 async def _messages(session: Session) -> AsyncIterator[StoredMessage]:
     """Iterate over all messages of a session, also over the carriers, in the stream's order."""
-    position: int | None = None
-    limit = PAGE_MESSAGES
-    while True:
-        try:
-            page = await session.history(
-                after_position=position,
-                limit=limit,
-                include_retracted=True,
-                after="latest",
-                wait_ms=WAIT_MS,
-            )
-        except UnknownSession:
-            return
-        except TooLarge:
-            if limit == 1:
-                raise
-            limit = max(limit // 4, 1)
-            continue
+    try:
+        page = await session.history(newest=1, after="latest", wait_ms=WAIT_MS)
         require_fresh(is_fresh=page.fresh, wait_ms=WAIT_MS)
-        for stored in page.messages:
+        async for stored in session.originals(include_retracted=True):
             yield stored
-        position = page.next_position
-        if position is None:
-            return
+    except UnknownSession:
+        return

@@ -1,7 +1,7 @@
 """The client that all integrations of a program share, and answers and events that it can carry."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from turnfold.client import OutgoingEvent, PortalClient, Session, StoredMessage, Window
 from turnfold.client.events import BATCH_EVENTS, batches, check_storable, encoded
@@ -38,8 +38,12 @@ async def publish_all(session: Session, events: Sequence[OutgoingEvent]) -> None
         await session.publish_batch(batch)
 
 
-async def newest_messages(session: Session, count: int, *, wait_ms: int) -> list[StoredMessage]:
-    """Return the newest `count` messages of a session, in order; all if it has fewer.
+async def newest_messages(
+    session: Session, count: int | None, *, wait_ms: int, bodies: Literal["published"] | None = None
+) -> list[StoredMessage]:
+    """Return the newest `count` messages of a session, in order; all if it has fewer, or None.
+
+    `bodies` is that of `turnfold.Session.history`.
 
     Raises:
         UnknownSession: nothing was published yet.
@@ -48,14 +52,15 @@ async def newest_messages(session: Session, count: int, *, wait_ms: int) -> list
     messages: list[StoredMessage] = []
     size = PAGE_MESSAGES
     position: int | None = None
-    while len(messages) < count:
-        size = min(size, count - len(messages))
+    while count is None or len(messages) < count:
+        size = size if count is None else min(size, count - len(messages))
         is_first = position is None
         try:
             page = await session.history(
                 newest=size if is_first else None,
                 limit=None if is_first else size,
                 before_position=position,
+                bodies=bodies,
                 after="latest",
                 wait_ms=wait_ms,
             )

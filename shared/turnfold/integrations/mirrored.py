@@ -138,11 +138,7 @@ class MirroredWindows:
 
     async def record(self, session: Session, listed: Callable[[], Sequence[Chat]]) -> None:
         """Publish what is new of a list, so that it is folded before the next call needs it."""
-
-        async def publish(messages: Sequence[Chat]) -> None:
-            await _record(session, messages)
-
-        await self.attempt(listed, publish)
+        await self.attempt(listed, lambda messages: _record(session, messages))
 
     async def missing(self, event_ids: Collection[str]) -> set[str]:
         """Return which of these events of the agent are not stored.

@@ -14,12 +14,12 @@ from typing import Any
 
 from turnfold.client import Client, PortalClient, StoredMessage
 from turnfold.client.events import check_storable, turn_event
-from turnfold.client.replies import read
 from turnfold.errors import TooLarge, UnknownSession
 from turnfold.integrations import requires
 from turnfold.integrations.clients import (
     event_parts,
     fitting_window,
+    newest_messages,
     publish_all,
     require_fresh,
     shared_client,
@@ -132,36 +132,14 @@ class TurnfoldSession:
 
     async def _tail(self, limit: int) -> list[TResponseInputItem]:
         """Return the newest items, all for a negative limit, as SQLite does."""
-        messages: list[dict[str, Any]] = []
-        size = PAGE_ITEMS
-        position: int | None = None
-        while limit < 0 or len(messages) < limit:
-            count = size if limit < 0 else min(size, limit - len(messages))
-            fields = {
-                "limit" if position else "newest": count,
-                "before_position": position,
-                "bodies": "published",
-                "after": "latest",
-                "wait_ms": WAIT_MS,
-            }
-            try:
-                page = await self._session.ask(
-                    "history.get", fields, patience_seconds=WAIT_MS / 1000
-                )
-            except UnknownSession:
-                break
-            except TooLarge:
-                if size == 1:
-                    raise
-                # Long items: fewer of them fit an answer of the bus.
-                size = max(size // 4, 1)
-                continue
-            require_fresh(is_fresh=page.get("fresh") is True, wait_ms=WAIT_MS)
-            messages[:0] = page["messages"]
-            position = page.get("previous_position")
-            if position is None:
-                break
-        items = read(_listed, {"messages": messages})
+        count = limit if limit >= 0 else None
+        try:
+            newest = await newest_messages(
+                self._session, count, wait_ms=WAIT_MS, bodies="published"
+            )
+        except UnknownSession:
+            return []
+        items = list(_items(newest))
         # One chat message may be several items, so there may be more of them than the limit.
         return items[-limit:] if limit > 0 else items
 
@@ -178,17 +156,6 @@ class TurnfoldSession:
                 break
             left.insert(0, message)
         return list(_items(left))
-
-
-def _listed(answer: Mapping[str, Any]) -> list[TResponseInputItem]:
-    """Return the items of an answer to `history.get`, without a value for each message."""
-    items: list[TResponseInputItem] = []
-    for entry in answer["messages"]:
-        if entry.get("shape") == "responses":
-            items.append(entry["element"])
-        else:
-            items += responses_from_chat([entry["message"]])
-    return items
 
 
 def _items(messages: Iterable[StoredMessage]) -> Iterator[TResponseInputItem]:

@@ -92,7 +92,7 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
     def apply_management(self, agent: Agent, **kwargs: Any) -> None:  # noqa: ARG002  # of Strands
         """Publish what is new at the end of a run."""
         self._is_reduced = False
-        self._windows.run(self._windows.recorded(agent.messages, self._publish))
+        self._windows.run(self._windows.attempt(lambda: agent.messages, self._publish))
 
     def reduce_context(
         self,
@@ -165,10 +165,6 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
 
 class _Windows(MirroredWindows):
     """Windows of a session to which messages are only added."""
-
-    async def recorded(self, messages: Sequence[Message], publish: "_Publish") -> None:
-        """Publish."""
-        await self.attempt(lambda: messages, publish)
 
     async def after(
         self,

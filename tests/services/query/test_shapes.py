@@ -156,6 +156,7 @@ async def test_items_come_back_to_the_letter_on_every_way(tmp_path: Path) -> Non
         _, on_http = await http_get(system, format="responses")
         printed = json.loads((await command(system, "--format", "responses", "--json"))[1])
         stored = (await session.history()).messages
+        published = (await session.history(bodies="published")).messages
         async with httpx.AsyncClient(base_url=system.http_url, trust_env=False) as http:
             ids = {"agent_id": "support", "session_id": "user-42"}
             event = {"type": "turn.completed", "event_id": "x", **ids, "messages": ITEMS}
@@ -168,4 +169,6 @@ async def test_items_come_back_to_the_letter_on_every_way(tmp_path: Path) -> Non
     assert on_http["messages"] == printed["messages"] == window.messages
     assert [one.element for one in stored] == [*ITEMS, None]
     assert [one.shape for one in stored] == ["responses"] * 3 + ["chat"]
+    assert [one.element for one in published] == [*ITEMS, None]
+    assert [one.message for one in published] == [{}, {}, {}, stored[-1].message]
     assert (refused.status_code, accepted.status_code) == (400, 200)
