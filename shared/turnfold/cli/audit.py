@@ -85,8 +85,7 @@ def audit(
     rows.sort(key=lambda row: (row["at_ms"], row["agent_id"], row["session_id"], row["ordinal"]))
     rows = rows[-limit:] if limit else rows
     if as_json:
-        for row in rows:
-            show_json(with_fields(row))
+        show_json(*map(with_fields, rows))
     elif rows and sys.stdout.isatty():
         show_trails(console(), rows, details=details)
     else:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from turnfold.cli.names import connected_session
-from turnfold.cli.output import clipped, console, show_json
+from turnfold.cli.output import clipped, console, one_line, show_json
 from turnfold.cli.parameters import Agent, AsJson, SessionName
 from turnfold.cli.tables import show_text
 from turnfold.client import Summary
@@ -115,14 +115,12 @@ def diff(
     old, new = asyncio.run(_read_versions(agent, session, before, after))
     lines = differences(old, new)
     if as_json:
-        for line in lines:
-            show_json(
-                {
-                    "part": line.part,
-                    "change": {Mark.GONE: "gone", Mark.NEW: "new", Mark.SAME: "same"}[line.mark],
-                    "text": line.text,
-                }
+        show_json(
+            *(
+                {"part": part, "change": mark.name.lower(), "text": text}
+                for part, mark, text in lines
             )
+        )
         return
     _show(console(), old, new, lines, everything=everything)
 
@@ -155,7 +153,7 @@ def _show(
                 + Text("" if everything or not same else f"  ({same} in both)", style="dim")
             )
         for line in changed:
-            text = f"{line.mark} {clipped(_one_line(line.text), MAX_LINE_LENGTH)}"
+            text = f"{line.mark} {clipped(one_line(line.text), MAX_LINE_LENGTH)}"
             show_text(out, Text(text, style=COLORS[line.mark]))
     if not shown:
         out.print("\nThe versions do not differ.")
@@ -167,7 +165,3 @@ def _about(summary: Summary) -> str:
     return (
         f"version {summary.version} · {author} · {summary.tokens:,} tokens · {covered:,} messages"
     )
-
-
-def _one_line(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)

@@ -74,8 +74,7 @@ def _absence(stored: StoredMessage, window: Window, *, is_recalled: bool) -> str
 def show_explanations(explained: Sequence[Explanation], window: Window, *, as_json: bool) -> None:
     """Print a row for each shown message and for each stretch of others; as JSON, for each."""
     if as_json:
-        for explanation in explained:
-            show_json(explanation._asdict())
+        show_json(*(explanation._asdict() for explanation in explained))
         return
     rows: list[dict[str, Any]] = []
     for _, stretch in groupby(explained, lambda one: (one.is_shown, one.state, one.shown)):

@@ -44,8 +44,7 @@ def history(
     """Show the original messages of a session: live, pending, covered and retracted ones."""
     messages = asyncio.run(_read(agent, session, state, newest, as_of))
     if as_json:
-        for stored in messages:
-            show_json(_as_json(stored))
+        show_json(*map(_as_json, messages))
     elif not sys.stdout.isatty():
         typer.echo("\t".join(COLUMNS))
         for stored in messages:

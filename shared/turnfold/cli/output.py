@@ -22,15 +22,12 @@ def console() -> Console:
     return Console(width=width, highlight=False, soft_wrap=False, markup=False, emoji=False)
 
 
-def show_json(value: Any) -> None:
-    """Print a value as one line of JSON."""
-    typer.echo(
-        # Escaped below, because published texts may have lone surrogates, which no terminal can
-        # show.
-        json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
-        .encode("utf-8", "backslashreplace")
-        .decode()
-    )
+def show_json(*values: Any) -> None:
+    """Print each value as one line of JSON."""
+    for value in values:
+        text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
+        # Published texts may have lone surrogates, which no terminal can show.
+        typer.echo(text.encode("utf-8", "backslashreplace").decode())
 
 
 def print_rows(
@@ -48,8 +45,7 @@ def print_rows(
     For `texts` and `headings`, see `show_table`.
     """
     if as_json:
-        for row in rows:
-            show_json(row)
+        show_json(*rows)
         return
     row_list = list(rows)
     if not sys.stdout.isatty():
@@ -79,6 +75,11 @@ def printable(text: str) -> str:
         character if character in "\n\t" or character.isprintable() else "\N{REPLACEMENT CHARACTER}"
         for character in text
     )
+
+
+def one_line(text: str) -> str:
+    """Replace line breaks, and characters that could control the terminal, by blanks."""
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def clipped(text: str, characters: int) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from turnfold.cli.context import BODY_INDENT, ROLE_COLORS
 from turnfold.cli.names import connected_session
-from turnfold.cli.output import console, show_json
+from turnfold.cli.output import console, one_line, show_json
 from turnfold.cli.parameters import Agent, AsJson, SessionName
 from turnfold.cli.tables import show_text
 from turnfold.core.text.search import searched_text
@@ -55,8 +55,7 @@ def search(
     q = " ".join(query)
     hits = asyncio.run(_hits(agent, session, q, limit=limit, state=state, role=role))
     if as_json:
-        for hit in hits:
-            show_json(hit)
+        show_json(*hits)
     elif not sys.stdout.isatty():
         typer.echo("\t".join(COLUMNS))
         for hit in hits:
@@ -109,9 +108,7 @@ def snippet_of(text: str, q: str) -> tuple[str, list[tuple[int, int]]]:
 
     If the query does not occur as a whole, its words are matched.
     """
-    line = " ".join(
-        "".join(character if character.isprintable() else " " for character in text).split()
-    )
+    line = " ".join(one_line(text).split())
     whole = re.compile(re.escape(" ".join(q.split())), re.IGNORECASE)
     # Longest first: an alternation takes the first word that matches, not the longest.
     words = re.compile(
