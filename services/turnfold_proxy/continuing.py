@@ -121,12 +121,6 @@ class KnownWindow:
     factor: float | None
     connection: int | None = None
 
-    @property
-    def bytes(self) -> int:
-        """About what it takes in memory."""
-        written = [part for part in self.parts or () if not isinstance(part, int)]
-        return ENTRY_BYTES + 8 * len(self.parts or ()) + len(json.dumps(written))
-
 
 @dataclass(frozen=True, slots=True)
 class GrownWindow:
@@ -138,7 +132,9 @@ class GrownWindow:
 
 
 def _size_of(known: KnownWindow) -> int:
-    return known.bytes
+    """Return about how many bytes a window takes in memory."""
+    written = [part for part in known.parts or () if not isinstance(part, int)]
+    return ENTRY_BYTES + 8 * len(known.parts or ()) + len(json.dumps(written))
 
 
 class KnownWindows:

@@ -1,7 +1,6 @@
 """The HTTP application: model calls, everything else of the provider, and the proxy's own pages."""
 
 import time
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -109,7 +108,8 @@ class ProxyApp:
             if prepared.body is not None:
                 # Without the added tools, because lookups fall back to this request.
                 content = encoded(call.without_added_tools(prepared.body))
-            added |= _told(prepared)
+            added[own_headers.TOKENS] = str(prepared.tokens)
+            added[own_headers.VERSION] = str(prepared.version)
         except CallerGone:
             raise
         except Exception as error:  # noqa: BLE001 - no fault of the proxy may stop a call
@@ -219,10 +219,6 @@ def _reason(error: Exception) -> str:
     # Without its text, which may quote a user.
     log.warning("proxy.failed", error=type(error).__name__)
     return "failed"
-
-
-def _told(prepared: PreparedCall) -> Mapping[str, str]:
-    return {own_headers.TOKENS: str(prepared.tokens), own_headers.VERSION: str(prepared.version)}
 
 
 async def _relayed(relaying: Any) -> None:

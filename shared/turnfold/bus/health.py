@@ -74,9 +74,15 @@ async def syncs_always(monitoring_url: str) -> bool | None:
             # The operator has configured this URL, so its scheme is trusted.
             with urlopen(url, timeout=MONITORING_SECONDS) as answer:  # noqa: S310
                 return bool(json.load(answer)["config"].get("sync_always", False))
-        except (OSError, HTTPException):
-            return None
-        except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
+        except (
+            OSError,
+            HTTPException,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RecursionError,
+        ):
             return None
 
     return await asyncio.to_thread(read)

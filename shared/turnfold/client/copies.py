@@ -1,6 +1,6 @@
 """Compare an event that the stream calls a duplicate with the event that it stores."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from turnfold.client.events import OutgoingEvent
@@ -49,7 +49,7 @@ async def check_duplicate(event: OutgoingEvent, acknowledgement: Acknowledgement
         # Not everything is stored yet, so messages that are missing prove nothing.
         if page.get("fresh") is not True:
             return
-        stored = read(_bodies, page)
+        stored = read(lambda page: [entry.get("message") for entry in page["messages"]], page)
     except UnknownSession:
         pass
     except RequestError:
@@ -58,10 +58,6 @@ async def check_duplicate(event: OutgoingEvent, acknowledgement: Acknowledgement
     is_other = stored != list(messages) if stored else await _is_stored(event, ask)
     if is_other:
         raise Conflict(EVENT_ID_TAKEN)
-
-
-def _bodies(page: Mapping[str, Any]) -> list[Any]:
-    return [entry.get("message") for entry in page["messages"]]
 
 
 async def _is_stored(event: OutgoingEvent, ask: Ask) -> bool:

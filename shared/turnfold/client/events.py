@@ -175,7 +175,6 @@ def usage_event(
     message_id: str | None = None,
     limit_tokens: int | None = None,
     is_overflow: bool = False,
-    occurred_at: datetime | None = None,
 ) -> OutgoingEvent:
     """Build a `usage.reported` event: what a call revealed about its model's window.
 
@@ -192,7 +191,7 @@ def usage_event(
         USAGE_REPORTED,
         key,
         event_id,
-        occurred_at,
+        None,
         {"model": model},
         usage=usage,
         message_id=message_id,

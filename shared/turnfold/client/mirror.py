@@ -101,7 +101,8 @@ async def mirror(
     elements = [message_json(message) for message in messages]
     if carry is not None and len(carry) != len(elements):
         raise BadRequest(f"carry has {len(carry)} values for {len(elements)} messages")
-    listed = ElementList(elements, shape, identity, _beginning(session, shape))
+    beginning = MirroredList(0, hashed(*session.key, shape or "chat"), 0, UNMARKED)
+    listed = ElementList(elements, shape, identity, beginning)
     fields = _EventFields(shape, model, usage, carry)
     common = await _common(session, listed, compare_all=compare_all)
     if common is None and listed.length:
@@ -201,11 +202,6 @@ def _turn(
         usage=usage if run.end == listed.length else None,
         carry=None if carry is None else listed.carried(run, carry),
     )
-
-
-def _beginning(session: Session, shape: ShapeName | None) -> MirroredList:
-    """Return the empty list of a session."""
-    return MirroredList(0, hashed(*session.key, shape or "chat"), 0, UNMARKED)
 
 
 async def _common(session: Session, listed: ElementList, *, compare_all: bool) -> _Common | None:

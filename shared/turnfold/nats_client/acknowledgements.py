@@ -383,9 +383,15 @@ class Publisher:
         except (NotAllowed, Denied, nats.errors.NoRespondersError):
             self._unreadable_until = time() + UNREADABLE_SECONDS
             return _Lookup.UNREADABLE, None
-        except (nats.errors.Error, TimeoutError):
-            return _Lookup.UNKNOWN, None
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (
+            nats.errors.Error,
+            TimeoutError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ):
             return _Lookup.UNKNOWN, None
         return _Lookup.OURS if is_ours else _Lookup.ANOTHER, payload
 

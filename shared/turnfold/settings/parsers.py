@@ -4,6 +4,7 @@ Each takes the raw value of the command line, the environment or the file, and r
 if it is invalid.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,24 +89,23 @@ def whole_number(minimum: int, maximum: int | None = None) -> Callable[[Any], in
     return read
 
 
-def _seconds(raw: Any) -> float:
-    try:
-        seconds = float(raw) if not isinstance(raw, bool) else 0.0
-    except (TypeError, ValueError):
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ValueError("must be a number of seconds above 0")
-    return seconds
+def _fraction(maximum: float, requirement: str) -> Callable[[Any], float]:
+    """Return a parser for a number above 0, and at most the maximum."""
+
+    def read(raw: Any) -> float:
+        try:
+            number = float(raw) if not isinstance(raw, bool) else 0.0
+        except (TypeError, ValueError):
+            number = 0.0
+        if not 0 < number <= maximum:
+            raise ValueError(f"must be a number {requirement}")
+        return number
+
+    return read
 
 
-def _share(raw: Any) -> float:
-    try:
-        share = float(raw) if not isinstance(raw, bool) else 0.0
-    except (TypeError, ValueError):
-        share = 0.0
-    if not 0 < share <= 1:
-        raise ValueError("must be a number above 0 and at most 1")
-    return share
+_seconds = _fraction(sys.float_info.max, "of seconds above 0")
+_share = _fraction(1.0, "above 0 and at most 1")
 
 
 def _one_of(words: tuple[str, ...]) -> Callable[[Any], str]:
