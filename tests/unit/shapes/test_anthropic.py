@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from turnfold.core.shapes.anthropic import chat_content, chat_views
-from turnfold.core.shapes.views import compact
-from turnfold.core.text.json_text import json_text
+from turnfold.core.text.json_text import compact, json_text
 
 Json = dict[str, Any]
 PNG = "data:image/png;base64,iVBORw0K"

@@ -14,10 +14,11 @@ from typing import Final, NamedTuple
 from turnfold.core.text.caches import cached_text
 from turnfold.core.text.defuse import defused, markers_in
 from turnfold.core.text.estimates import token_upper_bound
+from turnfold.core.text.json_text import compact
 from turnfold.core.text.lines import clip, one_line, printable
 from turnfold.core.text.tokens import text_of
 from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_USER, Value, values_in
-from turnfold.messages import Message, ToolCall
+from turnfold.messages import Message
 
 NAME_CHARACTERS: Final = 64
 ARGUMENT_CHARACTERS: Final = 80
@@ -28,7 +29,6 @@ SHORT_CHARACTERS: Final = 1_000
 OPENING_CHARACTERS: Final = 80
 
 SEPARATOR: Final = ", "
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 SEAM_TOKENS: Final = 1
 """The most tokens that joining adds to each item of a list."""
 FRAME_TOKENS, ELLIPSIS_TOKENS = 2, 2
@@ -84,7 +84,7 @@ def encode_short(opening: Item) -> str:
 
 def encode(gist: Gist) -> str:
     """Return the stored gist of any other message; it ends with a size only if it has one."""
-    return _ENCODER.encode(gist if gist.text_tokens is not None else gist[:3])
+    return compact(gist if gist.text_tokens is not None else gist[:3])
 
 
 def gist_of(message: Message) -> Gist:
@@ -160,17 +160,14 @@ def best_values(ranked: Iterable[tuple[Value, int]]) -> Iterator[tuple[str, int]
 def calls_told(message: Message) -> list[Item]:
     """Return each call of a message as tool and main arguments, in call order."""
     known = gist_of(message).calls
-    return [*known, *[_without_gist(call) for call in message.calls[len(known) :]]]
+    others = [call_text(call.name, call.path or "") for call in message.calls[len(known) :]]
+    return [*known, *map(_bounded, others)]
 
 
 def call_text(name: str, argument: str) -> str:
     """Return a call as a digest shows it."""
     tool = one_line(name, NAME_CHARACTERS)
     return defused(f"{tool}({one_line(argument, ARGUMENT_CHARACTERS)})" if argument else tool)
-
-
-def _without_gist(call: ToolCall) -> Item:
-    return _bounded(call_text(call.name, call.path or ""))
 
 
 @cached_text(1_024)

@@ -1,14 +1,9 @@
 """Check message lists as providers do: each call answered at once, no answer without a call."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 from turnfold.messages import ROLES
-
-
-def is_role(role: object) -> TypeGuard[str]:
-    """Return whether a chat message may have this role."""
-    return isinstance(role, str) and role in ROLES
 
 
 def validation_errors(messages: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -27,7 +22,7 @@ def validation_errors(messages: Sequence[Mapping[str, Any]]) -> list[str]:
                 continue
             faults.append(f"message {index} ({role}) stands where the result of {owed[0]} belongs")
             owed = []
-        if not is_role(role):
+        if not isinstance(role, str) or role not in ROLES:
             faults.append(f"message {index} has the role {role!r}")
         elif role == "tool":
             faults.append(

@@ -8,7 +8,7 @@ from typing import Final
 
 from turnfold.core.recall.english import FUNCTION_WORDS, IRREGULAR_FORMS
 from turnfold.core.text.caches import cached_text
-from turnfold.core.text.search import Lookup, Term
+from turnfold.core.text.search import Lookup, Term, terms_of
 from turnfold.core.text.words import (
     WORD_CHARACTERS,
     exact_terms,
@@ -135,10 +135,7 @@ def _forms(word: str) -> tuple[Lookup, ...]:
 
 def _each_form(word: str) -> Iterator[Lookup]:
     if is_cjk(word[0]):
-        if len(word) == 1:
-            yield (Term(word_term(word), is_prefix=True),)
-        for at in range(len(word) - 1):
-            yield (Term(word_term(word[at : at + 2])),)
+        yield from ((term,) for term in terms_of(word))
         return
     if len(word) > WORD_CHARACTERS or not _LETTERS.fullmatch(word):
         yield (Term(word_term(word)),)

@@ -9,13 +9,12 @@ from typing import Any, Final
 from turnfold.contracts.strict_json import element_texts, member_texts
 from turnfold.core.shapes.views import (
     ChatView,
-    compact,
     is_text_part,
     joined_content,
     text_part,
     unknown_fields,
 )
-from turnfold.core.text.json_text import json_text
+from turnfold.core.text.json_text import compact, json_text
 from turnfold.messages import Element
 
 RESULT: Final = "tool_result"
@@ -74,12 +73,13 @@ def _results(
         if len(parts) > 1:
             shown = f'{{{", ".join(head)}, "content": [{", ".join(blocks[p] for p in places)}]}}'
         extra = unknown_fields(message, _MESSAGE_FIELDS) if number == 0 else ""
-        extra += _unknown([content[place] for place in places])
+        part = [content[place] for place in places]
+        extra += _unknown(part)
         if places == rest:
-            chat: dict[str, Any] = {"role": "user", "content": chat_content(_of(content, rest))}
+            chat: dict[str, Any] = {"role": "user", "content": chat_content(part)}
             yield ChatView(chat, shown, Element.BLOCKS, index, extra)
             continue
-        block = content[places[0]]
+        (block,) = part
         chat = {
             "role": "tool",
             "tool_call_id": block["tool_use_id"],
@@ -87,10 +87,6 @@ def _results(
         }
         is_error = block.get("is_error") is True
         yield ChatView(chat, shown, Element.BLOCKS, index, extra, is_error=is_error)
-
-
-def _of(content: Sequence[Any], places: Sequence[int]) -> list[Any]:
-    return [content[place] for place in places]
 
 
 def is_result(block: object) -> bool:

@@ -3,15 +3,16 @@
 In that API, messages of users and assistants alternate, a user speaks first, and ids are short.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
+from turnfold.contracts.strict_json import STRICT
 from turnfold.core.text.calls import arguments_of
 from turnfold.core.text.fitting import longest
 from turnfold.core.text.json_text import json_text
 from turnfold.core.text.tokens import MEDIA_PARTS, TEXT_PARTS, text_of, token_upper_bound
+from turnfold.errors import BadEvent
 from turnfold.messages import Ids, MessageId, ToolCall
 
 OPENING: Final = "[The messages shown begin here.]"
@@ -168,8 +169,8 @@ def _object(arguments: object, max_tokens: int) -> str:
     if not text.strip():
         return "{}"
     try:
-        value = _strict(text)
-    except (ValueError, RecursionError):
+        value = STRICT.decode(text)
+    except (ValueError, RecursionError, BadEvent):
         value = None
     if isinstance(value, dict) and _is_shallow(value, text):
         # UTF-8 has no lone surrogates, which `json_text` escapes.
@@ -183,21 +184,6 @@ def _object(arguments: object, max_tokens: int) -> str:
         )
         or "{}"
     )
-
-
-def _strict(text: str) -> object:
-    """Parse JSON; reject NaN and infinity."""
-    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    # 1e999 becomes infinity, and infinity minus itself is NaN.
-    return value if value - value == 0 else _refuse(text)
-
-
-def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"{text[:12]} is no JSON number")
 
 
 def _is_shallow(value: object, text: str) -> bool:

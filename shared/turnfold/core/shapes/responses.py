@@ -10,12 +10,13 @@ from typing import Any, Final
 from turnfold.core.shapes.views import (
     NOTHING_SAID,
     ChatView,
-    compact,
     is_text_part,
     joined_content,
     text_part,
     unknown_fields,
 )
+from turnfold.core.text.calls import call_entries
+from turnfold.core.text.json_text import compact
 from turnfold.messages import Element
 
 REASONING: Final = "reasoning"
@@ -254,11 +255,13 @@ def items_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [output_of(message)]
     if role != "assistant":
         return [{"type": MESSAGE, "role": role, "content": _input(message.get("content"))}]
-    calls = [item for item in map(_call_item, _entries(message.get("tool_calls"))) if item]
+    calls = [item for item in map(_call_item, call_entries(message)) if item]
     texts = list(_answer_texts(message))
     if not texts and calls:
         return calls
-    said: Any = texts[0] if len(texts) == 1 else [_output_text(text) for text in texts]
+    said: Any = [{"type": "output_text", "text": text} for text in texts]
+    if len(texts) == 1:
+        said = texts[0]
     return [{"type": MESSAGE, "role": role, "content": said or ""}, *calls]
 
 
@@ -274,10 +277,6 @@ def output_of(message: Mapping[str, Any], call_kind: str = FUNCTION) -> dict[str
     """Return a chat result as the output of a call of this type."""
     output = _input(message.get("content"))
     return {"type": call_kind + OUTPUT, "call_id": message.get("tool_call_id"), "output": output}
-
-
-def _entries(calls: object) -> Sequence[Any]:
-    return calls if isinstance(calls, list) else ()
 
 
 def _call_item(call: Any) -> dict[str, Any] | None:
@@ -309,10 +308,6 @@ def _call_item(call: Any) -> dict[str, Any] | None:
 def _said(part: Any) -> str:
     text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else part
     return text if isinstance(text, str) else compact(part)
-
-
-def _output_text(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text}
 
 
 def _input(content: object) -> Any:

@@ -1,16 +1,13 @@
 """The chat view of an element: what evictions, counts, digests, recall and summaries work on."""
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from turnfold.core.text.json_text import compact
 from turnfold.messages import Element
 
 NOTHING_SAID: Final = {"role": "assistant", "content": None}
 """The chat view of an item whose content is part of the message before it."""
-
-# Created once: `json.dumps` creates one per value, and an event may contain a million values.
-_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class ChatView(NamedTuple):
@@ -27,11 +24,6 @@ class ChatView(NamedTuple):
     extra: str = ""
     is_error: bool = False
     is_meta: bool = False
-
-
-def compact(value: object) -> str:
-    """Return a value as compact JSON text, as a chat view shows it."""
-    return _ENCODER.encode(value)
 
 
 def unknown_fields(fields: Mapping[str, Any], known: frozenset[str]) -> str:

@@ -18,11 +18,11 @@ from turnfold.core.history.gist import (
     opening_of,
     stated_values,
 )
-from turnfold.core.shapes.views import compact
 from turnfold.core.summary.eviction_digest import main_arguments
 from turnfold.core.summary.ledger.collect import values_of_call
 from turnfold.core.text.calls import arguments_of
 from turnfold.core.text.defuse import defused
+from turnfold.core.text.json_text import compact
 from turnfold.core.text.lines import printable
 from turnfold.core.text.tokens import Count, text_of
 from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_CALL

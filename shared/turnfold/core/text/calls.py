@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from turnfold.core.text.json_text import compact
+
 INPUT: Final = "input"
 """The argument that holds the text of a custom call."""
 
@@ -54,7 +56,7 @@ def is_custom(entry: object) -> bool:
 def _wrapped_input(text: object) -> str:
     if not isinstance(text, str):
         text = "" if text is None else json.dumps(text, ensure_ascii=False, default=repr)
-    return json.dumps({INPUT: text}, ensure_ascii=False, separators=(",", ":"))
+    return compact({INPUT: text})
 
 
 def call_texts(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -14,12 +14,13 @@ from typing import Any, Final, NamedTuple
 from turnfold.core.text.calls import read_call
 from turnfold.core.text.tokens import text_of
 from turnfold.core.text.words import (
-    LETTER,
+    ESCAPED,
     WORD_CHARACTERS,
     exact_terms,
     is_cjk,
     mark,
     normalize,
+    pairs_of,
     runs,
     word_term,
 )
@@ -81,7 +82,9 @@ class SearchQuery:
         words = dict.fromkeys(runs(text))
         # Pairs of characters only for long queries: they find a run, but also its pairs far apart.
         if len(words) > FEW_WORDS:
-            words = dict.fromkeys(part for word in words for part in _parts(word))
+            words = dict.fromkeys(
+                part for word in words for part in (pairs_of(word) if is_cjk(word[0]) else [word])
+            )
         return SearchQuery(text, tuple(words)[:MOST_WORDS])
 
     @property
@@ -93,23 +96,19 @@ class SearchQuery:
 
     def lookups(self) -> tuple[Lookup, ...]:
         """Return index lookups in order: the query as one value, then all of its words."""
-        words = [term for word in self.words for term in _terms(word)]
+        words = [term for word in self.words for term in terms_of(word)]
         exact = [Term(term) for term in exact_terms(self.text)]
         return (_lookup([*exact, *words]), _lookup(words)) if exact else (_lookup(words),)
 
     def beginnings(self) -> tuple[Lookup, ...]:
         """Return lookups of words that begin like those of the query; none without a prefix."""
+        words = [term for word in self.words for term in terms_of(word)]
         prefixes = [term for word in self.words for term in _beginning(word)]
-        return (
-            (_lookup(prefixes),)
-            if prefixes != [term for word in self.words for term in _terms(word)]
-            else ()
-        )
+        return (_lookup(prefixes),) if prefixes != words else ()
 
     def any_word(self) -> tuple[Lookup, ...]:
         """Return one lookup per word, for texts with some of the words."""
-        longest = sorted(self.words, key=lambda word: (-len(word), word))[:MOST_TERMS]
-        return tuple(_lookup(_terms(word)) for word in longest)
+        return tuple(_lookup(terms_of(word)) for word in self._longest(MOST_TERMS))
 
     def grade(self, text: str) -> Relevance | None:
         """Grade a normalized text; None if a word is missing."""
@@ -150,11 +149,7 @@ class SearchQuery:
         return len(self.words) > FEW_WORDS or of_words(word in text for word in self.words)
 
     def _longest(self, most: int) -> Sequence[str]:
-        return (
-            self.words
-            if len(self.words) <= most
-            else sorted(self.words, key=lambda word: (-len(word), word))[:most]
-        )
+        return sorted(self.words, key=lambda word: (-len(word), word))[:most]
 
     def _places(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield where a text contains the whole query, with any white space for a blank."""
@@ -205,7 +200,7 @@ class TextWords:
 
 def _words_of(text: str) -> frozenset[str]:
     words = frozenset(runs(text))
-    return words.union(_ESCAPED.findall(text)) if "\\" in text else words
+    return words.union(ESCAPED.findall(text)) if "\\" in text else words
 
 
 def searchable(body: Mapping[str, Any]) -> str:
@@ -313,14 +308,10 @@ def _lookup(asked: Iterable[Term]) -> Lookup:
     )
 
 
-def _terms(word: str) -> list[Term]:
+def terms_of(word: str) -> list[Term]:
     """Return the index terms of a word; a run of CJK characters has several."""
     if is_cjk(word[0]):
-        return (
-            [Term(f"x{word}", is_prefix=True)]
-            if len(word) == 1
-            else [Term(f"x{word[at : at + 2]}") for at in range(len(word) - 1)]
-        )
+        return [Term(word_term(pair), is_prefix=len(word) == 1) for pair in pairs_of(word)]
     return (
         [Term(word_term(word)), Term(mark(word))]
         if len(word) > WORD_CHARACTERS
@@ -330,17 +321,8 @@ def _terms(word: str) -> list[Term]:
 
 def _beginning(word: str) -> list[Term]:
     if is_cjk(word[0]) or len(word) < PREFIX_CHARACTERS:
-        return _terms(word)
+        return terms_of(word)
     return [Term(word_term(word), is_prefix=len(word) < WORD_CHARACTERS)]
-
-
-def _parts(word: str) -> list[str]:
-    """Split a run of more than two CJK characters into pairs; return other words as they are."""
-    return (
-        [word]
-        if len(word) <= PAIR or not is_cjk(word[0])
-        else [word[at : at + PAIR] for at in range(len(word) - 1)]
-    )
 
 
 def _begins_value(text: str, at: int) -> bool:
@@ -364,7 +346,6 @@ def _ends_value(text: str, end: int) -> bool:
 
 
 PAIR: Final = 2
-_ESCAPED = re.compile(rf"\\[ntr]({LETTER}+)")
 _BLANKS = re.compile(r"\s+")
 _JOINING_BEFORE = "_./\\:@#~%+$-"
 _JOINING_AFTER = "_/\\@#~%+$-"

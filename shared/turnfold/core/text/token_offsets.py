@@ -119,19 +119,15 @@ class TokenOffsets:
         # ends with one.
         return self.line_ends[-1] + (self.line_ends[-1] == self.line_ends[-2])
 
-    def head_lines(self, lines: int) -> CutPoint:
-        """Return a beginning of at most `lines` lines; exact for 20, else the last may be cut."""
-        if lines >= self.lines:
+    def head_lines(self) -> CutPoint:
+        """Return the first 20 lines, or all of fewer."""
+        if self.lines <= HEAD_LINES:
             return self._head(len(self.offsets) - 1)
-        # Only the end of the 20th line is certainly a point; others may be within the next line.
-        point = bisect_left(self.line_ends, lines) - (lines != HEAD_LINES)
-        return self._head(max(0, point))
+        return self._head(bisect_left(self.line_ends, HEAD_LINES))
 
-    def tail_lines(self, lines: int) -> CutPoint:
-        """Return an end of at most `lines` lines; exact for 10, else the first may be cut."""
-        if lines <= 0:
-            return self._tail(len(self.offsets) - 1)
-        return self._tail(bisect_left(self.line_ends, max(0, self.lines - lines)))
+    def tail_lines(self) -> CutPoint:
+        """Return the last 10 lines, or all of fewer."""
+        return self._tail(bisect_left(self.line_ends, max(0, self.lines - TAIL_LINES)))
 
     def at_or_before(self, offset: int) -> int:
         """Return the offset of the nearest point at or before an offset."""

@@ -35,7 +35,8 @@ _ENDS = ".,:;?*=&"
 _MOST_FOLDERS = 8
 _DIGIT = re.compile(r"[0-9]")
 _DIGITS = frozenset("0123456789")
-_ESCAPE = re.compile(rf"\\[ntr]({LETTER}+)")
+ESCAPED = re.compile(rf"\\[ntr]({LETTER}+)")
+"""A word after an escaped line end or tab."""
 
 
 def normalize(text: str) -> str:
@@ -69,6 +70,11 @@ def _few_marks(match: re.Match[str]) -> str:
 def is_cjk(character: str) -> bool:
     """Return whether a character belongs to a script without spaces between words."""
     return character > _BEFORE_EAST and _IS_EAST.match(character) is not None
+
+
+def pairs_of(row: str) -> list[str]:
+    """Return the neighbors in a run of CJK characters, or its only character."""
+    return [row[at : at + 2] for at in range(len(row) - 1)] or [row]
 
 
 def runs(text: str) -> list[str]:
@@ -114,7 +120,7 @@ def word_terms(text: str) -> set[str]:
                 (word_term(word), mark(word)) if len(word) > WORD_CHARACTERS else (word_term(word),)
             )
     if "\\" in text:
-        index_terms.update(word_term(word) for word in _ESCAPE.findall(text))
+        index_terms.update(word_term(word) for word in ESCAPED.findall(text))
     return index_terms
 
 

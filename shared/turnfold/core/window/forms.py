@@ -23,8 +23,6 @@ LEAST_ARGUMENTS_TOKENS: Final = 48
 SEAM_TOKENS: Final = 2
 MARK_CHARACTERS: Final = 80
 PATH_CHARACTERS: Final = 200
-HEAD_LINES: Final = 20
-TAIL_LINES: Final = 10
 
 
 def offsets_of(message: Message) -> TokenOffsets | None:
@@ -174,14 +172,14 @@ def cut_within(
     characters = max(0, max_characters - MARK_CHARACTERS) if max_characters else offsets.characters
     head = min(offsets.head(room * 2 // 3).offset, offsets.at_or_before(characters * 2 // 3))
     if is_brief:
-        head = min(head, offsets.head_lines(HEAD_LINES).offset)
+        head = min(head, offsets.head_lines().offset)
     rest = offsets.characters - (characters - head)
     tail = max(
         offsets.tail(room - offsets.tokens_between(0, head)).offset,
         offsets.at_or_after(max(0, rest)),
     )
     if is_brief:
-        tail = max(tail, offsets.tail_lines(TAIL_LINES).offset)
+        tail = max(tail, offsets.tail_lines().offset)
     return _priced(message, offsets, head, tail)
 
 

@@ -13,7 +13,7 @@ from turnfold.core.shapes.anthropic import chat_views, is_call, is_result, is_th
 from turnfold.core.text.json_text import json_text
 from turnfold.core.window.forms import WHOLE
 from turnfold.core.window.rendering.render import chat_texts, entry_body, ids_of
-from turnfold.core.window.views import BlockContent, Entry, RenderedTexts, ShownMessage
+from turnfold.core.window.views import BlockContent, RenderedTexts, ShownMessage
 from turnfold.messages import Message, Shape
 
 
@@ -109,9 +109,8 @@ def _chat_of(message: Mapping[str, Any]) -> dict[str, Any]:
     return chat_views([message], [json_text(message)])[0].message
 
 
-def _shortened(entry: Entry, content: list[Any], chat: Mapping[str, Any]) -> list[Any]:
+def _shortened(entry: ShownMessage, content: list[Any], chat: Mapping[str, Any]) -> list[Any]:
     """Return blocks with the text and the arguments of their chat view."""
-    assert isinstance(entry, ShownMessage)
     form = entry.form
     calls = chat.get("tool_calls") or ()
     # A mended view lacks the calls that may not be sent, so its places are not the slots.
