@@ -53,31 +53,25 @@ class Eviction:
 
     def counts(self) -> dict[str, Any]:
         """Return the numbers for the audit row: the messages that left, and those that stayed."""
-        dropped, kept = _Tally.of(self.evicted), _Tally.of(self.stays)
+        blocks, calls, results = _tally(self.evicted)
+        blocks_kept, calls_kept, results_kept = _tally(self.stays)
         return {
             "evicted": len(self.evicted),
             "kept": len(self.stays),
-            "blocks_kept": kept.blocks,
-            "blocks_dropped": dropped.blocks,
-            "calls": dropped.calls,
-            "calls_kept": kept.calls,
-            "results": dropped.results,
-            "results_kept": kept.results,
+            "blocks_kept": blocks_kept,
+            "blocks_dropped": blocks,
+            "calls": calls,
+            "calls_kept": calls_kept,
+            "results": results,
+            "results_kept": results_kept,
         }
 
 
-class _Tally(NamedTuple):
-    """Counts of messages without pinned ones; a call with its results is one block."""
-
-    blocks: int
-    calls: int
-    results: int
-
-    @classmethod
-    def of(cls, messages: Sequence[Message]) -> "_Tally":
-        results = len([message for message in messages if message.role is TOOL])
-        calls = sum([len(message.calls) for message in messages if message.calls])
-        return cls(len(messages) - results - len(pinnable_in(messages)), calls, results)
+def _tally(messages: Sequence[Message]) -> tuple[int, int, int]:
+    """Count blocks, calls and results, without pinned messages; a call and its results are one."""
+    results = len([message for message in messages if message.role is TOOL])
+    calls = sum([len(message.calls) for message in messages if message.calls])
+    return len(messages) - results - len(pinnable_in(messages)), calls, results
 
 
 def _counted_tokens(messages: Sequence[Message]) -> int:
@@ -152,31 +146,30 @@ def plan_evictions(
             gauge = gauge.with_reading(meter.readings[seq], limits.relief)
         before = len(present.messages)
         present.add(arrived)
-        is_held = False
-        if hold.to_tokens:
-            total += sum([message.tokens for message in arrived])
-            is_held = total < hold.to_tokens
+        total += sum([message.tokens for message in arrived])
+        is_held = hold.to_tokens > 0 and total < hold.to_tokens
         # Events without messages change no counts, but may report usage.
         is_examined = seq in meter.reports or _is_examined(before, len(present.messages))
         if is_held or not is_examined:
             continue
         at_ms = arrived[-1].created_at_ms if arrived else meter.times.get(seq, 0)
         load = present.load(gauge, is_overflow=meter.is_overflow(seq, gauge))
-        # Most events fire no trigger: an empty eviction is created only for those that do.
         fired = limits.at(at_ms).fired(load)
-        if not fired:
-            continue
         live_now = present.messages
         choice = _first_choice(
             fired, live_now, policy, load, at_ms=at_ms, is_again=gauge.evictions > 0
         )
         if choice is None:
             continue
+        due, evicted, is_escalated = choice
         # The factor takes effect with the eviction, and includes the reports up to here.
         newest = live_now[-1].stream_seq
         factor = meter.learn(newest, seq, at_ms) if meter.learn else gauge.factor
-        gauge = gauge.evicted(by_report=choice.due.trigger is Trigger.USAGE, factor=factor)
-        eviction = _eviction(choice, live_now, load, at_ms, gauge, seq)
+        gauge = gauge.evicted(by_report=due.trigger is Trigger.USAGE, factor=factor)
+        stays = _without(live_now, evicted)
+        eviction = Eviction(
+            due, evicted, len(live_now), load, at_ms, gauge, seq, is_escalated, stays
+        )
         evictions.append(eviction)
         present.remove(eviction)
     return tuple(evictions)
@@ -275,35 +268,6 @@ def _before_batch(
     return _LiveMessages(old, count, _counted_tokens(old), rounds), arriving
 
 
-class _Choice(NamedTuple):
-    """The messages that leave because of a trigger; `is_escalated` as in `Eviction`."""
-
-    due: FiredTrigger
-    evicted: tuple[Message, ...]
-    is_escalated: bool
-
-
-def _eviction(
-    choice: _Choice,
-    live: Sequence[Message],
-    load: SessionLoad,
-    at_ms: int,
-    gauge: UsageState,
-    seq: int,
-) -> Eviction:
-    return Eviction(
-        choice.due,
-        choice.evicted,
-        len(live),
-        load,
-        at_ms,
-        gauge,
-        seq,
-        choice.is_escalated,
-        _without(live, choice.evicted),
-    )
-
-
 def _first_choice(
     fired: Iterable[FiredTrigger],
     live: Sequence[Message],
@@ -312,11 +276,11 @@ def _first_choice(
     *,
     at_ms: int,
     is_again: bool,
-) -> _Choice | None:
-    """Return the messages that leave for the first fired trigger that gains enough; None if none.
+) -> tuple[FiredTrigger, tuple[Message, ...], bool] | None:
+    """Return the first trigger that gains enough, what leaves, and whether that is escalated.
 
     If they leave the limit exceeded, the choice is escalated. So is one by reports if `is_again`:
-    reports have caused the eviction before this one.
+    reports have caused the eviction before this one. None if no trigger gains enough.
     """
     for due in fired:
         evicted: tuple[Message, ...] = ()
@@ -330,9 +294,9 @@ def _first_choice(
             least = Keep(0, 0, policy.keep_at_most_messages)
             tight = decide_eviction(live, policy, due.trigger, now_ms=at_ms, keep=least)
             if isinstance(tight, Evict):
-                return _Choice(due, tight.evicted, True)
+                return due, tight.evicted, True
         if evicted:
-            return _Choice(due, evicted, False)
+            return due, evicted, False
     return None
 
 

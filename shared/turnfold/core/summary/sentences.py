@@ -7,7 +7,6 @@ programs are not sentences.
 import re
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import NamedTuple
 
 from turnfold.core.summary import keywords as cues
 from turnfold.core.summary.sources import head_and_tail
@@ -45,7 +44,6 @@ class SentenceKind(StrEnum):
     OPEN = "open"
     RESULT = "result"
     FILLER = "filler"
-    OTHER = "other"
 
 
 _DIGIT = re.compile(r"\d")
@@ -126,13 +124,10 @@ def language(text: str) -> str:
 
 
 def sentence_kinds(sentence: str, *, is_user: bool) -> frozenset[SentenceKind]:
-    """Return all kinds of a sentence: `FILLER` alone for politeness, `OTHER` if none applies."""
+    """Return all kinds of a sentence; `FILLER` alone for politeness."""
     is_east_asian = not sentence.isascii() and (_HAN.search(sentence) or _KANA.search(sentence))
     classify = _east_asian_kinds if is_east_asian else _english_kinds
-    return frozenset(classify(sentence, is_user=is_user)) or _OTHER
-
-
-_OTHER = frozenset({SentenceKind.OTHER})
+    return frozenset(classify(sentence, is_user=is_user))
 
 
 def _has(text: str, phrases: tuple[str, ...]) -> bool:
@@ -193,67 +188,50 @@ def _is_filler(
     return len(words) < 14 or lowered.startswith(cues.FILLER_ALWAYS)
 
 
-class _EastAsianCues(NamedTuple):
-    """The phrases of one language."""
-
-    filler: tuple[str, ...]
-    filler_characters: int
-    constraint: tuple[str, ...]
-    decision: tuple[str, ...]
-    request: tuple[str, ...]
-    fact: tuple[str, ...]
-    result: tuple[str, ...]
-
-
-_CHINESE = _EastAsianCues(
-    filler=cues.ZH_FILLER,
-    filler_characters=14,
-    constraint=cues.ZH_CONSTRAINT,
-    decision=cues.ZH_DECISION,
-    request=cues.ZH_REQUEST,
-    fact=cues.ZH_FACT,
-    result=cues.ZH_RESULT,
-)
-_JAPANESE = _EastAsianCues(
-    filler=cues.JA_FILLER,
-    filler_characters=24,
-    constraint=cues.JA_CONSTRAINT,
-    decision=cues.JA_DECISION,
-    request=cues.JA_REQUEST,
-    fact=cues.JA_FACT,
-    result=cues.JA_RESULT,
-)
+_CHINESE = {
+    SentenceKind.FILLER: cues.ZH_FILLER,
+    SentenceKind.CONSTRAINT: cues.ZH_CONSTRAINT,
+    SentenceKind.DECISION: cues.ZH_DECISION,
+    SentenceKind.OPEN: cues.ZH_OPEN,
+    SentenceKind.REQUEST: cues.ZH_REQUEST,
+    SentenceKind.FACT: cues.ZH_FACT,
+    SentenceKind.RESULT: cues.ZH_RESULT,
+}
+_JAPANESE = {
+    SentenceKind.FILLER: cues.JA_FILLER,
+    SentenceKind.CONSTRAINT: cues.JA_CONSTRAINT,
+    SentenceKind.DECISION: cues.JA_DECISION,
+    SentenceKind.OPEN: cues.ZH_OPEN,
+    SentenceKind.REQUEST: cues.JA_REQUEST,
+    SentenceKind.FACT: cues.JA_FACT,
+    SentenceKind.RESULT: cues.JA_RESULT,
+}
+_BY_ANYBODY = (SentenceKind.CONSTRAINT, SentenceKind.DECISION, SentenceKind.OPEN)
+_BY_USER = (*_BY_ANYBODY, SentenceKind.REQUEST, SentenceKind.FACT)
+_BY_ASSISTANT = (*_BY_ANYBODY, SentenceKind.RESULT)
 
 
 def _east_asian_kinds(sentence: str, *, is_user: bool) -> set[SentenceKind]:
     # Chinese texts contain no kana, and Japanese sentences almost always do.
-    language_cues = _JAPANESE if _KANA.search(sentence) else _CHINESE
+    is_japanese = _KANA.search(sentence) is not None
+    phrases, filler_characters = (_JAPANESE, 24) if is_japanese else (_CHINESE, 14)
     if is_user and _has(sentence, cues.NAMES):
         return {SentenceKind.FACT}
-    if _is_east_asian_filler(sentence, language_cues):
+    if _is_east_asian_filler(sentence, phrases[SentenceKind.FILLER], filler_characters):
         return {SentenceKind.FILLER}
-    phrases = {
-        SentenceKind.CONSTRAINT: language_cues.constraint,
-        SentenceKind.DECISION: language_cues.decision,
-        SentenceKind.OPEN: cues.ZH_OPEN,
-    }
-    if is_user:
-        phrases[SentenceKind.REQUEST] = language_cues.request
-        phrases[SentenceKind.FACT] = language_cues.fact
-    else:
-        phrases[SentenceKind.RESULT] = language_cues.result
-    kinds = {kind for kind, of_kind in phrases.items() if _has(sentence, of_kind)}
+    possible = _BY_USER if is_user else _BY_ASSISTANT
+    kinds = {kind for kind in possible if _has(sentence, phrases[kind])}
     if sentence.endswith(("？", "?", "吗", "呢", "吗。", "か。", "か")):
         kinds.add(SentenceKind.QUESTION)
     return kinds
 
 
-def _is_east_asian_filler(sentence: str, language_cues: _EastAsianCues) -> bool:
+def _is_east_asian_filler(sentence: str, phrases: tuple[str, ...], most_characters: int) -> bool:
     if not sentence.endswith(("？", "?")) and sentence.startswith(cues.THANKS):
         return True
-    if len(sentence) >= language_cues.filler_characters or _DIGIT.search(sentence):
+    if len(sentence) >= most_characters or _DIGIT.search(sentence):
         return False
-    return _has(sentence, language_cues.filler)
+    return _has(sentence, phrases)
 
 
 def line_of(sentence: str) -> str:

@@ -48,10 +48,6 @@ def _preview_unseen_arguments(window: WindowBuilder) -> None:
         )
 
 
-def _shorten_unseen_results(window: WindowBuilder) -> None:
-    cap_unseen(window, window.policy.preview_tokens)
-
-
 def _level_unseen(window: WindowBuilder) -> None:
     """Shorten the longest texts, arguments and results of the block to one length."""
     if block := window.unseen:
@@ -147,7 +143,7 @@ def _fold_rest(window: WindowBuilder) -> None:
 PROTECTED_STEPS: Final[tuple[Step, ...]] = (
     _preview_unseen_arguments,
     lambda window: window.shorten_digest(DigestForm.NAMES),
-    _shorten_unseen_results,
+    lambda window: cap_unseen(window, window.policy.preview_tokens),
     _cut_summary,
     _shorten_interrupted_request,
     _level_unseen,

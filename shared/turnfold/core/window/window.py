@@ -157,7 +157,9 @@ def build_window(
     if earlier is not None and new is not None:
         window = earlier
     else:
-        window, new = _empty_window(stored, asked, policy, limits), stored.messages
+        prefix = _prefix(stored, asked, pinned_message(stored.messages))
+        window = WindowBuilder(limits, policy, prefix, tells_omitted=asked.tells_omitted)
+        new = stored.messages
     if policy.mode is Mode.OFF:
         window.extend(new)
         _tell_less(window)
@@ -227,13 +229,6 @@ def _new_messages(
     if new and not earlier.can_continue:
         return None
     return new
-
-
-def _empty_window(
-    stored: WindowInput, asked: WindowRequest, policy: Policy, limits: WindowLimits
-) -> WindowBuilder:
-    prefix = _prefix(stored, asked, pinned_message(stored.messages))
-    return WindowBuilder(limits, policy, prefix, tells_omitted=asked.tells_omitted)
 
 
 def _prefix(stored: WindowInput, asked: WindowRequest, pinned: Message | None) -> WindowPrefix:

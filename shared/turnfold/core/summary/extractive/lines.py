@@ -61,13 +61,13 @@ def weight_of(section: str, text: str, kinds: frozenset[SentenceKind] | None = N
     weight = float(BASE_WEIGHTS[section])
     has_digit = _DIGIT.search(text) is not None
     if section == "facts":
-        kinds = kinds or sentence_kinds(text, is_user=True)
+        kinds = sentence_kinds(text, is_user=True) if kinds is None else kinds
         weight += 38 if SentenceKind.FACT in kinds else 0
         weight += 8 if has_digit else 0
         weight += 20 if says_name(text) else 0
         weight += 6 if is_lasting(text) else 0
     elif section == "context":
-        kinds = kinds or sentence_kinds(text, is_user=False)
+        kinds = sentence_kinds(text, is_user=False) if kinds is None else kinds
         weight += 8 if SentenceKind.RESULT in kinds else 0
         weight += 6 if SentenceKind.DECISION in kinds else 0
         weight += 5 if has_digit else 0

@@ -79,7 +79,10 @@ def best_lines(
     tokens = [line.token_estimate + ENTRY_TOKENS for line in newest_first]
     offered = [
         # A line that defines a name counts as if it were shorter.
-        (size / _bonus(line.value.text), tuple(numbers_of_names(line.value.text)))
+        (
+            size / DEFINITION_BONUS if _DEFINITION.match(line.value.text) else size,
+            tuple(numbers_of_names(line.value.text)),
+        )
         for size, line in zip(tokens, newest_first, strict=True)
     ]
     chosen: list[Candidate] = []
@@ -89,10 +92,6 @@ def best_lines(
             break
         chosen.append(newest_first[place])
     return chosen
-
-
-def _bonus(line: str) -> float:
-    return DEFINITION_BONUS if _DEFINITION.match(line) else 1.0
 
 
 def without_told(values: Iterable[Candidate], lines: Iterable[Candidate]) -> list[Candidate]:

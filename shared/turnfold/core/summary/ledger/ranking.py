@@ -5,7 +5,6 @@ The choice uses estimates of tokens. The tokenizer then counts the whole ledger,
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from turnfold.core.summary.ledger.candidates import PATH_KINDS, Candidate
 from turnfold.core.summary.ledger.entries import LedgerEntry, group_into_entries
@@ -14,14 +13,6 @@ _MAX_ATTEMPTS = 5
 _TOLERANCE = 0.01
 """The share of the room that may stay unused, so that few attempts suffice."""
 _MAX_OF_KIND: Mapping[str, int] = {"decision": 4, "constraint": 4, "error": 2}
-
-
-class _Selection(NamedTuple):
-    """The best candidates within an estimated budget."""
-
-    kept: list[Candidate]
-    token_estimate: float
-    is_all: bool
 
 
 def best_entries(
@@ -101,21 +92,23 @@ def _entries_that_fit(
     best: list[LedgerEntry] = []
     most_kept = 0
     for _ in range(_MAX_ATTEMPTS):
-        selection = _select(ranked, budget)
-        entries = list(group_into_entries(selection.kept))
+        kept, token_estimate, is_all = _select(ranked, budget)
+        entries = list(group_into_entries(kept))
         spare = room_tokens - tokens_of(entries, count)
-        if spare >= 0 and len(selection.kept) >= most_kept:
-            best, most_kept = entries, len(selection.kept)
-        if spare >= 0 and (selection.is_all or spare <= 2 * room_tokens * _TOLERANCE):
+        if spare >= 0 and len(kept) >= most_kept:
+            best, most_kept = entries, len(kept)
+        if spare >= 0 and (is_all or spare <= 2 * room_tokens * _TOLERANCE):
             break
         # The next estimate will be wrong by about as much as this one was.
         correction = spare - slack if spare >= 0 else 1.05 * spare - slack - 2
-        budget = selection.token_estimate + correction
+        budget = token_estimate + correction
     return best
 
 
-def _select(ranked: Sequence[Candidate], budget_tokens: float) -> _Selection:
-    """Take the best until their estimates reach the budget.
+def _select(
+    ranked: Sequence[Candidate], budget_tokens: float
+) -> tuple[list[Candidate], float, bool]:
+    """Return the best within a budget, their estimated tokens, and whether these are all.
 
     A path that another path of the ledger contains is left out.
     """
@@ -133,13 +126,13 @@ def _select(ranked: Sequence[Candidate], budget_tokens: float) -> _Selection:
         ]
         cost = candidate.token_estimate - sum([inner.token_estimate for inner in replaced])
         if total + cost > budget_tokens:
-            return _Selection(list(kept.values()), total, is_all=False)
+            return list(kept.values()), total, False
         total += cost
         for inner in replaced:
             del kept[inner.value.text]
         kept[candidate.value.text] = candidate
         contained.update(candidate.path_parts)
-    return _Selection(list(kept.values()), total, is_all=True)
+    return list(kept.values()), total, True
 
 
 def _inherit_times(ranked: Sequence[Candidate], kept: Sequence[Candidate]) -> bool:

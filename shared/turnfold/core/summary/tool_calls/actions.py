@@ -17,6 +17,7 @@ from turnfold.core.summary.tool_calls.arguments import (
     shown_arguments,
 )
 from turnfold.core.summary.tool_calls.shell import (
+    MAX_ACTION_CHARACTERS,
     telling_command,
     telling_steps,
     touched_by_command,
@@ -24,7 +25,6 @@ from turnfold.core.summary.tool_calls.shell import (
 from turnfold.core.text.lines import clip
 
 MAX_FILES = 60
-MAX_ACTION_CHARACTERS = 120
 _MAX_PATH_CHARACTERS = 400
 _PATH_KEYS = (
     "path",
@@ -150,7 +150,7 @@ def commands_of(name: str, arguments: str) -> Iterator[str]:
     """
     command = shell_command(short_tool_name(name), parsed_arguments(arguments))
     if command is not None:
-        yield from telling_steps(command, max_characters=MAX_ACTION_CHARACTERS)
+        yield from telling_steps(command)
 
 
 def _action_of(name: str, arguments: str, message_id: str) -> Action | None:
@@ -161,7 +161,7 @@ def _action_of(name: str, arguments: str, message_id: str) -> Action | None:
     parsed, tool = parsed_arguments(arguments), short_tool_name(name)
     command = shell_command(tool, parsed)
     if command is not None:
-        text = telling_command(command, MAX_ACTION_CHARACTERS)
+        text = telling_command(command)
         return Action(text, message_id, is_command=True) if text else None
     if _LOOKING_TOOL.search(_CAMEL_CASE.sub("_", tool)):
         return None

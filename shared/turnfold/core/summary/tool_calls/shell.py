@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from turnfold.core.summary.tool_calls.arguments import without_heredocs
 from turnfold.core.text.lines import clip
 
+MAX_ACTION_CHARACTERS = 120
 _MAX_CHARACTERS = 2_000
 _MAX_STEPS_SHOWN = 3
 _LOOKING_PROGRAMS = frozenset(
@@ -30,15 +31,15 @@ _QUOTED = re.compile(r"'[^'\n]*+'|\"[^\"\n]*+\"")
 _OPENED_QUOTE = re.compile(r'"(?:[^"\\]|\\.)*+')
 
 
-def telling_steps(command: str, *, max_characters: int) -> Iterator[str]:
-    """Yield the steps that do more than look around, verbatim, each cut to `max_characters`."""
+def telling_steps(command: str) -> Iterator[str]:
+    """Yield the steps that do more than look around, verbatim, each cut to 120 characters."""
     for step in _separated(command[:_MAX_CHARACTERS].partition("<<")[0]):
         words = step.split()
         if len(words) > 1 and _is_telling(words):
-            yield step.strip()[:max_characters].rstrip()
+            yield step.strip()[:MAX_ACTION_CHARACTERS].rstrip()
 
 
-def telling_command(command: str, max_characters: int) -> str:
+def telling_command(command: str) -> str:
     """Return the first three steps that do more than look around; empty if there are none."""
     telling = []
     for words in _steps(command):
@@ -46,7 +47,7 @@ def telling_command(command: str, max_characters: int) -> str:
             telling.append(" ".join(words))
         if len(telling) == _MAX_STEPS_SHOWN:
             break
-    return clip("; ".join(telling), max_characters)
+    return clip("; ".join(telling), MAX_ACTION_CHARACTERS)
 
 
 def touched_by_command(command: str) -> Iterator[tuple[str, str]]:
