@@ -12,7 +12,7 @@ from turnfold.cli.connection import System, changing, http_get, system_here
 from turnfold.cli.output import print_rows, show_json
 from turnfold.cli.parameters import AsJson
 from turnfold.cli.tables import cell
-from turnfold.errors import Conflict
+from turnfold.errors import Conflict, EventFault
 
 LISTED = ("dead_letter_id", "at", "subject", "stream_seq", "reason", "size_bytes", "replayed_at")
 REPLAYED = ("dead_letter_id", "subject", "outcome", "seq", "reason", "became")
@@ -80,7 +80,7 @@ def replay(
         typer.Argument(min=1, metavar="ID", help="Numbers of dead letters in the list."),
     ] = None,
     reason: Annotated[
-        str | None,
+        EventFault | None,
         typer.Option(
             metavar="REASON", help="Replay those with this reason that were not replayed yet."
         ),

@@ -22,6 +22,7 @@ from turnfold.cli.parameters import Agent, AsJson, SessionName
 from turnfold.cli.replay import progress
 from turnfold.client import Session, Summary
 from turnfold.contracts.subjects import agent_subject
+from turnfold.core.policy.presets import Style
 from turnfold.errors import BadRequest, Conflict, Unavailable
 
 CAMPAIGN_COLUMNS = (
@@ -49,8 +50,8 @@ Model = Annotated[
         metavar="MODEL", help="Model that writes the summaries (default: that of the policy)."
     ),
 ]
-Style = Annotated[
-    str | None,
+MaybeStyle = Annotated[
+    Style | None,
     typer.Option(
         metavar="STYLE", help="Style: narrative or structured (default: that of the policy)."
     ),
@@ -131,7 +132,7 @@ def regenerate(  # noqa: PLR0917  # a parameter for each option
         bool, typer.Option("--all", help="Regenerate every session of every agent.")
     ] = False,
     model: Model = None,
-    style: Style = None,
+    style: MaybeStyle = None,
     prompt: Prompt = None,
     from_version: FromVersion = None,
     at_once: AtOnce = 2,

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from turnfold.contracts.event_models import Id
 from turnfold.contracts.fields import example
+from turnfold.errors import EventFault
 from turnfold.messages import MOST_EXACT, MOST_INT32, MOST_INT64, ToolFormat, WindowFormat
 
 MAX_WAIT_MS = 5_000
@@ -293,7 +294,7 @@ class ReplayRequest(Command):
     dead_letter_ids: Annotated[
         list[Annotated[int, Field(ge=1, le=MOST_INT64)]] | None, Field(min_length=1, max_length=50)
     ] = None
-    reason: Id | None = None
+    reason: EventFault | None = None
     all: bool = False
     after: Annotated[
         int, Field(ge=0, le=MOST_INT64, description="Continue after this dead letter.")

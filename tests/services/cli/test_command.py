@@ -47,6 +47,8 @@ def test_the_version_is_told() -> None:
         ("up", "--nats-port", "many"),
         ("up", "--nats-port", "70000"),
         ("worker", "--fast"),
+        ("deadletters", "replay", "--reason", "nosuch"),
+        ("summaries", "regenerate", "--all", "--style", "nosuch"),
     ],
 )
 def test_wrong_usage_ends_with_status_2(arguments: tuple[str, ...]) -> None:

@@ -28,6 +28,15 @@ from turnfold.errors import BadRequest
             b'{"recall": true}',
             "recall: Input should be an object; or: Input should be False",
         ),
+        (
+            "deadletters.replay",
+            b'{"reason": "nosuch"}',
+            (
+                "reason: Input should be 'not_json', 'wrong_shape', 'unknown_type', 'subject_mismatch',"
+                " 'too_large', 'too_many_messages', 'too_deep', 'event_id_reused', 'too_many_sessions'"
+                " or 'refused_by_database'"
+            ),
+        ),
     ],
 )
 def test_a_fault_names_the_field_and_what_it_may_hold(name: str, body: bytes, told: str) -> None:
