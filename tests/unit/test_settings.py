@@ -137,8 +137,15 @@ def test_the_short_names_belong_to_one_preset_alone() -> None:
         ({"TURNFOLD_LOG_LEVEL": "loud"}, "must be one of debug, info"),
         (
             {"TURNFOLD_PRESET": "balance"},
-            "no preset is called 'balance'; there are adaptive, balanced",
+            "TURNFOLD_PRESET is not valid: must be one of adaptive, balanced, .*did you mean balanced",
         ),
+        (
+            {"TURNFOLD_POLICY__VIEW": "ful"},
+            "TURNFOLD_POLICY__VIEW is not valid: must be one of full, .*did you mean full",
+        ),
+        ({"TURNFOLD_HTTP_HOST": "http://localhost"}, "HTTP_HOST is not valid: must be a host's"),
+        ({"TURNFOLD_PROXY_HOST": "http://localhost"}, "without scheme, port and path"),
+        ({"TURNFOLD_WORKER_HTTP_HOST": "127.0.0.1/x"}, "without scheme, port and path"),
         ({"TURNFOLD_POLICY__KEEP_TOKENS": "many"}, "keep_tokens cannot be 'many'"),
         ({"TURNFOLD_POLICY__SOFT_RATIO": "2"}, "soft_ratio is 2"),
         (
@@ -182,8 +189,18 @@ def test_a_list_in_place_of_a_number_stops_the_start(tmp_path: Path, line: str) 
         read_settings({"TURNFOLD_CONFIG": str(config)})
 
 
-def test_a_mode_may_be_written_in_any_case() -> None:
-    assert read_settings({"TURNFOLD_MODE": "Off"}).mode == "off"
+def test_a_choice_may_be_written_in_any_case() -> None:
+    settings = read_settings(
+        {
+            "TURNFOLD_MODE": "Off",
+            "TURNFOLD_PRESET": "Token-Budget",
+            "TURNFOLD_POLICY__STYLE": "Narrative",
+            "MAX_CONTEXT_TOKENS": "8000",
+        }
+    )
+
+    assert (settings.mode, settings.preset) == ("off", "token-budget")
+    assert (settings.policy.style, settings.policy.max_context_tokens) == ("narrative", 8_000)
 
 
 def test_an_empty_value_is_no_value() -> None:

@@ -11,6 +11,7 @@ from turnfold.contracts.subjects import token_of
 
 PREFIX = "TURNFOLD_NATS_"
 INBOX = "_INBOX"
+NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 _SEED = re.compile(r"\bSU[A-Z2-7]{56}\b")
 _JWT = "BEGIN NATS USER JWT"
 

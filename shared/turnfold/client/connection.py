@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 import nats.errors
 
 from turnfold.client.copies import check_duplicate
-from turnfold.client.credentials import identity_options, without_password
+from turnfold.client.credentials import identity_options, servers_of, without_password
 from turnfold.client.denials import DenialWatch
 from turnfold.client.events import OutgoingEvent, Receipt, encoded
 from turnfold.client.replies import error_from_json
@@ -72,15 +72,15 @@ class Connection:
 
         Raises:
             NotAllowed: the credentials cannot be read, or the server rejects them.
+            StartError: the URL is none of NATS.
             Unavailable: no server answered in time.
         """
         options = identity_options(environ, inbox_prefix)
         connection = cls(Bus(), timeout_seconds=timeout_seconds, attempts=attempts)
-        servers = [server.strip() for server in url.split(",")]
+        servers = servers_of(url)
         shown = ", ".join(without_password(server) for server in servers)
-        bus = connection.bus
         opening = asyncio.ensure_future(
-            bus.connect(
+            connection.bus.connect(
                 servers,
                 name="turnfold",
                 max_reconnect_attempts=-1,
@@ -95,13 +95,13 @@ class Connection:
                 # Shielded, because with `may_be_away` the attempt goes on after the timeout.
                 await asyncio.shield(opening)
         except (TimeoutError, OSError, nats.errors.Error, ValueError) as error:
-            last = bus.last_error or error
+            last = connection.bus.last_error or error
             # nats-py has no class for this error.
             is_refused = "authorization" in str(last).lower()
             if may_be_away and not opening.done() and not is_refused:
                 connection._opening = opening
                 return connection
-            await _stop_connecting(opening, bus)
+            await _stop_connecting(opening, connection.bus)
             if is_refused:
                 raise NotAllowed(
                     f"{shown} refuses these credentials;"
@@ -112,7 +112,7 @@ class Connection:
                 " start one with `turnfold up`, or set TURNFOLD_NATS_URL"
             ) from error
         except asyncio.CancelledError:
-            await _stop_connecting(opening, bus)
+            await _stop_connecting(opening, connection.bus)
             raise
         return connection
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from turnfold.access.identity import INBOX, Identity
-from turnfold.errors import NotAllowed
+from turnfold.access.identity import INBOX, NATS_SCHEMES, Identity
+from turnfold.errors import NotAllowed, StartError
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
@@ -21,6 +21,23 @@ def identity_options(environ: Mapping[str, str], inbox_prefix: str | None) -> di
     except ValueError as error:
         raise NotAllowed(f"cannot use the credentials for NATS: {error}") from error
     return options if inbox_prefix is None else options | {"inbox_prefix": inbox_prefix}
+
+
+def servers_of(url: str) -> list[str]:
+    """Return the servers of an address, which separates them by commas.
+
+    Raises:
+        StartError: an address has a scheme of something else than NATS.
+    """
+    servers = [server.strip() for server in url.split(",")]
+    for server in servers:
+        scheme = _SCHEME.match(server)
+        if scheme and scheme[0].removesuffix("://").lower() not in NATS_SCHEMES:
+            raise StartError(
+                f"{without_password(server)} is no address of NATS;"
+                f" it must begin with {' or '.join(f'{name}://' for name in NATS_SCHEMES)}"
+            )
+    return servers
 
 
 def without_password(url: str) -> str:

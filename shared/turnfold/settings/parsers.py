@@ -4,15 +4,17 @@ Each takes the raw value of the command line, the environment or the file, and r
 if it is invalid.
 """
 
+import difflib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from turnfold.access.identity import NATS_SCHEMES
 from turnfold.contracts.subjects import id_fault
 from turnfold.core.policy.allowance import is_model_pattern
-from turnfold.core.policy.presets import Mode
+from turnfold.core.policy.presets import PRESETS, Mode
 from turnfold.core.summary.prompt import checked_task
 from turnfold.core.summary.redaction import checked_patterns
 from turnfold.settings.urls import is_http_url
@@ -22,7 +24,6 @@ Checked = TypeVar("Checked")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOG_FORMATS = ("auto", "json", "console")
 DATABASE_SCHEMES = ("sqlite+aiosqlite", "postgresql+asyncpg")
-NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 
 
 def _model_patterns(raw: Any) -> tuple[str, ...]:
@@ -108,11 +109,15 @@ _seconds = _fraction(sys.float_info.max, "of seconds above 0")
 _share = _fraction(1.0, "above 0 and at most 1")
 
 
-def _one_of(words: tuple[str, ...]) -> Callable[[Any], str]:
+def one_of(words: tuple[str, ...]) -> Callable[[Any], str]:
+    """Return a parser for one of these words, in any case."""
+
     def read(raw: Any) -> str:
         word = _non_empty_text(raw).lower()
         if word not in words:
-            raise ValueError(f"must be one of {', '.join(words)}")
+            nearest = difflib.get_close_matches(word, words, n=1)
+            advice = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise ValueError(f"must be one of {', '.join(words)}{advice}")
         return word
 
     return read
@@ -152,6 +157,13 @@ def _provider_url(raw: Any) -> str:
     return url
 
 
+def _host(raw: Any) -> str:
+    host = _non_empty_text(raw)
+    if "/" in host:
+        raise ValueError("must be a host's name or address, without scheme, port and path")
+    return host
+
+
 def _agent_id(raw: Any) -> str:
     agent_id = _non_empty_text(raw)
     if fault := id_fault(agent_id):
@@ -174,7 +186,7 @@ PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "nats_server": _path,
     "database_url": _url(DATABASE_SCHEMES),
     "data_dir": _path,
-    "http_host": _non_empty_text,
+    "http_host": _host,
     "http_port": whole_number(0, 65_535),
     "http_tokens": _path,
     "http_token": _non_empty_text,
@@ -182,13 +194,13 @@ PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "http_certificate": _path,
     "http_certificate_key": _path,
     "proxy_upstream": _provider_url,
-    "proxy_host": _non_empty_text,
+    "proxy_host": _host,
     "proxy_port": whole_number(0, 65_535),
     "proxy_agent": _agent_id,
     "proxy_wait_seconds": _seconds,
     "proxy_tools": _switch,
-    "mode": _one_of(tuple(Mode)),
-    "preset": _non_empty_text,
+    "mode": one_of(tuple(Mode)),
+    "preset": one_of(tuple(sorted(PRESETS))),
     "context_window": whole_number(0),
     "summary_model": _non_empty_text,
     "summary_models": _model_patterns,
@@ -214,10 +226,10 @@ PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "max_connections": whole_number(16),
     "stream_max_bytes": whole_number(1),
     "stream_retention_hours": whole_number(0),
-    "log_level": _one_of(LOG_LEVELS),
-    "log_format": _one_of(LOG_FORMATS),
+    "log_level": one_of(LOG_LEVELS),
+    "log_format": one_of(LOG_FORMATS),
     "traces": _switch,
-    "worker_http_host": _non_empty_text,
+    "worker_http_host": _host,
     "worker_http_port": whole_number(0, 65_535),
     "watchdog_seconds": _seconds,
     "announce": _switch,

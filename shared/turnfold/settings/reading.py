@@ -5,6 +5,7 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +14,7 @@ from turnfold.core.policy.allowance import CEILINGS, UNLIMITED_AT_ZERO
 from turnfold.core.policy.presets import DEFAULT_PRESET, FIELD_TYPES
 from turnfold.errors import StartError
 from turnfold.messages import MOST_EXACT
-from turnfold.settings.parsers import PARSERS, SETTING_NAMES, whole_number
+from turnfold.settings.parsers import PARSERS, SETTING_NAMES, one_of, whole_number
 from turnfold.settings.urls import http_url
 from turnfold.settings.values import DEFAULT_HTTP_HOST, DEFAULT_HTTP_PORT, Settings
 
@@ -82,7 +83,7 @@ def read_settings(
         numbers |= {
             name: values[name] for name in ("mode", "context_window") if name in layer.values
         }
-        numbers |= layer.policy
+        numbers |= _parse_choices(layer.policy)
         limits |= {name: _parse_limit(name, raw) for name, raw in layer.limits.items()}
     # These two belong to the policy, although they have short names.
     values.pop("mode", None)
@@ -225,6 +226,19 @@ def _parse(name: str, raw: Any, layer: _Layer) -> Any:
         return PARSERS[name](raw)
     except ValueError as error:
         raise StartError(f"{layer.display_name(name)} is not valid: {error}") from error
+
+
+def _parse_choices(policy: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse the policy's choices, such as its style. The policy itself checks its numbers."""
+    parsed = dict(policy)
+    for name, raw in policy.items():
+        kind = FIELD_TYPES[name]
+        if isinstance(kind, type) and issubclass(kind, StrEnum):
+            try:
+                parsed[name] = one_of(tuple(kind))(raw)
+            except ValueError as error:
+                raise StartError(f"{POLICY_PREFIX}{name.upper()} is not valid: {error}") from error
+    return parsed
 
 
 def _parse_limit(name: str, raw: Any) -> int:

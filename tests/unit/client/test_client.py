@@ -20,6 +20,7 @@ from turnfold.errors import (
     Conflict,
     NotAllowed,
     RequestError,
+    StartError,
     TooLarge,
     Unavailable,
     UnknownSession,
@@ -245,3 +246,12 @@ async def test_a_history_that_another_program_made_up_proves_no_event_wrong(page
         return answer
 
     await check_duplicate(event, Acknowledgement(4, is_duplicate=True), ask)
+
+
+@pytest.mark.parametrize("url", ["http://localhost:4222", "nats://a:4222, HTTPS://me:secret@b"])
+async def test_an_address_of_another_protocol_is_refused_at_once(url: str) -> None:
+    with pytest.raises(StartError, match="no address of NATS; it must begin with nats://") as told:
+        async with turnfold.connect(url, environ={}, buffering=turnfold.BufferOptions()):
+            raise AssertionError("it connected")
+
+    assert "secret" not in str(told.value)
