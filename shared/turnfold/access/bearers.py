@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -73,6 +73,7 @@ class TokenRegistry:
         # Before the file is read: a change in between is then noticed by the next request.
         self._seen = _stamp(path)
         self._grants = _grants(path)
+        self._fault = ""
 
     def grant(self, authorization: str | None) -> Grant | None:
         """Return the grant of an `Authorization` header, or None if its token is unknown.
@@ -91,17 +92,22 @@ class TokenRegistry:
         return matching
 
     def _look(self) -> None:
-        """Reload the file if it has changed."""
+        """Reload the file if it has changed, or could not be read the last time."""
         stamp = _stamp(self._path)
         if stamp == self._seen:
             return
         self._seen = stamp
         try:
-            self._grants = _grants(self._path)
+            self._grants, self._fault = _grants(self._path), ""
         except StartError as error:
             # Closed rather than stale: an operator may have been revoking a token.
             self._grants = []
-            log.error("tokens.unreadable", error=str(error))  # noqa: TRY400
+            if isinstance(error.__cause__, OSError):
+                # For example too many open files, which pass without a change of this one.
+                self._seen = _UNREAD
+            if str(error) != self._fault:
+                self._fault = str(error)
+                log.error("tokens.unreadable", error=self._fault)  # noqa: TRY400
 
 
 class Token(NamedTuple):
@@ -221,6 +227,10 @@ def _grants(path: Path) -> list[tuple[bytes, Grant]]:
 def _digest(token: str) -> bytes:
     """Hash a token. Tokens are as random as keys, so one round of SHA-256 suffices."""
     return sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+_UNREAD: Final = (0, 0, 0, 0)
+"""The stamp of no file."""
 
 
 def _stamp(path: Path) -> tuple[int, int, int, int] | None:

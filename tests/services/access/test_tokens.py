@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import ssl
 import subprocess
 from collections.abc import AsyncGenerator
@@ -216,6 +217,25 @@ async def test_the_file_of_tokens_is_read_again_when_it_changes_and_while_it_is_
 
         assert statuses == [200, 401, 200, 401, 401, 200]
         assert "tokens.unreadable" in parts.words()
+
+
+@pytest.mark.proves("X8")
+def test_tokens_that_were_unreadable_for_a_moment_are_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    header = f"Bearer {new_token(path, ['support'])}"
+    registry = TokenRegistry(path)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.utime(path, ns=(0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        refused = registry.grant(header)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    assert refused is None
+    granted = registry.grant(header)
+    assert granted is not None
+    assert granted.agents == {"support"}
 
 
 @pytest.mark.proves("X2", "L12")
