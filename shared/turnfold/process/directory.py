@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,31 +42,41 @@ class DataDirectory:
             raise StartError(
                 f"{path} cannot be used ({error.strerror}); choose another --data-dir"
             ) from error
+        directory = cls(path, lock_fd)
         try:
             _lock(path, lock_fd)
+            directory.sign({"up": os.getpid()})
         except BaseException:
-            os.close(lock_fd)
+            directory.close()
             raise
-        directory = cls(path, lock_fd)
-        directory.sign({"up": os.getpid()})
         return directory
 
     def sign(self, pids: Mapping[str, int]) -> None:
-        """Record which processes hold the lock."""
+        """Record which processes hold the lock.
+
+        Raises:
+            StartError: the directory cannot be written.
+        """
         text = json.dumps(dict(pids)).encode()
-        # In place: the lock belongs to this file, and a new one would have none.
-        os.ftruncate(self.lock_fd, 0)
-        os.pwrite(self.lock_fd, text, 0)
+        with _writing(self.path):
+            # In place: the lock belongs to this file, and a new one would have none.
+            os.ftruncate(self.lock_fd, 0)
+            os.pwrite(self.lock_fd, text, 0)
 
     def write_ready(self, ready: Mapping[str, Any]) -> None:
-        """Write the ready line for commands. Only its owner may read it."""
+        """Write the ready line for commands. Only its owner may read it.
+
+        Raises:
+            StartError: the directory cannot be written.
+        """
         draft = self.path / f".{READY_FILE}.{os.getpid()}"
-        with contextlib.suppress(FileNotFoundError):
-            draft.unlink()
-        draft.touch(mode=0o600, exist_ok=False)
-        draft.write_text(json.dumps(ready) + "\n", encoding="utf-8")
-        # Replaced as a whole, because commands may read it at any time.
-        draft.replace(self.path / READY_FILE)
+        with _writing(self.path):
+            with contextlib.suppress(FileNotFoundError):
+                draft.unlink()
+            draft.touch(mode=0o600, exist_ok=False)
+            draft.write_text(json.dumps(ready) + "\n", encoding="utf-8")
+            # Replaced as a whole, because commands may read it at any time.
+            draft.replace(self.path / READY_FILE)
 
     def forget_ready(self) -> None:
         """Delete the ready line, because no system runs here."""
@@ -77,6 +87,16 @@ class DataDirectory:
         """Release the lock."""
         # Not unlocked: nats-server inherits the open file, and the lock lasts until it exits, too.
         os.close(self.lock_fd)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StartError(
+            f"{path} cannot be written ({error.strerror}); make room, or choose another --data-dir"
+        ) from error
 
 
 def running_system(path: Path) -> Mapping[str, Any] | None:
