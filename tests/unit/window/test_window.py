@@ -322,6 +322,22 @@ def test_mode_off_trims_nothing_and_refuses_what_does_not_fit() -> None:
     )
 
 
+@pytest.mark.proves("E6", "C57")
+def test_mode_off_names_every_need_at_once() -> None:
+    session = history([user("one"), assistant("two"), user("three"), assistant("four")])
+    off = Policy(mode=Mode.OFF)
+
+    with pytest.raises(CannotFit) as refused:
+        plan(session.stored, WindowRequest(budget_tokens=2, max_messages=2), off)
+
+    needs = refused.value
+    assert (needs.needed_tokens, needs.needed_messages) == (tokens_of(session), 4)
+    made = plan(
+        session.stored, WindowRequest(budget_tokens=tokens_of(session), max_messages=4), off
+    )
+    assert len(session.rendered(made).messages) == 4
+
+
 @pytest.mark.proves("W2")
 def test_max_messages_keeps_whole_blocks_from_the_newest_on() -> None:
     session = history(

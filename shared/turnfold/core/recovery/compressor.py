@@ -176,6 +176,7 @@ class LadderCompressor:
             raise CannotFit(
                 f"the smallest list of these messages needs a budget of {needed} tokens",
                 needed_tokens=needed,
+                needed_messages=error.needed_messages,
             ) from error
         # Without a history there is a window for any budget, so this was not checked yet.
         if system_tokens > cap:

@@ -26,7 +26,6 @@ from turnfold.messages import Message, Role, Shape
 UNLIMITED: Final = 1 << 52
 EMERGENCY_FIFTHS: Final = 3
 """An emergency window takes at most three fifths of its budget."""
-
 RESERVE_MARGIN_TOKENS: Final = 2_000
 
 
@@ -168,12 +167,14 @@ def build_window(
         trim_for_emergency(window)
     else:
         grow(window, new)
+    needed = _needed_messages(window, asked) if window.size > limits.messages else 0
+    is_long = needed > limits.messages + asked.aside_messages
     if window.total > limits.tokens:
-        raise _too_long(window.total, stored.factor, asked)
-    if window.size > limits.messages:
-        needed = window.size + (0 if _begins_with_user(window) else asked.aside_messages)
-        if needed > limits.messages + asked.aside_messages:
-            raise CannotFit(f"the window needs {needed} messages", needed_messages=needed)
+        # In other modes a larger budget may change the messages.
+        messages = needed if is_long and policy.mode is Mode.OFF else None
+        raise _too_long(window.total, stored.factor, asked, messages)
+    if is_long:
+        raise CannotFit(f"the window needs {needed} messages", needed_messages=needed)
     if earlier is not None and window is not earlier:
         _inherit(window, earlier)
     return window
@@ -187,10 +188,11 @@ def _tell_less(window: WindowBuilder) -> None:
             window.can_continue = False
 
 
-def _begins_with_user(window: WindowBuilder) -> bool:
-    """Return whether the first block is no answer, before which a shape might add a message."""
+def _needed_messages(window: WindowBuilder, asked: WindowRequest) -> int:
+    """Return the window's size; a shape may add a message before an answer that begins it."""
     first = next((block for block in window.blocks if block.is_shown), None)
-    return first is not None and first.head.message.role is not Role.ASSISTANT
+    is_whole = first is not None and first.head.message.role is not Role.ASSISTANT
+    return window.size + (0 if is_whole else asked.aside_messages)
 
 
 def _inherit(window: WindowBuilder, earlier: WindowBuilder) -> None:
@@ -316,14 +318,13 @@ def emergency_budget(tokens: int) -> int:
     return -(-tokens * 5 // EMERGENCY_FIFTHS)
 
 
-def _too_long(tokens: int, factor: float, asked: WindowRequest) -> CannotFit:
+def _too_long(tokens: int, factor: float, asked: WindowRequest, messages: int | None) -> CannotFit:
     needed = billed(tokens + asked.aside_tokens, factor)
-    if asked.is_emergency:
-        needed = emergency_budget(needed)
-    return CannotFit(
-        f"the smallest window of this session needs a budget of {needed} tokens",
-        needed_tokens=needed,
-    )
+    needed = emergency_budget(needed) if asked.is_emergency else needed
+    text = f"the smallest window of this session needs a budget of {needed} tokens"
+    if messages is not None:
+        text += f" and {messages} messages"
+    return CannotFit(text, needed_tokens=needed, needed_messages=messages)
 
 
 def to_plan(window: WindowBuilder, stored: WindowInput, asked: WindowRequest) -> WindowPlan:
