@@ -302,3 +302,28 @@ async def test_where_no_model_writes_nothing_stands_in_for_one(stores: Stores) -
     ]
     assert await stores.jobs.next_due_ms() is None
     assert (await stores.history.counts(KEY)).failures == 0
+
+
+@pytest.mark.proves("S7", "V1")
+async def test_an_outage_counts_as_one_failure_however_often_a_stand_in_is_tried_again(
+    stores: Stores,
+) -> None:
+    await stores.ingest(*turns(10, 7))
+    await write(stores, "picked", kind="extractive", reason="timeout")
+    due_ms: int | None = NOON + 1_000 + COOLDOWN_MS
+    for _ in range(3):
+        assert due_ms is not None
+        job = await claimed(stores, due_ms)
+        await stores.jobs.fail(
+            job, ending=JobStatus.FAILED, reason="timeout", detail="no", now_ms=due_ms
+        )
+        due_ms = await stores.jobs.next_due_ms()
+
+    totals = await stores.inspections.totals(None)
+    listed = await stores.inspections.compactions("failed", agent_ids=None, limit=9)
+
+    assert (totals.compactions_failed, len(listed)) == (1, 1)
+    assert due_ms is not None
+    job = await claimed(stores, due_ms)
+    await stores.jobs.commit(job, summary("written"), reason=None, now_ms=due_ms)
+    assert (await stores.inspections.totals(None)).compactions_failed == 0

@@ -11,12 +11,15 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    exists,
     func,
+    not_,
     or_,
     select,
     tuple_,
 )
 
+from turnfold.core.eviction.triggers import Trigger
 from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey
 from turnfold.ports.compact import JobStatus
@@ -102,8 +105,19 @@ _VERSIONS = select(
     summaries.c.last_position,
     summaries.c.created_at_ms,
 )
+_LATER = compactions.alias("later")
+_IS_TRIED_AGAIN = and_(
+    compactions.c.trigger == Trigger.STAND_IN,
+    exists().where(
+        _LATER.c.sid == compactions.c.sid,
+        _LATER.c.ordinal > compactions.c.ordinal,
+        _LATER.c.trigger == Trigger.STAND_IN,
+        _LATER.c.finished_at_ms.is_not(None),
+    ),
+)
+"""An outage leaves a row for each attempt to replace an extractive summary: the last counts."""
 _HAS_FAILED = or_(
-    compactions.c.status.in_([JobStatus.FAILED, JobStatus.REJECTED]),
+    and_(compactions.c.status.in_([JobStatus.FAILED, JobStatus.REJECTED]), not_(_IS_TRIED_AGAIN)),
     and_(is_open, compactions.c.attempts > 0, compactions.c.reason.is_not(None)),
 )
 
