@@ -434,6 +434,10 @@ async def test_the_slider_stands_at_the_budget_and_reaches_round_ones(
             assert await page.input_value("#max_tokens") == budget
         await page.fill("#max_tokens", "40000")
         await page.wait_for_selector("#compare[href$='max_tokens=40000']")
+        # A page that is loaded again, or shared, shows the same budget.
+        await page.wait_for_url("**max_tokens=40000**")
+        await page.reload()
+        assert await page.input_value("#max_tokens") == "40000"
         await page.click("button:has-text('Show')")
         await page.wait_for_url("**max_tokens=40000**")
         assert await page.inner_text("#tokens") == "40,000"

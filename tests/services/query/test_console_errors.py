@@ -4,9 +4,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from tests.postgres import running_postgres
 from tests.running_system import running_parts
+from turnfold_query.console.views import page
 
 FORM = {"turnfold_form": "f"}
 """The cookie of a page with a form."""
@@ -46,3 +48,19 @@ async def test_a_path_without_a_number_has_no_page(tmp_path: Path) -> None:
         answers = [(await visitor.get(path)).status_code for path in paths]
 
     assert answers == [404] * len(paths)
+
+
+@pytest.mark.proves("V1")
+def test_a_list_of_failures_that_is_cut_says_so() -> None:
+    failed = {
+        "agent_id": "support", "session_id": "s", "status": "failed", "version": None,
+        "is_regeneration": False, "trigger": "messages", "actor": None, "messages": 1, "tokens": 1,
+        "attempts": 1, "reason": "timeout", "requested_at": "2026-11-29T03:00:00Z",
+    }  # fmt: skip
+    request = Request({"type": "http", "path": "/console/jobs"})
+
+    cut = page(request, "jobs.html", waiting=[], failed=[failed, failed], most=2)
+    whole = page(request, "jobs.html", waiting=[], failed=[failed], most=2)
+
+    assert "The newest 2; there may be more." in bytes(cut.body).decode()
+    assert "there may be more" not in bytes(whole.body).decode()

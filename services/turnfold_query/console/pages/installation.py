@@ -102,6 +102,7 @@ async def jobs(view: PageView) -> Response:
     api = view.visitor.api
     return view.page(
         "jobs.html",
+        most=JOBS,
         waiting=(await api.get("/v1/compactions", status="open", limit=JOBS))["compactions"],
         failed=(await api.get("/v1/compactions", status="failed", limit=JOBS))["compactions"],
     )
