@@ -83,3 +83,100 @@ def test_a_file_of_patterns_has_one_a_line_and_remarks() -> None:
 def test_a_line_that_is_no_pattern_is_named(text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         checked_patterns(text)
+
+
+@pytest.mark.proves("X4")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "password\t= hunter2",
+        "password=$Zk81mPq2; kept",
+        "DB_PASS=Zk81mPq2\nNEXT=kept",
+        "export PGPASSWORD='Zk81mPq2 x, y', kept",
+        "MYSQL_PWD=Zk81mPq2 mysql kept",
+        "password: |\n  Zk81mPq2\nnext: kept",
+        "AccountKey=Zk81mPq2mPq2==;kept",
+        "os.environ['API_KEY'] = 'Zk81mPq2' # kept",
+        "{'token': b'Zk81mPq2', 'user': 'kept'}",
+        '{"password": "Zk81,mPq2 x&y", "user": "kept"}',
+        "<password>Zk81mPq2</password> kept",
+        "tool --api-key Zk81mPq2 kept",
+        "curl -u ana:Zk81mPq2 https://x.io/kept",
+        "sshpass -p 'Zk81mPq2' ssh kept",
+        "mysql -u root -pZk81mPq2 kept",
+        "Authorization: token Zk81mPq2 kept",
+        "amqp://ana:Zk81mPq2@host/kept",
+        "https://Zk81mPq2Zk81mPq2@github.com/kept",
+        "machine host login ana password Zk81mPq2 kept",
+        "密码：Zk81mPq2，请保存 kept",
+        "数据库的密码是Zk81mPq2。kept",
+        "token：Zk81mPq2，请保存 kept",
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIEZk81mPq2Zk81mPq2\nZk81\n-----END RSA PRIVATE KEY-----\nkept",
+        "gsk_Zk81mPq2Zk81mPq2Zk81mPq2Zk81mPq2 kept",
+    ],
+)
+def test_a_secret_is_taken_out_and_the_text_around_it_kept(text: str) -> None:
+    for is_ascii in (True, False):
+        once = json.dumps({"command": text}, ensure_ascii=is_ascii)
+        twice = json.dumps({"body": once}, ensure_ascii=is_ascii)
+        for shown in map(redact, (text, once, twice)):
+            assert "[REDACTED:" in shown
+            assert "Zk81" not in shown
+            assert "hunter2" not in shown
+            assert ("kept" in shown) == ("kept" in text)
+        assert json.loads(json.loads(redact(twice))["body"]) == json.loads(redact(once))
+
+
+@pytest.mark.proves("X4")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "token_count: 512",
+        "max_tokens=4000, total_tokens: 12345678",
+        "commit 3f2a9c1b7d8e4f5061728394a5b6c7d8e9f00112",
+        "key: 550e8400-e29b-41d4-a716-446655440000",
+        "password = os.environ['DB_PASSWORD']",
+        "token = request.headers.get('x')",
+        "password=args.password",
+        "api_key: SecretStr | None = None",
+        'export TOKEN="$MY_TOKEN"',
+        "password: ${DB_PASSWORD}",
+        '"password": "Please enter your old password"',
+        "PASS: test_login_2fa",
+        "PWD=/srv/app/data1",
+        "docker run -u 1000:1000 image",
+        "bypass: enabled123",
+        "proxy_pass http://localhost:5000;",
+        "parameters/atapi_passthru16: File shrank by 4094 bytes",
+        "密码：请在设置里修改",
+        '{"url":"http://host:8080","mail":"joe@example.com"}',
+        "grep -r 'BEGIN PRIVATE KEY' and -----BEGIN",
+        "sk-learn-something-pipeline",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redact(text) == text
+    assert redact(json.dumps({"text": text})) == json.dumps({"text": text})
+
+
+def test_the_start_of_a_private_key_alone_does_not_take_the_rest_of_a_text() -> None:
+    text = "Search for -----BEGIN PRIVATE KEY----- in all files, then tell me."
+
+    assert redact(text) == "Search for [REDACTED:private_key] in all files, then tell me."
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "password=",
+        'password=\\"',
+        "token: ",
+        "curl -u ",
+        "--token ",
+        "\\",
+        "-----BEGIN PRIVATE KEY-----",
+    ],
+)
+def test_starts_of_secrets_in_a_row_take_linear_time(part: str) -> None:
+    """At quadratic cost, each of these would take minutes."""
+    assert redact(part * 30_000).startswith(part[:5]) or "PRIVATE" in part
