@@ -67,6 +67,7 @@ class SessionReads(Protocol):
         placement: Literal["user"],
         after: Literal["latest"],
         wait_ms: int,
+        follow_budget: bool,
     ) -> Window:
         """Return the window."""
         ...
@@ -116,6 +117,8 @@ def build_server(opened: Open) -> Server[Any]:
                             placement="user",
                             after="latest",
                             wait_ms=WAIT_MS,
+                            # A look at the session, not what its model is sent.
+                            follow_budget=False,
                         )
                     )
             else:

@@ -167,6 +167,30 @@ async def test_a_model_searches_reads_expands_and_sees_the_window(
         assert "[e30#0]" in await told(client, "read_messages", message_ids=ids)
 
 
+@pytest.mark.proves("E8", "G7")
+async def test_a_look_at_the_window_evicts_nothing(session_id: str, system: RunningSystem) -> None:
+    """A tool's result goes into a window of another size, which the host asks for or keeps."""
+    report = "a long report with many details about a subsystem. " * 140
+    looking = Client(build_server(opening(system.nats_url, session_id)))
+    async with looking, connect(system.nats_url, environ={}) as client:
+        looked_at, asked = client.session(session_id, SESSION), client.session(session_id, OTHER)
+        for number in range(12):
+            messages = [
+                {"role": "user", "content": f"{number}: {report}"},
+                {"role": "assistant", "content": "Noted."},
+            ]
+            for session in (looked_at, asked):
+                await session.turn_completed(messages)
+        assert window_in(await told(looking, "window", max_tokens=4_000))["is_fresh"]
+
+        # Hints of both sessions would go the same way.
+        await asked.context(max_tokens=4_000, wait_ms=5_000)
+        while not (await asked.status())["messages_covered"]:  # noqa: ASYNC110  # as above
+            await asyncio.sleep(0.05)
+        status = await looked_at.status()
+        assert status["messages_live"] == status["messages_total"]
+
+
 HOSTILE: list[tuple[str, dict[str, Any]]] = [
     ("read_messages", {"message_ids": ["s1#0"]}),
     ("read_messages", {"message_ids": [f"../{OTHER}#s1#0", "s1#0%", "%2F", "'; DROP TABLE"]}),
