@@ -52,9 +52,7 @@ Model = Annotated[
 ]
 MaybeStyle = Annotated[
     Style | None,
-    typer.Option(
-        metavar="STYLE", help="Style: narrative or structured (default: that of the policy)."
-    ),
+    typer.Option(metavar="STYLE", help="Style (default: that of the policy)."),
 ]
 Prompt = Annotated[
     Path | None,
