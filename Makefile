@@ -34,8 +34,9 @@ setup: ## make .venv with everything locked in it (the other targets do it when 
 demo: setup ## replay recorded conversations through bus, worker and query, and show what happened (FILES=...)
 	@$(BIN)/turnfold demo $(FILES)
 
+# Byte code is kept even where Python is told not to: each tester spent ten seconds on rewriting the assertions of all files and plugins.
 test: setup ## run all tests but the benchmarks, on all cores (TESTS=tests/unit for a part, TESTERS=1 for one at a time)
-	@$(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 prove: setup ## cut a million windows and check each against the laws (CUTS=100000 PROCESSES=2; PROVE_DATA names conversations)
 	@$(BIN)/python -m tests.window_check --cuts $(CUTS) --processes $(PROCESSES)
