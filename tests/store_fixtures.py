@@ -4,17 +4,16 @@ import asyncio
 import atexit
 import json
 import shutil
+import sqlite3
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
-
-import asyncpg
 
 from tests.invariants import StoreSnapshot, seen_in_database
 from tests.postgres import Postgres
@@ -168,34 +167,39 @@ async def sql_stores(
     url: str, policy: Policy = SMALL, *, first_id: int = 1
 ) -> AsyncGenerator[Stores]:
     """The stores on a database whose tables are there."""
-    installation, policy_of = installation_of(policy, first_id=first_id)
     database = Database(url, writes=True)
     try:
-        yield Stores(
-            database.url.get_backend_name(),
-            SqlIngestStore(database, withdraw),
-            SqlJobStore(database, new_id=installation.new_id),
-            SqlWindowStore(database),
-            SqlHistoryStore(database),
-            SqlAgentLists(database),
-            SqlSessionCommands(database),
-            SqlVersionStore(database),
-            SqlCampaignStore(database),
-            SqlOutboxStore(database),
-            SqlIdleStore(database),
-            SqlBudgetStore(database),
-            SqlErasureStore(database, rows_at_once=ROWS_AT_ONCE),
-            SqlSearchStore(database),
-            SqlRecallStore(database),
-            SqlSearchIndex(database, installation.count),
-            SqlDeadLetterStore(database),
-            SqlInspectionStore(database),
-            installation,
-            policy_of,
-            lambda: seen_in_database(database),
-        )
+        yield stores_on(database, policy, first_id=first_id)
     finally:
         await database.close()
+
+
+def stores_on(database: Database, policy: Policy = SMALL, *, first_id: int = 1) -> Stores:
+    """The stores on a database that is open, whose tables are there."""
+    installation, policy_of = installation_of(policy, first_id=first_id)
+    return Stores(
+        database.url.get_backend_name(),
+        SqlIngestStore(database, withdraw),
+        SqlJobStore(database, new_id=installation.new_id),
+        SqlWindowStore(database),
+        SqlHistoryStore(database),
+        SqlAgentLists(database),
+        SqlSessionCommands(database),
+        SqlVersionStore(database),
+        SqlCampaignStore(database),
+        SqlOutboxStore(database),
+        SqlIdleStore(database),
+        SqlBudgetStore(database),
+        SqlErasureStore(database, rows_at_once=ROWS_AT_ONCE),
+        SqlSearchStore(database),
+        SqlRecallStore(database),
+        SqlSearchIndex(database, installation.count),
+        SqlDeadLetterStore(database),
+        SqlInspectionStore(database),
+        installation,
+        policy_of,
+        lambda: seen_in_database(database),
+    )
 
 
 RAM = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -217,22 +221,30 @@ async def new_postgres(server: Postgres) -> str:
     return server.url(await server.create_database(like=_migrated_on[server]))
 
 
-async def empty_postgres(url: str) -> None:
+async def empty_postgres(database: Database) -> None:
     """Delete all rows of a migrated PostgreSQL database, and start its sequences again at 1."""
-    connection = await asyncpg.connect(url.replace("+asyncpg", ""))
-    try:
-        # A replica fires no triggers, so that audit rows may be deleted. DELETE is faster than
-        # TRUNCATE for so few rows, because TRUNCATE makes new files for each table and index.
-        deletes = (
-            f'DELETE FROM "{name}"'
-            for name in (*metadata.tables, word_index.name, word_index_segments.name)
-        )
-        from_one = "SELECT setval(oid, 1, false) FROM pg_class WHERE relkind = 'S'"
-        await connection.execute(
-            "; ".join(("SET session_replication_role = replica", *deletes, from_one))
-        )
-    finally:
-        await connection.close()
+    # A replica fires no triggers, so that audit rows may be deleted. DELETE is faster than TRUNCATE
+    # for so few rows, because TRUNCATE makes new files for each table and index.
+    deletes = " ".join(
+        f'DELETE FROM "{name}";'
+        for name in (*metadata.tables, word_index.name, word_index_segments.name)
+    )
+    emptying = f"""
+        DO $$ BEGIN
+            SET LOCAL session_replication_role = replica;
+            {deletes}
+            PERFORM setval(oid, 1, false) FROM pg_class WHERE relkind = 'S';
+        END $$"""
+    await database.write(lambda connection: connection.exec_driver_sql(emptying))
+
+
+async def empty_sqlite(database: Database) -> None:
+    """Make a SQLite database again what it was after its migration."""
+    with (
+        closing(sqlite3.connect(_migrated())) as template,
+        closing(sqlite3.connect(database.url.database or "")) as emptied,
+    ):
+        template.backup(emptied)
 
 
 _migrated_on: dict[Postgres, str] = {}

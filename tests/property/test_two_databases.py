@@ -27,7 +27,7 @@ from tests.store_fixtures import (
     assistant,
     empty_postgres,
     new_postgres,
-    sql_stores,
+    stores_on,
     turn,
     user,
 )
@@ -47,6 +47,7 @@ from turnfold.ports.admin import CampaignProgress
 from turnfold.ports.compact import Job, RegenerateOptions, Version
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.ports.search import Scope
+from turnfold.store.database.engine import Database
 from turnfold.store.database.outbox import Notice
 
 usages = st.builds(
@@ -69,8 +70,10 @@ class DatabaseWalk(StateRules):
 
     def __init__(self) -> None:
         super().__init__()
-        self.run(empty_postgres(self.url))
-        self.postgres = self.run(self.open.enter_async_context(sql_stores(self.url, TIGHT)))
+        database = Database(self.url, writes=True)
+        self.open.push_async_callback(database.close)
+        self.run(empty_postgres(database))
+        self.postgres = stores_on(database, TIGHT)
 
     def call_peer(
         self,

@@ -195,7 +195,7 @@ async def waiting_for_locks(database: asyncpg.Connection, number: int) -> None:
 
 
 @pytest.mark.proves("A1", "A7")
-@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("shared_database", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("versions", [0, 1])
 async def test_an_eviction_that_waited_for_a_new_version_counts_its_summary(
     stores: Stores, store_url: str, versions: int

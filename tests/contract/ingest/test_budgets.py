@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -45,7 +46,7 @@ async def override(stores: Stores, key: SessionKey = KEY, **numbers: Any) -> Non
     await stores.changes.set_policy(key, request, installation=stores.installation, now_ms=NOON)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def followed(stores: Stores) -> Stores:
     """A store in whose session only tokens make messages leave: half of the window or budget."""
     await override(stores, **NUMBERS)

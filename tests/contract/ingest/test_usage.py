@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tests.store_fixtures import (
     KEY,
@@ -376,7 +377,7 @@ async def triggers(stores: Stores) -> Sequence[tuple[str, int]]:
     return [(one["trigger"], one["budget_tokens"]) for one in told if "trigger" in one]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def metered(stores: Stores) -> Stores:
     """A store whose session has a model of 10,000 tokens, of which 2,000 are kept in reserve, and six turns in it."""
     await override(

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tests.contract.query.test_context import Asker
 from tests.invariants import faults
@@ -50,7 +51,7 @@ async def override(stores: Stores, key: SessionKey = KEY, **numbers: Any) -> Non
     await stores.changes.set_policy(key, request, installation=stores.installation, now_ms=NOON)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def roomy(stores: Stores) -> Stores:
     """A store in whose session nothing but tokens and overflows make messages leave."""
     await override(

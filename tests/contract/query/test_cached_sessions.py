@@ -10,13 +10,14 @@ from tests.store_fixtures import (
     assistant,
     result,
     retracted,
-    sql_stores,
+    stores_on,
     tool,
     turn,
     turns,
     user,
 )
 from turnfold.ports.ingest import DecodedEvent
+from turnfold.store.database.engine import Database
 
 Change = Callable[[Stores], Awaitable[object]]
 
@@ -90,7 +91,7 @@ CHANGES: dict[str, tuple[Change, ...]] = {
 @pytest.mark.proves("W5", "L2")
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES.keys())
 async def test_a_cached_session_reads_like_a_new_one(
-    stores: Stores, store_url: str, changes: tuple[Change, ...]
+    stores: Stores, database: Database, changes: tuple[Change, ...]
 ) -> None:
     await stores.ingest(
         *turns(1, 2), turn(10, assistant(None, "open")), result(12, "early", "too soon")
@@ -99,5 +100,4 @@ async def test_a_cached_session_reads_like_a_new_one(
         await change(stores)
 
         cached = await stores.facts()
-        async with sql_stores(store_url) as unused:
-            assert cached == await unused.facts()
+        assert cached == await stores_on(database).facts()

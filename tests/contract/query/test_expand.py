@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tests.store_fixtures import KEY, NOON, Stores, summary, turn, turns, user
 from turnfold.contracts.requests import ExpandRequest, SummaryRequest
@@ -35,7 +36,7 @@ async def committed(stores: Stores, version: Version, **sections: Any) -> None:
     await stores.jobs.commit(job, replace(version, draft=draft), reason=None, now_ms=NOON + 61_000)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def told(stores: Stores) -> Stores:
     """A session with a version that a model wrote, and one message that only looks like what it speaks of."""
     await stores.ingest(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tests.store_fixtures import (
     KEY,
@@ -70,7 +71,7 @@ async def test_pictures_count_in_what_a_search_reads_and_answers(
     )
 
 
-@pytest.fixture(params=["indexed", "new", "half"])
+@pytest_asyncio.fixture(params=["indexed", "new", "half"], loop_scope="session")
 async def garden(request: pytest.FixtureRequest, stores: Stores) -> Stores:
     """A session whose first messages are worth finding: in the index, not yet, or only the first ones."""
     await stores.ingest(
