@@ -5,7 +5,7 @@ Built-in patterns find keys, tokens and passwords. An operator can add patterns 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -24,7 +24,8 @@ _PRIVATE_KEY = re.compile(
 )
 _KNOWN_KEY = re.compile(
     r"(?<![A-Za-z0-9_])(?:"
-    r"sk-(?:[A-Za-z0-9]{16}|(?=[a-z_-]{0,60}[A-Z0-9])[A-Za-z0-9_-]{16})[A-Za-z0-9_-]*|gh[pousr]_[A-Za-z0-9]{20,}"
+    r"sk-(?:[A-Za-z0-9]{16}|(?=[a-z_-]{0,60}[A-Z0-9])[A-Za-z0-9_-]{16})[A-Za-z0-9_-]*"
+    r"|gh[pousr]_[A-Za-z0-9]{20,}"
     r"|github_pat_[A-Za-z0-9_]{20,}"
     r"|gl(?:pat|rt|dt|cbt)-[A-Za-z0-9_-]{16,}"
     r"|xox[abeprs]-[A-Za-z0-9-]{10,}|xapp-[A-Za-z0-9-]{10,}"
@@ -117,25 +118,27 @@ _KEY_HINTS = (
     "SU", "SA", "SO", "SC", "SN", "SX",
 )  # fmt: skip
 
+_REPLACED: tuple[
+    tuple[tuple[str, ...], re.Pattern[str], Callable[[re.Match[str]], str] | str], ...
+] = (
+    (("PRIVATE KEY",), _PRIVATE_KEY, "[REDACTED:private_key]"),
+    (("eyJ",), _JSON_WEB_TOKEN, lambda match: "[REDACTED:key]" if match[1] else match[0]),
+    (_KEY_HINTS, _KNOWN_KEY, "[REDACTED:key]"),
+    (("earer", "EARER", "asic", "ASIC"), _AUTHORIZATION, r"\1[REDACTED:token]"),
+    (("@",), _URL_PASSWORD, r"\1[REDACTED:password]@"),
+    (("@",), _URL_TOKEN, r"\1[REDACTED:token]@"),
+    (("ig=", "ignature="), _URL_SIGNATURE, r"\1[REDACTED:token]"),
+)
+
 
 def redact(text: str) -> str:
     """Replace secrets by `[REDACTED:<kind>]`.
 
     Secrets are keys, tokens, private keys, and passwords in assignments, commands and URLs.
     """
-    if "PRIVATE KEY" in text:
-        text = _PRIVATE_KEY.sub("[REDACTED:private_key]", text)
-    if "eyJ" in text:
-        text = _JSON_WEB_TOKEN.sub(lambda match: "[REDACTED:key]" if match[1] else match[0], text)
-    if any(hint in text for hint in _KEY_HINTS):
-        text = _KNOWN_KEY.sub("[REDACTED:key]", text)
-    if any(scheme in text for scheme in ("earer", "EARER", "asic", "ASIC")):
-        text = _AUTHORIZATION.sub(r"\1[REDACTED:token]", text)
-    if "@" in text and "/" in text:
-        text = _URL_PASSWORD.sub(r"\1[REDACTED:password]@", text)
-        text = _URL_TOKEN.sub(r"\1[REDACTED:token]@", text)
-    if "ig=" in text or "ignature=" in text:
-        text = _URL_SIGNATURE.sub(r"\1[REDACTED:token]", text)
+    for hints, pattern, replacement in _REPLACED:
+        if any(hint in text for hint in hints):
+            text = pattern.sub(replacement, text)
     if any(command in text for command in _COMMANDS):
         text = _without(
             text,
