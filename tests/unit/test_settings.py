@@ -474,3 +474,12 @@ def test_a_model_nobody_knows_is_a_name_all_the_same(name: str) -> None:
 def test_a_share_of_a_window_is_above_nothing_and_at_most_all(share: float) -> None:
     with pytest.raises(ValueError, match="chunk_share"):
         adjusted(PRESETS["balanced"], {"chunk_share": share})
+
+
+def test_a_comma_separates_servers_of_nats_but_no_databases() -> None:
+    several = "nats://one:4222, tls://two:4222"
+    database = "postgresql+asyncpg://me:se,cret@host/db"
+
+    found = read_settings({"TURNFOLD_NATS_URL": several, "TURNFOLD_DATABASE_URL": database})
+
+    assert (found.nats_url, found.database_url) == (several, database)

@@ -130,14 +130,15 @@ def _switch(raw: Any) -> bool:
     return word in ("1", "true", "yes")
 
 
-def _url(schemes: tuple[str, ...]) -> Callable[[Any], str]:
+def _url(schemes: tuple[str, ...], *, may_be_several: bool = False) -> Callable[[Any], str]:
     def read(raw: Any) -> str:
-        for url in _non_empty_text(raw).split(","):
+        text = _non_empty_text(raw)
+        for url in text.split(",") if may_be_several else [text]:
             if urlsplit(url.strip()).scheme not in schemes:
                 raise ValueError(
                     f"must begin with {' or '.join(f'{scheme}://' for scheme in schemes)}"
                 )
-        return _non_empty_text(raw)
+        return text
 
     return read
 
@@ -172,7 +173,7 @@ def _agent_id(raw: Any) -> str:
 
 
 PARSERS: Mapping[str, Callable[[Any], Any]] = {
-    "nats_url": _url(NATS_SCHEMES),
+    "nats_url": _url(NATS_SCHEMES, may_be_several=True),
     "nats_creds": _path,
     "nats_user": _non_empty_text,
     "nats_password": _non_empty_text,
