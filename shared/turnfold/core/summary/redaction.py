@@ -12,14 +12,15 @@ from typing import Any
 
 from turnfold.core.summary.sources import PreviousSummary, Source, SummaryJob
 
+# Atomic groups: before Python 3.11.5, a possessive group that may backtrack matches too little.
 # Without an end, such as in a cut text, a key is what looks like its lines. Neither form reads past
 # the start of another key, so that many starts take linear time.
 _PRIVATE_KEY = re.compile(
     r"-{4,5} ?BEGIN ([A-Z0-9 ]*)PRIVATE KEY((?: BLOCK)?) ?-{4,5}"
     r"(?:(?:(?!-{4} ?BEGIN ).)*?-{4,5} ?END \1PRIVATE KEY\2 ?-{4,5}"
-    r"|(?:(?:\s|\\++[nr]|[\"',+])*+"
-    r"(?:[A-Z][A-Za-z-]{2,20}: [^\s\\\"']{1,99}|[A-Za-z0-9+/=]{16,}+))*+"
-    r"(?:(?:\s|\\++[nr])*+[A-Za-z0-9+/=]{1,15}[.…\s]*\Z)?)",
+    r"|(?>(?:(?>(?:\s|\\++[nr]|[\"',+])*)"
+    r"(?:[A-Z][A-Za-z-]{2,20}: [^\s\\\"']{1,99}|[A-Za-z0-9+/=]{16,}+))*)"
+    r"(?:(?>(?:\s|\\++[nr])*)[A-Za-z0-9+/=]{1,15}[.…\s]*\Z)?)",
     re.DOTALL,
 )
 _KNOWN_KEY = re.compile(
@@ -69,7 +70,7 @@ def _any_case(words: str) -> str:
 # In JSON, a quote, a tab and the end of a line are escaped by a backslash; in JSON within JSON, by
 # two or three.
 _ESCAPED_NAMES = r"\\{1,4}+u(?:5bc6\\++u(?:7801|94a5)|53e3\\++u4ee4|4ee4\\++u724c)"
-_GAP = r"(?:[ \t]|\\++t){0,40}+"
+_GAP = r"(?>(?:[ \t]|\\++t){0,40})"
 _LINE = r"(?:(?:[|>][+-]?)?(?:\r?\n|(?:\\++r)?\\++n)[ \t]{0,12}+)?"
 _NAME = re.compile(
     rf"({_any_case('password passwd passphrase authorization secret token pass pwd')}"
@@ -90,12 +91,12 @@ _LONG = 300
 _SINGLE_QUOTED = re.compile(r"(\\*+')((?:[^\"'\\\n]|\\++(?![\"'])){1,300})(?=\1)")
 _OPENING = re.compile(r"\\*+\"")
 _BARE_CHARACTER = rf"(?:[^\s\"',;&<>(){{}}\[\]\\{_WIDE}]|\\++(?![\"'nrt]|u[0-9a-fA-F]{{4}}))"
-_BARE = re.compile(rf"(?:\\*+[\"'“])?({_BARE_CHARACTER}{{4,}}+)")
+_BARE = re.compile(rf"(?:\\*+[\"'“])?((?>{_BARE_CHARACTER}{{4,}}))")
 _COMMAND = re.compile(
     r"(\b(?:curl\b[^\n]{0,300}?[\s\"'](?:-[uU]|--(?:proxy-)?user)(?:[\s=,]|\\*+[\"']){0,6}"
     r"[^\s:\"'\\]{1,64}:|sshpass[ \t]+-p[ \t]*|mysql\w*\b[^\n]{0,200}?\s-p"
     r"|redis-cli\b[^\n]{0,200}?\s-a[ \t]+|login\b[^\n]{0,200}?\s-p[ \t]+"
-    rf"|pass(?:in|out)?[ \t]+pass:))(?:\\*+[\"'])?(?!-)({_BARE_CHARACTER}{{4,}}+)"
+    rf"|pass(?:in|out)?[ \t]+pass:))(?:\\*+[\"'])?(?!-)((?>{_BARE_CHARACTER}{{4,}}))"
 )
 _COMMANDS = ("curl", "sshpass", "mysql", "redis-cli", "login", "pass:")
 # `$ecretPass1` is none: a variable of a shell is in capitals, and is the whole value.
