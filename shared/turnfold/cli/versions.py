@@ -50,7 +50,7 @@ Model = Annotated[
         metavar="MODEL", help="Model that writes the summaries (default: that of the policy)."
     ),
 ]
-MaybeStyle = Annotated[
+StyleOption = Annotated[
     Style | None,
     typer.Option(metavar="STYLE", help="Style (default: that of the policy)."),
 ]
@@ -130,7 +130,7 @@ def regenerate(  # noqa: PLR0917  # a parameter for each option
         bool, typer.Option("--all", help="Regenerate every session of every agent.")
     ] = False,
     model: Model = None,
-    style: MaybeStyle = None,
+    style: StyleOption = None,
     prompt: Prompt = None,
     from_version: FromVersion = None,
     at_once: AtOnce = 2,

@@ -71,7 +71,7 @@ async def connect(
     Raises:
         Unavailable: no server answered in time, and `buffering` is not set.
         NotAllowed: the credentials cannot be read, or the server rejects them.
-        StartError: the URL is none of NATS, or traces are enabled without their packages.
+        StartError: the URL is not a NATS address, or traces are enabled without their packages.
     """
     if is_requested(environ):
         begin("turnfold-agent")

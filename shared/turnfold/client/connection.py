@@ -72,7 +72,7 @@ class Connection:
 
         Raises:
             NotAllowed: the credentials cannot be read, or the server rejects them.
-            StartError: the URL is none of NATS.
+            StartError: the URL is not a NATS address.
             Unavailable: no server answered in time.
         """
         options = identity_options(environ, inbox_prefix)

@@ -24,17 +24,17 @@ def identity_options(environ: Mapping[str, str], inbox_prefix: str | None) -> di
 
 
 def servers_of(url: str) -> list[str]:
-    """Return the servers of an address, which separates them by commas.
+    """Return the servers that an address names, separated by commas.
 
     Raises:
-        StartError: an address has a scheme of something else than NATS.
+        StartError: a server has the scheme of another protocol.
     """
     servers = [server.strip() for server in url.split(",")]
     for server in servers:
         scheme = _SCHEME.match(server)
         if scheme and scheme[0].removesuffix("://").lower() not in NATS_SCHEMES:
             raise StartError(
-                f"{without_password(server)} is no address of NATS;"
+                f"{without_password(server)} is not a NATS address;"
                 f" it must begin with {' or '.join(f'{name}://' for name in NATS_SCHEMES)}"
             )
     return servers

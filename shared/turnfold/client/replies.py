@@ -159,7 +159,7 @@ class StoredMessage:
             answer["message_id"],
             answer["position"],
             answer["state"],
-            answer["message"] if "element" not in answer else answer.get("message", {}),
+            answer.get("message", {}) if "element" in answer else answer["message"],
             answer.get("score"),
             answer.get(META_MARK) is True,
             answer.get("shape") or "chat",

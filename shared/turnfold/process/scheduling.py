@@ -9,7 +9,7 @@ from typing import Final
 NICENESS: Final = 5
 """The niceness of background work, which then gets a quarter of a contended core.
 
-Twice of it leaves a tenth.
+Twice as much leaves a tenth.
 """
 
 SWITCH_SECONDS: Final = 0.001

@@ -181,7 +181,7 @@ def test_a_stop_signal_ends_every_process_and_takes_the_ready_line_away(tmp_path
 
 
 @pytest.mark.proves("O2")
-def test_a_second_start_on_the_same_directory_is_refused_at_once_and_harms_nobody(
+def test_a_second_start_on_the_same_directory_is_refused_and_harms_nobody(
     tmp_path: Path,
 ) -> None:
     with up(tmp_path) as first:

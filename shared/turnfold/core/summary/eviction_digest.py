@@ -33,7 +33,7 @@ _TARGET, _ID, _TEXT = (
     )
 )
 """Arguments that identify a call, the best first: a path or command, an id, any text."""
-_VALUES = re.compile(r'"((?:[^"\\]|\\.)*+)"(\s*:)?|(-?\d+(?:\.\d+)?)')
+_VALUES = re.compile(r'"((?>(?:[^"\\]|\\.)*))"(\s*:)?|(-?\d+(?:\.\d+)?)')
 """The strings of a JSON text, with a colon after keys, and its numbers."""
 _READ_CHARACTERS = 400
 _SHORT_CHARACTERS = 24

@@ -12,7 +12,6 @@ from typing import Any
 
 from turnfold.core.summary.sources import PreviousSummary, Source, SummaryJob
 
-# Atomic groups: before Python 3.11.5, a possessive group that may backtrack matches too little.
 # Without an end, such as in a cut text, a key is what looks like its lines. Neither form reads past
 # the start of another key, so that many starts take linear time.
 _PRIVATE_KEY = re.compile(

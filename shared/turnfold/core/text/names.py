@@ -18,7 +18,7 @@ _ENDINGS: Final = (
 _NAME: Final = re.compile(
     r"\bhttps?://[^\s\"'<>`()\[\]{}|\\^]{2,300}+"
     # a path
-    r"|(?<![\w./@+~-])(?:~?/|\.{1,2}/)?+(?:[\w@.+-]++/)++[\w@.+-]*+"
+    r"|(?<![\w./@+~-])(?>(?:~?/|\.{1,2}/)?)(?>(?:[\w@.+-]++/)+)[\w@.+-]*+"
     # a file
     rf"|(?<![\w-])[\w-]++\.(?:{_ENDINGS})\b(?![\w/(-])"
     # a name in code, as snake_case, camelCase or PascalCase
@@ -26,7 +26,8 @@ _NAME: Final = re.compile(
     # letters or signs with digits, such as an id, a date, or a commit
     r"|(?<![\w-])(?=[A-Za-z-]*+\d)[\w-]{6,64}+(?![\w-])"
     # figures
-    r"|[$€£¥]\d[\d,]*+(?:\.\d++)?+|(?<![\w.,:/-])\d{1,3}(?:\.\d{1,5}){2,3}|(?<![\w.,:/-])\d{4,}+",
+    r"|[$€£¥]\d[\d,]*+(?>(?:\.\d++)?)"
+    r"|(?<![\w.,:/-])\d{1,3}(?:\.\d{1,5}){2,3}|(?<![\w.,:/-])\d{4,}+",
     re.ASCII,
 )
 _HINT: Final = re.compile(r"[\d/_]|\.\w|[a-z0-9][A-Z]", re.ASCII)

@@ -17,7 +17,7 @@ _URL = re.compile(
 _YEAR = re.compile(r"(?:19|20)\d\d")
 _DIGIT = re.compile(r"\d")
 _TAG = re.compile(r"</?[A-Za-z][\w-]{0,40}\s?/?>")
-_STYLING = re.compile(r"\x1b?\[(?:\d{1,3}+;?+){1,6}+m|\x1b\[[0-9;?]*[A-Za-z]")
+_STYLING = re.compile(r"\x1b?\[(?>(?:\d{1,3}+;?+){1,6})m|\x1b\[[0-9;?]*[A-Za-z]")
 _STYLED = ("\x1b[", "[0m", "[22m", "[39m")
 # Most tokens are plain words, not values: the first branch matches them without a group.
 _TOKEN = re.compile(r"[A-Za-z_~%+*$-]++(?![0-9./\\:@#])|([A-Za-z0-9_./\\:@#~%+*$-]{2,})")

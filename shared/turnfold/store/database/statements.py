@@ -103,14 +103,19 @@ def in_places(column: ColumnElement[Any]) -> ColumnElement[bool]:
 
 
 def rows_at(
-    statement: Prepared, connection: SupportsStatements, sid: int, values: Sequence[Any]
+    statement: Prepared,
+    connection: SupportsStatements,
+    sid: int,
+    values: Sequence[Any],
+    fetch: Fetch = all_rows,
 ) -> Iterator[Sequence[Any]]:
     """Yield the rows of a statement with a session's number and `PLACES`, for these values."""
     for start in range(0, len(values), len(PLACES)):
         places = values[start : start + len(PLACES)]
         # The last value fills the unused parameters.
         unused = len(PLACES) - len(places)
-        yield from statement.rows(connection, sid, *places, *[places[-1]] * unused)
+        filled = [*places, *[places[-1]] * unused]
+        yield from statement.rows(connection, sid, *filled, fetch=fetch)
 
 
 class PreparedIn:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import BigInteger, Text, bindparam, select
+from sqlalchemy import BigInteger, bindparam, select
 
 from turnfold.cache import LRUCache
 from turnfold.core.recall.block import Quote, RecalledMessage, RecallMaterial
@@ -31,7 +31,15 @@ from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import WouldBlock, fetch_small
 from turnfold.store.database.message_rows import RECALLED, recalled_of, storable_key
 from turnfold.store.database.schema import messages, sessions
-from turnfold.store.database.statements import Fetch, Prepared, SupportsStatements, all_rows
+from turnfold.store.database.statements import (
+    PLACES,
+    Fetch,
+    Prepared,
+    SupportsStatements,
+    all_rows,
+    in_places,
+    rows_at,
+)
 from turnfold.store.database.word_segments import Headers
 from turnfold.store.query.session_order import (
     UNINDEXED_MESSAGES,
@@ -57,9 +65,6 @@ MOST_LINES_NEAR = 1_000
 """The most marked lines that are compared there: a few large results may have 256 each."""
 _decode: Final = json.JSONDecoder().raw_decode
 _BODY_PLACE: Final = len(RECALLED) - 1
-_PLACES = tuple(f"at_{number}" for number in range(64))
-"""The parameters of a statement that reads several messages at once."""
-
 
 _of_session = messages.c.sid == bindparam("of_sid", type_=BigInteger)
 _SESSION = Prepared(
@@ -80,16 +85,16 @@ _BODY = Prepared(
 _MESSAGES = Prepared(
     select(*RECALLED).where(
         _of_session,
-        messages.c.position.in_([bindparam(place, type_=BigInteger) for place in _PLACES]),
+        in_places(messages.c.position),
     ),
-    ("of_sid", *_PLACES),
+    ("of_sid", *PLACES),
 )
 _RESULTS = Prepared(
     select(messages.c.position, messages.c.answers_position).where(
         _of_session,
-        messages.c.tool_call_id.in_([bindparam(place, type_=Text) for place in _PLACES]),
+        in_places(messages.c.tool_call_id),
     ),
-    ("of_sid", *_PLACES),
+    ("of_sid", *PLACES),
 )
 
 
@@ -270,12 +275,10 @@ class _StoredMessages:
     found: dict[int, tuple[Message, str]] = field(default_factory=dict)
 
     def add(self, wanted: Collection[int]) -> None:
-        """Read missing messages in groups; the last position fills the unused parameters."""
+        """Read missing messages."""
         missing = sorted(set(wanted) - self.found.keys())
-        for start in range(0, len(missing), len(_PLACES)):
-            places = _filled(missing[start : start + len(_PLACES)])
-            for row in _MESSAGES.rows(self.connection, self.sid, *places, fetch=self.fetch):
-                self.found[row[0]] = recalled_of(row)
+        for row in rows_at(_MESSAGES, self.connection, self.sid, missing, self.fetch):
+            self.found[row[0]] = recalled_of(row)
 
     def texts(self, positions: Sequence[int]) -> list[str]:
         """Return the texts of messages."""
@@ -339,13 +342,11 @@ def _partners(connection: SupportsStatements, sid: int, whole: Sequence[Message]
     wanted = {message.answers.position for message in whole if message.answers is not None}
     calling = {message.position: message.calls for message in whole if message.calls}
     ids = [
-        storable_key(call.call_id) for calls in calling.values() for call in calls[: len(_PLACES)]
+        storable_key(call.call_id) for calls in calling.values() for call in calls[: len(PLACES)]
     ]
-    for start in range(0, len(ids), len(_PLACES)):
-        places = _filled(ids[start : start + len(_PLACES)])
-        for position, answered in _RESULTS.rows(connection, sid, *places):
-            if answered in calling:
-                wanted.add(position)
+    for position, answered in rows_at(_RESULTS, connection, sid, ids):
+        if answered in calling:
+            wanted.add(position)
     return wanted
 
 
@@ -361,7 +362,3 @@ def _to_the_minute(minutes: int) -> str:
     """Return a time since the epoch as `2026-11-20 10:00`."""
     said_at = datetime.fromtimestamp(60 * minutes, tz=UTC)
     return said_at.isoformat(" ", "minutes").partition("+")[0]
-
-
-def _filled(values: Sequence[Any]) -> list[Any]:
-    return [*values, *[values[-1]] * (len(_PLACES) - len(values))]

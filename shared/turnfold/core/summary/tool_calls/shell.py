@@ -28,7 +28,7 @@ _PLAIN_PATH = re.compile(
 # The "&" of "2>&1" is not a separator.
 _UNQUOTED = re.compile(r"(?:[^;&|\n\"']|(?<=>)&)+")
 _QUOTED = re.compile(r"'[^'\n]*+'|\"[^\"\n]*+\"")
-_OPENED_QUOTE = re.compile(r'"(?:[^"\\]|\\.)*+')
+_OPENED_QUOTE = re.compile(r'"(?>(?:[^"\\]|\\.)*)')
 
 
 def telling_steps(command: str) -> Iterator[str]:
