@@ -13,7 +13,7 @@ from turnfold.operations.query.recall_decisions import RecallWish, newest_messag
 MOST_TURN_SHARE: Final = 0.25
 """The largest share of the budget that is left free for the rest of the turn."""
 TALK_RATIO: Final = 0.7
-ASKED_TALK_RATIO: Final = 0.4
+ASKED_TALK_RATIO: Final = 0.2
 """If an agent does not act, recall leaves only the first ratio of what it usually leaves.
 
 The second ratio applies if the request has its own query, because its caller asks for the past.
