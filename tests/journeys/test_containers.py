@@ -221,14 +221,18 @@ class Containers:
         )
 
         async def is_healthy() -> bool:
-            return await self.run(name, how) == 0
+            return not await self.failure_of(name, how)
 
         await eventually(
             is_healthy, seconds=HEALTHY_SECONDS, every=0.2, told=lambda: self.words(name)
         )
 
-    async def run(self, name: str, arguments: list[str], *, http: str | None = None) -> int:
-        """How a command ends that is run inside a container; `http` is the query server that it asks."""
+    async def failure_of(self, name: str, arguments: list[str], *, http: str | None = None) -> str:
+        """Run a command inside a container; `http` is the query server that it asks.
+
+        Returns:
+            Its output if it failed, otherwise nothing.
+        """
         environ = self._environ(name, SERVICES[name])
         if http is not None:
             environ["TURNFOLD_HTTP_PORT"] = str(self._own_port(http))
@@ -237,10 +241,11 @@ class Containers:
         process = await asyncio.create_subprocess_exec(
             *self._command(name, arguments, environ),
             env=environ,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
-        return await process.wait()
+        output, _ = await process.communicate()
+        return f"{process.returncode}: {output.decode()}" if process.returncode else ""
 
     async def reload_nats(self) -> None:
         """Have the NATS server read its accounts again, and once more: the first time brings new ones, the second connects them."""
@@ -418,12 +423,12 @@ async def test_the_commands_of_compose_and_of_the_image_carry_a_turn_from_an_age
 
         assert [message["content"] for message in window.messages] == ["Where is order 7341?"]
         assert [page.json()["messages"] for page in pages] == [list(window.messages)] * 2
-        assert await containers.run("migrate", ["turnfold", "doctor"], http="query") == 0
+        assert await containers.failure_of("migrate", ["turnfold", "doctor"], http="query") == ""
         assert (
-            await containers.run(
+            await containers.failure_of(
                 "operator", ["turnfold", "erase", "support", "user-42", "--yes"], http="query"
             )
-            == 0
+            == ""
         )
         assert refusal == b"-ERR 'Authorization Violation'\r\n"
         assert {name: status for name, status in (await containers.down()).items() if status} == {}
