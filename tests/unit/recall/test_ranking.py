@@ -192,16 +192,3 @@ def test_a_message_between_two_matches_counts_for_the_nearer_one_only() -> None:
 @pytest.mark.proves("F2")
 def test_a_single_chinese_character_is_looked_up_by_what_begins_with_it() -> None:
     assert question_of("琥").lookups == ((("x琥", True),),)
-
-
-@pytest.mark.proves("F2")
-def test_two_frequent_words_find_a_message_that_the_rarest_word_does_not_match() -> None:
-    both, number = 5_005, 10_000
-    rarest, second = range(0, 3_500, 10), range(3_505, 7_505, 10)
-    third = sorted([both, *range(7_509, number, 6)])
-    tokens = [50] * number
-    lookups = [sorted(places, reverse=True) for places in (rarest, second, third)]
-
-    scores = score(lookups, range(number), tokens, 1_000)
-
-    assert rank(scores, tokens, None)[0] == both

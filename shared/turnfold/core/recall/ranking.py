@@ -26,7 +26,7 @@ MOST_PLACES: Final = 600
 NEWEST_PLACES: Final = 200
 """If all lookups match more messages than that, this many of the newest count for each."""
 MOST_RANKED: Final = 400
-MOST_CANDIDATES: Final = 600
+MOST_CANDIDATES: Final = 300
 """Once the rarest lookups match this many messages, others count only for these and near them."""
 LEAST_PROMISING: Final = 40
 TOKENS_A_PROMISING: Final = 50
