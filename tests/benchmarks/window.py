@@ -50,6 +50,13 @@ STABILITY_MESSAGES = 80
 VALIDITY_STEPS = 40
 RECORDED = ("coding-pi", "support-tau-bench", "support-sgd", "zh-crosswoz")
 MEGABYTE = 1_000_000
+LONG_TEXTS = (
+    "a quiet word " * (MEGABYTE // 13),
+    "i remember must-have decisionx rulex todo( " * 20_000,
+    "记得吗不一以定" * 150_000,
+)
+"""Most words of the last two nearly bind."""
+COMMANDS = ("a;" * 1_900, "find -x " * 480, "env " + "a=b " * 900, "sort " + "-w " * 1_200)
 
 Json = dict[str, Any]
 
@@ -358,7 +365,12 @@ def _classified() -> Figure:
         for _ in range(MEGABYTE // 9)
     )
     bodies += [{"role": role, "content": long} for role in ("user", "assistant", "tool")]
-    bodies += [{"role": "user", "content": "a quiet word " * (MEGABYTE // 13)}]
+    bodies += [{"role": "user", "content": text} for text in LONG_TEXTS]
+    bodies += [_calling("bash", json.dumps({"command": command})) for command in COMMANDS]
+    bodies += [
+        _calling("bash", json.dumps({"command": "x" * MEGABYTE})),
+        _calling("x_" * 500_000, "{}"),
+    ]
     slowest = max(min(_seconds_to_classify(body) for _ in range(3)) for body in bodies)
     return Figure(
         benchmark=NAME,
@@ -367,6 +379,11 @@ def _classified() -> Figure:
         unit="ms",
         at_most=1.0,
     )
+
+
+def _calling(name: str, arguments: str) -> Json:
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 def _seconds_to_classify(body: Json) -> float:

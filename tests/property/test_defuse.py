@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 
 import pytest
 from hypothesis import given
@@ -132,12 +131,7 @@ def test_digests_and_extractive_summaries_show_no_markup(said: list[tuple[str, s
     "piece", ["<", "< ", "#", "# ", "[", "[ ", "</ ", "<" + " " * 50, "<|", "[INST]"]
 )
 def test_defusing_takes_time_in_proportion(piece: str) -> None:
-    def seconds(size: int) -> float:
-        text, best = piece * (size // len(piece)), 9.0
-        for _ in range(3):
-            began = time.process_time()
-            defused(text)
-            best = min(best, time.process_time() - began)
-        return best
+    """Each takes a second or two; at quadratic cost they would take hours, and the test its time limit."""
+    text = piece * (1_000_000 // len(piece))
 
-    assert seconds(200_000) < 5 * seconds(100_000) + 0.01
+    assert len(defused(text)) >= len(text)

@@ -3,7 +3,6 @@
 import base64
 import logging
 import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -276,16 +275,12 @@ async def test_the_data_of_a_large_image_is_stored_once_and_comes_back(
 
 
 def test_after_no_answer_the_next_compactions_do_not_wait(session_id: str) -> None:
+    """The first waits for seconds; hundreds that did as well would take more than the time limit of a test."""
     compactor = TurnfoldCompactor("haystack", session_id, client=NOWHERE)
     counter = ApproximateTokenCounter()
-    begun = time.monotonic()
-    assert compactor.compact(notes(40), 600, counter) is None
-    first = time.monotonic() - begun
 
-    for _ in range(3):
+    for _ in range(200):
         assert compactor.compact(notes(40), 600, counter) is None
-
-    assert time.monotonic() - begun < 2 * first
 
 
 def test_without_turnfold_the_messages_stay_and_a_warning_tells_no_text(

@@ -1,7 +1,6 @@
 """What resists the ladder and what goes first."""
 
 import json
-from time import process_time
 from typing import Any
 
 import pytest
@@ -301,32 +300,6 @@ def test_only_the_ends_of_a_long_text_are_read() -> None:
     )
     assert classify({"role": "user", "content": "Remember this." + filler}) is Priority.HIGH
     assert classify({"role": "user", "content": filler + "Remember this."}) is Priority.HIGH
-
-
-@pytest.mark.proves("I4", "C20")
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"role": "user", "content": TALK * 4_500},
-        {"role": "user", "content": "i remember must-have decisionx rulex todo( " * 20_000},
-        {"role": "user", "content": "记得吗不一以定" * 150_000},
-        shell("a;" * 1_900),
-        shell("find -x " * 480),
-        shell("env " + "a=b " * 900),
-        shell("sort " + "-w " * 1_200),
-        calling("bash", '{"command": "' + "x" * 1_000_000 + '"}'),
-        calling("x_" * 500_000),
-        {"role": "tool", "content": TALK * 4_500, "name": "read_file"},
-    ],
-)
-def test_classifying_takes_less_than_a_millisecond(body: dict[str, Any]) -> None:
-    def seconds() -> float:
-        began = process_time()
-        classify(body)
-        return process_time() - began
-
-    # Of the processor, which others use as well: one of many attempts has it for itself.
-    assert any(seconds() < 0.001 for _ in range(200))
 
 
 PIECES = st.sampled_from([phrase.phrase for phrase in BINDING])

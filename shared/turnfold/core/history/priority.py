@@ -117,16 +117,24 @@ TO_WORDS: Final = bytes(
 Only two other characters have an ASCII letter in lower case: one becomes a k, which no word here
 contains, and the other an i with a dot.
 """
-CHINESE: Final = re.compile(
-    "|".join(
-        """
-        决定 決定 决策 決策 敲定 定下来 定下來 商定 约束 約束 限制条件 限制條件 硬性 必须 必須
-        务必 務必 不得 不许 不許 禁止 不准 不允许 不允許 待办 待辦 记住 記住 牢记 牢記 切记 切記
-        请记得 請記得 要记得 要記得 别忘 別忘 不要忘 从现在 從現在 从今 從今 今后 今後
-        以后都 以後都 以后请 以後請 以后不 以後不 以后要 以後要 以后就 以後就
-        规则 規則 规定 規定 原则 原則 一律 截止
-        """.split()
-    )
+
+
+def _any_of(words: Iterable[str]) -> re.Pattern[str]:
+    """Build a pattern of words; grouped by first character, it searches in half the time."""
+    rests: defaultdict[str, list[str]] = defaultdict(list)
+    for word in words:
+        rests[word[0]].append(word[1:])
+    return re.compile("|".join(f"{first}(?:{'|'.join(rest)})" for first, rest in rests.items()))
+
+
+CHINESE: Final = _any_of(
+    """
+    决定 決定 决策 決策 敲定 定下来 定下來 商定 约束 約束 限制条件 限制條件 硬性 必须 必須
+    务必 務必 不得 不许 不許 禁止 不准 不允许 不允許 待办 待辦 记住 記住 牢记 牢記 切记 切記
+    请记得 請記得 要记得 要記得 别忘 別忘 不要忘 从现在 從現在 从今 從今 今后 今後
+    以后都 以後都 以后请 以後請 以后不 以後不 以后要 以後要 以后就 以後就
+    规则 規則 规定 規定 原则 原則 一律 截止
+    """.split()
 )
 
 
