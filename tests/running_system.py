@@ -210,7 +210,7 @@ async def client_of(
 async def wait_until(
     holds: Callable[[], object],
     *,
-    seconds: float = 30.0,
+    seconds: float = 60.0,
     every: float = 0.05,
     told: Callable[[], object] | None = None,
 ) -> None:
@@ -225,7 +225,7 @@ async def wait_until(
 async def eventually(
     ask: Callable[[], Awaitable[Seen | None]],
     *,
-    seconds: float = 30.0,
+    seconds: float = 60.0,
     every: float = 0.05,
     told: Callable[[], object] | None = None,
 ) -> Seen:

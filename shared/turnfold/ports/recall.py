@@ -1,6 +1,6 @@
 """Port for recall: find the messages and lines of a session that matter for a question."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -8,7 +8,7 @@ from turnfold.core.recall.block import RecallMaterial
 from turnfold.core.recall.mask_ranking import Mask
 from turnfold.core.recall.question import RecallQuestion
 from turnfold.core.recall.quotes import MarkedLine
-from turnfold.core.recall.ranking import Matches
+from turnfold.core.recall.ranking import Matches, Speaker
 from turnfold.core.text.search import Lookup
 
 
@@ -18,8 +18,8 @@ class SearchedSession:
 
     `positions` and `tokens` are those of every message, in order; messages that are never recalled
     have 0 tokens. There is one mask per lookup of `question`, or in a session of
-    more than `MOST_MASKED` messages no `masks`, but `matches`. `spoken` are the messages of the
-    speaker whom the question names, None unless it names exactly one. `look_up` searches the index
+    more than `MOST_MASKED` messages no `masks`, but `matches`. `speakers` are those whom the
+    question names. `look_up` searches the index
     of a short session alone, and finds nothing for a lookup with more than a number of places.
     `texts` reads the texts of messages, and `marked_lines` the marked lines of so many of the
     newest ones. `is_own` has 1 for each message of the agent itself.
@@ -31,7 +31,7 @@ class SearchedSession:
     tokens: Sequence[int]
     masks: Sequence[Mask] | None
     matches: Sequence[Matches]
-    spoken: Collection[int] | None
+    speakers: Sequence[Speaker]
     look_up: Callable[[Sequence[Lookup], int], Sequence[Mask]]
     texts: Callable[[Sequence[int]], Sequence[str]]
     marked_lines: Callable[[int], Mapping[int, Sequence[MarkedLine]]]

@@ -89,7 +89,8 @@ async def test_a_killed_copy_is_replaced_by_another_and_the_system_goes_on(
         system.kill(role)
         after = await replaced(system, role, before[role])
 
-        assert copies_of(system, role) == [after]
+        # Its number may be known before its title shows the role.
+        await wait_until(lambda: copies_of(system, role) == [after], told=system.words)
         # Reaped, also where its service had requested it.
         await wait_until(lambda: not Path(f"/proc/{before[role]}").exists(), told=system.words)
         await works(system, client)

@@ -89,8 +89,8 @@ def test_of_many_matches_the_best_messages_are_those_that_positions_find(seed: i
     by_positions = score(falling(lookups), range(number), sizes, ROOM)
 
     assert len(by_masks) < number
-    first = rank(by_masks, sizes, None)[:20]
-    assert len(set(first) & set(rank(by_positions, sizes, None)[:20])) >= 15
+    first = rank(by_masks, sizes, ())[:20]
+    assert len(set(first) & set(rank(by_positions, sizes, ())[:20])) >= 15
 
 
 @pytest.mark.proves("F2")

@@ -11,7 +11,8 @@ from turnfold.core.recall.question import (
     related_lookups,
     stem_of,
 )
-from turnfold.core.recall.ranking import Matches, rank, score
+from turnfold.core.recall.ranking import Matches, Speaker, rank, score
+from turnfold.core.recall.region import STRETCH
 
 
 @pytest.mark.proves("F2")
@@ -104,9 +105,16 @@ ROOM = 4_000
 
 
 def best_of(
-    lookups: Sequence[Matches], sizes: Sequence[int], until: int, spoken: set[int] | None
+    lookups: Sequence[Matches], sizes: Sequence[int], until: int, speakers: Sequence[Speaker] = ()
 ) -> list[int]:
-    return rank(score(lookups, range(until), sizes, ROOM), sizes, spoken)
+    return rank(score(lookups, range(until), sizes, ROOM, speakers), sizes, speakers)
+
+
+def spoken(*ordinals: int) -> Speaker:
+    speaker = Speaker(set(), set())
+    for ordinal in ordinals:
+        speaker.add(ordinal)
+    return speaker
 
 
 @pytest.mark.proves("F2")
@@ -123,7 +131,7 @@ def test_words_that_the_best_messages_share_find_what_the_question_does_not_name
     shared_by = [mask_of(found, 100) for found in ([90, 10], [50], range(40))]
     add_related(scores, shared_by, 100)
 
-    ranked = rank(scores, SIZES, None)
+    ranked = rank(scores, SIZES, ())
     assert ranked[0] == 10
     assert 90 in ranked
     assert 50 not in ranked, "no second message holds that word"
@@ -134,14 +142,14 @@ def test_words_that_the_best_messages_share_find_what_the_question_does_not_name
 def test_a_rare_word_counts_more_than_a_frequent_one() -> None:
     rare, frequent = [70], list(range(40, 10, -1))
 
-    assert best_of([frequent, rare], SIZES, 100, None)[0] == 70
+    assert best_of([frequent, rare], SIZES, 100)[0] == 70
 
 
 @pytest.mark.proves("F2")
 def test_two_words_near_each_other_count_together() -> None:
     apart = [[80, 20], [60, 22]]
 
-    best = best_of(apart, SIZES, 100, None)
+    best = best_of(apart, SIZES, 100)
 
     assert set(best[:2]) == {20, 22}
 
@@ -151,12 +159,48 @@ def test_a_long_message_counts_less() -> None:
     sizes = list(SIZES)
     sizes[30] = 5_000
 
-    assert best_of([[60, 30]], sizes, 100, None)[0] == 60
+    assert best_of([[60, 30]], sizes, 100)[0] == 60
 
 
 @pytest.mark.proves("F2")
 def test_the_speaker_in_question_counts_more() -> None:
-    assert best_of([[60, 30]], SIZES, 100, {30})[0] == 30
+    assert best_of([[60, 30]], SIZES, 100, [spoken(30)])[0] == 30
+
+
+@pytest.mark.proves("F2")
+def test_each_speaker_in_question_counts_more() -> None:
+    best = best_of([[80, 60, 40, 20]], SIZES, 100, [spoken(20), spoken(60)])
+
+    assert best[:2] == [60, 20]
+
+
+@pytest.mark.proves("F2")
+def test_what_others_say_beside_the_speaker_in_question_counts_more_than_other_talks() -> None:
+    beside, elsewhere = 30, 60
+    assert beside // STRETCH == 32 // STRETCH
+
+    best = best_of([[elsewhere, beside]], SIZES, 100, [spoken(32)])
+
+    assert best.index(beside) < best.index(elsewhere)
+
+
+@pytest.mark.proves("F2")
+@pytest.mark.parametrize("is_short", [True, False])
+def test_among_many_matches_those_of_the_speaker_in_question_are_promising(
+    is_short: bool,
+) -> None:
+    number, said = 4_000, 402
+    sizes = [50] * number
+    found = sorted([said, *range(number - 1, 0, -10)], reverse=True)
+    speakers = [spoken(said)]
+
+    scores = (
+        score_masks([mask_of(found, number)], sizes, number, 1_000, speakers)
+        if is_short
+        else score([found], range(number), sizes, 1_000, speakers)
+    )
+
+    assert rank(scores, sizes, speakers)[0] == said
 
 
 @pytest.mark.proves("F2")
@@ -164,7 +208,7 @@ def test_nothing_after_the_moment_and_nothing_without_a_size_is_ranked() -> None
     sizes = list(SIZES)
     sizes[48] = 0
 
-    ranked = best_of([[49]], sizes, 50, None)
+    ranked = best_of([[49]], sizes, 50)
 
     assert 48 not in ranked
     assert max(ranked) == 49
@@ -175,7 +219,7 @@ def test_of_many_matches_those_are_ranked_that_are_near_the_best() -> None:
     everywhere = list(range(9_990, 0, -20))
     others = [[number] for number in (5_010, 5_012, 5_050)]
 
-    ranked = best_of([everywhere, *others], [50] * 10_000, 10_000, None)
+    ranked = best_of([everywhere, *others], [50] * 10_000, 10_000)
 
     assert set(ranked[:3]) == {5_010, 5_012, 5_050}
     assert len(ranked) < 1_000
@@ -183,7 +227,7 @@ def test_of_many_matches_those_are_ranked_that_are_near_the_best() -> None:
 
 @pytest.mark.proves("F2")
 def test_a_message_between_two_matches_counts_for_the_nearer_one_only() -> None:
-    order = best_of([[10, 6]], [50] * 20, 20, None)
+    order = best_of([[10, 6]], [50] * 20, 20)
 
     assert set(order[:2]) == {6, 10}
     assert order.index(8) > max(order.index(7), order.index(9))

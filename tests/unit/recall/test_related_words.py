@@ -24,7 +24,7 @@ def session(messages: int) -> SearchedSession:
         tokens=[20] * messages,
         masks=[mask_of(NAMED, messages)] if messages <= MOST_MASKED else None,
         matches=[sorted(NAMED, reverse=True)],
-        spoken=None,
+        speakers=(),
         look_up=look_up,
         texts=lambda ordinals: ["the lantern stands in the boathouse" for _ in ordinals],
         marked_lines=lambda _: {},

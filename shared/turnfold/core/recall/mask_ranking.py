@@ -16,7 +16,9 @@ from turnfold.core.recall.ranking import (
     LEAST_RARITY,
     LENGTH_FACTORS,
     TOKENS_A_PROMISING,
+    Speaker,
     rarity_of,
+    speaker_factors,
 )
 from turnfold.core.recall.region import STRETCH, Digits, Region
 
@@ -58,17 +60,22 @@ def newest_in(mask: Mask, most: int) -> Mask:
 
 
 def score_masks(
-    lookups: Sequence[Mask], tokens: Sequence[int], number: int, room: int
+    lookups: Sequence[Mask],
+    tokens: Sequence[int],
+    number: int,
+    room: int,
+    speakers: Sequence[Speaker] = (),
 ) -> defaultdict[int, float]:
     """Return the scores that lookups give to the first `number` messages of a session, by ordinal.
 
     `tokens` are the sizes of the messages in order; messages of `room` tokens are wanted.
+    `speakers` decide which messages are promising, and are not part of the score.
     """
     weighted = [(rarity_of(mask.bit_count(), number), mask) for mask in lookups if mask]
     least = LEAST_RARITY * max(weighted, default=(0.0, 0))[0]
     found = [(rarity, _digits(mask, number)) for rarity, mask in weighted if rarity >= least]
     most = max(LEAST_PROMISING, room // TOKENS_A_PROMISING)
-    near = _promising_stretches(found, tokens, number, most) if found else []
+    near = _promising_stretches(found, tokens, number, most, speakers) if found else []
     region = Region(near, number)
     is_near = int.from_bytes(region.near_digits(number), "little")
     for rarity, digits in found:
@@ -106,7 +113,11 @@ def _digits(mask: Mask, number: int) -> Digits:
 
 
 def _promising_stretches(
-    found: Sequence[tuple[float, Digits]], tokens: Sequence[int], number: int, most: int
+    found: Sequence[tuple[float, Digits]],
+    tokens: Sequence[int],
+    number: int,
+    most: int,
+    speakers: Sequence[Speaker],
 ) -> list[int]:
     """Return the stretches of the `most` promising messages, in order.
 
@@ -132,6 +143,12 @@ def _promising_stretches(
     sizes = map(LENGTH_FACTORS.__getitem__, compress(tokens, own))
     # Selected by itself, `own` loses its zeros, and is parallel to `matching`.
     promises = list(map(mul, map(add, compress(own, own), compress(of_each, own)), sizes))
+    if speakers:
+        factors = dict(speaker_factors(matching, speakers))
+        promises = [
+            promise * factors.get(ordinal, 1.0)
+            for ordinal, promise in zip(matching, promises, strict=True)
+        ]
     least = sorted(promises)[-most]
     promising = zip(matching, promises, strict=True)
     return sorted({ordinal // STRETCH for ordinal, promise in promising if promise >= least})

@@ -6,27 +6,31 @@ messages away: an answer is also found by the words of its question. Long messag
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from math import log
 from operator import itemgetter, mul
-from typing import Final
+from typing import Final, NamedTuple
 
 from turnfold.core.recall.region import STRETCH, Region
 
-SPEAKER: Final = 2.2
-"""The factor for messages of the one speaker that the question names."""
+SPEAKER: Final = 6.6
+NEAR_SPEAKER: Final = 3.0
+"""The factors for messages of a speaker whom the question names, and for others in their stretches.
+
+Second, because in a long session most messages belong to talks with other people.
+"""
 LEAST_TOKENS, MOST_TOKENS = 40, 4_096
 LENGTH_POWER: Final = 0.7
 """A score is divided by this power of the tokens, between these two limits."""
 LEAST_RARITY: Final = 0.1
 """A lookup is ignored if its rarity is below this share of the rarest one's."""
-MOST_PLACES: Final = 600
+MOST_PLACES: Final = 1_000
 """A lookup that matches more messages is ignored, unless all lookups do."""
 NEWEST_PLACES: Final = 200
 """If all lookups match more messages than that, this many of the newest count for each."""
 MOST_RANKED: Final = 400
-MOST_CANDIDATES: Final = 300
+MOST_CANDIDATES: Final = 600
 """Once the rarest lookups match this many messages, others count only for these and near them."""
 LEAST_PROMISING: Final = 40
 TOKENS_A_PROMISING: Final = 50
@@ -54,6 +58,18 @@ LENGTH_FACTORS: Final[Mapping[int, float]] = _LengthFactors()
 """The factor of the score of a message, by its tokens."""
 
 
+class Speaker(NamedTuple):
+    """The messages of a speaker by their ordinals, and the stretches that contain them. Mutable."""
+
+    messages: set[int]
+    stretches: set[int]
+
+    def add(self, ordinal: int) -> None:
+        """Add a message."""
+        self.messages.add(ordinal)
+        self.stretches.add(ordinal // STRETCH)
+
+
 def rarity_of(found: int, messages: int) -> float:
     """Return the inverse document frequency, as BM25 defines it."""
     return log(1 + (max(messages - found, 0) + 0.5) / (found + 0.5))
@@ -71,12 +87,17 @@ def ordinals_of(matches: Matches, positions: Sequence[int]) -> list[int]:
 
 
 def score(
-    lookups: Sequence[Matches], positions: Sequence[int], tokens: Sequence[int], room: int
+    lookups: Sequence[Matches],
+    positions: Sequence[int],
+    tokens: Sequence[int],
+    room: int,
+    speakers: Sequence[Speaker] = (),
 ) -> defaultdict[int, float]:
     """Return the score of each message, by its ordinal.
 
     `positions` and `tokens` are those of the session in order; a message that is never recalled has
-    0 tokens. `room` is the number of tokens to fill with messages.
+    0 tokens. `room` is the number of tokens to fill with messages. `speakers` decide which messages
+    are promising, and are not part of the score.
     """
     number = len(positions)
     weighted = [(rarity_of(len(matches), number), matches) for matches in lookups if matches]
@@ -84,7 +105,7 @@ def score(
     weighted.sort(key=itemgetter(0), reverse=True)
     weighted = [found for found in weighted if found[0] >= LEAST_RARITY * weighted[0][0]]
     most = max(LEAST_PROMISING, room // TOKENS_A_PROMISING)
-    region = Region(_promising_stretches(weighted, positions, tokens, most), number)
+    region = Region(_promising_stretches(weighted, positions, tokens, most, speakers), number)
     near = {positions[ordinal]: place for ordinal, place in region.near().items()}
     for rarity, matches in weighted:
         digits = bytearray(region.size)
@@ -95,15 +116,10 @@ def score(
 
 
 def rank(
-    scores: Mapping[int, float], tokens: Sequence[int], spoken: Collection[int] | None
+    scores: Mapping[int, float], tokens: Sequence[int], speakers: Sequence[Speaker]
 ) -> list[int]:
-    """Return the ordinals of the best messages, best first, the newest of equals first.
-
-    `spoken` are the messages of the speaker that the question names, if it names exactly one.
-    """
-    values = _per_length(scores, tokens)
-    for ordinal in values.keys() & spoken if spoken is not None else ():
-        values[ordinal] *= SPEAKER
+    """Return the ordinals of the best messages, best first, the newest of equals first."""
+    values = _valued(scores, tokens, speakers)
     # A message that is never recalled has no tokens, and the filter leaves it out.
     return list(islice(filter(tokens.__getitem__, _best(values)), MOST_RANKED))
 
@@ -114,10 +130,28 @@ def _best(values: Mapping[int, float]) -> list[int]:
     return sorted(sorted(values, reverse=True), key=values.__getitem__, reverse=True)
 
 
-def _per_length(scores: Mapping[int, float], tokens: Sequence[int]) -> dict[int, float]:
-    """Return scores divided by a power of the lengths of their messages."""
+def _valued(
+    scores: Mapping[int, float], tokens: Sequence[int], speakers: Sequence[Speaker]
+) -> dict[int, float]:
+    """Return scores divided by a power of the lengths of their messages, times who spoke."""
     factors = map(LENGTH_FACTORS.__getitem__, map(tokens.__getitem__, scores))
-    return dict(zip(scores, map(mul, scores.values(), factors), strict=True))
+    values = dict(zip(scores, map(mul, scores.values(), factors), strict=True))
+    for ordinal, factor in speaker_factors(values, speakers):
+        values[ordinal] *= factor
+    return values
+
+
+def speaker_factors(
+    ordinals: Iterable[int], speakers: Sequence[Speaker]
+) -> Iterator[tuple[int, float]]:
+    """Yield those of the ordinals that a named speaker has to do with, and their factors."""
+    if not speakers:
+        return
+    for ordinal in ordinals:
+        if any(ordinal in speaker.messages for speaker in speakers):
+            yield ordinal, SPEAKER
+        elif any(ordinal // STRETCH in speaker.stretches for speaker in speakers):
+            yield ordinal, NEAR_SPEAKER
 
 
 def _promising_stretches(
@@ -125,6 +159,7 @@ def _promising_stretches(
     positions: Sequence[int],
     tokens: Sequence[int],
     most: int,
+    speakers: Sequence[Speaker],
 ) -> set[int]:
     """Return the stretches of the `most` promising messages; lookups are given rarest first.
 
@@ -151,7 +186,9 @@ def _promising_stretches(
         stretch: AROUND * (sums.get(stretch - 1, 0.0) + here + sums.get(stretch + 1, 0.0))
         for stretch, here in sums.items()
     }
-    promises = _per_length(
-        {place: rarity + around[place // STRETCH] for place, rarity in own.items()}, tokens
+    promises = _valued(
+        {place: rarity + around[place // STRETCH] for place, rarity in own.items()},
+        tokens,
+        speakers,
     )
     return {place // STRETCH for place in _best(promises)[:most]}

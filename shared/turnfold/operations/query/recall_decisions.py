@@ -243,17 +243,17 @@ def ranked(
     """
     number, tokens = len(session.positions), session.tokens
     if session.masks is None:
-        scores = score(session.matches, session.positions, tokens, room)
+        scores = score(session.matches, session.positions, tokens, room, session.speakers)
     else:
-        scores = score_masks(session.masks, tokens, number, room)
-    best = rank(scores, tokens, session.spoken)
+        scores = score_masks(session.masks, tokens, number, room, session.speakers)
+    best = rank(scores, tokens, session.speakers)
     first = best[:FIRST_RANKED]
     yield from first
     if first and session.masks is not None and share_left() >= LEAST_LEFT_TO_SEARCH_AGAIN:
         lookups = related_lookups(session.texts(first[:RELATED_MESSAGES]), session.question)
         add_related(scores, session.look_up(lookups, MOST_PLACES_OF_RELATED), number)
         known = set(first)
-        again = rank(scores, tokens, session.spoken)
+        again = rank(scores, tokens, session.speakers)
         yield from (ordinal for ordinal in again if ordinal not in known)
     else:
         yield from best[FIRST_RANKED:]

@@ -166,7 +166,7 @@ class SqlRecallStore:
         sid, until, total, unindexed_from, is_near = asked
         wanted = question(lambda position: _body(connection, sid, position))
         end = bisect_left(order.positions, until)
-        named = wanted.words & order.spoken.keys()
+        named = wanted.words & order.speakers.keys()
         lookups = wanted.lookups_without(named)
 
         is_short = end <= MOST_MASKED
@@ -183,7 +183,6 @@ class SqlRecallStore:
                 raise WouldBlock
             return marked
 
-        speakers = [order.spoken[word] for word in named]
         stored = _StoredMessages(connection, sid, _few if is_near else all_rows)
         session = SearchedSession(
             wanted,
@@ -191,7 +190,7 @@ class SqlRecallStore:
             order.tokens,
             of_session.found_masks(lookups) if is_short else None,
             () if is_short else of_session.found(lookups),
-            speakers[0] if len(speakers) == 1 else None,
+            [order.speakers[word] for word in sorted(named)],
             of_session.indexed_masks,
             lambda ordinals: stored.texts([order.positions[ordinal] for ordinal in ordinals]),
             marked_lines,

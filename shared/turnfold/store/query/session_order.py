@@ -3,7 +3,6 @@
 import json
 from array import array
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -13,7 +12,7 @@ from sqlalchemy import BigInteger, bindparam, case, select
 
 from turnfold.core.recall.mask_ranking import Mask
 from turnfold.core.recall.quotes import MarkedLine, mark_lines, read_marks
-from turnfold.core.recall.ranking import ordinals_of
+from turnfold.core.recall.ranking import Speaker, ordinals_of
 from turnfold.core.text.search import Lookup, searchable
 from turnfold.core.text.tokens import MESSAGE_TOKENS, token_upper_bound
 from turnfold.core.text.words import normalize, runs, word_terms
@@ -179,7 +178,7 @@ class SessionOrder:
     changes: tuple[int, ...] = ()
     positions: "array[int]" = field(default_factory=lambda: array("q"))
     tokens: "array[int]" = field(default_factory=lambda: array("q"))
-    spoken: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    speakers: dict[str, Speaker] = field(default_factory=dict)
     is_own: bytearray = field(default_factory=bytearray)
     frequent: dict[Lookup, MoreThan] = field(default_factory=dict)
     known: dict[Lookup, KnownMask] = field(default_factory=dict)
@@ -211,7 +210,8 @@ class SessionOrder:
         name = json.loads(named_body).get("name") if named_body else None
         if isinstance(name, str):
             for word in runs(normalize(name)):
-                self.spoken[word].add(len(self.positions))
+                speaker = self.speakers.setdefault(word, Speaker(set(), set()))
+                speaker.add(len(self.positions))
         self.is_own.append(role == "assistant")
         self.positions.append(position)
         if characters is not None:
