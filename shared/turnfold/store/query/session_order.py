@@ -5,11 +5,12 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 from sqlalchemy import BigInteger, bindparam, case, select
 
+from turnfold.core.recall.labels import speaker_name
 from turnfold.core.recall.mask_ranking import Mask
 from turnfold.core.recall.quotes import MarkedLine, mark_lines, read_marks
 from turnfold.core.recall.ranking import Speaker, ordinals_of
@@ -20,9 +21,10 @@ from turnfold.store.database.schema import marked_lines, messages
 from turnfold.store.database.statements import Prepared, SupportsStatements
 
 CHARACTERS_PER_TOKEN = 3
-LOOKUP_BYTES = 400
-"""About how many bytes a known lookup takes besides its mask."""
-
+LOOKUP_BYTES, SAID_BYTES = 400, 64
+"""About how many bytes a known lookup takes besides its mask, and a message of a speaker."""
+MOST_NAME_WORDS, MOST_SPEAKERS = 4, 1_000
+"""The most words of a name by which a question names the speaker, and of all names of a session."""
 UNINDEXED_MESSAGES, UNINDEXED_CHARACTERS = 2_000, 5_000
 """The most unindexed messages whose words are found, and the most characters of one."""
 MOST_MARKED_HERE = 32
@@ -192,7 +194,9 @@ class SessionOrder:
         number = len(self.positions)
         of_masks = (LOOKUP_BYTES + number // 8) * len(self.known)
         of_lookups = LOOKUP_BYTES * len(self.frequent) + of_masks
-        return 24 * number + of_lookups + self.newest.weight + self.marks.weight
+        said = sum([len(one.messages) + len(one.stretches) for one in self.speakers.values()])
+        of_speakers = LOOKUP_BYTES * len(self.speakers) + SAID_BYTES * said
+        return 24 * number + of_lookups + of_speakers + self.newest.weight + self.marks.weight
 
     def add(
         self,
@@ -207,10 +211,12 @@ class SessionOrder:
         Images count by their tokens, but only the text is recalled: of a message without calls, its
         `characters` limit the size.
         """
-        name = json.loads(named_body).get("name") if named_body else None
-        if isinstance(name, str):
-            for word in runs(normalize(name)):
-                speaker = self.speakers.setdefault(word, Speaker(set(), set()))
+        name = speaker_name(json.loads(named_body)) if named_body else None
+        for word in islice(runs(normalize(name)), MOST_NAME_WORDS) if name else ():
+            speaker = self.speakers.get(word)
+            if speaker is None and len(self.speakers) < MOST_SPEAKERS:
+                speaker = self.speakers[word] = Speaker(set(), set())
+            if speaker is not None:
                 speaker.add(len(self.positions))
         self.is_own.append(role == "assistant")
         self.positions.append(position)
