@@ -269,6 +269,28 @@ async def test_a_version_written_after_the_request_gives_every_server_the_same_b
 
 
 @pytest.mark.proves("F2", "L11")
+async def test_who_speaks_after_the_request_does_not_change_its_block(stores: Stores) -> None:
+    """Otherwise a server that decides the block at a later step would choose other messages."""
+    await stores.ingest(turn(1, user("Otto has the key of the cellar."), assistant("Noted.")))
+    shed = turn(12, user("The shed is green."), assistant("I see."))
+    await stores.ingest(*turns(2, 10), shed, *turns(13, 25))
+    while jobs := await stores.claim():
+        for job in jobs:
+            await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON)
+    await stores.ingest(turn(40, user("What about Otto and the shed?")))
+    await indexed(stores)
+    asked: Json = {"max_tokens": 1_000, "recall": {"tokens": 150}}
+    before = await Asker(stores).told(**asked)
+
+    said = assistant("I ask.", name="Otto")
+    await stores.ingest(turn(50, said, assistant(None, "c1"), tool("c1")))
+    later = await Asker(stores).told(**asked)
+
+    assert "cellar" in block_of(before)
+    assert block_of(later) == block_of(before)
+
+
+@pytest.mark.proves("F2", "L11")
 async def test_a_turn_that_outgrows_its_reserve_halves_its_block_and_then_drops_it(
     stores: Stores,
 ) -> None:

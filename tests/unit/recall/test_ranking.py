@@ -111,7 +111,7 @@ def best_of(
 
 
 def spoken(*ordinals: int) -> Speaker:
-    speaker = Speaker(set(), set())
+    speaker = Speaker(set(), {})
     for ordinal in ordinals:
         speaker.add(ordinal)
     return speaker
@@ -184,13 +184,26 @@ def test_what_others_say_beside_the_speaker_in_question_counts_more_than_other_t
     assert best.index(beside) < best.index(elsewhere)
 
 
+@pytest.mark.proves("F2", "L11")
+def test_a_speaker_counts_only_as_far_as_the_session_was_known() -> None:
+    known, later = 50, 50
+    assert later // STRETCH == 49 // STRETCH
+
+    order = best_of([[49, 20]], SIZES[:known], known)
+
+    assert best_of([[49, 20]], SIZES[:known], known, [spoken(later)]) == order
+    assert not spoken(later).speaks_before(known)
+    assert spoken(later).speaks_before(known + 1)
+
+
 @pytest.mark.proves("F2")
 @pytest.mark.parametrize("is_short", [True, False])
 def test_among_many_matches_those_of_the_speaker_in_question_are_promising(
     is_short: bool,
 ) -> None:
     number, said = 4_000, 402
-    sizes = [50] * number
+    # The older, the longer: by itself, what was said so early is not promising.
+    sizes = [50 + (number - ordinal) // 10 for ordinal in range(number)]
     found = sorted([said, *range(number - 1, 0, -10)], reverse=True)
     speakers = [spoken(said)]
 

@@ -144,7 +144,7 @@ def _promising_stretches(
     # Selected by itself, `own` loses its zeros, and is parallel to `matching`.
     promises = list(map(mul, map(add, compress(own, own), compress(of_each, own)), sizes))
     if speakers:
-        factors = dict(speaker_factors(matching, speakers))
+        factors = dict(speaker_factors(matching, speakers, number))
         promises = [
             promise * factors.get(ordinal, 1.0)
             for ordinal, promise in zip(matching, promises, strict=True)

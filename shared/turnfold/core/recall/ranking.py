@@ -18,7 +18,7 @@ SPEAKER: Final = 6.6
 NEAR_SPEAKER: Final = 3.0
 """The factors for messages of a speaker whom the question names, and for others in their stretches.
 
-Second, because in a long session most messages belong to talks with other people.
+Others count too, because in a long session most messages belong to talks with other people.
 """
 LEAST_TOKENS, MOST_TOKENS = 40, 4_096
 LENGTH_POWER: Final = 0.7
@@ -59,15 +59,23 @@ LENGTH_FACTORS: Final[Mapping[int, float]] = _LengthFactors()
 
 
 class Speaker(NamedTuple):
-    """The messages of a speaker by their ordinals, and the stretches that contain them. Mutable."""
+    """The messages of a speaker by their ordinals, and the first one in each stretch. Mutable."""
 
     messages: set[int]
-    stretches: set[int]
+    firsts: dict[int, int]
 
     def add(self, ordinal: int) -> None:
-        """Add a message."""
+        """Add a message, newer than all others."""
         self.messages.add(ordinal)
-        self.stretches.add(ordinal // STRETCH)
+        self.firsts.setdefault(ordinal // STRETCH, ordinal)
+
+    def speaks_before(self, end: int) -> bool:
+        """Return whether any of the messages is before this ordinal."""
+        return next(iter(self.firsts.values()), end) < end
+
+    def is_near(self, ordinal: int, end: int) -> bool:
+        """Return whether the stretch of a message contains one of these before `end`."""
+        return self.firsts.get(ordinal // STRETCH, end) < end
 
 
 def rarity_of(found: int, messages: int) -> float:
@@ -136,21 +144,24 @@ def _valued(
     """Return scores divided by a power of the lengths of their messages, times who spoke."""
     factors = map(LENGTH_FACTORS.__getitem__, map(tokens.__getitem__, scores))
     values = dict(zip(scores, map(mul, scores.values(), factors), strict=True))
-    for ordinal, factor in speaker_factors(values, speakers):
+    for ordinal, factor in speaker_factors(values, speakers, len(tokens)):
         values[ordinal] *= factor
     return values
 
 
 def speaker_factors(
-    ordinals: Iterable[int], speakers: Sequence[Speaker]
+    ordinals: Iterable[int], speakers: Sequence[Speaker], number: int
 ) -> Iterator[tuple[int, float]]:
-    """Yield those of the ordinals that a named speaker has to do with, and their factors."""
+    """Yield those of the ordinals that are near messages of a named speaker, with their factors.
+
+    Only the first `number` messages count: a block must not depend on what was said after them.
+    """
     if not speakers:
         return
     for ordinal in ordinals:
         if any(ordinal in speaker.messages for speaker in speakers):
             yield ordinal, SPEAKER
-        elif any(ordinal // STRETCH in speaker.stretches for speaker in speakers):
+        elif any(speaker.is_near(ordinal, number) for speaker in speakers):
             yield ordinal, NEAR_SPEAKER
 
 

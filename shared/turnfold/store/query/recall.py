@@ -166,7 +166,12 @@ class SqlRecallStore:
         sid, until, total, unindexed_from, is_near = asked
         wanted = question(lambda position: _body(connection, sid, position))
         end = bisect_left(order.positions, until)
-        named = wanted.words & order.speakers.keys()
+        # Who speaks only later must not change what was decided before.
+        named = {
+            word
+            for word in wanted.words & order.speakers.keys()
+            if order.speakers[word].speaks_before(end)
+        }
         lookups = wanted.lookups_without(named)
 
         is_short = end <= MOST_MASKED

@@ -24,7 +24,7 @@ CHARACTERS_PER_TOKEN = 3
 LOOKUP_BYTES, SAID_BYTES = 400, 64
 """About how many bytes a known lookup takes besides its mask, and a message of a speaker."""
 MOST_NAME_WORDS, MOST_SPEAKERS = 4, 1_000
-"""The most words of a name by which a question names the speaker, and of all names of a session."""
+"""The most words of a name by which a question names its speaker, and of all names in a session."""
 UNINDEXED_MESSAGES, UNINDEXED_CHARACTERS = 2_000, 5_000
 """The most unindexed messages whose words are found, and the most characters of one."""
 MOST_MARKED_HERE = 32
@@ -194,7 +194,7 @@ class SessionOrder:
         number = len(self.positions)
         of_masks = (LOOKUP_BYTES + number // 8) * len(self.known)
         of_lookups = LOOKUP_BYTES * len(self.frequent) + of_masks
-        said = sum([len(one.messages) + len(one.stretches) for one in self.speakers.values()])
+        said = sum([len(one.messages) + len(one.firsts) for one in self.speakers.values()])
         of_speakers = LOOKUP_BYTES * len(self.speakers) + SAID_BYTES * said
         return 24 * number + of_lookups + of_speakers + self.newest.weight + self.marks.weight
 
@@ -215,7 +215,7 @@ class SessionOrder:
         for word in islice(runs(normalize(name)), MOST_NAME_WORDS) if name else ():
             speaker = self.speakers.get(word)
             if speaker is None and len(self.speakers) < MOST_SPEAKERS:
-                speaker = self.speakers[word] = Speaker(set(), set())
+                speaker = self.speakers[word] = Speaker(set(), {})
             if speaker is not None:
                 speaker.add(len(self.positions))
         self.is_own.append(role == "assistant")
