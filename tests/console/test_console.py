@@ -409,6 +409,18 @@ async def test_an_open_timeline_stays_at_the_message_that_is_read(
             "() => document.activeElement.innerText.includes('Question 25?')"
         )
         assert abs(await read.evaluate("message => message.getBoundingClientRect().top")) < 5
+        # Scrolling between the new content and its last touches is not undone.
+        await page.evaluate(
+            """() => new Promise(settled => {
+                const once = { once: true };
+                addEventListener("htmx:afterSwap", () => {
+                    setTimeout(() => scrollTo(0, 60));
+                    addEventListener("htmx:afterSettle", () => setTimeout(settled), once);
+                }, once);
+                htmx.trigger(document.body, "session-changed");
+            })"""
+        )
+        assert await page.evaluate("scrollY") == 60
 
 
 @pytest.mark.proves("V1")

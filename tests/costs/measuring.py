@@ -52,17 +52,23 @@ class Case(NamedTuple):
     """Whether more is done from some size on: then the time must grow too fast again at twice the sizes to be a fault."""
 
 
-def growth_of(case: Case, *, least_seconds: float, most_seconds: float = 3.0) -> Growth | None:
+def growth_of(
+    case: Case,
+    *,
+    least_seconds: float,
+    most_seconds: float = 3.0,
+    clock: Callable[[], float] = time.thread_time,
+) -> Growth | None:
     """Measure a case at the first size that takes `least_seconds`, and at four times that size; None if none takes that long.
 
-    A size that takes `most_seconds` is the largest that is tried.
+    A size that takes `most_seconds` is the largest that is tried. `clock` gives the seconds that work has taken so far.
     """
     sizes: list[int] = []
     seconds: list[float] = []
     size = case.first
     while size <= case.last:
         sizes.append(size)
-        seconds.append(_seconds(case.build, size))
+        seconds.append(_seconds(case.build, size, clock))
         is_long = seconds[-1] > most_seconds
         if len(sizes) > 2 and (seconds[-3] >= least_seconds or is_long):
             break
@@ -77,11 +83,15 @@ def growth_of(case: Case, *, least_seconds: float, most_seconds: float = 3.0) ->
         if not found.is_too_fast:
             break
         small = 2 * found.size if case.has_thresholds and found.size == sizes[-3] else found.size
-        found = Growth(small, _seconds(case.build, small), _seconds(case.build, 4 * small))
+        found = Growth(
+            small,
+            _seconds(case.build, small, clock),
+            _seconds(case.build, 4 * small, clock),
+        )
     return found
 
 
-def _seconds(build: Build, size: int) -> float:
+def _seconds(build: Build, size: int, clock: Callable[[], float]) -> float:
     """The least processor time of a few runs; one run if that takes long."""
     best = float("inf")
     was_enabled = gc.isenabled()
@@ -92,9 +102,9 @@ def _seconds(build: Build, size: int) -> float:
         gc.collect(0)
         gc.disable()
         try:
-            began = time.thread_time()
+            began = clock()
             work()
-            best = min(best, time.thread_time() - began)
+            best = min(best, clock() - began)
         finally:
             if was_enabled:
                 gc.enable()

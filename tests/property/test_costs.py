@@ -3,6 +3,9 @@
 `python -m tests.costs` measures many more cases, and shows the one that a failure names.
 """
 
+import math
+from collections.abc import Callable
+
 import pytest
 
 from tests.costs.cases import KINDS, tried
@@ -61,15 +64,26 @@ def test_quotes_and_tags_that_are_not_closed_cost_no_more_than_their_length(case
     assert not growth.is_too_fast, growth
 
 
-def test_work_that_grows_with_the_square_is_found() -> None:
+@pytest.mark.parametrize(
+    ("steps", "is_too_fast"),
+    [
+        (lambda size: size, False),
+        (lambda size: size * math.log2(size), False),
+        (lambda size: size * size, True),
+    ],
+    ids=["n", "n log n", "n * n"],
+)
+def test_work_is_judged_by_how_it_grows(steps: Callable[[int], float], is_too_fast: bool) -> None:
+    taken: list[float] = []
+
     def build(size: int) -> Work:
-        numbers = list(range(size))
-        return lambda: [number in numbers[::-1] for number in numbers]
+        return lambda: taken.append(steps(size) / 1_000_000)
 
     growth = growth_of(
-        Case("a list that is searched for each of its members", build, 1 << 14),
+        Case("work of counted steps", build, 1 << 14),
         least_seconds=LEAST_SECONDS,
+        clock=lambda: sum(taken),
     )
 
     assert growth is not None
-    assert growth.is_too_fast
+    assert growth.is_too_fast == is_too_fast

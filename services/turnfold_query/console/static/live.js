@@ -23,7 +23,8 @@
     // Who has scrolled to the end sees the newest messages.
     if (innerHeight + scrollY > document.documentElement.scrollHeight - 8) seen = null;
   });
-  document.addEventListener("htmx:afterSettle", () => {
+  // Not later ("htmx:afterSettle"): what the reader scrolls in between would be undone.
+  document.addEventListener("htmx:afterSwap", () => {
     for (const id of opened) document.getElementById(id)?.setAttribute("open", "");
     if (focused && !focused.isConnected) alike(focused)[place]?.focus({ preventScroll: true });
     const now = seen && document.getElementById(seen.id);
