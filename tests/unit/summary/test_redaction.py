@@ -113,6 +113,15 @@ def test_a_line_that_is_no_pattern_is_named(text: str, told: str) -> None:
         "token：Zk81mPq2，请保存 kept",
         "-----BEGIN RSA PRIVATE KEY-----\nMIIEZk81mPq2Zk81mPq2\nZk81\n-----END RSA PRIVATE KEY-----\nkept",
         "gsk_Zk81mPq2Zk81mPq2Zk81mPq2Zk81mPq2 kept",
+        "https://maps.example.com/v1?key=Zk81mPq2Zk81mPq2&place=kept",
+        "Cookie: sid=Zk81mPq2Zk81mPq2; theme=kept",
+        "Set-Cookie: session_id=s%3AZk81mPq2Zk81.mPq2; Path=/kept; Max-Age=3600; HttpOnly",
+        "curl -sb 'sid=Zk81mPq2Zk81mPq2' https://x.io/kept",
+        "curl --cookie sid=Zk81mPq2Zk81mPq2 https://x.io/kept",
+        '{"cookie": "theme=kept; sid=Zk81mPq2Zk81mPq2"}',
+        "db.kept.example:5432:orders:ana:Zk81mPq2",
+        "*:*:*:kept:Zk81,mPq2",
+        "Private-Lines: 2\nZk81mPq2Zk81mPq2Zk81\nZk81mP==\nPrivate-MAC: kept",
     ],
 )
 def test_a_secret_is_taken_out_and_the_text_around_it_kept(text: str) -> None:
@@ -152,6 +161,13 @@ def test_a_secret_is_taken_out_and_the_text_around_it_kept(text: str) -> None:
         '{"url":"http://host:8080","mail":"joe@example.com"}',
         "grep -r 'BEGIN PRIVATE KEY' and -----BEGIN",
         "sk-learn-something-pipeline",
+        "https://x.io/rows?key=customer_orders_by_month&page=2",
+        "Set-Cookie: theme=dark; Domain=eu1.west.example.com; Path=/app/v2/reports1; Max-Age=31536000",
+        "The cookie banner: consent=accepted, version=12",
+        "src/app.py:1024:12:error:E0602",
+        "at 2026-11-20T10:00:00 12:3000:a:b",
+        "host:8080:/srv/data:/mnt/data1",
+        "fe80:1:2001:abcd:ef01:2345 and 2001:0db8:85a3:1234:abcd:ef01/64",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
@@ -175,6 +191,14 @@ def test_the_start_of_a_private_key_alone_does_not_take_the_rest_of_a_text() -> 
         "--token ",
         "\\",
         "-----BEGIN PRIVATE KEY-----",
+        "Cookie: a=",
+        "Cookie: aaaaaaaaa",
+        "curl -b ",
+        "host:5432:",
+        "a:5432:b:c:",
+        "?key=",
+        "Private-Lines: 8\n",
+        "Private-Lines: 8\nAAAAAAAAAAAAAAAA\n",
     ],
 )
 def test_starts_of_secrets_in_a_row_take_linear_time(part: str) -> None:

@@ -60,6 +60,28 @@ _URL_PASSWORD = re.compile(
 )
 _URL_TOKEN = re.compile(r"(:(?:\\*+/){2})(?=[A-Za-z_-]{0,60}[0-9])[A-Za-z0-9_-]{16,200}@")
 _URL_SIGNATURE = re.compile(r"([?&](?:X-(?:Amz|Goog)-)?[Ss]ig(?:nature)?=)[A-Za-z0-9%+/=_-]{16,}")
+_URL_KEY = re.compile(
+    r"([?&]key=)(?=[a-z]{0,60}[A-Z0-9])(?=[A-Za-z_-]{0,60}[0-9])[A-Za-z0-9_-]{16,}"
+)
+_COOKIES = re.compile(
+    r"(?:\b(?:[Ss]et-|SET-)?(?:[Cc]ookie|COOKIE)(?:\\*[\"'])?[ \t]{0,4}[:=]"
+    r"|\bcurl\b[^\n]{0,300}?\s(?:-[A-Za-z]{0,8}b|--cookie))[ \t=]{0,4}(?:\\*[\"'])?"
+    r"(?:[\w.!#$%&*+^`|~-]{1,80}=[^\s;,\"'\\]*+;?[ \t]{0,4})+"
+)
+# A value with a digit: attributes such as `Max-Age=31536000` and `Domain=eu1.example.com` stay.
+_COOKIE_VALUE = re.compile(
+    r"(?<![\w-])((?!(?i:domain|path|expires)=)[^\s;,=\"'\\]{1,80}=)"
+    r"(?=[0-9]*[A-Za-z._~%+/=|:-])(?=[^\s;,\"'\\0-9]*[0-9])[^\s;,\"'\\]{12,}"
+)
+# host:port:database:user:password. Neither a compiler's line, column and code nor an IPv6 address.
+_PGPASS = re.compile(
+    r"((?<=[\w.*]):(?:[0-9]{4,5}|\*):(?![0-9]+:)[\w.*-]{1,63}:[\w.*-]{1,63}:)"
+    r"(?![0-9A-Fa-f]{1,4}/[0-9])(?=[^\s\"'\\]{0,60}?[0-9])[^\s\"'\\:]{5,200}(?![^\s\"'\\])"
+)
+_PUTTY_KEY = re.compile(
+    r"(Private-Lines: [0-9]{1,4})(?:(?>(?:\s|\\++[nr])+)[A-Za-z0-9+/=]{16,}+)+"
+    r"(?:(?>(?:\s|\\++[nr])+)[A-Za-z0-9+/]{1,15}={0,2}(?=\s|\\|\Z|\"))?"
+)
 
 
 def _any_case(words: str) -> str:
@@ -128,6 +150,14 @@ _REPLACED: tuple[
     (("@",), _URL_PASSWORD, r"\1[REDACTED:password]@"),
     (("@",), _URL_TOKEN, r"\1[REDACTED:token]@"),
     (("ig=", "ignature="), _URL_SIGNATURE, r"\1[REDACTED:token]"),
+    (("key=",), _URL_KEY, r"\1[REDACTED:key]"),
+    (
+        ("ookie", "OOKIE", "curl"),
+        _COOKIES,
+        lambda match: _COOKIE_VALUE.sub(r"\1[REDACTED:token]", match[0]),
+    ),
+    ((":",), _PGPASS, r"\1[REDACTED:password]"),
+    (("Private-Lines",), _PUTTY_KEY, r"\1 [REDACTED:private_key]"),
 )
 
 
