@@ -181,7 +181,8 @@ class ChatReader:
                         self._inputs.setdefault((place, name, key), StringIO()).write(text)
                     else:
                         inner[key] = text or inner.get(key)
-            elif name != "index" and value is not None:
+            # Some providers repeat the id in later pieces as an empty text.
+            elif name != "index" and value not in (None, ""):
                 call[name] = value
 
 

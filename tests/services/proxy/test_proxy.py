@@ -76,14 +76,21 @@ async def test_a_call_reaches_the_provider_as_it_came_and_its_answer_the_caller(
 async def test_a_stream_is_relayed_chunk_by_chunk_and_what_the_client_sends_back_is_known(
     scene: ProxyScene,
 ) -> None:
-    """The client writes the answer in its own way: with other fields, spaces and arguments."""
+    """The client writes the answer in its own way: with other fields, spaces and arguments.
+
+    Some providers repeat the id of a call, empty, with the pieces of its arguments.
+    """
     call = {"name": "track", "arguments": ""}
     deltas: list[Json] = [
         {"role": "assistant", "content": "I will "},
         {"content": "look."},
         {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": call}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": '{"order": '}}]},
-        {"tool_calls": [{"index": 0, "function": {"arguments": "7341}"}}]},
+        {
+            "tool_calls": [
+                {"index": 0, "id": "", "type": "", "function": {"name": "", "arguments": "7341}"}}
+            ]
+        },
     ]
     reply = ProviderReply(chunks(*deltas, usage={"prompt_tokens": 9}), STREAM, gate=asyncio.Event())
     scene.provider.script.append(reply)
