@@ -194,7 +194,11 @@ class MessagesReader:
     def _end(self, place: int) -> None:
         # A call without arguments keeps the empty input of its start.
         if text := self._inputs.pop(place, StringIO()).getvalue():
-            self._blocks[place]["input"] = json.loads(text)
+            try:
+                self._blocks[place]["input"] = json.loads(text)
+            except ValueError:
+                # At the limit of an answer, the provider ends a block whose JSON is cut off.
+                return
         self._ended.add(place)
 
 

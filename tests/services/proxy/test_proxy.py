@@ -11,7 +11,7 @@ import pytest
 
 from tests.nats_server import nats_server
 from tests.ports import free_port
-from tests.provider import DATE, ProviderReply, chunks, completion
+from tests.provider import DATE, ProviderReply, chunks, completion, sse
 from tests.running_system import Parts, eventually
 from tests.services.proxy.conftest import KEY, ProxyScene
 from turnfold.errors import UnknownSession
@@ -365,6 +365,34 @@ async def test_messages_of_anthropic_come_and_go_in_their_own_shape(scene: Proxy
     assert len(rows) == 7
     assert "cache_control" not in str(rows)
     assert rows[-1]["text"] == "I look."
+
+
+@pytest.mark.proves("G10")
+async def test_a_message_that_reaches_its_limit_within_a_call_is_recorded_up_to_it(
+    scene: ProxyScene,
+) -> None:
+    """The provider ends the block all the same."""
+    use = {"type": "tool_use", "id": "toolu_1", "name": "write", "input": {}}
+    cut = {"type": "input_json_delta", "partial_json": '{"text": "It le'}
+    scene.provider.script.append(
+        sse(
+            {"type": "message_start", "message": {"role": "assistant", "content": []}},
+            {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "I write."}},
+            {"type": "content_block_stop", "index": 0},
+            {"type": "content_block_start", "index": 1, "content_block": use},
+            {"type": "content_block_delta", "index": 1, "delta": cut},
+            {"type": "content_block_stop", "index": 1},
+            {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}},
+            {"type": "message_stop"},
+        )
+    )  # fmt: skip
+    request = {"model": "claude-sonnet-4-5", "max_tokens": 9, "stream": True}
+
+    answer = await scene.http.post("/v1/messages", json=request | {"messages": [user("Write?")]})
+    session_id = answer.headers["x-turnfold-session"]
+    texts = await eventually(lambda: _of_length(scene, session_id, 2))
+
+    assert texts == [("user", "Write?"), ("assistant", "I write.")]
 
 
 @pytest.mark.proves("G10", "C78")
