@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from turnfold.errors import BadRequest, StartError
+from turnfold.process.tasks import cancel_and_wait
 
 STOP_SECONDS = 6.0
 """Time limit for requests that run when a service stops. Its supervisor kills it after ten."""
@@ -107,7 +108,7 @@ class HttpServer:
         self._server.should_exit = True
 
     async def close(self) -> None:
-        """Finish the running requests within some seconds, and stop."""
+        """Finish the running requests within some seconds, cancel the rest, and stop."""
         self.refuse()
         if self._serving is None:
             return
@@ -115,6 +116,8 @@ class HttpServer:
             await asyncio.wait_for(
                 asyncio.gather(self._serving, return_exceptions=True), STOP_SECONDS
             )
+        # Here and not by the end of the loop, so that what they note then is still written.
+        await cancel_and_wait(*self._server.server_state.tasks)
 
 
 class _State(ServerState):

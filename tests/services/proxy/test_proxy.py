@@ -4,6 +4,7 @@ import asyncio
 import json
 from itertools import pairwise
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 import httpx
@@ -241,6 +242,30 @@ async def test_a_stream_that_ends_early_is_recorded_as_far_as_it_came(scene: Pro
     assert hung_up == [("user", "Hang up?"), ("assistant", "It left")]
     assert got == pieces[0]
     assert broken_off == [("user", "Break off?"), ("assistant", "It left")]
+
+
+@pytest.mark.proves("G10", "C79", "O4")
+async def test_a_stream_that_a_stop_cuts_is_recorded_as_far_as_it_came(scene: ProxyScene) -> None:
+    """It outlasts the time that running requests have when the proxy stops."""
+    pieces = chunks({"role": "assistant", "content": "It left"}, {"content": " Ghent."})
+    endless = ProviderReply(pieces, STREAM, gate=asyncio.Event())
+    scene.provider.script.append(endless)
+    port = str(free_port())
+    request = {"model": "gpt-4.1", "messages": [user("Stop?")], "stream": True}
+    async with (
+        scene.parts.running("proxy", environ={"TURNFOLD_PROXY_PORT": port}) as proxy,
+        httpx.AsyncClient(trust_env=False, timeout=60) as http,
+    ):
+        url, named = f"http://127.0.0.1:{port}{PATH}", {"x-turnfold-session": "stopped"}
+        with pytest.raises(httpx.RemoteProtocolError):  # noqa: PT012 - it fails while it is read
+            async with http.stream("POST", url, json=request, headers=named) as answer:
+                async for _ in answer.aiter_raw():
+                    proxy.signal(SIGTERM)
+        status = await proxy.ended()
+    texts = await eventually(lambda: _of_length(scene, "stopped", 2))
+
+    assert status == 0
+    assert texts == [("user", "Stop?"), ("assistant", "It left")]
 
 
 @pytest.mark.proves("G10", "C79")
