@@ -58,9 +58,7 @@ def audit(
     ] = None,
     limit: Annotated[
         int,
-        typer.Option(
-            min=0, metavar="COUNT", help="Show at most this many rows, the newest; 0 shows all."
-        ),
+        typer.Option(min=0, metavar="COUNT", help="Show only the newest COUNT rows; 0 shows all."),
     ] = 50,
     details: Annotated[
         bool, typer.Option("--details", help="Show every field of each row, ids included.")

@@ -91,7 +91,7 @@ def http_settings() -> Settings:
     ):
         raise StartError(
             "this command reads over HTTP, and TURNFOLD_NATS_URL does not name the HTTP server;"
-            " set TURNFOLD_HTTP_HOST and _PORT as well"
+            " set TURNFOLD_HTTP_HOST or TURNFOLD_HTTP_PORT as well"
         )
     return chosen
 

@@ -45,7 +45,9 @@ ROLE_COLORS = {
 
 Explain = Annotated[
     bool,
-    typer.Option("--explain", help="Show how the window shows each message, or why it does not."),
+    typer.Option(
+        "--explain", help="Show how each message appears in the window, or why it does not."
+    ),
 ]
 
 
@@ -74,7 +76,7 @@ def context(  # noqa: PLR0917  # a parameter for each option
         str | None,
         typer.Option(
             metavar="WHEN",
-            help="Show an earlier window, by message id, RFC 3339 time or summary version.",
+            help="Show the window as of a message id, RFC 3339 time or summary version.",
         ),
     ] = None,
     shape: Annotated[

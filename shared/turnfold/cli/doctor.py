@@ -64,7 +64,7 @@ def register(app: typer.Typer) -> None:
 def doctor(
     asks_model: Annotated[
         bool,
-        typer.Option("--model", help="Request a summary of two sentences from the model."),
+        typer.Option("--model", help="Have the model summarize two sentences."),
     ] = False,
     monitoring: Annotated[
         str | None,

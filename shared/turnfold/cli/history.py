@@ -35,7 +35,7 @@ def history(
         str | None,
         typer.Option(
             metavar="WHEN",
-            help="Show the history at a time, by message id, RFC 3339 time or summary version.",
+            help="Show the history as of a message id, RFC 3339 time or summary version.",
         ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Do not shorten long texts.")] = False,

@@ -149,7 +149,7 @@ def revoke(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="A key or token hash of `keys list`, or its first characters."
+            metavar="NAME", help="A key or token hash from `keys list`, or its first characters."
         ),
     ],
     directory: Directory = KEYS_DIR,
@@ -166,8 +166,8 @@ def revoke(
     if len(matches) != 1 or len(name) < MIN_PREFIX_LENGTH:
         number = len(matches) or "no"
         raise TurnfoldError(
-            f"{number} keys and tokens begin with {name!r}; specify one of those that"
-            f" `turnfold keys list` shows, by at least {MIN_PREFIX_LENGTH} characters"
+            f"{number} keys and tokens begin with {name!r};"
+            f" copy at least {MIN_PREFIX_LENGTH} characters of one from `turnfold keys list`"
         )
     (row,) = matches
     if row["kind"] == "token":

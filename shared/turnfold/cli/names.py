@@ -66,6 +66,6 @@ async def unknown_agent(agent: str) -> UnknownSession:
         page = await http_get(f"/v1/sessions?limit={LISTED}")
         names = {row["agent_id"] for row in page["sessions"]}
     return UnknownSession(
-        f"no agent {agent!r} has published anything;"
+        f"agent {agent!r} has published nothing;"
         f" {close_names(agent, sorted(names))}`turnfold sessions` lists all sessions"
     )

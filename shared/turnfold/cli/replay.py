@@ -106,7 +106,7 @@ def replay(
         ),
     ] = 10.0,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per session and line.")
+        bool, typer.Option("--json", help="Print one JSON object per session, each on a line.")
     ] = False,
 ) -> None:
     """Publish recorded conversations and show the result of each.
@@ -116,7 +116,7 @@ def replay(
 
     A line on stderr counts what is not imported.
 
-    A repeated replay stores no event twice.
+    Replaying a file again stores no event twice.
     """
     system = system_here(changes=True)
     left_out: dict[str, Mapping[str, int]] = {}

@@ -40,7 +40,7 @@ def _model_patterns(raw: Any) -> tuple[str, ...]:
 
 def _non_empty_text(raw: Any) -> str:
     if not isinstance(raw, str) or not raw.strip():
-        raise ValueError("must be a non-empty text")
+        raise ValueError("must be non-empty text")
     return raw.strip()
 
 
@@ -49,7 +49,7 @@ def _path(raw: Any) -> Path:
     try:
         return path.expanduser()
     except RuntimeError as error:
-        raise ValueError(f"{path} begins with the name of no user of this machine") from error
+        raise ValueError(f"{path} names a user who does not exist on this machine") from error
 
 
 def _content_of(check: Callable[[str], Checked]) -> Callable[[Any], Checked]:
@@ -146,7 +146,9 @@ def _url(schemes: tuple[str, ...], *, may_be_several: bool = False) -> Callable[
 def _http_url(raw: Any) -> str:
     url = _non_empty_text(raw)
     if not is_http_url(url):
-        raise ValueError("must begin with http:// or https:// and name a host, and a valid port")
+        raise ValueError(
+            "must begin with http:// or https:// and name a host; a port, if any, must be valid"
+        )
     return url
 
 
