@@ -165,6 +165,10 @@ class PortalClient:
             return result.result()
         except CancelledError:
             raise Unavailable(CLOSED) from None
+        except BaseException:
+            # Of an interrupted thread: nobody would receive the result. One that ended stays so.
+            result.cancel()
+            raise
 
     def close(self) -> None:
         """Publish what is in the buffer, as `connect` does at its end, and end the thread."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -344,6 +345,58 @@ async def test_a_reader_in_another_thread_that_gives_up_loses_no_notice(server: 
     await asyncio.to_thread(client.close)
 
     assert versions(found) == [*range(1, 101)]
+
+
+INTERRUPTED = """
+import signal, sys
+import turnfold
+
+class WaitEndedError(Exception):
+    pass
+
+def interrupt(*_):
+    raise WaitEndedError
+
+client = turnfold.PortalClient(sys.argv[1], environ={})
+notices = client.notices("a", after=0)
+signal.signal(signal.SIGALRM, interrupt)
+try:
+    for notice in notices:
+        print(notice.content.version, flush=True)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+except WaitEndedError:
+    print("interrupted", flush=True)
+sys.stdin.readline()
+print(next(notices).content.version, flush=True)
+client.close()
+"""
+
+
+@pytest.mark.proves("G2")
+async def test_a_thread_whose_wait_is_interrupted_loses_no_notice(server: NatsServer) -> None:
+    """A program may go on after Ctrl-C, or after an alarm that limits a wait."""
+    await store(server, "summary.updated.a.s", summary(1))
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", INTERRUPTED, server.url),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert program.stdin
+    assert program.stdout
+    try:
+        async with asyncio.timeout(30):
+            lines = [await program.stdout.readline(), await program.stdout.readline()]
+            # An earlier wait that went on would receive the first, and the next one the second.
+            await store(server, "summary.updated.a.s", summary(2))
+            await store(server, "summary.updated.a.s", summary(3))
+            program.stdin.write(b"\n")
+            lines.append(await program.stdout.readline())
+            await program.wait()
+    finally:
+        if program.returncode is None:
+            program.kill()
+
+    assert [line.decode().strip() for line in lines] == ["1", "interrupted", "2"]
 
 
 @pytest.mark.proves("G2")
