@@ -136,7 +136,8 @@ class ContextRecovery:
         if isinstance(second, _TooLong):
             raise second.error(after=answer)
         # In place, and only after success: the agent's loop holds this very list.
-        messages[:] = with_marks(emergency.messages, own)
+        # Without what another task of the agent has appended meanwhile, which stays.
+        messages[: len(own)] = with_marks(emergency.messages, own)
         self._reports.succeeded(call_budget.model, second)
         return second
 

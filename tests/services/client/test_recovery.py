@@ -428,6 +428,24 @@ async def test_an_overflow_is_recovered_without_a_service_too(model: Model, tmp_
     assert COUNTING.tokens(second) * 5 <= COUNTING.tokens(first) * 3
 
 
+@pytest.mark.proves("R3")
+async def test_what_is_appended_to_the_list_during_a_repeated_call_stays(model: Model) -> None:
+    """A person may go on writing while the model works."""
+    messages = await talked(None)
+    later = {"role": "user", "content": "And the one before it, please."}
+
+    async def call(**arguments: Any) -> Json:
+        answer = await model(**arguments)
+        messages.append(later)
+        return answer
+
+    model.server.script = ["overflow"]
+    await ContextRecovery(call)(messages=messages, model="gpt-4.1")
+
+    _, second = model.sent()
+    assert messages == [*second, later]
+
+
 @pytest.mark.proves("R3", "C62")
 async def test_a_summary_told_before_the_service_went_away_stands_for_what_is_left_out(
     model: Model, tmp_path: Path
