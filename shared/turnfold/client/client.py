@@ -144,9 +144,11 @@ class Client:
         event is published later with the same id, after the earlier events of its session. A full
         buffer rejects the event with `Unavailable`.
         """
-        return await (
-            self._publish_now(event) if self._buffer is None else self._buffer.publish(event)
-        )
+        if self._buffer is None:
+            return await self._publish_now(event)
+        # Its buffer would accept the event, but could not publish it from another loop.
+        self._connection.require_own_loop()
+        return await self._buffer.publish(event)
 
     async def close(self) -> None:
         """Wait for buffered events until the time limit; `connect` calls this at its end."""

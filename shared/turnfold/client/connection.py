@@ -129,6 +129,12 @@ class Connection:
             with contextlib.suppress(nats.errors.Error, OSError):
                 await self.bus.close()
 
+    def require_own_loop(self) -> None:
+        """Raise `Unavailable` in an event loop other than that of the connection."""
+        if asyncio.get_running_loop() is not self._loop:
+            # Its replies would arrive in the other loop, and this one would wait for ever.
+            raise Unavailable("the client belongs to another event loop; use a PortalClient")
+
     async def ask(
         self, subject: str, request: Mapping[str, Any], *, patience_seconds: float = 0.0
     ) -> dict[str, Any]:
@@ -335,9 +341,7 @@ class Connection:
         timeout_seconds: float,
     ) -> Result:
         """Run `ask`, and raise `NotAllowed` if the server reports a subject as forbidden."""
-        if asyncio.get_running_loop() is not self._loop:
-            # Its replies would arrive in the other loop, and this one would wait for ever.
-            raise Unavailable("the client belongs to another event loop; use a PortalClient")
+        self.require_own_loop()
         if self._opening is not None:
             await self._opened(timeout_seconds)
         try:

@@ -106,11 +106,12 @@ async def test_it_connects_at_its_first_use_and_again_after_that_failed(
     assert receipt.seq == 1
 
 
+@pytest.mark.parametrize("buffering", [None, turnfold.BufferOptions()])
 async def test_a_client_of_another_loop_fails_instead_of_waiting_for_ever(
-    server: NatsServer,
+    server: NatsServer, buffering: turnfold.BufferOptions | None
 ) -> None:
-    """G2: the error names the client that can."""
-    async with turnfold.connect(server.url, environ={}) as client:
+    """G2: the error names the client that can, and nothing waits in a buffer."""
+    async with turnfold.connect(server.url, environ={}, buffering=buffering) as client:
         session = client.session("support", "user-42")
 
         def elsewhere() -> None:
@@ -119,6 +120,7 @@ async def test_a_client_of_another_loop_fails_instead_of_waiting_for_ever(
         async with asyncio.timeout(5):
             with pytest.raises(Unavailable, match="PortalClient"):
                 await asyncio.to_thread(elsewhere)
+        assert client.unpublished == ()
 
 
 FORKS = """
