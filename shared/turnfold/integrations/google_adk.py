@@ -11,6 +11,7 @@ contents, and is given the window instead: the summary, and the newest contents.
 
 import base64
 import json
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -38,6 +39,8 @@ with requires("google-adk"):
 
 _TEMPORARY_ID = "adk-"
 """The beginning of ids that the ADK makes, and takes away again before it calls the model."""
+ASKED = 256
+"""The calls whose answers are recorded at once. Of older ones, the next call records the answer."""
 _PART_BYTES = 96
 """Longer parts of an id are named by their hash, because ids have at most 256 bytes."""
 
@@ -76,7 +79,7 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
         # An invalid id fails here, and not in the calls of the agent.
         self._windows.session(agent_id)
         self._model = model
-        self._asked: dict[tuple[str, str], tuple[Session, _RequestContents]] = {}
+        self._asked: OrderedDict[tuple[str, str], tuple[Session, _RequestContents]] = OrderedDict()
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
@@ -91,6 +94,10 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
             # A call that failed is replaced by the next one of the run.
             key = callback_context.invocation_id, session.key.session_id
             self._asked[key] = session, call
+            self._asked.move_to_end(key)
+            # The ADK tells no plugin of a run that fails or that nobody waits for any longer.
+            if len(self._asked) > ASKED:
+                self._asked.popitem(last=False)
         # None: the ADK goes on to call the model.
         return None
 

@@ -1,5 +1,6 @@
 """Agents of the ADK whose models see windows: always valid, and the session keeps every event."""
 
+import gc
 import json
 import logging
 from typing import Any
@@ -14,6 +15,7 @@ from tests.hosts.chat import BUDGETS, TURNS
 from tests.hosts.conftest import RunningSystem
 from tests.hosts.google_adk.models import ScriptedModel, calls, faults, says, size
 from turnfold.client import connect
+from turnfold.integrations import google_adk
 from turnfold.integrations.google_adk import TurnfoldPlugin
 
 NOWHERE = "nats://127.0.0.1:9"
@@ -124,6 +126,23 @@ async def test_an_agent_that_takes_over_has_a_conversation_of_its_own(
     async with connect(system.nats_url, environ={}) as client:
         names = [name async for name in client.sessions(session_id)]
     assert "ada@work/s%2F1/guide" in names
+
+
+async def test_calls_that_are_never_answered_are_forgotten(
+    system: RunningSystem, session_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run ends without a word to its plugins if its model fails, or if nobody waits for it."""
+    monkeypatch.setattr(google_adk, "ASKED", 4)
+    runner = runner_of(ScriptedModel(), session_id, system.nats_url)
+    await started(runner)
+
+    for number in range(8):
+        with pytest.raises(IndexError):
+            await turn(runner, f"What is missing? {number}")
+
+    gc.collect()
+    kept = [one for one in gc.get_objects() if type(one).__name__ == "_RequestContents"]
+    assert len(kept) <= 4
 
 
 async def test_without_turnfold_the_model_gets_the_contents_and_a_warning_tells_no_text(
