@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, literal_column, select, update
+from sqlalchemy import Connection, bindparam, false, literal_column, select, update
 
 from turnfold.core.history.audit_chain import WORKER
 from turnfold.ports.ingest import Installation
@@ -19,11 +19,20 @@ from turnfold.store.compact.rewriting import (
 from turnfold.store.database.predicates import is_chosen, is_open
 from turnfold.store.database.schema import compactions
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
-from turnfold.store.database.statements import PreparedIn
+from turnfold.store.database.statements import Bulk, PreparedIn
 from turnfold.store.ingest.retraction import RetractedCounts
 
-_is_empty = is_chosen & (compactions.c.messages_evicted == literal_column("0"))
-_EMPTIED = PreparedIn(select(compactions.c.compaction_id).where(_is_empty, is_open), "chosen")
+_is_empty = compactions.c.messages_evicted == literal_column("0")
+_EMPTIED = PreparedIn(
+    select(compactions.c.compaction_id).where(is_chosen, _is_empty, is_open), "chosen"
+)
+# One at a time: a long session has more evictions than a statement may have parameters.
+_UNCOVER_EMPTIED = Bulk(
+    update(compactions)
+    .where(compactions.c.compaction_id == bindparam("by"), _is_empty)
+    .values(is_covered=false()),
+    ("by",),
+)
 
 
 def withdraw(
@@ -96,6 +105,4 @@ def _end_emptied(
         end_stale(
             connection, session, journal, compaction_id, "all its messages were retracted", now_ms
         )
-    connection.execute(
-        update(compactions).where(_is_empty).values(is_covered=False), {"chosen": chosen}
-    )
+    _UNCOVER_EMPTIED.run(connection, [(compaction_id,) for compaction_id in chosen])

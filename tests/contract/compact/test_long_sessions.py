@@ -1,0 +1,33 @@
+"""Sessions with more evictions than one statement may have parameters, in every store."""
+
+import pytest
+from sqlalchemy import Connection
+
+from tests.store_fixtures import KEY, NOON, Stores, turns
+from turnfold.contracts.retractions import Retraction
+from turnfold.store.compact.withdrawal import withdraw
+from turnfold.store.database.engine import Database
+from turnfold.store.database.session_rows import SessionJournal, lock_by_key
+from turnfold.store.ingest.retraction import RetractedCounts, StoredRetraction
+
+MOST_PARAMETERS = 32_767
+"""The most parameters of a statement on PostgreSQL, as its driver sends them."""
+
+
+@pytest.mark.proves("L1", "G1")
+async def test_a_retraction_may_concern_any_number_of_evictions(
+    stores: Stores, shared_database: Database
+) -> None:
+    await stores.ingest(*turns(1, 7))
+    source = StoredRetraction(99, NOON, Retraction((), None, is_all=True), "local")
+    evictions = range(1, MOST_PARAMETERS + 2)
+
+    def retract_all(connection: Connection) -> int:
+        (session,) = lock_by_key(connection, [KEY]).values()
+        journal = SessionJournal()
+        counts = RetractedCounts(source, 0, 0, evictions, is_new=True)
+        withdraw(connection, session, journal, stores.installation, counts)
+        journal.write(connection, [session])
+        return len(journal.audit_rows)
+
+    assert await shared_database.write(retract_all) == 1
