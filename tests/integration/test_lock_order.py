@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Literal
 
 import asyncpg
 import pytest
@@ -115,3 +116,46 @@ async def test_a_worker_locks_the_session_before_the_rows_of_its_job(
         await changing
         await holder.close()
         await watcher.close()
+
+
+@pytest.mark.proves("L4", "E6")
+async def test_an_erasure_of_an_agent_locks_its_policy_before_its_sessions(
+    postgres: Postgres,
+) -> None:
+    url = await new_postgres(postgres)
+    address = url.replace("+asyncpg", "")
+    async with sql_stores(url) as stores:
+        await stores.ingest(turn(1, user("hi")))
+
+        async def set_mode(mode: Literal["off", "manual"]) -> None:
+            await stores.changes.set_policy(
+                KEY.agent_id,
+                PolicyRequest(mode=mode),
+                installation=stores.installation,
+                now_ms=NOON,
+            )
+
+        await set_mode("off")
+        holder, watcher = await asyncpg.connect(address), await asyncpg.connect(address)
+        holding = holder.transaction()
+        await holding.start()
+        await holder.execute("SELECT 1 FROM sessions FOR UPDATE")
+
+        async def wait_for(number: int) -> None:
+            async with asyncio.timeout(20):
+                while await watcher.fetchval(WAITING) < number:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+        erasing = asyncio.create_task(stores.changes.erase(KEY.agent_id, last_seq=100, now_ms=NOON))
+        await wait_for(1)
+        setting = asyncio.create_task(set_mode("manual"))
+        await wait_for(2)
+        await holding.rollback()
+        # Otherwise each would hold what the other waits for, and one of them would fail.
+        erased, _ = await asyncio.gather(erasing, setting)
+        await holder.close()
+        await watcher.close()
+
+        assert erased.sessions == 1
+        policy = await stores.history.wishes(KEY.agent_id)
+        assert policy[0].mode == "manual"

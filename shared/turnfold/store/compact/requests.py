@@ -138,10 +138,11 @@ def _set_for_agent(
     now_ms: int,
     actor: str,
 ) -> Mapping[str, Any]:
-    # The row of the agent is the lock of its audit chain, so it must exist first.
-    connection.execute(
-        insert_for(connection)(agents).values(agent_id=agent_id).on_conflict_do_nothing()
-    )
+    # The row of the agent is the lock of its audit chain, so it must exist first. An UPDATE locks
+    # it, and so waits for an erasure that may delete it.
+    made = insert_for(connection)(agents).values(agent_id=agent_id)
+    same = {"agent_id": made.excluded.agent_id}
+    connection.execute(made.on_conflict_do_update(index_elements=["agent_id"], set_=same))
     row = connection.execute(
         select(agents).where(agents.c.agent_id == agent_id).with_for_update()
     ).one()

@@ -224,6 +224,10 @@ def erase_some(
     """
     lock_storing(connection, is_exclusive=True)
     lock_session_counts(connection, [scope.agent_id])
+    if scope.is_agent:
+        # Before its sessions, as whoever sets the policy does. Another order could deadlock.
+        is_agent = agents.c.agent_id == scope.agent_id
+        connection.execute(select(agents.c.agent_id).where(is_agent).with_for_update())
     is_last = True
     if scope.session_id is not None:
         key = SessionKey(scope.agent_id, scope.session_id)
