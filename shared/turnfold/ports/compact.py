@@ -88,7 +88,8 @@ class EvictedMessage(NamedTuple):
 class JobInput:
     """The input of a job.
 
-    `following` are the JSON texts of the newest messages that stay live, oldest first.
+    `following` are the JSON texts of the newest messages that stay live, oldest first;
+    `answers` those that the assistant wrote without a call after the newest evicted request.
     `leaving` is the eviction of a planned compaction, whose messages are still live. `depth` is the
     number of versions between the new one and the original messages: 1 if all of them are in
     `evicted`.
@@ -99,6 +100,7 @@ class JobInput:
     leaving: Eviction | None = None
     depth: int = 1
     following: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

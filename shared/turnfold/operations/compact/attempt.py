@@ -81,7 +81,9 @@ def summary_job(
     return SummaryJob(
         sources=sources_of(evicted),
         previous=job_input.previous,
-        newest_request=open_request(job_input.previous, evicted, following),
+        newest_request=open_request(
+            job_input.previous, evicted, map(json.loads, job_input.answers)
+        ),
         following=tuple([quotable_text(body) for body in following]),
         style=wanted.style or str(policy.style),
         max_tokens=policy.summary_max_tokens,

@@ -54,6 +54,21 @@ _FOLLOWING = Prepared(
     ("of_sid", "most"),
 )
 
+# Beyond the newest messages as well: a long run of tools may have followed the answer.
+_ANSWERS = Prepared(
+    select(messages.c.position, messages.c.body)
+    .where(
+        of_messages,
+        is_live,
+        messages.c.position > bindparam("after"),
+        messages.c.role == literal_column("'assistant'"),
+        messages.c.calls.is_(None),
+    )
+    .order_by(messages.c.position.desc())
+    .limit(bindparam("most")),
+    ("of_sid", "after", "most"),
+)
+
 _BASE = Prepared(
     select(*(summaries.c[name] for name in ("text", "sections", "ledger", "depth", "kind"))).where(
         is_version
@@ -80,7 +95,7 @@ _EVICTING = PreparedIn(
 
 
 MOST_FOLLOWING = 64
-"""How many live messages are read for the names that they use."""
+"""How many live messages are read for the names that they use, and how many for answers."""
 
 
 class _Base(NamedTuple):
@@ -109,7 +124,10 @@ def load_input(connection: Connection, job: Job, *, now_ms: int, by_model: bool)
     gone = {message.position for message in leaving.evicted} if leaving else set()
     rows = _FOLLOWING.rows(connection, job.sid, MOST_FOLLOWING)
     following = [body for position, body in reversed(rows) if position not in gone]
-    return replace(job_input, following=tuple(following))
+    requests = [one.position for one, _ in job_input.evicted if one.is_request]
+    rows = _ANSWERS.rows(connection, job.sid, max(requests, default=0), MOST_FOLLOWING)
+    answers = [body for position, body in rows if position not in gone]
+    return replace(job_input, following=tuple(following), answers=tuple(answers))
 
 
 def _input_of_kind(connection: Connection, job: Job, *, now_ms: int, by_model: bool) -> JobInput:
