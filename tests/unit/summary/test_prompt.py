@@ -261,6 +261,18 @@ def test_version_is_brought_within_its_token_cap(max_tokens: int) -> None:
     assert max_tokens < 80 or sections["decisions"][-1] == "Decision 79 was taken."
 
 
+@pytest.mark.proves("S3", "S4")
+def test_a_version_without_lists_names_its_files_as_far_as_they_fit() -> None:
+    prose = " ".join(f"Sentence number {number} said this." for number in range(40))
+    answer = json.dumps({"context": prose, "file_changes": ["src/one.py", "src/two.py"]})
+    whole, record = parse_answer(answer, "structured")
+
+    text, sections = fitted(whole, record, max_tokens=count(whole) - 10, count=count)
+
+    assert [change["path"] for change in sections["file_changes"]] == ["src/one.py", "src/two.py"]
+    assert "src/one.py, src/two.py" in text
+
+
 @pytest.mark.proves("S4", "O10")
 @pytest.mark.parametrize(("max_tokens", "sentences"), [(1_000, 40), (200, 20), (100, 10), (50, 5)])
 def test_prose_that_is_too_long_is_shortened_in_proportion_and_no_more(

@@ -82,11 +82,11 @@ def fitted(
     not suffice, the text is cut.
     """
     sections = dict(sections)
-    is_list = any(sections.get(name) for name in LIST_SECTIONS)
+    is_prose = set(sections) == {"context"}
     while (tokens := count(text)) > max_tokens:
         if not _shorten_once(sections, tokens, max_tokens):
             return text[: max(1, len(text) * max_tokens // tokens)], sections
-        text = render(sections) if is_list else str(sections["context"])
+        text = str(sections["context"]) if is_prose else render(sections)
     return text, sections
 
 
