@@ -243,7 +243,7 @@ class Lookups:
         finally:
             await response.aclose()
         is_answer = 200 <= response.status_code < 300
-        answer = tap.answer(is_whole=is_whole) if is_answer else None
+        answer = tap.answer() if is_answer else None
         if answer is not None and self._lookups:
             # The usage counts the lookups, which are no part of the session.
             answer = ModelAnswer(answer.elements)

@@ -53,10 +53,11 @@ class AnswerTap:
             if data != b"[DONE]":
                 self._add(data)
 
-    def answer(self, *, is_whole: bool) -> ModelAnswer:
+    def answer(self) -> ModelAnswer:
         """Return the answer so far."""
-        # A stream was read event by event. Of a JSON body that was cut off, nothing can be read.
-        if self._events is None and is_whole and self._can_read:
+        # A stream was read event by event. Of a JSON body that was cut off, nothing can be read;
+        # but it may be complete, and only its end have been missing.
+        if self._events is None and self._can_read:
             self._add(bytes(self._body))
         try:
             return self._reader.answer() if self._can_read else ModelAnswer([])
@@ -93,7 +94,7 @@ async def relay(
 
     def end(*, is_whole: bool) -> None:
         if tap is not None and ended is not None:
-            ended(tap.answer(is_whole=is_whole), is_whole)
+            ended(tap.answer(), is_whole)
 
     async def pass_on() -> None:
         await send(

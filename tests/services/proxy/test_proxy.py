@@ -244,6 +244,24 @@ async def test_a_stream_that_ends_early_is_recorded_as_far_as_it_came(scene: Pro
     assert broken_off == [("user", "Break off?"), ("assistant", "It left")]
 
 
+@pytest.mark.proves("G10", "C79")
+async def test_an_answer_is_recorded_if_the_caller_leaves_between_its_last_byte_and_its_end(
+    scene: ProxyScene,
+) -> None:
+    whole = completion("It left Ghent.")
+    whole.gate = asyncio.Event()
+    scene.provider.script.append(whole)
+    request = {"model": "gpt-4.1", "messages": [user("Leave?")]}
+
+    async with scene.http.stream("POST", PATH, json=request) as answer:
+        session_id = answer.headers["x-turnfold-session"]
+        assert await anext(answer.aiter_raw()) == whole.chunks[0]
+    await asyncio.wait_for(scene.provider.hung_up.wait(), 60)
+    texts = await eventually(lambda: _of_length(scene, session_id, 2))
+
+    assert texts == [("user", "Leave?"), ("assistant", "It left Ghent.")]
+
+
 @pytest.mark.proves("G10", "C79", "O4")
 async def test_a_stream_that_a_stop_cuts_is_recorded_as_far_as_it_came(scene: ProxyScene) -> None:
     """It outlasts the time that running requests have when the proxy stops."""

@@ -33,7 +33,7 @@ def test_chunks_may_divide_events_anywhere(end: bytes, size: int) -> None:
     for start in range(0, len(stream), size):
         tap.feed(stream[start : start + size])
 
-    [element] = tap.answer(is_whole=True).elements
+    [element] = tap.answer().elements
     assert element["content"] == "Hallo"
 
 
@@ -48,7 +48,7 @@ def test_of_a_stream_without_end_no_more_is_kept_than_of_a_long_answer(unit: byt
     for _ in range(READ_BYTES // len(chunk) + 2):
         tap.feed(chunk)
 
-    assert tap.answer(is_whole=True).elements == []
+    assert tap.answer().elements == []
 
 
 @pytest.mark.proves("X6")
