@@ -23,6 +23,7 @@ from sqlalchemy import (
     literal,
     select,
     text,
+    true,
 )
 from sqlalchemy.dialects import postgresql
 
@@ -251,7 +252,10 @@ def _scoped(places: Places, sid: int, scope: Scope) -> Places:
     if scope.role is not None:
         places = places.where(messages.c.role == scope.role)
     if scope.version is not None:
-        places = places.where(messages.c.compaction_id.in_(covered_compactions(sid, scope.version)))
+        # `IS TRUE`, so that PostgreSQL reads them once, into a hash. In a join, it may read them
+        # again for each message.
+        covered = covered_compactions(sid, scope.version)
+        places = places.where(messages.c.compaction_id.in_(covered).is_(true()))
     match scope.state:
         case None:
             return places
