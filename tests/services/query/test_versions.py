@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import os
+import re
 import signal
 import sqlite3
 from itertools import pairwise
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import httpx
 import pytest
 
 import turnfold
-from tests.model_server import running_model_server
+from tests.model_server import SUMMARY, running_model_server
 from tests.services.cli.test_inspection import command, eventually, running_system
 from turnfold.client import Session
 from turnfold.errors import BadRequest, Conflict, Unavailable
@@ -176,6 +178,39 @@ async def test_a_command_that_waits_for_a_version_ends_when_the_session_is_erase
 
     assert (status, out) == (1, "")
     assert "the session was erased meanwhile" in err
+
+
+@pytest.mark.proves("V1", "F3")
+async def test_a_line_of_a_summary_on_a_page_leads_to_the_sources_of_that_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Models write separators that end no line of a summary, though `splitlines` divides at them.
+    told = "Retries\u2028were added.\nThe bill was\x85settled.\nThe queue was emptied."
+    monkeypatch.setitem(SUMMARY, "context", told)
+    async with (
+        running_model_server() as model,
+        running_system(
+            tmp_path,
+            TURNFOLD_SUMMARY_MODEL="openai/a-model",
+            TURNFOLD_SUMMARY_API_BASE=model.url,
+            TURNFOLD_SUMMARY_API_KEY="k",
+            TURNFOLD_POLICY__MAX_LIVE_MESSAGES="50",
+        ) as ready,
+        turnfold.connect(ready["nats_url"]) as client,
+        httpx.AsyncClient(base_url=ready["http_url"], trust_env=False, timeout=20) as visitor,
+    ):
+        session = client.session(AGENT, SESSION)
+        await grown(session, 0, 30)
+        await settled(session)
+        page = (await visitor.get(f"/console{PATH.removeprefix('/v1')}/versions/1")).text
+        links = re.findall(r'href="([^"]*\?line=\d+)#sources"[^>]*>([^<]*)</a>', page)
+        quotes = [
+            re.findall(r'<p class="quote">([^<]*)</p>', (await visitor.get(link)).text)
+            for link, _ in links
+        ]
+
+    assert "The queue was emptied." in page
+    assert quotes == [[line] for _, line in links]
 
 
 async def finished(client: turnfold.Client, campaign_id: str) -> dict[str, Any] | None:

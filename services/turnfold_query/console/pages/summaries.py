@@ -40,7 +40,8 @@ async def version(view: PageView) -> Response:
         tab="versions",
         session_path=view.session_path,
         version=chosen,
-        lines=chosen["text"].splitlines(),
+        # As the API counts them: `splitlines` also divides within these lines.
+        lines=chosen["text"].split("\n") if chosen["text"] else [],
         sources=sources,
         entry=entry,
         line=line,
