@@ -96,13 +96,17 @@ class PendingEviction(NamedTuple):
     requested_at_ms: int
 
 
+NO_OVERRIDES: Final = PolicyOverrides()
+
+
 @dataclass(frozen=True, slots=True)
 class WindowSnapshot:
     """The data that a window is decided from, read in one snapshot.
 
     `ingested_to` is the sequence up to which every event is ingested, and `refused` the number of
     dead letters of the session. `covered_calls` are messages whose turn began with a request that
-    is not covered. `covered_system` is pinned if none of `messages` is.
+    is not covered. `covered_system` is pinned if none of `messages` is. `agent_wishes` are
+    those of a session without a row.
     """
 
     ingested_to: int
@@ -113,6 +117,7 @@ class WindowSnapshot:
     refused: int = 0
     covered_calls: tuple[Message, ...] = ()
     covered_system: Message | None = None
+    agent_wishes: PolicyOverrides = NO_OVERRIDES
 
 
 END_POSITION: Final = MOST_INT64

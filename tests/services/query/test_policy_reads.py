@@ -125,3 +125,28 @@ async def test_one_answer_comes_to_a_request_that_reads_and_to_one_that_writes(
     assert ["error" in json.loads(answer) for answer in heard].count(True) == 4
     assert [b"too_large" in answer for answer in heard].count(True) == 1
     assert len(heard) == 8
+
+
+@pytest.mark.proves("T1", "W2")
+async def test_an_empty_window_follows_the_policy_of_its_agent(tmp_path: Path) -> None:
+    async with running_parts(tmp_path) as parts, parts.running("worker"), parts.running("query"):
+        bus = await nats.connect(parts.server.url)
+        numbers = {"context_window": 32_000, "max_context_tokens": 6_000}
+        await asked(bus, "agent.policy.support", {"overrides": numbers})
+        empty = await asked(bus, "context.get.support.new", {})
+        other = await asked(bus, "context.get.other.new", {})
+        again = await asked(bus, "context.get.support.new", {"etag": empty["etag"]})
+        await asked(bus, "agent.policy.support", {"overrides": {"max_context_tokens": 5_000}})
+        changed = await asked(bus, "context.get.support.new", {"etag": empty["etag"]})
+        # A row of its own changes nothing: the session has no event yet.
+        await asked(bus, "session.policy.support.new", {"overrides": {}})
+        stored = await asked(bus, "context.get.support.new", {})
+        await bus.close()
+
+    sizes = [
+        (one["window"]["model_window"], one["window"]["budget_tokens"])
+        for one in (empty, changed, stored)
+    ]
+    assert sizes == [(32_000, 6_000), (32_000, 5_000), (32_000, 5_000)]
+    assert other["window"]["model_window"] == 128_000
+    assert again == {"not_modified": True, "etag": empty["etag"]}

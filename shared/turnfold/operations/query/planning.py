@@ -14,7 +14,6 @@ from turnfold.contracts.requests import (
 )
 from turnfold.core.eviction.budgets import is_hint_due
 from turnfold.core.eviction.limits import limited_window
-from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, Policy
 from turnfold.core.recall.block import RecallBlock
 from turnfold.core.window.builder import WindowBuilder
@@ -39,11 +38,10 @@ from turnfold.operations.query.recall_room import share_for_recall
 from turnfold.operations.query.replies import prepared_summary
 from turnfold.ports.query import (
     END_SEQ,
+    NO_OVERRIDES,
     SessionSnapshot,
     WindowSnapshot,
 )
-
-_NO_OVERRIDES = PolicyOverrides()
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,15 +244,18 @@ class WindowReading:
         session, terms = snapshot.session, self._last_terms
         # The second step of a past reading gets the session as it was, which has other terms.
         if terms is None or terms.session is not session:
-            policy, model_window = self._policy(session)
+            policy, model_window = self._policy(snapshot)
             etag = self._etag(snapshot, policy, model_window)
             terms = self._last_terms = _Terms(session, policy, model_window, etag)
         return terms
 
-    def _policy(self, session: SessionSnapshot | None) -> tuple[Policy, int]:
+    def _policy(self, snapshot: WindowSnapshot) -> tuple[Policy, int]:
         """Return the policy of a session, and the tokens that its model reads."""
+        session = snapshot.session
         overrides = (
-            (session.agent_wishes, session.wishes) if session else (_NO_OVERRIDES, _NO_OVERRIDES)
+            (session.agent_wishes, session.wishes)
+            if session
+            else (snapshot.agent_wishes, NO_OVERRIDES)
         )
         policy = _for_windows(self.environment.policy(*overrides))
         model = self.request.model or (session.model if session else None)

@@ -100,12 +100,13 @@ _HEAD = Prepared(
         agents.c.overrides,
         *_SESSION_COLUMNS,
     ).select_from(
-        # From a row that always exists: what is ingested is also read for a session that is not.
+        # From a row that always exists: what is ingested and the policy of the agent are also read
+        # for a session without a row.
         _ONE.outerjoin(
             sessions,
             (sessions.c.agent_id == bindparam("agent_id"))
             & (sessions.c.session_id == bindparam("session_id")),
-        ).outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
+        ).outerjoin(agents, agents.c.agent_id == bindparam("agent_id"))
     ),
     ("agent_id", "session_id", "refused_to"),
 )
@@ -115,9 +116,9 @@ def read_head(connection: SupportsStatements, key: SessionKey, refused_to: int) 
     """Read the session row, without its summary and messages."""
     (row,) = _HEAD.rows(connection, key.agent_id, key.session_id, refused_to)
     ingested_to, refused, sid = row[:3]
-    if sid is None:
-        return WindowSnapshot(ingested_to, None, refused=refused)
     wishes, agent_wishes = PolicyOverrides(*row[3:6]), PolicyOverrides(*row[6:9])
+    if sid is None:
+        return WindowSnapshot(ingested_to, None, refused=refused, agent_wishes=agent_wishes)
     session = SessionSnapshot(sid, wishes, agent_wishes, *row[9:])
     return WindowSnapshot(ingested_to, session, refused=refused)
 
