@@ -1,15 +1,24 @@
 """Messages that are taken back, through client, bus and HTTP."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.postgres import Postgres
-from tests.running_system import running_parts
-from turnfold.client import Client, Session, connect
+from tests.postgres import Postgres, running_postgres
+from tests.running_system import eventually, running_parts
+from turnfold.bus.events import BusEvents
+from turnfold.client import Client, Session, connect, session_key
+from turnfold.contracts.history_requests import PopRequest
 from turnfold.errors import BadRequest
+from turnfold.messages import SessionKey
+from turnfold.nats_client.connection import NatsClient
+from turnfold.operations.query.pop import pop
+from turnfold.store.database.engine import Database
+from turnfold.store.query.history import SqlHistoryStore
+from turnfold.store.query.window import SqlWindowStore
 
 
 async def numbered(client: Client, name: str, number: int) -> Session:
@@ -83,3 +92,62 @@ async def test_callers_of_two_workers_pop_each_message_once(
         taken = [stored.message_id for stored_ones in popped for stored in stored_ones]
         assert sorted(taken) == sorted(f"s-{place}#0" for place in range(30))
         assert (await session.context(wait_ms=5_000)).message_ids == []
+
+
+class CutOffStream(BusEvents):
+    """The stream; its database goes away as soon as a retraction is published."""
+
+    def __init__(self, client: NatsClient, postgres: Postgres) -> None:
+        async def no_secret() -> str:
+            raise AssertionError("nothing is signed")
+
+        super().__init__(client, read_secret=no_secret)
+        self._postgres = postgres
+
+    async def retract(
+        self, key: SessionKey, event: bytes, *, event_id: str, newest_seq: int, actor: str
+    ) -> int | None:
+        seq = await super().retract(
+            key, event, event_id=event_id, newest_seq=newest_seq, actor=actor
+        )
+        self._postgres.stop()
+        return seq
+
+
+@pytest.mark.proves("G1", "L1")
+async def test_popped_messages_reach_their_caller_although_the_database_goes_away(
+    tmp_path: Path,
+) -> None:
+    with running_postgres() as postgres:
+        async with (
+            running_parts(tmp_path, postgres=postgres) as parts,
+            parts.running("worker"),
+            connect(parts.server.url, environ={}) as client,
+        ):
+            await numbered(client, "s", 3)
+            bus, database = NatsClient(), Database(parts.database_url, writes=False)
+            await bus.connect(parts.server.url)
+
+            try:
+                popped = await pop(
+                    session_key("ada", "s"),
+                    PopRequest(count=2),
+                    store=SqlHistoryStore(database),
+                    stream=CutOffStream(bus, postgres),
+                    ingested_to=SqlWindowStore(database).ingested_to,
+                )
+            finally:
+                postgres.start()
+
+            async def retracted() -> list[str] | None:
+                rows = await parts.rows(
+                    "SELECT message_id FROM messages_view WHERE state = 'retracted'"
+                    " ORDER BY position"
+                )
+                return [row["message_id"] for row in rows] or None
+
+            # Whoever got an error instead would ask again, and lose these two.
+            taken = [stored["message_id"] for stored in json.loads(popped)["messages"]]
+            assert taken == await eventually(retracted, told=parts.words) == ["s-1#0", "s-2#0"]
+            await bus.close()
+            await database.close()

@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from secrets import token_hex
 
 from turnfold.contracts.history_requests import PopRequest
@@ -66,8 +67,10 @@ async def pop(
             actor=actor,
         )
         if seq is not None:
-            # The messages are this caller's now, whether or not they are stored as retracted.
-            await _stored(seq, ingested_to, ends)
+            # The messages are this caller's now, whether or not they are stored as retracted. After
+            # an error it would ask again, and retract others.
+            with suppress(Unavailable):
+                await _stored(seq, ingested_to, ends)
             return _answer(chosen, seq)
         if time.monotonic() > ends:
             raise Unavailable("other callers kept retracting messages; try again")
