@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from turnfold.errors import BadRequest, TooLarge
@@ -155,7 +155,7 @@ async def form_of(request: Request) -> dict[str, str]:
     """Return the fields of a form.
 
     Raises:
-        ApiError: the form is too long, too slow or no text.
+        ApiError: the form is too long, too slow, unfinished or no text.
     """
     body = bytearray()
     try:
@@ -165,6 +165,6 @@ async def form_of(request: Request) -> dict[str, str]:
                 if len(body) > FORM_BYTES:
                     raise ApiError(TooLarge.status, {"message": "the form is too long"})
         fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=20)
-    except (TimeoutError, ValueError):
+    except (TimeoutError, ValueError, ClientDisconnect):
         raise ApiError(BadRequest.status, {"message": "the form cannot be read"}) from None
     return {name: values[-1] for name, values in fields.items()}

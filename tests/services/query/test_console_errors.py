@@ -1,6 +1,8 @@
 """The answers of the console if a form cannot be checked, or a path names no number."""
 
+import asyncio
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -48,6 +50,26 @@ async def test_a_path_without_a_number_has_no_page(tmp_path: Path) -> None:
         answers = [(await visitor.get(path)).status_code for path in paths]
 
     assert answers == [404] * len(paths)
+
+
+@pytest.mark.proves("V1")
+async def test_a_visitor_who_leaves_in_the_middle_of_a_form_is_no_failure(tmp_path: Path) -> None:
+    async with running_parts(tmp_path) as parts:
+        async with (
+            parts.running("query"),
+            httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+        ):
+            for path in ("sign-in", "agents/a/sessions/s/regenerate"):
+                _, writer = await asyncio.open_connection(
+                    "127.0.0.1", urlsplit(parts.http_url).port
+                )
+                head = f"POST /console/{path} HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+                writer.write(f"{head}content-length: 100\r\n\r\nproof=".encode())
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+            assert (await visitor.get("/console/sign-in")).status_code == 200
+        assert "ASGI" not in parts.words(), parts.words()
 
 
 @pytest.mark.proves("V1")
