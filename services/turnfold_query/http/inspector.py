@@ -52,7 +52,9 @@ class Inspector:
         """Return the totals, which are kept for twenty times as long as they took to read."""
 
         async def count() -> Json:
-            return await inspection.stats(agent_ids, windows=self.windows(), store=self.inspections)
+            # Not beside the totals of some agents: it counts the windows of all.
+            windows = self.windows() if agent_ids is None else None
+            return await inspection.stats(agent_ids, windows=windows, store=self.inspections)
 
         # The agents are in the key, so that no caller reads the totals of another token's agents.
         return await self._keep(("stats", agent_ids), count)

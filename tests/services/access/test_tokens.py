@@ -163,6 +163,8 @@ async def test_a_token_reaches_its_own_agents_and_learns_nothing_of_others(tmp_p
             assert (access[0]["system"], bool(access[1]["system"])) == (None, True)
             totals = [(await one.get("/v1/stats")).json() for one in (client, operator)]
             assert [one["sessions"] for one in totals] == [1, 2]
+            # The windows of a server are those of all agents.
+            assert [one["windows"] is None for one in totals] == [True, False]
             listed = [(await one.get("/v1/agents")).json()["agents"] for one in (client, operator)]
             assert [[row["agent_id"] for row in rows] for rows in listed] == [
                 ["support"],

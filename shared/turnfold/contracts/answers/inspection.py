@@ -73,7 +73,10 @@ class StatsAnswer(Answer):
         description="Tokens of all messages, system messages among them, beyond `live_tokens` and"
         " `summary_tokens`."
     )
-    windows: Count = Field(description="Windows that this server has answered since it started.")
+    windows: Count | None = Field(
+        description="Windows that this server has answered since it started; null beside the totals"
+        " of some agents."
+    )
 
 
 class CompactionEntry(Answer):

@@ -37,7 +37,9 @@ class StripPart(NamedTuple):
     last_position: int
 
 
-async def stats(agent_ids: Collection[str] | None, *, windows: int, store: InspectionStore) -> Json:
+async def stats(
+    agent_ids: Collection[str] | None, *, windows: int | None, store: InspectionStore
+) -> Json:
     """Return the totals of these agents or of all; `windows` are counts of this process."""
     totals = await store.totals(agent_ids)
     fields: Json = dict(totals._asdict())
