@@ -12,6 +12,7 @@ from tests.store_fixtures import KEY, NOON, Stores, retracted, summary, words
 from turnfold.contracts.history_requests import ElementsRequest, SearchRequest
 from turnfold.core.history.validation import validation_errors
 from turnfold.messages import EventId
+from turnfold.operations.ingest.decode import Delivery, decode_event
 from turnfold.operations.query.history import history, original_json
 from turnfold.operations.query.search import search
 from turnfold.ports.ingest import DecodedEvent
@@ -343,3 +344,20 @@ async def test_an_item_of_the_client_is_retracted_alone(stores: Stores) -> None:
     items = await Asker(stores).told(format="responses")
 
     assert items["messages"] == TURN[:6]
+
+
+@pytest.mark.proves("G1", "I2", "L1")
+@pytest.mark.parametrize("shape", ["anthropic", "responses"])
+async def test_half_a_surrogate_pair_beside_characters_that_are_not_escaped_is_stored(
+    stores: Stores, shape: str
+) -> None:
+    """As JavaScript writes a text that was cut within an emoji: this half alone is escaped."""
+    element = r'{"role": "user", "content": "caf\u00e9, café and \ud83d"}'
+    payload = f'{{"event_id": "e1", "agent_id": "ada", "session_id": "s-1", "shape": "{shape}", "messages": [{element}]}}'.encode()
+
+    await stores.ingest(decode_event(Delivery("turn.completed", payload, 1, NOON), count=words))
+
+    (stored,) = await stores.history.page(KEY, limit=9)
+    assert stored.element == element
+    told = await Asker(stores).told()
+    assert [message["content"] for message in told["messages"]] == ["café, café and \ud83d"]

@@ -10,7 +10,7 @@ from typing import Any, Final
 from turnfold.contracts.strict_json import STRICT
 from turnfold.core.text.calls import arguments_of
 from turnfold.core.text.fitting import longest
-from turnfold.core.text.json_text import json_text
+from turnfold.core.text.json_text import is_encodable, json_text
 from turnfold.core.text.tokens import MEDIA_PARTS, TEXT_PARTS, text_of, token_upper_bound
 from turnfold.errors import BadEvent
 from turnfold.messages import Ids, MessageId, ToolCall
@@ -174,7 +174,7 @@ def _object(arguments: object, max_tokens: int) -> str:
         value = None
     if isinstance(value, dict) and _is_shallow(value, text):
         # UTF-8 has no lone surrogates, which `json_text` escapes.
-        return text if _is_encodable(text) else json_text(value)
+        return text if is_encodable(text) else json_text(value)
     return (
         longest(
             lambda characters: json_text({"text": text[:characters]}),
@@ -200,14 +200,6 @@ def _is_shallow(value: object, text: str) -> bool:
             if isinstance(child, dict | list)
         ]
     return not level
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # --- content

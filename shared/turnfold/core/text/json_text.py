@@ -15,8 +15,13 @@ def compact(value: object) -> str:
 def json_text(value: object) -> str:
     """Serialize to compact JSON that UTF-8 can encode; lone surrogates are escaped."""
     text = compact(value)
+    return text if is_encodable(text) else json.dumps(value, separators=(",", ":"))
+
+
+def is_encodable(text: str) -> bool:
+    """Return whether UTF-8 can encode a text: whether it contains no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":"))
-    return text
+        return False
+    return True

@@ -17,6 +17,7 @@ from turnfold.core.shapes.packing import pack
 from turnfold.core.shapes.views import ChatView
 from turnfold.core.summary.gist import write_gist
 from turnfold.core.text.calls import call_entries
+from turnfold.core.text.json_text import is_encodable
 from turnfold.core.text.tokens import INSTRUCTION_TOKENS, Count, count_message, text_of
 from turnfold.errors import BadEvent, EventFault
 from turnfold.messages import ROLES, Element, Priority, Shape
@@ -120,7 +121,9 @@ def chat_views(
 
 def _body(view: ChatView) -> str:
     # In the encoding of the element, so that both have the same text.
-    return json.dumps(view.message, ensure_ascii=view.text.isascii())
+    body = json.dumps(view.message, ensure_ascii=view.text.isascii())
+    # An element may escape half a surrogate pair beside other characters, which it does not escape.
+    return body if is_encodable(body) else json.dumps(view.message)
 
 
 def _original(view: ChatView, body: str) -> str | None:
