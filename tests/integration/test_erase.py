@@ -11,11 +11,13 @@ import pytest
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from tests.postgres import Postgres
 from tests.store_fixtures import (
     KEY,
     NOON,
     Stores,
     assistant,
+    new_postgres,
     new_sqlite,
     sql_stores,
     summary,
@@ -26,8 +28,11 @@ from tests.store_fixtures import (
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.policy.retention import DAY_MS
 from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import metadata
 from turnfold.store.database.session_rows import lock_by_key, lock_session_counts
+from turnfold.store.ingest import erase
+from turnfold.store.ingest.erased_letters import ErasureScope, erase_letters
 from turnfold.store.ingest.erased_rows import HANGING, delete_portion
 from turnfold_migrations import upgrade
 
@@ -199,3 +204,32 @@ async def test_a_session_expires_while_its_agent_begins_another(postgres_url: st
         assert list(locked) == [KEY]
         assert set((await stores.seen()).sessions) == {OTHER}
     await engine.dispose()
+
+
+@pytest.mark.proves("A6")
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_a_session_that_somebody_erases_just_before_it_expires_holds_up_no_other(
+    kind: str, tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = new_sqlite(tmp_path) if kind == "sqlite" else await new_postgres(postgres)
+    async with sql_stores(url) as stores:
+        await stores.ingest(turn(1, user("a")), turn(2, user("b"), key=OTHER))
+        for key in (KEY, OTHER):
+            await stores.changes.set_policy(
+                key,
+                PolicyRequest(overrides={"retain_days": 1}),
+                installation=stores.installation,
+                now_ms=NOON,
+            )
+
+        async def erase_first(database: Database, scope: ErasureScope) -> tuple[int, int]:
+            if scope.agent_id == KEY.agent_id:
+                await stores.changes.erase(KEY, last_seq=2, now_ms=NOON)
+            return await erase_letters(database, scope)
+
+        monkeypatch.setattr(erase, "erase_letters", erase_first)
+        await stores.erasures.erase_expired(
+            after=0, limit=9, installation=stores.installation, now_ms=NOON + 2 * DAY_MS
+        )
+
+        assert (await stores.seen()).sessions == {}

@@ -240,6 +240,9 @@ def lock_session_counts(connection: Connection, agent_ids: Iterable[AgentId]) ->
     # Sorted, because transactions that lock several agents must lock them in one order.
     wanted = sorted(set(agent_ids))
     rows = [{"agent_id": agent_id} for agent_id in wanted]
+    if not rows:
+        # Without values, SQLAlchemy would insert a row of defaults.
+        return {}
     # First: a row that does not exist cannot be locked, and two transactions could count.
     connection.execute(insert_for(connection)(session_counts).on_conflict_do_nothing(), rows)
     return {str(agent_id): int(number) for agent_id, number in _COUNTS.rows(connection, wanted)}
