@@ -11,7 +11,7 @@ import structlog
 from faststream.nats import NatsMessage, NatsRouter
 from nats.aio.msg import Msg
 
-from turnfold.bus.answering import answer
+from turnfold.bus.answering import answer, most_answer_bytes
 from turnfold.bus.broker import passthrough_decoder
 from turnfold.contracts.catalog import REQUESTS
 from turnfold.contracts.history_requests import (
@@ -87,8 +87,6 @@ MODELS: Final[Mapping[str, type[Request]]] = {
     **dict.fromkeys(POLICY_READS, PolicyReadRequest),
 }
 """The requests that a query server answers, and their models."""
-ANSWER_ROOM_BYTES = 64 * 1024
-"""What an answer leaves of the bus's limit, for headers and the protocol."""
 DRAIN_SECONDS = 5.0
 
 Fresh = TypeVar("Fresh", bound=FreshRequest)
@@ -349,8 +347,8 @@ class QueryServer:
             )
         # The connection of the request, which nats-py does not publish.
         connection = message._client  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-        # nats-py would refuse to send more, and the caller would wait in vain.
-        if len(body) > connection.max_payload - ANSWER_ROOM_BYTES:
+        # The caller would wait in vain for more.
+        if len(body) > most_answer_bytes(connection):
             raise TooLarge(
                 f"the answer has {len(body)} bytes, more than the bus carries; ask for less"
             )

@@ -6,6 +6,7 @@ from functools import partial
 
 from faststream.nats import NatsRouter
 
+from turnfold.bus.answering import most_answer_bytes
 from turnfold.bus.broker import Broker
 from turnfold.bus.connection import broker_options
 from turnfold.bus.events import BusEvents
@@ -62,6 +63,7 @@ async def command_broker(
         now_ms=now_ms,
         last_seq=lambda: last_sequence(context.client),
         ingested_to=ingested_to,
+        most_answer_bytes=lambda: most_answer_bytes(context.client),
         on_change=on_change,
         on_erased=on_erased,
     )

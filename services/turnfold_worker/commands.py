@@ -51,7 +51,8 @@ class Commands:
 
     `on_change` is called after each request that may have opened jobs or written notices, and
     `on_erased` before an erasure is answered. `last_seq` returns the newest sequence of the stream,
-    and `ingested_to` the sequence up to which all events are stored.
+    `ingested_to` the sequence up to which all events are stored, and `most_answer_bytes` the size
+    of the largest answer.
     """
 
     sessions: SqlSessionCommands
@@ -64,6 +65,7 @@ class Commands:
     now_ms: Callable[[], int]
     last_seq: Callable[[], Awaitable[int]]
     ingested_to: Callable[[], Awaitable[int]]
+    most_answer_bytes: Callable[[], int]
     on_change: Callable[[], object]
     on_erased: Callable[[ErasedSessions], Awaitable[None]]
     # Weak: a lock lives while a request holds or awaits it, so that their number stays bounded.
@@ -122,6 +124,7 @@ class Commands:
                 store=self.histories,
                 stream=self.stream,
                 ingested_to=self.ingested_to,
+                most_bytes=self.most_answer_bytes(),
                 actor=actor,
             )
 

@@ -2,15 +2,25 @@
 
 import json
 from collections.abc import Mapping
+from typing import Final
 
 import nats.errors
 import structlog
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from turnfold.access.roles import SERVICES_ACCOUNT
 from turnfold.nats_client.corrected import REQUEST_INFO
 
 log = structlog.get_logger()
+
+ANSWER_ROOM_BYTES: Final = 64 * 1024
+"""What an answer leaves of the bus's limit, for headers and the protocol."""
+
+
+def most_answer_bytes(client: Client) -> int:
+    """Return the size of the largest answer. nats-py refuses to send a larger one."""
+    return client.max_payload - ANSWER_ROOM_BYTES
 
 
 async def answer(message: Msg, body: bytes) -> None:

@@ -135,6 +135,7 @@ async def test_popped_messages_reach_their_caller_although_the_database_goes_awa
                     store=SqlHistoryStore(database),
                     stream=CutOffStream(bus, postgres),
                     ingested_to=SqlWindowStore(database).ingested_to,
+                    most_bytes=1_000_000,
                 )
             finally:
                 postgres.start()
@@ -151,3 +152,26 @@ async def test_popped_messages_reach_their_caller_although_the_database_goes_awa
             assert taken == await eventually(retracted, told=parts.words) == ["s-1#0", "s-2#0"]
             await bus.close()
             await database.close()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.proves("G1", "L1")
+async def test_no_more_messages_are_popped_than_an_answer_carries(tmp_path: Path) -> None:
+    """Beside its chat view, an element has twice the bytes in an answer that it has in the store."""
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("worker"),
+        connect(parts.server.url, environ={}) as client,
+    ):
+        session = client.session("ada", "s")
+        text = {"type": "text", "text": "文" * 150_000}
+        for place in range(12):
+            await session.turn_completed(
+                [{"role": "user", "content": [text]}], shape="anthropic", event_id=f"s-{place}"
+            )
+
+        taken: list[str] = []
+        while popped := await session.pop(100):
+            taken[:0] = [stored.message_id for stored in popped]
+
+        assert taken == [f"s-{place}#0" for place in range(12)]

@@ -9,6 +9,7 @@ import pytest
 
 from tests.store_fixtures import KEY, Stores, new_sqlite, retracted, sql_stores, turns
 from turnfold.contracts.history_requests import PopRequest
+from turnfold.errors import TooLarge
 from turnfold.messages import SessionKey
 from turnfold.operations.query.pop import pop
 from turnfold.ports.admin import NewestEvents
@@ -63,7 +64,11 @@ async def stores(tmp_path: Path) -> AsyncGenerator[Stores]:
 
 
 async def popped(
-    stores: Stores, stream: Stream, count: int = 1, key: SessionKey = KEY
+    stores: Stores,
+    stream: Stream,
+    count: int = 1,
+    key: SessionKey = KEY,
+    most_bytes: int = 1_000_000,
 ) -> dict[str, Any]:
     answer = await pop(
         key,
@@ -71,6 +76,7 @@ async def popped(
         store=stores.history,
         stream=stream,
         ingested_to=stream.ingested_to,
+        most_bytes=most_bytes,
     )
     found: dict[str, Any] = json.loads(answer)
     return found
@@ -124,3 +130,14 @@ async def test_each_retraction_is_an_event_of_its_own(stores: Stores) -> None:
 
     assert all(event_id.startswith("pop-") for event_id in stream.event_ids)
     assert len(set(stream.event_ids)) == 3
+
+
+@pytest.mark.proves("G1", "L1")
+async def test_a_message_that_no_answer_carries_is_not_retracted(stores: Stores) -> None:
+    stream = Stream(stores, 2)
+
+    with pytest.raises(TooLarge):
+        await popped(stores, stream, count=3, most_bytes=60)
+
+    assert stream.event_ids == []
+    assert len(await left(stores)) == 4

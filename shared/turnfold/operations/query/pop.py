@@ -8,13 +8,14 @@ result.
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from secrets import token_hex
+from typing import Final
 
 from turnfold.contracts.history_requests import PopRequest
 from turnfold.core.history.audit_chain import LOCAL
-from turnfold.errors import Unavailable
+from turnfold.errors import TooLarge, Unavailable
 from turnfold.messages import SessionKey, State
 from turnfold.operations.query.history import original_json
 from turnfold.ports.admin import RetractionStream
@@ -26,6 +27,7 @@ from turnfold.ports.query import (
 POP_SECONDS = 8.0
 """The time limit of a request, below that of HTTP for the reply."""
 LOOK_SECONDS = 0.005
+_SEPARATOR: Final = ", "
 
 
 async def pop(
@@ -35,12 +37,16 @@ async def pop(
     store: HistoryStore,
     stream: RetractionStream,
     ingested_to: Callable[[], Awaitable[int]],
+    most_bytes: int,
     actor: str = LOCAL,
 ) -> str:
     """Retract the newest messages, and return them as JSON text once they are retracted.
 
+    Fewer are retracted if their JSON has more than `most_bytes`.
+
     Raises:
         UnknownSession: there is no such session.
+        TooLarge: the newest message alone has more bytes.
         Unavailable: the events of the session were not stored in time, or the stream did not
             answer. Unless it says otherwise, nothing was retracted.
     """
@@ -50,9 +56,16 @@ async def pop(
         newest = await stream.newest(key)
         if not await _stored(newest.seq, ingested_to, ends):
             raise Unavailable("the newest events of the session are not stored yet; try again")
-        chosen = (await store.page(key, limit=request.count, newest_first=True))[::-1]
-        if not chosen:
+        page = await store.page(key, limit=request.count, newest_first=True)
+        if not page:
             return _answer((), newest.seq)
+        # Before they are retracted: nobody would get what does not fit into the answer.
+        chosen = _fitting(page, most_bytes)
+        if not chosen:
+            raise TooLarge(
+                f"the newest message has more than {most_bytes} bytes, which no answer carries;"
+                " read it with history.get, and retract it with turn.retracted"
+            )
         event_id = f"pop-{token_hex(16)}"
         event = {
             "event_id": event_id,
@@ -85,8 +98,21 @@ async def _stored(seq: int, ingested_to: Callable[[], Awaitable[int]], ends: flo
     return True
 
 
+def _fitting(newest_first: Iterable[OriginalMessage], most_bytes: int) -> list[OriginalMessage]:
+    """Return the newest messages that an answer has room for, in order."""
+    fitting: list[OriginalMessage] = []
+    for original in newest_first:
+        most_bytes -= len(_entry(original).encode()) + len(_SEPARATOR)
+        if most_bytes < 0:
+            break
+        fitting.append(original)
+    return fitting[::-1]
+
+
 def _answer(chosen: Sequence[OriginalMessage], seq: int) -> str:
-    messages = ", ".join(
-        original_json(original._replace(state=State.RETRACTED)) for original in chosen
-    )
+    messages = _SEPARATOR.join(map(_entry, chosen))
     return f'{{"messages": [{messages}], "seq": {seq}}}'
+
+
+def _entry(original: OriginalMessage) -> str:
+    return original_json(original._replace(state=State.RETRACTED))
