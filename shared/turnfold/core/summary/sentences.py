@@ -22,7 +22,10 @@ _END = re.compile(
     r"|(?<=[。！？；!?])(?=[^。！？；!?」』”’）)])"
     r"|(?<=\n)\n*)"
 )
-_MARKS = re.compile(r"^(?:(?:[-*+•>]+|\d{1,2}[.)、]|[（(]\d{1,2}[)）])\s*)+")
+# No sign of a value: a list mark stands before a space, or before a script without spaces.
+_MARKS = re.compile(
+    r"^(?:(?:[-*+](?=[\s\u2e80-\uffff])|•|>++(?![=.\d])|\d{1,2}[.)、](?!\d)|[（(]\d{1,2}[)）])\s*)+"
+)
 _TABLE = re.compile(r"^[\s|:+=_*~-]*$|^\|.*\|$")
 _LAYOUT = ("[… ", "<", "{", "# ", "##", "import ", "#!/")
 _CODE_LINE = re.compile(

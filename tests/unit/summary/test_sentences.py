@@ -1,0 +1,40 @@
+"""Sentences of a text: what they keep of their words and figures, and which lines are code."""
+
+import pytest
+
+from tests.unit.summary.drafts import drafted, user
+from turnfold.core.summary.sentences import sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("3.5 GB is the most it may take.", "3.5 GB is the most it may take."),
+        ("12.50 dollars is my budget.", "12.50 dollars is my budget."),
+        ("1.2.3 is the version we must keep.", "1.2.3 is the version we must keep."),
+        ("-5 degrees is the limit.", "-5 degrees is the limit."),
+        ("- -5 degrees is the limit.", "-5 degrees is the limit."),
+        (">5 users must share it.", ">5 users must share it."),
+        ("1. Use tabs.", "Use tabs."),
+        ("- 2) Use tabs.", "Use tabs."),
+        ("1.Use tabs.", "Use tabs."),
+        ("-用制表符。", "用制表符。"),
+        ("> Use tabs.", "Use tabs."),
+        (">= 5 users must share it.", ">= 5 users must share it."),
+        ("--no-verify must never be used.", "--no-verify must never be used."),
+        ("*.log files must never be committed.", "*.log files must never be committed."),
+    ],
+)
+@pytest.mark.proves("S6")
+def test_the_mark_of_a_list_is_left_out_and_the_start_of_a_number_stays(
+    text: str, sentence: str
+) -> None:
+    assert list(sentences(text)) == [sentence]
+
+
+@pytest.mark.proves("S6")
+def test_a_limit_at_the_start_of_a_sentence_is_told_to_the_letter() -> None:
+    draft = drafted(user("Please size the cache. 3.5 GB is the maximum."))
+
+    assert draft.sections["constraints"] == ["3.5 GB is the maximum."]
+    assert "constraint 3.5 GB is the maximum." in draft.ledger
