@@ -38,3 +38,21 @@ def test_a_limit_at_the_start_of_a_sentence_is_told_to_the_letter() -> None:
 
     assert draft.sections["constraints"] == ["3.5 GB is the maximum."]
     assert "constraint 3.5 GB is the maximum." in draft.ledger
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("The limit is 2**10 bytes.", "The limit is 2**10 bytes."),
+        ("It is x**-1 or f(x)**2 here.", "It is x**-1 or f(x)**2 here."),
+        ("Only src/**/*.py must be checked.", "Only src/**/*.py must be checked."),
+        ("**/*.py must be checked.", "**/*.py must be checked."),
+        ("Leave out dist/**", "Leave out dist/**"),
+        ("**Note:** use **tabs**.", "Note: use tabs."),
+        ("**2. Use tabs.**", "Use tabs."),
+        ("请**不要**改它。", "请不要改它。"),
+    ],
+)
+@pytest.mark.proves("S6")
+def test_two_stars_are_left_out_where_they_are_bold_print_alone(text: str, sentence: str) -> None:
+    assert list(sentences(text)) == [sentence]

@@ -26,6 +26,8 @@ _END = re.compile(
 _MARKS = re.compile(
     r"^(?:(?:[-*+](?=[\s\u2e80-\uffff])|•|>++(?![=.\d])|\d{1,2}[.)、](?!\d)|[（(]\d{1,2}[)）])\s*)+"
 )
+# Two stars are bold print only at the edge of words: not in "2**10" and "src/**/*.py".
+_BOLD = re.compile(r"(?<![\w)/*])\*\*(?=[^\s*/])|(?<=[^\s*/])\*\*(?!-?[\w(/*])", re.ASCII)
 _TABLE = re.compile(r"^[\s|:+=_*~-]*$|^\|.*\|$")
 _LAYOUT = ("[… ", "<", "{", "# ", "##", "import ", "#!/")
 _CODE_LINE = re.compile(
@@ -90,10 +92,9 @@ def _without_notes(text: str) -> str:
 def sentences(text: str) -> Iterator[str]:
     """Yield the sentences that a person would read aloud: no code, tables, rules or list marks."""
     for part in _parts(prose(text)):
-        line = part.strip()
+        line = _BOLD.sub("", part).strip()
         if marks := _MARKS.match(line):
-            line = line[marks.end() :]
-        line = line.replace("**", "").strip()
+            line = line[marks.end() :].strip()
         if len(line) > 1 and not _is_layout(line):
             yield line
 
