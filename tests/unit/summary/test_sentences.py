@@ -56,3 +56,50 @@ def test_a_limit_at_the_start_of_a_sentence_is_told_to_the_letter() -> None:
 @pytest.mark.proves("S6")
 def test_two_stars_are_left_out_where_they_are_bold_print_alone(text: str, sentence: str) -> None:
     assert list(sentences(text)) == [sentence]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from now on always use Python 3.12 (not 3.11)",
+        "from now on: never push to main",
+        "for the report: only use EUR",
+        "while you are at it, fix the footer (it is cut off)",
+        "let me pay at most 20 EUR (or 22 USD)",
+        "return the second item (unused) and refund it",
+        "import the orders of May into Postgres",
+        "print the invoice (as PDF) please",
+        "10:30 works for me, book it",
+        "NEVER use a port below 1024",
+    ],
+)
+@pytest.mark.proves("S3", "O10")
+def test_a_sentence_of_a_user_may_begin_like_code_or_output(text: str) -> None:
+    assert list(sentences(text)) == [text]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from os import path",
+        "import os, sys",
+        "import numpy as np",
+        "import { a } from 'b'",
+        "import './a.css'",
+        "for key, value in items.items():",
+        "for (let i = 0; i < 3; i++) {",
+        "while (true) {",
+        "while not done:",
+        "let mut total = 0",
+        "let {a, b} = c",
+        "return total == 5",
+        "return render(page)",
+        "print('x', end='')",
+        "class Page(Base):",
+        "12:    total = 0",
+        "PASSED 12 of 12",
+    ],
+)
+@pytest.mark.proves("S3", "O10")
+def test_a_line_of_code_or_output_is_no_sentence(text: str) -> None:
+    assert list(sentences(text)) == []

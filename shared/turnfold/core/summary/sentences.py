@@ -29,10 +29,16 @@ _MARKS = re.compile(
 # Two stars are bold print only at the edge of words: not in "2**10" and "src/**/*.py".
 _BOLD = re.compile(r"(?<![\w)/*])\*\*(?=[^\s*/])|(?<=[^\s*/])\*\*(?!-?[\w(/*])", re.ASCII)
 _TABLE = re.compile(r"^[\s|:+=_*~-]*$|^\|.*\|$")
-_LAYOUT = ("[… ", "<", "{", "# ", "##", "import ", "#!/")
+_LAYOUT = ("[… ", "<", "{", "# ", "##", "#!/")
 _CODE_LINE = re.compile(
-    r"^(?:\d+[:|\t→].*|\([^)]*\)|\[[^\]]*\]|[\d\W]+|[A-Z_]{4,} .*\d"
-    r"|(?:def|class|import|from|return|elif|for|while|const|let|var|function|print)\b.*[:;{(=)].*"
+    r"^(?:(?!\d{1,2}:\d\d\b)\d+[:|\t→].*|\([^)]*\)|\[[^\]]*\]|[\d\W]+"
+    r"|(?!(?:MUST|NEVER|ALWAYS|ONLY|TODO|IMPORTANT|PLEASE)\b)[A-Z_]{4,} .*\d"
+    # Users begin sentences with words that are keywords of programming languages, too.
+    r"|(?:def|elif|const|var|function)\b.*[:;{(=)].*|class \w+ ?[:({].*"
+    r"|import (?:[\w.]+(?: as \w+)?(?:, ?[\w.]+)*|.*\bfrom ['\"].*|['\"].*)"
+    r"|from [\w.]+ import\b.*|for ?\(.*|for [\w, ()]{1,60}? in .*:|while ?\(.*|while\b.*:"
+    r"|let (?:mut )?(?:\w+(?:: ?[\w<>\[\]|]+)? ?=|[{\[]).*"
+    r"|return (?:[\w.]+(?:\(| ?[=<>+*/&|-])|[({\[]).*|print ?\(.*"
     r"|.*[{};]|[\w.]+\(.*\)|E\d{3,4} .*)$"
 )
 _WORD = re.compile(r"[a-z']+")
