@@ -4,7 +4,7 @@ Values are found by their shape and returned verbatim. The expressions take time
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 MAX_SCANNED_CHARACTERS = 64_000
@@ -59,7 +59,7 @@ _MONTH_DAY = re.compile(
 )
 _MEASURE_START = re.compile(r"[\d$€£¥￥]")
 _MEASURE = re.compile(
-    r"(?:(?P<price>[$€£¥￥][ \u00a0]?\d+(?:,\d{3})*(?:\.\d+)?(?:[kKmM]\b)?)"
+    r"(?:(?P<price>[$€£¥￥][ \u00a0]?\d+(?:[.,]\d+)*(?:[kKmM]\b)?)"
     r"|(?<![A-Za-z0-9_.,:/-])(?P<time>\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?"
     r"(?:[ \u00a0]?[APap]\.?[Mm]\b\.?)?)(?![\w:])"
     r"|(?<![A-Za-z0-9_.,:])(?P<calendar>(?:\d{2,4}年)?\d{1,2}月\d{1,2}[日号號]|\d{2,4}年(?:\d{1,2}月)?"
@@ -76,6 +76,9 @@ _MEASURE = re.compile(
     r"|秒|周|週間|个月|ヶ月|岁|歳|公里|千米|米|斤|公斤"
     r"|度|次|回|倍|万|亿|億|层|楼|階|号线|路|楼))))"
 )
+_FIGURES = re.compile(r"\d[\d.,]*")
+_GROUPED = re.compile(r"(?<![\w.,])\d{1,3}(?:,\d{3})+\.\d+(?![\w,]|\.\d)")
+"""A number with separators: each part alone is another number."""
 _UNITS = (
     "元块円人位名个間间晚泊天日小时時分钟秒周週月岁歳公里千米斤度次回倍万亿億层楼階号线路美民币% "
 )
@@ -131,15 +134,30 @@ def values_in(text: str) -> list[Value]:
     values.update(_tokens_in(text))
     if not _DIGIT.search(text):
         return list(values)
+    measured_numbers: set[str] = set()
     for match in _measures_in(text):
         kind, measured = match.lastgroup or "measure", match[0]
         values[Value("date" if kind == "calendar" else kind, measured)] = None
-        # Its number was found as a token already, and is less specific than the measure.
-        values.pop(Value("number", measured.lstrip("$€£¥￥ ").rstrip(_UNITS)), None)
+        # Its number or parts of it were found as tokens, and are less specific than the measure.
+        figures = measured.lstrip("$€£¥￥ ").rstrip(_UNITS)
+        measured_numbers.update(_FIGURES.findall(measured))
+        for number in (figures, *(figures.split(",") if kind == "price" else ())):
+            values.pop(Value("number", number), None)
+    if "," in text:
+        _join_groups(text, values, measured_numbers)
     if _NEAR_A_MONTH.search(text):
         for match in _MONTH_DAY.finditer(text):
             values[Value("date", match[0])] = None
     return list(values)
+
+
+def _join_groups(text: str, values: dict[Value, None], measured: Collection[str]) -> None:
+    """Replace the last part of each number with separators by the number, unless it is measured."""
+    for match in _GROUPED.finditer(text):
+        number = match[0]
+        values.pop(Value("number", number.rpartition(",")[2]), None)
+        if number not in measured:
+            values[Value("number", number)] = None
 
 
 def _measures_in(text: str) -> Iterator[re.Match[str]]:
