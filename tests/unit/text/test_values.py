@@ -20,3 +20,20 @@ from turnfold.core.text.values import Value, values_in
 @pytest.mark.proves("S6")
 def test_a_number_is_whole_whatever_separates_its_digits(text: str, values: list[Value]) -> None:
     assert values_in(text) == values
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("Call +4915112345678 today.", [Value("phone", "+4915112345678")]),
+        ("Call +1-555-123-4567 today.", [Value("phone", "+1-555-123-4567")]),
+        ("+src/app/main.py", [Value("path", "src/app/main.py")]),
+        ("+2345", [Value("number", "2345")]),
+        ("+2024-05-20", [Value("date", "2024-05-20")]),
+    ],
+)
+@pytest.mark.proves("S6")
+def test_a_phone_number_keeps_its_plus_and_an_added_line_has_none(
+    text: str, values: list[Value]
+) -> None:
+    assert values_in(text) == values

@@ -49,6 +49,7 @@ _SHAPES = re.compile(
     r"|(?=[A-Za-z0-9_-]*\d)(?=[A-Za-z0-9_-]*[A-Za-z])[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*)"
     r"|(?P<number>\d{4,}(?:\.\d+)?|\d+\.\d+)"
 )
+_PHONE = re.compile(r"\+(?!\d{4}-\d\d-)\d[\d-]{6,18}")
 _MONTHS = (
     "Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?"
     "|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?|Nov(?:ember)?|Dec(?:ember)?"
@@ -181,7 +182,10 @@ def _tokens_in(text: str) -> dict[Value, None]:
             continue
         bare = token
         if not (token[0].isalnum() and token[-1].isalnum()):
-            bare = token.strip("*").rstrip(".,:;+$%~").lstrip("@$%+")
+            bare = token.strip("*").rstrip(".,:;+$%~").lstrip("@$%")
+            # Of other values, it is the mark of an added line.
+            if not _PHONE.fullmatch(bare):
+                bare = bare.lstrip("@$%+")
         if len(bare) < 2 or bare.isalpha() or (bare.isdigit() and len(bare) < 4):
             continue
         kind = _kind_of(bare)
