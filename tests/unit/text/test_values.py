@@ -37,3 +37,18 @@ def test_a_phone_number_keeps_its_plus_and_an_added_line_has_none(
     text: str, values: list[Value]
 ) -> None:
     assert values_in(text) == values
+
+
+@pytest.mark.parametrize(
+    ("text", "urls"),
+    [
+        ("https://en.wikipedia.org/wiki/C_(language)", ["https://en.wikipedia.org/wiki/C_(language)"]),
+        ("[C](https://en.wikipedia.org/wiki/C_(language)).", ["https://en.wikipedia.org/wiki/C_(language)"]),
+        ("(see https://example.org/a)", ["https://example.org/a"]),
+        ("https://example.org/a(b", ["https://example.org/a"]),
+        ("https://example.org/a?key=" + "x7" * 200, []),
+    ],
+)
+@pytest.mark.proves("S6")
+def test_an_address_is_whole_or_left_out(text: str, urls: list[str]) -> None:
+    assert values_in(text) == [Value("url", url) for url in urls]

@@ -9,10 +9,13 @@ from typing import NamedTuple
 
 MAX_SCANNED_CHARACTERS = 64_000
 REQUEST_CHARACTERS = 500
+_MAX_URL_CHARACTERS = 400
 
+_IN_URL = r"[^\s\"'<>`()\[\]{}|\\^\u3000-\u303f\uff00-\uffef]"
 _URL = re.compile(
     r"\b(?:https?|wss?|ftp|git|ssh|s3|nats|postgres(?:ql)?|redis|mysql|mongodb"
-    r"|amqp)://[^\s\"'<>`()\[\]{}|\\^\u3000-\u303f\uff00-\uffef]{2,400}"
+    # Parentheses that pair are part of an address.
+    rf"|amqp)://{_IN_URL}{{2,}}+(?:\({_IN_URL}*+\){_IN_URL}*+)*"
 )
 _YEAR = re.compile(r"(?:19|20)\d\d")
 _DIGIT = re.compile(r"\d")
@@ -130,7 +133,9 @@ def values_in(text: str) -> list[Value]:
     # First, and removed: otherwise their parts would be found as paths, hosts and numbers.
     if "://" in text:
         for match in _URL.finditer(text):
-            values[Value("url", match[0].rstrip(".,;:!?*"))] = None
+            # The beginning of a longer address would be another one.
+            if len(match[0]) <= _MAX_URL_CHARACTERS:
+                values[Value("url", match[0].rstrip(".,;:!?*"))] = None
         text = _URL.sub("\n", text)
     values.update(_tokens_in(text))
     if not _DIGIT.search(text):
