@@ -52,3 +52,19 @@ def test_a_phone_number_keeps_its_plus_and_an_added_line_has_none(
 @pytest.mark.proves("S6")
 def test_an_address_is_whole_or_left_out(text: str, urls: list[str]) -> None:
     assert values_in(text) == [Value("url", url) for url in urls]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("Open /home/josé/notes/todo.md now.", []),
+        ("Open /home/jose\u0301/notes/todo.md now.", []),
+        ("Mail rené.dupont@example.com.", []),
+        ("Открой /home/иван/notes/todo.md и src/main.py.", [Value("path", "src/main.py")]),
+        ("Größe 1920×1080, größer als /etc/hosts.deny", [Value("path", "/etc/hosts.deny")]),
+        ("请修改src/main.py文件", [Value("path", "src/main.py")]),
+    ],
+)
+@pytest.mark.proves("S6")
+def test_the_rest_of_a_word_beside_a_letter_is_no_value(text: str, values: list[Value]) -> None:
+    assert [value for value in values_in(text) if value.kind != "number"] == values

@@ -24,6 +24,10 @@ _STYLING = re.compile(r"\x1b?\[(?>(?:\d{1,3}+;?+){1,6})m|\x1b\[[0-9;?]*[A-Za-z]"
 _STYLED = ("\x1b[", "[0m", "[22m", "[39m")
 # Most tokens are plain words, not values: the first branch matches them without a group.
 _TOKEN = re.compile(r"[A-Za-z_~%+*$-]++(?![0-9./\\:@#])|([A-Za-z0-9_./\\:@#~%+*$-]{2,})")
+# Of scripts with letters that are no part of a token, these put spaces around each word.
+_LETTERS = "\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0300-\u036f\u0370-\u052f\u1e00-\u1fff"
+_LETTER = re.compile(f"[{_LETTERS}]")
+_WORD = re.compile(rf"[{_LETTERS}A-Za-z0-9_./\\:@#~%+*$-]+")
 _KNOWN_ENDINGS = (
     "py|pyi|js|jsx|ts|tsx|mjs|json|jsonl|toml|yaml|yml|md|txt|rst|html|css|scss|sh|bash|zsh|sql|go"
     "|rs|java|kt|c|h|cc|cpp|hpp|cs|rb|php|ex|exs|"
@@ -182,6 +186,9 @@ def _measures_in(text: str) -> Iterator[re.Match[str]]:
 def _tokens_in(text: str) -> dict[Value, None]:
     """Return the tokens of a text that are values by their shape."""
     values: dict[Value, None] = {}
+    if not text.isascii() and _LETTER.search(text):
+        # The token beside such a letter is only a part of a path or an address.
+        text = _WORD.sub(lambda word: "" if _LETTER.search(word[0]) else word[0], text)
     for token in dict.fromkeys(_TOKEN.findall(text)):
         if not token or len(token) > 300:
             continue
