@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnfold.core.text.values import Value, values_in
+from turnfold.core.text.values import MAX_SCANNED_CHARACTERS, Value, values_in
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,12 @@ def test_an_address_is_whole_or_left_out(text: str, urls: list[str]) -> None:
 @pytest.mark.proves("S6")
 def test_the_rest_of_a_word_beside_a_letter_is_no_value(text: str, values: list[Value]) -> None:
     assert [value for value in values_in(text) if value.kind != "number"] == values
+
+
+@pytest.mark.parametrize("blanks", range(MAX_SCANNED_CHARACTERS - 12, MAX_SCANNED_CHARACTERS + 2))
+@pytest.mark.proves("S6")
+def test_a_value_at_the_end_of_what_is_read_is_whole_or_left_out(blanks: int) -> None:
+    found = values_in(" " * blanks + "/srv/a/b.py and /srv/c/d.py")
+
+    assert set(found) <= {Value("path", "/srv/a/b.py"), Value("path", "/srv/c/d.py")}
+    assert (Value("path", "/srv/a/b.py") in found) is (blanks + 11 <= MAX_SCANNED_CHARACTERS)

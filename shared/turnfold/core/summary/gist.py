@@ -23,7 +23,7 @@ from turnfold.core.summary.ledger.collect import values_of_call
 from turnfold.core.text.calls import arguments_of
 from turnfold.core.text.defuse import defused
 from turnfold.core.text.json_text import compact
-from turnfold.core.text.lines import printable
+from turnfold.core.text.lines import printable, whole_words
 from turnfold.core.text.tokens import Count, text_of
 from turnfold.core.text.values import KIND_WEIGHTS, RANK_BY_CALL
 from turnfold.messages import Json, ToolCall
@@ -54,7 +54,7 @@ def _gist_of_user(text: str, text_tokens: int | None, count: Count) -> str:
     item = Item(opening, _tokens(opening, count))
     if text_tokens is None and len(text) <= SHORT_CHARACTERS:
         return encode_short(item) if opening else ""
-    values = _counted(stated_values(text[:READ_CHARACTERS]), count)
+    values = _counted(stated_values(whole_words(text, READ_CHARACTERS)), count)
     return encode(Gist(item if opening else None, (), values, text_tokens))
 
 

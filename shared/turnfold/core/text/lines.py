@@ -10,6 +10,8 @@ _UNPRINTABLE = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufeff]"
 )
 
+# In a longer one, the search for its beginning ends.
+_WORD_CHARACTERS = 400
 _PATH = re.compile(r"\S*[/\\]\S*")
 
 
@@ -36,6 +38,15 @@ def one_line(text: str, characters: int) -> str:
     """Return the text on one line, at most `characters` long."""
     line = " ".join(text.split())
     return line if len(line) <= characters else line[: characters - 1] + "…"
+
+
+def whole_words(text: str, max_characters: int) -> str:
+    """Return the beginning of a text, of at most this many characters, without half a word."""
+    if len(text) <= max_characters or text[max_characters].isspace():
+        return text[:max_characters]
+    least = max(0, max_characters - _WORD_CHARACTERS)
+    end = max(text.rfind(mark, least, max_characters) for mark in " \n\t")
+    return text[: end if end >= 0 else max_characters]
 
 
 def clip(text: str, max_characters: int) -> str:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
+from turnfold.core.text.lines import whole_words
+
 MAX_SCANNED_CHARACTERS = 64_000
 REQUEST_CHARACTERS = 500
 _MAX_URL_CHARACTERS = 400
@@ -128,7 +130,8 @@ def values_in(text: str) -> list[Value]:
     Only the first 64,000 characters are read.
     """
     values: dict[Value, None] = {}
-    text = text[:MAX_SCANNED_CHARACTERS]
+    # Half a value at the end would be another one.
+    text = whole_words(text, MAX_SCANNED_CHARACTERS)
     # The codes of colors would become part of the values that they surround.
     if any(mark in text for mark in _STYLED):
         text = _STYLING.sub("\n", text)

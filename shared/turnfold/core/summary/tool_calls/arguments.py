@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from turnfold.core.text.calls import INPUT
-from turnfold.core.text.lines import clip, printable, printable_json
+from turnfold.core.text.lines import clip, printable, printable_json, whole_words
 
 MAX_DEPTH_SHOWN: Final = 8
 """Values that are nested deeper are shown as an ellipsis."""
@@ -75,7 +75,7 @@ def argument_texts(arguments: str) -> Iterator[tuple[str, str]]:
         elif isinstance(value, list):
             stack.extend((key, inner) for inner in value[:50])
         elif isinstance(value, str) and value:
-            yield key, without_heredocs(value[:4_000])
+            yield key, without_heredocs(whole_words(value, 4_000))
 
 
 def without_heredocs(command: str) -> str:
