@@ -61,6 +61,22 @@ def test_thoughts_and_wrapping_tags_are_no_part_of_what_is_said() -> None:
     assert response_text(f"{SUMMARY} Ends with </think>.") == f"{SUMMARY} Ends with </think>."
     assert response_text(f"So the user\n</think>\n\n{SUMMARY}") == SUMMARY
     assert response_text(f"<thinking>a\nb</thinking>\n<summary>{SUMMARY}</summary>") == SUMMARY
+    assert response_text(f"Here it is:\n<think>a</think>\n{SUMMARY}") == f"Here it is:\n\n{SUMMARY}"
+    assert response_text(f"<answer><think>a</think>{SUMMARY}</answer>") == SUMMARY
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Mia asked to strip <think> tags. It was done on May 3.",
+        "Mia asked to strip <think>...</think> from answers. It was done.",
+        '{"decisions": ["Keep <thinking> tags."], "context": "It was done."}',
+        "The page got a <summary> element and <output>5</output> in a form.",
+    ],
+)
+@pytest.mark.proves("S5")
+def test_tags_that_an_answer_tells_of_stay_in_it(text: str) -> None:
+    assert response_text(text) == text
 
 
 @pytest.mark.proves("S5")

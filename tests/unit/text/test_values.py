@@ -42,8 +42,14 @@ def test_a_phone_number_keeps_its_plus_and_an_added_line_has_none(
 @pytest.mark.parametrize(
     ("text", "urls"),
     [
-        ("https://en.wikipedia.org/wiki/C_(language)", ["https://en.wikipedia.org/wiki/C_(language)"]),
-        ("[C](https://en.wikipedia.org/wiki/C_(language)).", ["https://en.wikipedia.org/wiki/C_(language)"]),
+        (
+            "https://en.wikipedia.org/wiki/C_(language)",
+            ["https://en.wikipedia.org/wiki/C_(language)"],
+        ),
+        (
+            "[C](https://en.wikipedia.org/wiki/C_(language)).",
+            ["https://en.wikipedia.org/wiki/C_(language)"],
+        ),
         ("(see https://example.org/a)", ["https://example.org/a"]),
         ("https://example.org/a(b", ["https://example.org/a"]),
         ("https://example.org/a?key=" + "x7" * 200, []),

@@ -44,12 +44,15 @@ _CUT = frozenset({"length", "max_tokens", "model_length", "max_output_tokens"})
 _WITHHELD = frozenset(
     {"content_filter", "refusal", "safety", "recitation", "blocklist", "prohibited_content"}
 )
+_TAGS = r"(?:summary|answer|output|result)>"
 _THOUGHT = re.compile(
-    r"<(think|thinking|reasoning|analysis|scratchpad)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE
+    rf"^[ \t]*+(?:<{_TAGS}\s*+)?<(think|thinking|reasoning|analysis|scratchpad)>",
+    re.IGNORECASE | re.MULTILINE,
 )
+"""The tag before reasoning: it begins a line. Within a line, an answer tells of such a tag."""
 _THOUGHT_TO_END = re.compile(r"\A.*?^[ \t]*</think>[ \t]*$", re.DOTALL | re.MULTILINE)
 """Reasoning whose opening tag is in the prompt, so that the answer has only the closing one."""
-_WRAPPER = re.compile(r"</?(?:summary|answer|output|result)>", re.IGNORECASE)
+_WRAPPER = re.compile(rf"^[ \t]*<{_TAGS}|</{_TAGS}[ \t]*$", re.IGNORECASE | re.MULTILINE)
 _REFUSALS = re.compile(
     r"^\W*(?:(?:i['\u2019]?m|i am) (?:very |so |really )?sorry,? (?:but )?(?:i|this"
     r"|that)\b.{0,40}\b(?:can(?:['\u2019]t|not)|won['\u2019]t|unable|not able)"
@@ -74,7 +77,26 @@ def response_text(content: str | None) -> str:
     if "<" not in content:
         return content.strip()
     # Complete reasoning first: a remaining closing tag then ends one that the prompt has begun.
-    return _WRAPPER.sub("", _THOUGHT_TO_END.sub("", _THOUGHT.sub("", content))).strip()
+    return _WRAPPER.sub("", _THOUGHT_TO_END.sub("", _without_thoughts(content))).strip()
+
+
+def _without_thoughts(content: str) -> str:
+    """Remove reasoning: from its tag to the closing one, or to the end if it begins the answer."""
+    kept: list[str] = []
+    at = 0
+    unclosed: set[str] = set()
+    for opening in _THOUGHT.finditer(content):
+        name = opening[1].lower()
+        if opening.start() < at or name in unclosed:
+            continue
+        closing = re.compile(f"</{name}>", re.IGNORECASE).search(content, opening.end())
+        if closing is None and content[at : opening.start()].strip():
+            # Searched for once, so that an answer of opening tags takes linear time.
+            unclosed.add(name)
+            continue
+        kept.append(content[at : opening.start()])
+        at = len(content) if closing is None else closing.end()
+    return "".join([*kept, content[at:]])
 
 
 def check(answer: ModelResponse, *, input_tokens: int, output_tokens: int) -> Reason | None:
