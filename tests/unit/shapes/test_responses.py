@@ -69,3 +69,18 @@ def test_an_image_that_a_model_made_is_told_without_its_bytes() -> None:
 
     assert len(text_of(view.message) + view.extra) < 100
     assert view.text == json.dumps(item)
+
+
+@pytest.mark.parametrize("kind", ["image", "audio", "video", "video_url"])
+@pytest.mark.parametrize("role", ["user", "assistant", "tool"])
+@pytest.mark.proves("L6", "G1")
+def test_media_that_items_do_not_have_cost_no_more_than_they_are_counted(
+    kind: str, role: str
+) -> None:
+    part = {"type": kind, kind: {"url": "data:video/mp4;base64," + "QUJD" * 20_000}}
+    message = {"role": role, "tool_call_id": "c1", "content": [part, {"type": "text", "text": "x"}]}
+
+    (item,) = items_of(message)
+
+    assert "QUJD" not in json.dumps(item)
+    assert f"[{kind} left out]" in json.dumps(item)

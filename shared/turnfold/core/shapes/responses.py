@@ -17,6 +17,7 @@ from turnfold.core.shapes.views import (
 )
 from turnfold.core.text.calls import call_entries
 from turnfold.core.text.json_text import compact
+from turnfold.core.text.tokens import is_media
 from turnfold.messages import Element
 
 REASONING: Final = "reasoning"
@@ -307,7 +308,7 @@ def _call_item(call: Any) -> dict[str, Any] | None:
 
 def _said(part: Any) -> str:
     text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else part
-    return text if isinstance(text, str) else compact(part)
+    return text if isinstance(text, str) else _left_out(part)
 
 
 def _input(content: object) -> Any:
@@ -333,4 +334,9 @@ def _input_part(part: Any) -> dict[str, Any]:
         return {"type": "input_file", **part["file"]}
     if kind in ("input_image", "input_file", "input_audio"):
         return dict(part)
-    return {"type": "input_text", "text": part if isinstance(part, str) else compact(part)}
+    return {"type": "input_text", "text": part if isinstance(part, str) else _left_out(part)}
+
+
+def _left_out(part: Any) -> str:
+    """Return the JSON of a part without a text. Media have a note: their bytes are not text."""
+    return f"[{part['type']} left out]" if is_media(part) else compact(part)
