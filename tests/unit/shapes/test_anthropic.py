@@ -94,3 +94,17 @@ def test_an_image_and_a_document_are_parts_of_a_chat_and_an_unknown_source_is_it
     text = {"type": "text", "text": "See:"}
 
     assert chat_content([text, block]) == [text, part]
+
+
+@pytest.mark.parametrize("is_in_result", [False, True])
+@pytest.mark.proves("I3", "L6")
+def test_the_title_and_the_context_of_a_document_count(is_in_result: bool) -> None:
+    source = {"type": "url", "url": "https://example.com/a.pdf"}
+    block: dict[str, Any] = {"type": "document", "source": source, "context": "It is signed."}
+    if is_in_result:
+        block = {"type": "tool_result", "tool_use_id": "c1", "content": [block]}
+    message = {"role": "user", "content": [block]}
+
+    (view,) = chat_views([message], [json.dumps(message)])
+
+    assert view.extra == '{"context":"It is signed."}'

@@ -25,6 +25,7 @@ PARTS: Final = ("role", "content")
 _TEXT_FIELDS: Final = frozenset({"type", "text", "cache_control"})
 _CALL_FIELDS: Final = frozenset({"type", "id", "name", "input", "cache_control"})
 _RESULT_FIELDS: Final = frozenset({"type", "tool_use_id", "content", "is_error", "cache_control"})
+_MEDIA_FIELDS: Final = frozenset({"type", "source", "cache_control"})
 _MESSAGE_FIELDS: Final = frozenset(PARTS)
 
 
@@ -139,11 +140,15 @@ def chat_content(content: object) -> Any:
 def _chat_part(block: Any) -> dict[str, Any]:
     if is_text_part(block, "text"):
         return text_part(block["text"])
-    if isinstance(block, Mapping) and block.get("type") in ("image", "document"):
+    if _is_media(block):
         media = _media(block)
         if media is not None:
             return media
     return text_part(block if isinstance(block, str) else compact(block))
+
+
+def _is_media(block: object) -> bool:
+    return isinstance(block, Mapping) and block.get("type") in ("image", "document")
 
 
 def _media(block: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -173,4 +178,9 @@ def _unknown(content: Sequence[Any]) -> str:
             extras.append(unknown_fields(block, _CALL_FIELDS))
         elif is_result(block):
             extras.append(unknown_fields(block, _RESULT_FIELDS))
+            inner = block.get("content")
+            extras.append(_unknown(inner) if isinstance(inner, list) else "")
+        elif _is_media(block) and _media(block) is not None:
+            # Such as the title and the context of a document.
+            extras.append(unknown_fields(block, _MEDIA_FIELDS))
     return "".join(extras)
