@@ -7,7 +7,9 @@ import pytest
 from tests.histories import counter
 from tests.shaped import Json, shaped_session
 from turnfold.core.summary.eviction_digest import digest_eviction, digest_messages
+from turnfold.core.summary.prompt import message_data
 from turnfold.core.summary.source_messages import sources_of
+from turnfold.messages import EventId, Message, Role
 
 
 def turn(number: int) -> list[Json]:
@@ -47,3 +49,14 @@ def test_a_digest_spends_no_line_on_joined_items() -> None:
 
     assert len(quoted) == 8
     assert all(f"Check {number}." in text for number in range(4))
+
+
+@pytest.mark.proves("I2", "S2")
+def test_a_prompt_can_be_sent_whatever_name_a_result_has() -> None:
+    message = Message(1, EventId("e1"), 1, Role.TOOL, 9)
+    body = {"role": "tool", "tool_call_id": "c1", "name": "read\ud800\x00", "content": "1"}
+
+    (source,) = sources_of([(message, json.dumps(body), False)])
+
+    assert source.tool_name == "read"
+    message_data(source).encode()

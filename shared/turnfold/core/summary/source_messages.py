@@ -62,7 +62,8 @@ def _source(
     message: Message, body: dict[str, Any], names: dict[tuple[int, int], str], *, is_error: bool
 ) -> Source:
     answers = message.answers
-    tool_name = body.get("name") if isinstance(body.get("name"), str) else None
+    name = body.get("name")
+    tool_name = printable(name) if isinstance(name, str) else None
     # A named tuple equals the plain pair of position and slot that is a key of `names`.
     if answers is not None:
         tool_name = names.get(answers, tool_name)
