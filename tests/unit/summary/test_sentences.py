@@ -103,3 +103,20 @@ def test_a_sentence_of_a_user_may_begin_like_code_or_output(text: str) -> None:
 @pytest.mark.proves("S3", "O10")
 def test_a_line_of_code_or_output_is_no_sentence(text: str) -> None:
     assert list(sentences(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("The limit must be 15 GB.", "The limit must be 1.5 GB."),
+        (
+            f"You must {'carefully and ' * 5}always keep the number of replicas at 5.",
+            f"You must {'carefully and ' * 5}always keep the number of replicas at 7.",
+        ),
+    ],
+)
+@pytest.mark.proves("S6")
+def test_lines_with_different_numbers_are_two(first: str, second: str) -> None:
+    draft = drafted(user(first, 1), user(second, 2), user("Go on. " * 60, 3))
+
+    assert draft.sections["constraints"] == [first, second]

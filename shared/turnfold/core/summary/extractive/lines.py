@@ -38,7 +38,8 @@ FIRST_REQUEST_BONUS: Final = 26
 LINES_PER_MESSAGE: Final = 40
 
 _DIGIT = re.compile(r"\d")
-_NOT_WORD = re.compile(r"[\W_]+")
+# Signs between digits stay: 1.5 is not 15.
+_NOT_WORD = re.compile(r"(?<!\d)[\W_]+|[\W_]+(?!\d)")
 # "Price: 12 EUR" is rarely clear without the lines around it.
 _LABELED = re.compile(r"[\w ()/-]{2,30}[:：] ?\S.{0,40}$")
 
@@ -87,7 +88,7 @@ def without_duplicates(lines: Iterable[SummaryLine]) -> list[SummaryLine]:
     """
     unique: dict[str, SummaryLine] = {}
     for line in lines:
-        key = _NOT_WORD.sub("", line.text[:120].casefold())[:80]
+        key = _NOT_WORD.sub("", line.text[:120].casefold())
         if not key:
             continue
         first = unique.get(key)
