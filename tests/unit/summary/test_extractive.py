@@ -1,5 +1,7 @@
 """The summary without a model: what it keeps, how large it gets, and what code carries beside it."""
 
+import json
+
 import pytest
 
 from tests.unit.summary.drafts import UUID, assistant, drafted, reading, tool, user
@@ -105,6 +107,9 @@ def test_modified_wins_over_read_and_is_carried_over_versions() -> None:
         ),
         ("bash", '{"command": "cd /w && sed -i s/a/b/ src/x.ts"}', [("src/x.ts", "modified")]),
         ("bash", '{"command": "head -5 README.md"}', [("README.md", "read")]),
+        ("bash", '{"command": "awk \'$1 > 0.5\' a.csv > b.csv"}', [("b.csv", "modified")]),
+        ("bash", '{"command": "echo \'a -> b > c.txt\'"}', []),
+        ("bash", '{"command": "python -c \'\\nif x > 0.5:\\n    pass\'"}', []),
         ("bash", '{"command": "sed -i s/main-new/main/g x.ts"}', [("x.ts", "modified")]),
         ("apply_patch", '{"input": "*** Update File: src/q.py\\n@@"}', [("src/q.py", "modified")]),
         ("search_direct_flight", '{"origin": "JFK"}', []),
@@ -436,3 +441,14 @@ def test_what_an_agent_wrote_in_tags_under_the_name_of_its_user_is_no_request(
 
     assert "restart" not in noticed
     assert "Please restart the build server" in asked
+
+
+@pytest.mark.parametrize("path", ["C:\\work\\a.py", "docs/\u00fcber.md", "\u6587\u6863/a.md"])
+@pytest.mark.proves("S6")
+def test_a_file_that_is_written_whole_has_its_path_to_the_letter(path: str) -> None:
+    arguments = json.dumps({"path": path, "content": "x = 1\n" * 10_000})
+
+    draft = drafted(user("Write it."), assistant("", 1, ("write_file", arguments)))
+
+    assert draft.sections["file_changes"] == [{"path": path, "action": "modified"}]
+    assert f"modified {path}" in draft.ledger

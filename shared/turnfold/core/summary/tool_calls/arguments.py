@@ -35,7 +35,7 @@ def parsed_arguments(arguments: str) -> dict[str, Any]:
     if len(arguments) > _MAX_PARSED_CHARACTERS:
         # Such arguments hold a whole file. Its path is near the start or the end.
         match = _PATH_IN_TEXT.search(arguments[:2_000]) or _PATH_IN_TEXT.search(arguments[-2_000:])
-        return {"path": printable(match[1])} if match else {}
+        return {"path": printable(_unescaped(match[1]))} if match else {}
     try:
         parsed = json.loads(arguments, strict=False)
         if not isinstance(parsed, dict):
@@ -44,6 +44,13 @@ def parsed_arguments(arguments: str) -> dict[str, Any]:
         return parsed if is_plain else dict(printable_json(parsed))
     except (ValueError, RecursionError):
         return {}
+
+
+def _unescaped(quoted: str) -> str:
+    try:
+        return str(json.loads(f'"{quoted}"', strict=False))
+    except ValueError:
+        return quoted
 
 
 def short_tool_name(name: str) -> str:

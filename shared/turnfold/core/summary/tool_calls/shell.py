@@ -21,7 +21,10 @@ _SHELL_KEYWORDS = frozenset("for while until do done if then else elif fi case e
 _LOOKING_GIT_COMMANDS = frozenset("status log diff show branch stash".split())
 _WRITING_PROGRAMS = frozenset({"rm", "mv", "cp", "touch", "tee"})
 _READING_PROGRAMS = frozenset({"cat", "head", "tail", "less", "sed", "nl"})
-_REDIRECT = re.compile(r"(?<![0-9&>=-])>{1,2}\s*([A-Za-z0-9_./~-]+)")
+# A number after the sign is compared, as in "x > 0.5".
+_REDIRECT = re.compile(
+    r"(?<![0-9&>=-])>{1,2}\s*(?!\d*\.?\d+(?![A-Za-z0-9_./~-]))([A-Za-z0-9_./~-]+)"
+)
 _PLAIN_PATH = re.compile(
     r"[A-Za-z0-9_.~@+-]*(?:/[A-Za-z0-9_.~@+-]+)+|[A-Za-z0-9_-]+\.[A-Za-z][A-Za-z0-9]{0,5}"
 )
@@ -52,11 +55,12 @@ def telling_command(command: str) -> str:
 
 def touched_by_command(command: str) -> Iterator[tuple[str, str]]:
     """Yield the path of each file that a command line touches, and "read" or "modified"."""
-    for path in _REDIRECT.findall(without_heredocs(command[:4_000])):
+    # Words of a quoted phrase, such as an expression of sed, are neither targets nor paths.
+    command = _QUOTED.sub(_one_word, command[:4_000])
+    for path in _REDIRECT.findall(without_heredocs(command)):
         if not path.startswith("/dev/") and ("/" in path or "." in path[1:]):
             yield path, "modified"
-    # Words of a quoted phrase, such as an expression of sed, are not paths.
-    for words in _steps(_QUOTED.sub(_one_word, command)):
+    for words in _steps(command):
         action = _file_action(words)
         if action is not None:
             paths = _plain_paths(words[1:])
