@@ -4,7 +4,7 @@ Values are found by their shape and returned verbatim. The expressions take time
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from turnfold.core.text.lines import whole_words
@@ -87,7 +87,8 @@ _MEASURE = re.compile(
     r"|度|次|回|倍|万|亿|億|层|楼|階|号线|路|楼))))"
 )
 _FIGURES = re.compile(r"\d[\d.,]*")
-_GROUPED = re.compile(r"(?<![\w.,])\d{1,3}(?:,\d{3})+\.\d+(?![\w,]|\.\d)")
+# The digit comes before what must not precede it, so that the search skips all other characters.
+_GROUPED = re.compile(r"\d(?<![\w.,]\d)\d{0,2}(?:,\d{3})+\.\d+(?![\w,]|\.\d)")
 """A number with separators: each part alone is another number."""
 _UNITS = (
     "元块円人位名个間间晚泊天日小时時分钟秒周週月岁歳公里千米斤度次回倍万亿億层楼階号线路美民币% "
@@ -139,37 +140,50 @@ def values_in(text: str) -> list[Value]:
         text = _TAG.sub("\n", text)
     # First, and removed: otherwise their parts would be found as paths, hosts and numbers.
     if "://" in text:
-        for match in _URL.finditer(text):
-            # The beginning of a longer address would be another one.
-            if len(match[0]) <= _MAX_URL_CHARACTERS:
-                values[Value("url", match[0].rstrip(".,;:!?*"))] = None
+        values.update(_urls_in(text))
         text = _URL.sub("\n", text)
     values.update(_tokens_in(text))
     if not _DIGIT.search(text):
         return list(values)
-    measured_numbers: set[str] = set()
+    separated: list[str] = []
     for match in _measures_in(text):
         kind, measured = match.lastgroup or "measure", match[0]
         values[Value("date" if kind == "calendar" else kind, measured)] = None
-        # Its number or parts of it were found as tokens, and are less specific than the measure.
-        figures = measured.lstrip("$€£¥￥ ").rstrip(_UNITS)
-        measured_numbers.update(_FIGURES.findall(measured))
-        for number in (figures, *(figures.split(",") if kind == "price" else ())):
-            values.pop(Value("number", number), None)
-    if "," in text:
-        _join_groups(text, values, measured_numbers)
+        # Its number was found as a token already, and is less specific than the measure.
+        values.pop(Value("number", measured.lstrip("$€£¥￥ ").rstrip(_UNITS)), None)
+        if "," in measured:
+            separated.append(measured)
+    _join_groups(text, values, separated)
     if _NEAR_A_MONTH.search(text):
         for match in _MONTH_DAY.finditer(text):
             values[Value("date", match[0])] = None
     return list(values)
 
 
-def _join_groups(text: str, values: dict[Value, None], measured: Collection[str]) -> None:
-    """Replace the last part of each number with separators by the number, unless it is measured."""
+def _urls_in(text: str) -> dict[Value, None]:
+    """Return the addresses of a text. The beginning of a long one would be another address."""
+    return {
+        Value("url", match[0].rstrip(".,;:!?*")): None
+        for match in _URL.finditer(text)
+        if len(match[0]) <= _MAX_URL_CHARACTERS
+    }
+
+
+def _join_groups(text: str, values: dict[Value, None], separated: Sequence[str]) -> None:
+    """Replace the last part of each number with separators by the number, unless it is measured.
+
+    `separated` are the measures and prices with separators.
+    """
+    if "," not in text:
+        return
+    known = frozenset(_FIGURES.findall("\n".join(separated)))
+    for number in known:
+        for part in number.split(","):
+            values.pop(Value("number", part), None)
     for match in _GROUPED.finditer(text):
         number = match[0]
         values.pop(Value("number", number.rpartition(",")[2]), None)
-        if number not in measured:
+        if number not in known:
             values[Value("number", number)] = None
 
 
