@@ -1,6 +1,7 @@
-"""The answers of the console if a form cannot be checked, or a path names no number."""
+"""The console where forms cannot be checked, paths name no number, and lists are long."""
 
 import asyncio
+import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -10,6 +11,7 @@ from starlette.requests import Request
 
 from tests.postgres import running_postgres
 from tests.running_system import running_parts
+from turnfold.client import connect
 from turnfold_query.console.views import page
 
 FORM = {"turnfold_form": "f"}
@@ -70,6 +72,30 @@ async def test_a_visitor_who_leaves_in_the_middle_of_a_form_is_no_failure(tmp_pa
                 await writer.wait_closed()
             assert (await visitor.get("/console/sign-in")).status_code == 200
         assert "ASGI" not in parts.words(), parts.words()
+
+
+@pytest.mark.proves("V1")
+async def test_erasures_beyond_the_first_page_are_on_the_next(tmp_path: Path) -> None:
+    names = {f"s-{number:03}" for number in range(201)}
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        connect(parts.server.url, environ={}) as client,
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+    ):
+        for name in names:
+            await client.session("ada", name).erase()
+        pages: list[list[str]] = []
+        path = "/console/erasures"
+        while path and len(pages) < 3:
+            page = (await visitor.get(path)).text
+            pages.append(re.findall(r">(s-\d+)</a>", page))
+            following = re.search(r'<a rel="next" href="([^"]+)"', page)
+            path = following[1] if following else ""
+
+    assert [len(page) for page in pages] == [200, 1]
+    assert {name for page in pages for name in page} == names
 
 
 @pytest.mark.proves("V1")

@@ -15,6 +15,7 @@ NEWEST = 8
 PAGE = 50
 JOBS = 100
 CAMPAIGNS = 100
+ERASURES = 200
 DAYS = 30
 
 
@@ -129,9 +130,15 @@ async def dead_letter(view: PageView) -> Response:
 
 
 async def erasures(view: PageView) -> Response:
-    """Show what was erased."""
-    listed = await view.visitor.api.get("/v1/erasures", limit=200)
-    return view.page("erasures.html", erasures=listed["erasures"])
+    """Show what was erased, newest first."""
+    after = view.text("after")
+    listed = await view.visitor.api.get("/v1/erasures", after=after, limit=ERASURES)
+    return view.page(
+        "erasures.html",
+        erasures=listed["erasures"],
+        next_after=listed["next_after"],
+        is_first=after is None,
+    )
 
 
 HEIGHT = 100.0
