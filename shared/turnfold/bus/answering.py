@@ -15,7 +15,7 @@ from turnfold.nats_client.corrected import REQUEST_INFO
 log = structlog.get_logger()
 
 ANSWER_ROOM_BYTES: Final = 64 * 1024
-"""What an answer leaves of the bus's limit, for headers and the protocol."""
+"""The part of the bus's limit that answers leave to headers and the protocol."""
 
 
 def most_answer_bytes(client: Client) -> int:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 import turnfold
-from tests.model_server import SUMMARY, running_model_server
+from tests.model_server import SUMMARY, ModelServer, running_model_server
 from tests.services.cli.test_inspection import command, eventually, running_system
 from turnfold.client import Session
 from turnfold.errors import BadRequest, Conflict, Unavailable
@@ -149,19 +149,23 @@ async def test_people_compare_promote_and_undo_from_the_command_line(tmp_path: P
         assert periods[-1][2] is None
 
 
+def settings_of(model: ModelServer) -> dict[str, str]:
+    """Summaries by this model, soon."""
+    return {
+        "TURNFOLD_SUMMARY_MODEL": "openai/a-model",
+        "TURNFOLD_SUMMARY_API_BASE": model.url,
+        "TURNFOLD_SUMMARY_API_KEY": "k",
+        "TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "50",
+    }
+
+
 @pytest.mark.proves("O3", "G1")
 async def test_a_command_that_waits_for_a_version_ends_when_the_session_is_erased(
     tmp_path: Path,
 ) -> None:
     async with (
         running_model_server() as model,
-        running_system(
-            tmp_path,
-            TURNFOLD_SUMMARY_MODEL="openai/a-model",
-            TURNFOLD_SUMMARY_API_BASE=model.url,
-            TURNFOLD_SUMMARY_API_KEY="k",
-            TURNFOLD_POLICY__MAX_LIVE_MESSAGES="50",
-        ) as ready,
+        running_system(tmp_path, **settings_of(model)) as ready,
         turnfold.connect(ready["nats_url"]) as client,
     ):
         session = client.session(AGENT, SESSION)
@@ -189,13 +193,7 @@ async def test_a_line_of_a_summary_on_a_page_leads_to_the_sources_of_that_line(
     monkeypatch.setitem(SUMMARY, "context", told)
     async with (
         running_model_server() as model,
-        running_system(
-            tmp_path,
-            TURNFOLD_SUMMARY_MODEL="openai/a-model",
-            TURNFOLD_SUMMARY_API_BASE=model.url,
-            TURNFOLD_SUMMARY_API_KEY="k",
-            TURNFOLD_POLICY__MAX_LIVE_MESSAGES="50",
-        ) as ready,
+        running_system(tmp_path, **settings_of(model)) as ready,
         turnfold.connect(ready["nats_url"]) as client,
         httpx.AsyncClient(base_url=ready["http_url"], trust_env=False, timeout=20) as visitor,
     ):

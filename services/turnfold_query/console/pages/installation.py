@@ -60,11 +60,16 @@ async def sessions(view: PageView) -> Response:
 
 async def agents(view: PageView) -> Response:
     """Show the agents with their totals, in the order of their ids."""
+    return await _part_of_list(view, "agents", PAGE)
+
+
+async def _part_of_list(view: PageView, name: str, number: int) -> Response:
+    """Show that many entries of a list of the API, from `after` on."""
     after = view.text("after")
-    listed = await view.visitor.api.get("/v1/agents", after=after, limit=PAGE)
+    listed = await view.visitor.api.get(f"/v1/{name}", after=after, limit=number)
     return view.page(
-        "agents.html",
-        agents=listed["agents"],
+        f"{name}.html",
+        **{name: listed[name]},
         next_after=listed["next_after"],
         is_first=after is None,
     )
@@ -131,14 +136,7 @@ async def dead_letter(view: PageView) -> Response:
 
 async def erasures(view: PageView) -> Response:
     """Show what was erased, newest first."""
-    after = view.text("after")
-    listed = await view.visitor.api.get("/v1/erasures", after=after, limit=ERASURES)
-    return view.page(
-        "erasures.html",
-        erasures=listed["erasures"],
-        next_after=listed["next_after"],
-        is_first=after is None,
-    )
+    return await _part_of_list(view, "erasures", ERASURES)
 
 
 HEIGHT = 100.0
