@@ -2,12 +2,14 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from turnfold import contracts
@@ -142,11 +144,22 @@ def _add_error_handlers(app: FastAPI) -> None:
         return refusal(BadRequest(first_fault(error.errors())))
 
     @app.exception_handler(HTTPException)
-    async def on_http(_: Request, error: Exception) -> Response:
+    async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        request_error = (
-            UnknownSession(f"nothing is here: {error.detail}")
-            if error.status_code == UnknownSession.status
-            else BadRequest(str(error.detail))
-        )
-        return refusal(request_error, error.status_code)
+        if error.status_code == UnknownSession.status:
+            return refusal(UnknownSession(f"nothing is here: {error.detail}"))
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            methods = ", ".join(sorted(_methods_at(app, request)))
+            reason = BadRequest(f"{request.method} is not possible here, only {methods}")
+            return refusal(reason, error.status_code, {"Allow": methods})
+        return refusal(BadRequest(str(error.detail)), error.status_code)
+
+
+def _methods_at(app: FastAPI, request: Request) -> set[str]:
+    """Return the methods that the path of a request has: each is a route of its own."""
+    return {
+        method
+        for route in app.routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }

@@ -206,6 +206,32 @@ async def test_what_cannot_be_asked_is_refused_in_the_words_of_the_contract_on_b
     ]
 
 
+@pytest.mark.proves("X2")
+async def test_a_wrong_method_is_told_the_methods_that_the_path_has(tmp_path: Path) -> None:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("query"),
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as http,
+    ):
+        answers = [
+            await http.request(method, path)
+            for method, path in (
+                ("DELETE", f"{PATH}/context"),
+                ("PATCH", f"{PATH}/events"),
+                ("POST", "/v1/agents"),
+                ("POST", "/v1/agents/support/policy"),
+            )
+        ]
+
+    assert [(answer.status_code, answer.headers.get("Allow")) for answer in answers] == [
+        (405, "GET"),
+        (405, "POST"),
+        (405, "GET"),
+        (405, "GET, PATCH"),
+    ]
+    assert [answer.json()["error"]["code"] for answer in answers] == ["bad_request"] * 4
+
+
 @pytest.mark.proves("L4", "W5")
 async def test_a_request_that_waits_holds_up_no_other(tmp_path: Path) -> None:
     async with running_parts(tmp_path) as parts, parts.running("query"):
