@@ -11,6 +11,7 @@ from turnfold.cli.context import CLIP, UNLIMITED, plain_text, show_message
 from turnfold.cli.names import connected_session
 from turnfold.cli.output import console, show_json
 from turnfold.cli.parameters import Agent, AsJson, SessionName
+from turnfold.cli.tables import cell_line
 from turnfold.client import Session, StoredMessage
 from turnfold.messages import State
 
@@ -48,10 +49,9 @@ def history(
     elif not sys.stdout.isatty():
         typer.echo("\t".join(COLUMNS))
         for stored in messages:
-            text = plain_text(stored.message)
-            row = (stored.position, stored.message_id, stored.state, stored.message.get("role"))
-            # Published texts may have lone surrogates, which no UTF-8 stream carries.
-            typer.echo("\t".join([*map(str, row), text]).encode("utf-8", "replace").decode())
+            role, text = stored.message.get("role"), plain_text(stored.message)
+            row = (stored.position, stored.message_id, stored.state, role, text)
+            typer.echo("\t".join(map(cell_line, row)))
     else:
         _show(messages, limit=UNLIMITED if full else CLIP)
 

@@ -1,6 +1,7 @@
 """Output of commands: tables on a terminal, tab-separated lines in a pipe, JSON on request."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,9 +9,11 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from turnfold.cli.tables import cell, show_table
+from turnfold.cli.tables import cell_line, show_table
 
 PIPE_WIDTH = 120
+# JSON does not require to escape these, and a terminal obeys them.
+_CONTROL_IN_JSON = re.compile(r"[\x7f-\x9f]")
 
 
 def console() -> Console:
@@ -26,6 +29,7 @@ def show_json(*values: Any) -> None:
     """Print each value as one line of JSON."""
     for value in values:
         text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
+        text = _CONTROL_IN_JSON.sub(lambda control: f"\\u{ord(control[0]):04x}", text)
         # Published texts may have lone surrogates, which no terminal can show.
         typer.echo(text.encode("utf-8", "backslashreplace").decode())
 
@@ -51,8 +55,8 @@ def print_rows(
     if not sys.stdout.isatty():
         typer.echo("\t".join(columns))
         for row in row_list:
-            # One line per row: white space inside a value would break columns apart.
-            typer.echo("\t".join(" ".join(cell(row.get(column)).split()) for column in columns))
+            # One line per row: a tab or line break inside a value would break columns apart.
+            typer.echo("\t".join(cell_line(row.get(column)) for column in columns))
         return
     if not row_list:
         typer.echo(empty)

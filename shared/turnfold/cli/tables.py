@@ -36,6 +36,7 @@ LABELS = {
     "size_bytes": "bytes",
 }
 """Headings that are shorter than the names of their columns."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d(?:\.\d+)?)Z")
 
 Row = Mapping[str, Any]
@@ -167,7 +168,15 @@ def _shown(column: str, row: Row) -> str:
         and not isinstance(value, bool)
         and not column.endswith(("_id", "_seq"))
     )
-    return f"{value:,}" if is_count else TIME.sub(r"\1 \2", " ".join(cell(value).split()))
+    return f"{value:,}" if is_count else TIME.sub(r"\1 \2", cell_line(value))
+
+
+def cell_line(value: Any) -> str:
+    """Return the text of one value on one line, without characters that control a terminal.
+
+    Ids have no such characters, and are not changed.
+    """
+    return _CONTROL.sub(" ", cell(value))
 
 
 def cell(value: Any) -> str:

@@ -315,6 +315,30 @@ async def test_all_dead_letters_are_listed_and_a_policy_without_numbers_is_shown
         assert (await command(tmp_path, "policy", "show", "nobody"))[0] == 1
 
 
+@pytest.mark.proves("O3")
+async def test_a_pipe_gets_no_stored_text_that_controls_a_terminal(tmp_path: Path) -> None:
+    odd = "\x1b]52;c;cHduZWQ=\x1b\\ red\x9b31m"
+    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+        session = client.session("support", "会话\u3000一")
+        await session.turn_completed([{"role": "user", "content": odd}])
+        await session.context(wait_ms=5_000)
+        bus = await nats.connect(ready["nats_url"])
+        await bus.jetstream().publish("turn.completed.support.\x1b[2J", b"{")
+        await bus.close()
+
+        async def listed() -> str:
+            _, out, _ = await command(tmp_path, "deadletters", "list")
+            return out if "not_json" in out else ""
+
+        letters = await eventually(listed)
+        sessions = await command(tmp_path, "sessions")
+        history = await command(tmp_path, "history", "support", "会话\u3000一")
+
+    assert sessions[1].splitlines()[1].split("\t")[:2] == ["support", "会话\u3000一"]
+    assert "red" in history[1]
+    assert not {"\x1b", "\x9b"} & set(letters + history[1])
+
+
 async def test_commands_without_a_system_say_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "talk.json").write_text(json.dumps([USER]))
     environ = {"TURNFOLD_NATS_URL": "nats://127.0.0.1:1"}

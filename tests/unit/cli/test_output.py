@@ -1,0 +1,68 @@
+"""How commands print stored texts, which anybody may have written."""
+
+import contextlib
+import json
+
+import pytest
+
+from tests.terminal_output import Terminal
+from turnfold.cli.audit_tables import show_trails
+from turnfold.cli.output import console, print_rows
+
+ODD = "a\x1b]52;c;cHduZWQ=\x1b\\ \x1b[2J b\x9b31m \x7f\ud800"
+"""A text that sets the clipboard of a terminal and clears it, and ends in half a character."""
+SPACED = "会话\u3000一  二\u200d"
+"""An id may contain white space of all kinds, but no control characters."""
+CONTROLLING = {"\x1b", "\x9b", "\x7f", "\ud800"}
+
+
+@pytest.fixture
+def out(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """A terminal without colors."""
+    monkeypatch.setenv("TERM", "dumb")
+    return Terminal()
+
+
+def show_list(out: Terminal, *, as_json: bool = False) -> None:
+    """Print a list of one row."""
+    row = {"session_id": SPACED, "subject": ODD}
+    with contextlib.redirect_stdout(out):
+        print_rows("list", ("session_id", "subject"), [row], as_json=as_json, empty="")
+
+
+@pytest.mark.proves("O3")
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_list_shows_ids_as_they_are_and_nothing_that_controls_a_terminal(
+    out: Terminal, monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool
+) -> None:
+    monkeypatch.setattr(out, "isatty", lambda: is_terminal)
+
+    show_list(out)
+
+    assert SPACED in out.getvalue()
+    assert not CONTROLLING & set(out.getvalue())
+
+
+@pytest.mark.proves("O3")
+def test_json_is_read_as_it_was_stored_and_controls_no_terminal(out: Terminal) -> None:
+    show_list(out, as_json=True)
+
+    assert json.loads(out.getvalue()) == {"session_id": SPACED, "subject": ODD}
+    assert not CONTROLLING & set(out.getvalue())
+
+
+@pytest.mark.proves("O3")
+@pytest.mark.parametrize("details", [True, False])
+def test_an_audit_trail_shows_nothing_that_controls_a_terminal(
+    out: Terminal, *, details: bool
+) -> None:
+    row = {
+        "agent_id": "ada", "session_id": SPACED, "at": "2026-01-02T03:04:05.678Z",
+        "phase": "policy", "hash": "5e" * 32, "details": json.dumps({"session_model": ODD, "preset": ODD}),
+    }  # fmt: skip
+
+    with contextlib.redirect_stdout(out):
+        show_trails(console(), [row], details=details)
+
+    assert "preset a" in " ".join(out.getvalue().split())
+    assert not CONTROLLING & set(out.getvalue())
