@@ -7,7 +7,8 @@ import pytest
 
 from tests.terminal_output import Terminal
 from turnfold.cli.audit_tables import show_trails
-from turnfold.cli.output import console, print_rows
+from turnfold.cli.context import show_message
+from turnfold.cli.output import console, one_line, print_rows
 
 ODD = "a\x1b]52;c;cHduZWQ=\x1b\\ \x1b[2J b\x9b31m \x7f\ud800"
 """A text that sets the clipboard of a terminal and clears it, and ends in half a character."""
@@ -66,3 +67,19 @@ def test_an_audit_trail_shows_nothing_that_controls_a_terminal(
 
     assert "preset a" in " ".join(out.getvalue().split())
     assert not CONTROLLING & set(out.getvalue())
+
+
+@pytest.mark.proves("O3")
+def test_a_message_is_shown_with_its_own_spaces_and_joiners_but_in_its_order(
+    out: Terminal,
+) -> None:
+    text = "第一\u3000节: 10\u202f000\xa0€ 👩\u200d💻 می\u200cخواهم"
+
+    with contextlib.redirect_stdout(out):
+        show_message(
+            console(), {"role": "user", "content": f"{text}\r\nend\rover\u202etxt"}, SPACED
+        )
+
+    assert SPACED in out.getvalue()
+    assert out.getvalue().splitlines()[1:] == [f"{' ' * 10}{text}", f"{' ' * 10}end�over�txt"]
+    assert one_line(f"{text}\r\nend\u202e.") == f"{text}  end ."
