@@ -309,8 +309,8 @@ def restore(
     question = (
         f"Undo compaction {chosen} and make its messages live again, in the system {system.name}?"
     )
-    if not yes and sys.stdin.isatty() and not typer.confirm(question):
-        raise typer.Exit(1)
+    if not yes and sys.stdin.isatty():
+        typer.confirm(question, abort=True, err=True)
     restored = asyncio.run(
         _ask(system, agent, session, "compaction.restore", {"compaction_id": chosen})
     )

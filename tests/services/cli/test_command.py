@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pty
 import subprocess
 import sys
 from asyncio.subprocess import PIPE
@@ -53,6 +54,27 @@ def test_the_version_is_told() -> None:
 )
 def test_wrong_usage_ends_with_status_2(arguments: tuple[str, ...]) -> None:
     assert turnfold(*arguments).returncode == 2
+
+
+@pytest.mark.proves("O3")
+@pytest.mark.parametrize("arguments", [("restore", "ada", "s-1", "7"), ("erase", "ada", "s-1")])
+def test_a_question_is_no_part_of_the_output(arguments: tuple[str, ...]) -> None:
+    person, terminal = pty.openpty()
+    os.write(person, b"n\n")
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "turnfold.cli", *arguments, "--json"],
+        env=os.environ | {"TURNFOLD_NATS_URL": "nats://127.0.0.1:1"},
+        stdin=terminal,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(person)
+    os.close(terminal)
+
+    assert (ended.returncode, ended.stdout.strip()) == (1, "")
+    assert "the system nats://127.0.0.1:1" in ended.stderr
 
 
 @pytest.mark.proves("O3")
