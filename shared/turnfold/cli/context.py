@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -15,9 +16,12 @@ from turnfold.cli.output import clipped, console, printable, show_json
 from turnfold.cli.parameters import Agent, SessionName
 from turnfold.cli.tables import show_text
 from turnfold.client import StoredMessage, Summary, Window
+from turnfold.core.shapes.responses import REASONING, chat_views, kind_of
 from turnfold.core.text.calls import call_texts
+from turnfold.core.text.json_text import compact
+from turnfold.core.text.tokens import is_media
 from turnfold.core.window.framing import Placement
-from turnfold.messages import WindowFormat
+from turnfold.messages import Json, WindowFormat
 
 CLIP = 600
 MAX_LINES = 40
@@ -110,6 +114,8 @@ def context(  # noqa: PLR0917  # a parameter for each option
         show_json(window.raw)
     else:
         out = console()
+        if shape == "responses":
+            window = replace(window, messages=[_as_chat(item) for item in window.messages])
         show_window(out, window, as_of=as_of, is_full=full)
         if not full and _is_clipped(window):
             hint = "This command shortens long texts; --full prints all that the model reads."
@@ -167,14 +173,21 @@ def show_window(
     show_text(out, Text(account_line(window), style="dim"))
 
 
+def _as_chat(item: Json) -> dict[str, Any]:
+    """Return an item of the Responses API as a chat message, which is shown whole."""
+    (view,) = chat_views([item], [""])
+    reasoning = {"reasoning_content": view.extra} if kind_of(item) == REASONING else {}
+    return view.message | reasoning
+
+
 def _heading(message_id: Any, entry: Mapping[str, Any]) -> str:
     """Return the id of a message of a window, and what is left out of it."""
     if isinstance(message_id, str):
         text = message_id
     else:
         text = (
-            ", ".join(map(str, message_id))
-            if message_id
+            ", ".join(message_id)
+            if (message_id := [one for one in message_id or () if one])
             else GENERATED.get(str(entry.get("form")), "generated for the window")
         )
     notes = [SHORTENED[entry["form"]]] if entry.get("form") in SHORTENED else []
@@ -300,13 +313,14 @@ def _part(part: Any) -> str:
     if not isinstance(part, dict):
         return str(part)
     match part.get("type"):
-        case "text":
-            return str(part.get("text"))
         case "tool_use":
             return f"→ {part.get('name')}({json.dumps(part.get('input'), ensure_ascii=False)})"
         case "tool_result":
             return _content(part.get("content"))
         case "thinking":
             return str(part.get("thinking"))
-        case kind:
+        case kind if is_media(part):
             return f"[{kind}]"
+        case _:
+            text = part.get("text")
+            return text if isinstance(text, str) else compact(part)

@@ -339,6 +339,44 @@ async def test_a_pipe_gets_no_stored_text_that_controls_a_terminal(tmp_path: Pat
     assert not {"\x1b", "\x9b"} & set(letters + history[1])
 
 
+@pytest.mark.proves("W1")
+async def test_a_window_is_shown_with_all_that_the_model_reads_in_each_format(
+    tmp_path: Path,
+) -> None:
+    call = {"name": "find_parcel", "arguments": '{"parcel": "PX-0001"}'}
+    items = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Where?"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "It may be lost."}]},
+        {"type": "function_call", "call_id": "c-2", "name": "trace", "arguments": '{"by": "air"}'},
+        {"type": "function_call_output", "call_id": "c-2", "output": "over Ghent"},
+    ]
+    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+        session = client.session("ada", "formats")
+        await session.turn_completed(
+            [
+                USER,
+                {
+                    "role": "assistant",
+                    "content": [{"type": "refusal", "refusal": "Not that."}],
+                    "tool_calls": [{"id": "c-1", "type": "function", "function": call}],
+                },
+                {"role": "tool", "tool_call_id": "c-1", "content": "in transit"},
+            ]
+        )
+        await session.turn_completed(items, shape="responses")
+        await session.context(wait_ms=5_000)
+        shown = {
+            shape: (await command(tmp_path, "context", "ada", "formats", "--format", shape))[1]
+            for shape in ("openai", "anthropic", "responses")
+        }
+
+    for shape, text in shown.items():
+        assert "None" not in text, shape
+        for told in ("7341", "Not that.", "PX-0001", "in transit", "Where?", "air", "over Ghent"):
+            assert told in text, (shape, told)
+    assert "It may be lost." in shown["responses"]
+
+
 async def test_commands_without_a_system_say_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "talk.json").write_text(json.dumps([USER]))
     environ = {"TURNFOLD_NATS_URL": "nats://127.0.0.1:1"}
