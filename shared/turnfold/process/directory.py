@@ -60,8 +60,8 @@ class DataDirectory:
         text = json.dumps(dict(pids)).encode()
         with _writing(self.path):
             # In place: the lock belongs to this file, and a new one would have none.
-            os.ftruncate(self.lock_fd, 0)
             os.pwrite(self.lock_fd, text, 0)
+            os.ftruncate(self.lock_fd, len(text))
 
     def write_ready(self, ready: Mapping[str, Any]) -> None:
         """Write the ready line for commands. Only its owner may read it.

@@ -31,7 +31,7 @@ from turnfold.process.nats_server import (
     write_config,
 )
 from turnfold.process.ready import ANNOUNCE
-from turnfold.process.tasks import at_most, cancel_and_wait
+from turnfold.process.tasks import at_most, cancel_and_wait, stop_signals, unless
 from turnfold.process.tcp_ports import reserved_port
 from turnfold.settings import http_url
 from turnfold.settings.urls import absolute_database_url, escaped_path
@@ -144,7 +144,7 @@ class _System:
         self._last_pids: Mapping[str, int] = {}
         self._failure: Exception | None = None
         self._stop = asyncio.Event()
-        self._stop_signals = _stop_signals()
+        self._stop_signals = stop_signals()
         self._is_ready = asyncio.Event()
         self._copies = plan.copies if can_fork() else None
         self._fork_client: ForkClient | None = None
@@ -247,7 +247,7 @@ class _System:
     async def _until_stopped(self) -> None:
         try:
             async with asyncio.timeout(READY_SECONDS):
-                await _first(self._stop.wait(), self._is_ready.wait())
+                await unless(self._stop, self._is_ready.wait())
         except TimeoutError as error:
             missing = sorted({part.name for part in self._parts} - set(self._ready))
             raise StartError(
@@ -260,8 +260,11 @@ class _System:
         try:
             await self._keep(part)
         except Exception as error:  # noqa: BLE001 - it is raised when all children have ended
-            self._failure = self._failure or error
-            self._stop.set()
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._stop.set()
 
     async def _keep(self, part: ProcessSpec) -> None:
         """Restart a process with growing pauses until the system stops."""
@@ -269,29 +272,41 @@ class _System:
         pause = FIRST_PAUSE_SECONDS
         while not self._stop.is_set():
             began = loop.time()
-            child = await self._start(part)
-            greeting = None if part.announces else asyncio.create_task(self._greet(part, child))
-            status = await child.ended
-            if greeting:
-                greeting.cancel()
-            self._ready.pop(part.name, None)
-            if self._stop.is_set():
-                return
-            if part.runs_once and status == 0:
-                self._heard(part, {})
-                return
-            # A positive status before the system was ready is a wrong setting: a restart would not
-            # help. A signal has a negative one.
-            if status > 0 and (part.runs_once or not self._is_ready.is_set()):
-                raise StartError(self._cannot_start(part, status))
-            # It ran for long enough: this is no loop of crashes.
-            if loop.time() - began > STEADY_SECONDS:
-                pause = FIRST_PAUSE_SECONDS
-            self._log(
-                "child.ended", name=part.name, pid=child.pid, status=status, pause_seconds=pause
-            )
+            try:
+                child = await self._start(part)
+            except StartError as error:
+                # Once it was ready, the machine lacks something for now, such as memory.
+                if not self._is_ready.is_set():
+                    raise
+                self._log("child.not_started", name=part.name, error=str(error))
+            else:
+                status = await self._until_ended(part, child)
+                if self._stop.is_set() or (part.runs_once and status == 0):
+                    return
+                # It ran for long enough: this is no loop of crashes.
+                if loop.time() - began > STEADY_SECONDS:
+                    pause = FIRST_PAUSE_SECONDS
+                self._log(
+                    "child.ended", name=part.name, pid=child.pid, status=status, pause_seconds=pause
+                )
             await at_most(pause, self._stop.wait())
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    async def _until_ended(self, part: ProcessSpec, child: SupervisedProcess) -> int:
+        """Return the exit status of a process; raise `StartError` if it cannot start."""
+        greeting = None if part.announces else asyncio.create_task(self._greet(part, child))
+        status = await child.ended
+        if greeting:
+            greeting.cancel()
+        self._ready.pop(part.name, None)
+        if part.runs_once and status == 0:
+            self._heard(part, {})
+        is_starting = part.runs_once or not self._is_ready.is_set()
+        # A positive status before the system was ready is a wrong setting: a restart would not
+        # help. A signal has a negative one.
+        if status > 0 and is_starting and not self._stop.is_set():
+            raise StartError(self._cannot_start(part, status))
+        return status
 
     async def _start(self, part: ProcessSpec) -> SupervisedProcess:
         def on_ready(pids: Mapping[str, int]) -> None:
@@ -304,7 +319,9 @@ class _System:
         # Before the event loop runs again: `reap_others` could reap an unregistered copy.
         self._children[part.name] = child
         if part.inherits:
-            self._directory.sign({"up": os.getpid(), part.name: child.pid})
+            # On a full disk, only the message of a second start lacks the new id.
+            with contextlib.suppress(StartError):
+                self._directory.sign({"up": os.getpid(), part.name: child.pid})
         if part.is_forked:
             self._has_forked.set()
         if self._stop.is_set():
@@ -327,18 +344,30 @@ class _System:
             self._heard(part, {part.name: child.pid})
 
     def _heard(self, part: ProcessSpec, pids: Mapping[str, int]) -> None:
-        """Record that a process is ready. Report a new ready line once all are."""
+        """Record that a process is ready."""
         self._ready[part.name] = pids
+        self._report()
+
+    def _report(self) -> None:
+        """Report a new ready line once all processes are ready."""
         if self._stop.is_set() or len(self._ready) < len(self._parts):
             return
         merged = {name: pid for spec in self._parts for name, pid in self._ready[spec.name].items()}
         # A process that announces itself again has not changed anything for commands.
         if merged == self._last_pids:
             return
-        self._last_pids = merged
         line = {"ready": True, **self._urls, "http_host": self._http_host, "pids": merged}
         # First: a reader of the ready line may run a command at once, which reads this file.
-        self._directory.write_ready(line)
+        try:
+            self._directory.write_ready(line)
+        except StartError as error:
+            if not self._is_ready.is_set():
+                self._fail(error)
+            else:
+                self._log("ready_line.not_written", error=str(error))
+                asyncio.get_running_loop().call_later(LONGEST_PAUSE_SECONDS, self._report)
+            return
+        self._last_pids = merged
         self._is_ready.set()
         self._on_ready(line)
 
@@ -368,20 +397,3 @@ class _System:
         # Last, because services acknowledge their last batches and close their connections.
         rest = [child for child in self._children.values() if not child.part.announces]
         await asyncio.gather(*(child.stop(seconds=NATS_STOP_SECONDS) for child in rest))
-
-
-def _stop_signals() -> Sequence[signal.Signals]:
-    """Return the signals that stop the system. `nohup` has SIGHUP ignored."""
-    # SIGINT also if it is ignored, as it is in jobs that a script starts with `&`.
-    always = (signal.SIGTERM, signal.SIGINT)
-    is_hangup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return always if is_hangup_ignored else (*always, signal.SIGHUP)
-
-
-async def _first(*waits: Any) -> None:
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()

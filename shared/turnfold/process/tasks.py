@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 RETRY_SECONDS = 0.5
@@ -31,6 +31,14 @@ async def at_most(seconds: float, waiting: Awaitable[object]) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await waiting
+
+
+def stop_signals() -> Sequence[signal.Signals]:
+    """Return the signals that stop a whole system. `nohup` has SIGHUP ignored."""
+    # SIGINT also if it is ignored, as it is in jobs that a script starts with `&`.
+    always = (signal.SIGTERM, signal.SIGINT)
+    is_hangup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return always if is_hangup_ignored else (*always, signal.SIGHUP)
 
 
 def stop_event() -> asyncio.Event:
