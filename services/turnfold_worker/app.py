@@ -352,4 +352,4 @@ def _warn_about_settings(settings: Settings) -> None:
 
 def _has_model(settings: Settings) -> bool:
     """Return whether the installation names a model. Agents and sessions may name others."""
-    return (settings.policy.summary_model or settings.summary_model) is not None
+    return settings.default_model is not None

@@ -28,7 +28,7 @@ from turnfold.cli.diagnoses import (
     of_room,
     of_work,
 )
-from turnfold.cli.model_checks import check_model, request_summary
+from turnfold.cli.model_checks import check_model
 from turnfold.cli.output import print_rows
 from turnfold.cli.parameters import AsJson
 from turnfold.errors import TurnfoldError, Unavailable
@@ -124,9 +124,7 @@ async def examine(
         ),
         _database(settings) if has_database else _not_named("database", "_DATABASE_URL"),
         _query(settings) if has_http else _not_named("query", "_HTTP_HOST and _PORT"),
-        request_summary(settings)
-        if asks_model and settings.summary_model
-        else check_model(settings),
+        check_model(settings, asks_model=asks_model),
     )
     findings = [finding for group in groups for finding in group]
     if has_database:

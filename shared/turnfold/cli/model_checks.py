@@ -5,6 +5,7 @@ import json
 from urllib.parse import urlsplit
 
 from turnfold.cli.diagnoses import Finding
+from turnfold.core.policy.allowance import SESSION_MODEL, is_named
 from turnfold.models.litellm_installed import can_call_models
 from turnfold.process.directory import is_alive
 from turnfold.settings import READY_FILE, Settings, redacted
@@ -12,16 +13,17 @@ from turnfold.settings import READY_FILE, Settings, redacted
 MODEL_SECONDS = 5.0
 
 
-async def check_model(settings: Settings) -> list[Finding]:
-    """Check the model's configuration and its process, without a request to the model."""
-    if settings.summary_model is None:
+async def check_model(settings: Settings, *, asks_model: bool = False) -> list[Finding]:
+    """Check the model's configuration, then its process; if `asks_model`, request a summary."""
+    model = settings.default_model
+    if model is None:
         return [Finding("model", "ok", "none configured: summaries are extractive")]
     if not can_call_models():
         return [
             Finding(
                 "model",
                 "failed",
-                f"{settings.summary_model}: litellm is not installed",
+                f"{model}: litellm is not installed",
                 "install turnfold[models], or unset TURNFOLD_SUMMARY_MODEL",
             )
         ]
@@ -37,13 +39,18 @@ async def check_model(settings: Settings) -> list[Finding]:
                 advice,
             )
         ]
+    test = "; test it with --model"
+    if model == SESSION_MODEL:
+        model, test = "each session's model", ""
+    elif asks_model:
+        return [await _request_summary(settings, model)]
     pid = _model_pid(settings)
     if pid is not None and not is_alive(pid):
         return [
             Finding("model", "failed", f"its process {pid} has ended", "read the log of the worker")
         ]
     if settings.summary_api_base is None:
-        return [Finding("model", "ok", f"{settings.summary_model}; test it with --model")]
+        return [Finding("model", "ok", f"{model}{test}")]
     where = redacted(settings.summary_api_base)
     try:
         target = urlsplit(settings.summary_api_base)
@@ -61,34 +68,30 @@ async def check_model(settings: Settings) -> list[Finding]:
             Finding(
                 "model",
                 "failed",
-                f"{settings.summary_model}: nothing listens at {where} ({type(error).__name__})",
+                f"{model}: nothing listens at {where} ({type(error).__name__})",
                 advice,
             )
         ]
-    return [
-        Finding(
-            "model",
-            "ok",
-            f"{settings.summary_model}: a server listens at {where}; test it with --model",
-        )
-    ]
+    return [Finding("model", "ok", f"{model}: a server listens at {where}{test}")]
 
 
-async def request_summary(settings: Settings) -> list[Finding]:
+async def _request_summary(settings: Settings, model: str) -> Finding:
     """Request a short summary as a worker does: in a child process, which loads litellm."""
     from turnfold.core.summary.gate import Reason
     from turnfold.core.summary.sources import Source, SummaryJob
     from turnfold.errors import SummarizerError
     from turnfold.models import ChildSummarizer
 
+    has_key = is_named(model, settings.key_models)
     job = SummaryJob(
         sources=(
             Source("doctor#0", "user", "Is the summarizer available?"),
             Source("doctor#1", "assistant", "It is being tested now."),
         ),
-        model=settings.summary_model,
-        api_base=settings.summary_api_base,
-        api_key=settings.summary_api_key,
+        model=model,
+        # They belong to one provider, and the policy may name a model of another.
+        api_base=settings.summary_api_base if has_key else None,
+        api_key=settings.summary_api_key if has_key else None,
         timeout_seconds=settings.summary_timeout_seconds,
         job_timeout_seconds=settings.summary_job_timeout_seconds,
     )
@@ -101,24 +104,13 @@ async def request_summary(settings: Settings) -> list[Finding]:
                 "correct TURNFOLD_SUMMARY_MODEL, _API_BASE or _API_KEY,"
                 " or wait for the provider; until then summaries are extractive"
             )
-            return [
-                Finding(
-                    "model",
-                    "failed",
-                    f"{settings.summary_model} returns no summary: {error}",
-                    advice,
-                )
-            ]
-        return [
-            Finding(
-                "model",
-                "ok",
-                f"{settings.summary_model} answers, but without a usable summary ({error.reason})",
-            )
-        ]
+            return Finding("model", "failed", f"{model} returns no summary: {error}", advice)
+        return Finding(
+            "model", "ok", f"{model} answers, but without a usable summary ({error.reason})"
+        )
     finally:
         await summarizer.close()
-    return [Finding("model", "ok", f"{draft.model or settings.summary_model} returns a summary")]
+    return Finding("model", "ok", f"{draft.model or model} returns a summary")
 
 
 def _model_pid(settings: Settings) -> int | None:

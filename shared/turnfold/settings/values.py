@@ -221,9 +221,14 @@ class Settings:
         return next(filter(_is_concrete, (self.summary_model, self.policy.summary_model)), None)
 
     @property
+    def default_model(self) -> str | None:
+        """The model of sessions for which nothing else was chosen, or `session`; None without."""
+        return self.policy.summary_model or self.summary_model
+
+    @property
     def lacks_session_models(self) -> bool:
         """Whether summaries use each session's model although no model is allowed for that."""
-        return self.summary_model == SESSION_MODEL and not self.allowance.models
+        return self.default_model == SESSION_MODEL and not self.allowance.models
 
     @property
     def allowance(self) -> Allowance:

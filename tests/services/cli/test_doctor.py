@@ -25,6 +25,7 @@ from turnfold.bus.health import BusHealth
 from turnfold.cli import doctor
 from turnfold.cli.diagnoses import Finding, of_clock, of_disk, of_exposure, of_lag, of_work
 from turnfold.cli.doctor import examine
+from turnfold.core.policy.presets import Policy
 from turnfold.process.directory import DataDirectory
 from turnfold.settings import Settings, read_settings
 from turnfold.store.database.health import DatabaseHealth
@@ -336,6 +337,39 @@ async def test_a_model_is_reached_or_asked_and_what_is_wrong_is_told(tmp_path: P
     assert model.requests
     assert (gone.outcome, bool(gone.advice)) == ("failed", True)
     assert (wrong.outcome, bool(wrong.advice)) == ("failed", True)
+
+
+@pytest.mark.proves("O3")
+async def test_the_model_of_the_policy_is_asked_with_the_key_of_its_provider_alone(
+    tmp_path: Path,
+) -> None:
+    policy = Policy(summary_model="openai/gpt-4.1-mini")
+    async with running_model_server() as model:
+        named: dict[str, Any] = {"summary_api_base": model.url, "summary_api_key": "none"}
+        own = settings_of(tmp_path, policy=policy, **named)
+        reached = the(await examine(own, monitoring_url=NOBODY), "model")
+        asked = the(await examine(own, monitoring_url=NOBODY, asks_model=True), "model")
+        own_requests = len(model.requests)
+        other = settings_of(
+            tmp_path,
+            policy=replace(policy, summary_model="ollama/other"),
+            summary_model="openai/gpt-4.1-mini",
+            **named,
+        )
+        await examine(other, monitoring_url=NOBODY, asks_model=True)
+
+    assert (reached.outcome, asked.outcome) == ("ok", "ok")
+    assert reached.found.startswith("openai/gpt-4.1-mini: a server listens at")
+    assert 0 < own_requests == len(model.requests)
+
+
+@pytest.mark.proves("O3")
+async def test_each_sessions_own_model_is_not_taken_for_the_name_of_one(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, summary_model="session", summary_models=("openai/*",))
+
+    found = the(await examine(settings, monitoring_url=NOBODY, asks_model=True), "model")
+
+    assert (found.outcome, found.found) == ("ok", "each session's model")
 
 
 @pytest.mark.proves("O3")
