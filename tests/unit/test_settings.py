@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import structlog
+from sqlalchemy.engine import make_url
 
 from turnfold.core.policy.presets import PRESETS, Mode, adjusted
 from turnfold.errors import StartError
@@ -483,3 +484,54 @@ def test_a_comma_separates_servers_of_nats_but_no_databases() -> None:
     found = read_settings({"TURNFOLD_NATS_URL": several, "TURNFOLD_DATABASE_URL": database})
 
     assert (found.nats_url, found.database_url) == (several, database)
+
+
+@pytest.mark.proves("O5")
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ("NATS_URL", "nats://"),
+        ("NATS_URL", "nats://host:99999"),
+        ("NATS_URL", "nats://host:0"),
+        ("NATS_URL", "nats://one:4222,nats://"),
+        ("NATS_URL", "nats://me:pass#word@host"),
+        ("NATS_URL", "nats://me:pass/word@host"),
+        ("NATS_URL", "nats://me:pass\u2100word@host"),
+        ("DATABASE_URL", "postgresql+asyncpg://me:pa@ss:word@host/db"),
+        ("DATABASE_URL", "postgresql+asyncpg://me:pass@word@host/db"),
+        ("DATABASE_URL", "postgresql+asyncpg://me:word@host:99999/db"),
+        ("DATABASE_URL", "postgresql+asyncpg://me:word@host:0/db"),
+        ("DATABASE_URL", "postgresql+asyncpg://me:word@host:x/db"),
+        ("DATABASE_URL", "postgresql+asyncpg://me:word@host:/db"),
+        ("DATABASE_URL", "postgresql+asyncpg://me:word@one:1,two:2/db"),
+        ("DATABASE_URL", "sqlite+aiosqlite://:memory:"),
+    ],
+)
+def test_a_url_without_a_valid_address_stops_the_start_and_is_not_shown(
+    name: str, url: str
+) -> None:
+    with pytest.raises(StartError, match=f"TURNFOLD_{name} is not valid: must name a host") as told:
+        read_settings({f"TURNFOLD_{name}": url})
+
+    assert "pass" not in str(told.value).replace("password", "")
+    assert "word@" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "url"),
+    [
+        ("NATS_URL", "nats://[::1]:4222"),
+        ("NATS_URL", "wss://me:p%40 ss@host/path"),
+        ("DATABASE_URL", "postgresql+asyncpg://"),
+        ("DATABASE_URL", "postgresql+asyncpg://me:p/a?s#s:w@[::1]:5432/db"),
+        ("DATABASE_URL", "postgresql+asyncpg://me@/db?host=one:1&host=two:2"),
+        ("DATABASE_URL", "sqlite+aiosqlite:////data/a:b@c.db?x=1"),
+        ("DATABASE_URL", "sqlite+aiosqlite:///./turnfold.db"),
+    ],
+)
+def test_a_url_that_the_libraries_can_read_is_taken(name: str, url: str) -> None:
+    found = read_settings({f"TURNFOLD_{name}": url})
+
+    assert url in (found.nats_url, found.database_url)
+    if name == "DATABASE_URL":
+        make_url(url)

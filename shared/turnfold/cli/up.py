@@ -70,7 +70,7 @@ def run_system(
     given = {
         "data_dir": data_dir,
         "http_port": http_port,
-        "nats_url": f"nats://127.0.0.1:{nats_port}",
+        "nats_url": "nats://127.0.0.1",
         "proxy_upstream": proxy_url,
     }
     settings = read_settings(os.environ, given, options={"proxy_upstream": "--proxy"})

@@ -17,7 +17,7 @@ from turnfold.core.policy.allowance import is_model_pattern
 from turnfold.core.policy.presets import PRESETS, Mode
 from turnfold.core.summary.prompt import checked_task
 from turnfold.core.summary.redaction import checked_patterns
-from turnfold.settings.urls import is_http_url
+from turnfold.settings.urls import has_host, is_database_address, is_http_url
 
 Checked = TypeVar("Checked")
 
@@ -130,13 +130,21 @@ def _switch(raw: Any) -> bool:
     return word in ("1", "true", "yes")
 
 
-def _url(schemes: tuple[str, ...], *, may_be_several: bool = False) -> Callable[[Any], str]:
+def _url(
+    schemes: tuple[str, ...], has_address: Callable[[str], bool], *, may_be_several: bool = False
+) -> Callable[[Any], str]:
     def read(raw: Any) -> str:
         text = _non_empty_text(raw)
-        for url in text.split(",") if may_be_several else [text]:
-            if urlsplit(url.strip()).scheme not in schemes:
+        for url in map(str.strip, text.split(",") if may_be_several else [text]):
+            if url.partition("://")[0].lower() not in schemes:
                 raise ValueError(
                     f"must begin with {' or '.join(f'{scheme}://' for scheme in schemes)}"
+                )
+            # Without the text, which may hold a part of a password.
+            if not has_address(url):
+                raise ValueError(
+                    "must name a host, and a port, if any, from 1 to 65535; in a user name or"
+                    " password, write special characters as in %40 for @"
                 )
         return text
 
@@ -175,7 +183,7 @@ def _agent_id(raw: Any) -> str:
 
 
 PARSERS: Mapping[str, Callable[[Any], Any]] = {
-    "nats_url": _url(NATS_SCHEMES, may_be_several=True),
+    "nats_url": _url(NATS_SCHEMES, has_host, may_be_several=True),
     "nats_creds": _path,
     "nats_user": _non_empty_text,
     "nats_password": _non_empty_text,
@@ -187,7 +195,7 @@ PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "nats_anonymous": _switch,
     "nats_replicas": whole_number(1, 5),
     "nats_server": _path,
-    "database_url": _url(DATABASE_SCHEMES),
+    "database_url": _url(DATABASE_SCHEMES, is_database_address),
     "data_dir": _path,
     "http_host": _host,
     "http_port": whole_number(0, 65_535),

@@ -5,6 +5,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 HTTP_SCHEMES = ("http", "https")
+MAX_PORT = 65_535
+# As SQLAlchemy reads it: the first "@" ends a password.
+_DATABASE_ADDRESS = re.compile(
+    r"(?:[^:/]*(?::[^@]*)?@)?(?:\[[^/?]+\]|[^/:?@]+)?(?::(?P<port>\d{1,5}))?(?:[/?]|$)", re.ASCII
+)
 # A password may contain a comma, but hardly one before a scheme of NATS.
 _SEPARATOR = re.compile(r",(?=\s*(?:nats|tls|wss?)://)")
 _HOSTS = re.compile(r"(?:(?:\[[\w:.%-]*\]|[^\[\]:,\s]*)(?::\d*)?(?:,\s*|$))+")
@@ -27,11 +32,22 @@ def is_http_url(url: str) -> bool:
     # `urlsplit` takes line ends out, so that parts of two names would be one.
     if not url.isprintable() or " " in url:
         return False
+    return has_host(url) and urlsplit(url).scheme in HTTP_SCHEMES
+
+
+def has_host(url: str) -> bool:
+    """Return whether a URL has a host and, if any, a valid port."""
     try:
         parts = urlsplit(url)
-        return parts.scheme in HTTP_SCHEMES and bool(parts.hostname) and parts.port != 0
+        return bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
+
+
+def is_database_address(url: str) -> bool:
+    """Return whether the host and the port of a database's URL, if any, are valid."""
+    address = _DATABASE_ADDRESS.match(url.partition("://")[2])
+    return address is not None and 0 < int(address["port"] or 1) <= MAX_PORT
 
 
 def absolute_database_url(url: str) -> str:
