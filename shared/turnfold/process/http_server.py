@@ -5,6 +5,7 @@ The number and the duration of connections are limited, so that one client canno
 
 import asyncio
 import contextlib
+import errno
 import json
 import resource
 import sys
@@ -38,6 +39,8 @@ UNREAD_SECONDS = 30.0
 """Time limit for a client to read a reply."""
 OTHER_FILES = 128
 """File descriptors reserved for other uses: databases, the bus, logs."""
+
+_FAULTS_OF_PORTS = (errno.EADDRINUSE, errno.EACCES)
 
 log = structlog.get_logger()
 
@@ -91,17 +94,31 @@ class HttpServer:
         """Start to serve, and wait until the server listens.
 
         Raises:
-            StartError: the port is in use.
+            StartError: the port is in use, or the host or the certificate cannot be used.
         """
+        try:
+            # Here, because `serve` fails in the same way as for a port in use.
+            self._server.config.load()
+        except (OSError, AssertionError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "a key without a certificate"
+            raise StartError(
+                f"HTTPS cannot be served ({reason or error}); correct TURNFOLD_HTTP_CERTIFICATE"
+                " and TURNFOLD_HTTP_CERTIFICATE_KEY"
+            ) from error
         self._serving = asyncio.create_task(self._server.serve(), name="http")
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait([self.ended, listening], return_when=asyncio.FIRST_COMPLETED)
         listening.cancel()
         if self.ended.done():
+            fault = self.ended.exception()
+            cause = fault.__cause__ if fault is not None else None
+            is_of_host = isinstance(cause, OSError) and cause.errno not in _FAULTS_OF_PORTS
             raise StartError(
-                f"HTTP cannot listen on {self._where};"
+                f"HTTP cannot listen on {self._where} ({fault}); choose an address of this machine"
+                if is_of_host
+                else f"HTTP cannot listen on {self._where};"
                 f" choose another port with {self._port_setting}"
-            ) from self.ended.exception()
+            ) from fault
 
     def refuse(self) -> None:
         """Accept no more connections."""

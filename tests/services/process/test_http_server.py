@@ -4,12 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from tests.ports import free_port
+from turnfold.errors import StartError
 from turnfold.process.http_server import HttpServer
 
 GET = b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -236,3 +238,36 @@ async def test_a_request_to_connect_is_a_bad_request() -> None:
         rest = await peer.rest()
 
     assert error_in(rest)["code"] == "bad_request"
+
+
+@pytest.mark.proves("O3")
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"certificate": "none.pem"}, "HTTPS cannot be served (No such file or directory)"),
+        ({"certificate": "junk.pem"}, "HTTPS cannot be served ([SSL"),
+        ({"certificate_key": "junk.pem"}, "HTTPS cannot be served (a key without a certificate)"),
+        ({"host": "no-such-host.invalid"}, "; choose an address of this machine"),
+        ({"host": "192.0.2.1"}, "; choose an address of this machine"),
+    ],
+)
+async def test_a_port_is_not_blamed_for_a_certificate_or_a_host(
+    tmp_path: Path, setting: dict[str, str], told: str
+) -> None:
+    (tmp_path / "junk.pem").write_text("junk")
+    files = {name: tmp_path / value for name, value in setting.items() if name != "host"}
+    given: dict[str, Any] = {"host": setting.get("host", "127.0.0.1"), **files}
+    server = HttpServer(
+        Application(),
+        **given,
+        port=0,
+        port_setting="TURNFOLD_HTTP_PORT",
+        connections=8,
+    )
+
+    with pytest.raises(StartError) as caught:
+        await server.open()
+    await server.close()
+
+    assert told in str(caught.value)
+    assert "TURNFOLD_HTTP_PORT" not in str(caught.value)
