@@ -11,6 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.postgres import Postgres
+from tests.shaped import decoded
 from tests.store_fixtures import (
     KEY,
     NOON,
@@ -150,6 +151,31 @@ async def test_a_tool_result_stands_in_the_view_as_it_was_published(
         "name": name,
         "content": content,
     }
+
+
+LONG = 'said 😀 "quoted", \\ and \n lines, \ufffd ' * 8
+ITEMS = [
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": LONG}]},
+    {"type": "reasoning", "id": "r", "summary": []},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": LONG + ODD + LONE},
+    {"role": "assistant", "content": "short"},
+]
+"""Items whose text is stored once or twice, and two that are one chat message."""
+
+
+@pytest.mark.proves("A2", "A7")
+@pytest.mark.parametrize("shape", ["responses", "anthropic"])
+async def test_an_element_stands_in_the_view_as_it_was_published(
+    opened: Opened, shape: str
+) -> None:
+    block = {"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}
+    published = ITEMS if shape == "responses" else [{"role": "user", "content": [block]}]
+    await opened.stores.ingest(decoded(1, published, shape))
+
+    rows = await opened.rows("SELECT * FROM messages_view ORDER BY position")
+
+    assert [row["body"] for row in rows] == list(map(json.dumps, published))
 
 
 @pytest.mark.proves("A7")

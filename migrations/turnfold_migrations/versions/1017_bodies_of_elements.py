@@ -1,0 +1,59 @@
+"""The exact JSON of elements in the view of messages; rows have it packed beside its chat view."""
+
+from importlib import import_module
+
+from alembic import op
+
+from turnfold_migrations.first_schema.views import BODY, TEXT, VIEWS
+
+revision = "1017"
+down_revision = "1016"
+branch_labels = None
+depends_on = None
+
+RETRACTED: str = import_module("turnfold_migrations.versions.1009_retracted_messages").RETRACTED
+VIEW = (VIEWS["messages_view"] + RETRACTED).replace(
+    "JOIN sessions s ON", "JOIN sessions s ON s.agent_id <> '' AND"
+)
+# The inverse of `turnfold.core.shapes.packing.pack`: "<start>,<length>", and the texts before and
+# after what stands there in the chat view, with a character between them that no JSON contains.
+ELEMENT = {
+    "sqlite": """(
+        SELECT substr(p.rest, 1, instr(p.rest, char(31)) - 1)
+               || substr(m.body, CAST(m.original AS INTEGER) + 1,
+                         CAST(substr(m.original, instr(m.original, ',') + 1) AS INTEGER))
+               || substr(p.rest, instr(p.rest, char(31)) + 1)
+          FROM (SELECT substr(m.original, instr(m.original, char(31)) + 1) AS rest) p)""",
+    "postgresql": """
+        split_part(m.original, chr(31), 2)
+        || substr(m.body, CAST(split_part(m.original, ',', 1) AS INTEGER) + 1,
+                  CAST(split_part(split_part(m.original, chr(31), 1), ',', 2) AS INTEGER))
+        || split_part(m.original, chr(31), 3)""",
+}
+HAS_HOLE = {
+    "sqlite": "instr(m.original, char(31)) > 0",
+    "postgresql": "strpos(m.original, chr(31)) > 0",
+}
+
+
+def upgrade() -> None:
+    """Show each element as it was published."""
+    dialect = op.get_bind().dialect.name
+    _replace(
+        f"""CASE WHEN m.element IS NULL OR m.original IS NULL THEN {BODY[dialect]}
+                 WHEN {HAS_HOLE[dialect]} THEN {ELEMENT[dialect]}
+                 ELSE m.original END"""
+    )
+
+
+def downgrade() -> None:
+    """Show what was stored of elements, within their chat views."""
+    _replace(BODY[op.get_bind().dialect.name])
+
+
+def _replace(body: str) -> None:
+    connection = op.get_bind()
+    op.execute("DROP VIEW messages_view")
+    columns = VIEW.replace("{text}", TEXT[connection.dialect.name]).replace("{body}", body)
+    # Not `op.execute`, which would read the colons and backslashes as parameters and escapes.
+    connection.exec_driver_sql(f"CREATE VIEW messages_view AS {columns}")
