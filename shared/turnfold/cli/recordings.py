@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any
 
 from turnfold.client import OutgoingEvent, result_event, session_key, turn_event
@@ -70,20 +70,29 @@ def load_recordings(
     return recordings
 
 
-def events_of(recording: Recording, step: Step = Step.TURN) -> Iterator[tuple[OutgoingEvent, int]]:
+def event_ids(recording: Recording, step: Step, edition: int) -> Iterator[str]:
+    """Iterate without end over the ids of a conversation's events; see `events_of`."""
+    # Ids depend on the recording alone, so that a replay that is repeated stores nothing twice.
+    # The step is a part of them: the same id with other content would be rejected.
+    named = f"{recording.key.session_id}\n{step}" + (f"\n{edition}" if edition else "")
+    digest = sha256(named.encode()).hexdigest()[:20]
+    return (f"{digest}-{number:06d}" for number in count())
+
+
+def events_of(
+    recording: Recording, step: Step = Step.TURN, edition: int = 0
+) -> Iterator[tuple[OutgoingEvent, int]]:
     """Iterate over a conversation's events, each with its number of messages.
 
-    Event ids derive from the session and the number of the event.
+    Event ids derive from the session and the number of the event. The `edition` is how many
+    earlier imports were erased: no event is stored again under the id of an erased one.
 
     Raises:
         TooLarge: one message alone exceeds the size of an event.
     """
     conversation = recording.conversation
-    # Ids depend on the recording alone, so that a replay that is repeated stores nothing twice.
-    # The step is a part of them: the same id with other content would be rejected.
-    digest = sha256(f"{recording.key.session_id}\n{step}".encode()).hexdigest()[:20]
-    for number, part in enumerate(_parts(conversation, step)):
-        event_id = f"{digest}-{number:06d}"
+    ids = event_ids(recording, step, edition)
+    for event_id, part in zip(ids, _parts(conversation, step), strict=False):
         message = part.messages[0]
         try:
             is_chat = conversation.shape is Shape.CHAT

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Annotated, TypeVar
 
 import typer
@@ -21,7 +22,7 @@ from rich.progress import (
 
 from turnfold.cli.connection import System, changing, system_here
 from turnfold.cli.output import counted, print_rows
-from turnfold.cli.recordings import Recording, Step, events_of, load_recordings
+from turnfold.cli.recordings import Recording, Step, event_ids, events_of, load_recordings
 from turnfold.client import Client, OutgoingEvent, Receipt, Session
 from turnfold.errors import CannotFit, TooLarge, Unavailable
 from turnfold.messages import SessionKey
@@ -32,6 +33,8 @@ Result = TypeVar("Result")
 IN_FLIGHT = 32
 BATCH_EVENTS = 100
 """Events of a session in one batch, if no speed is set."""
+EVENTS_COMPARED = 1_000
+"""The first events of a recording, in one request; an erasure leaves none of them."""
 WHOLE_WINDOW_TOKENS = 10_000_000
 STALLED_SECONDS = 60.0
 COLUMNS = (
@@ -186,7 +189,13 @@ async def replayed(
         Unavailable: NATS or the services stopped answering, or no event was stored for a
             minute.
     """
-    counts = await _published(client, recordings, bar, step, speed)
+    editions = await _for_each(
+        recordings,
+        lambda recording: _edition(client.session(*recording.key), recording, step),
+        bar,
+        "comparing",
+    )
+    counts = await _published(client, recordings, editions, bar, step, speed)
     refused = await _for_each(
         recordings,
         lambda recording: _ingested(
@@ -223,8 +232,22 @@ def progress(console: Console, *, disabled: bool = False) -> Progress:
     return Progress(*columns, console=console, disable=disabled, transient=True)
 
 
+async def _edition(session: Session, recording: Recording, step: Step) -> int:
+    """Return how many earlier imports of a recording were erased."""
+    most = min(len(recording.conversation.messages), EVENTS_COMPARED)
+    edition = 0
+    while await session.erased_events(islice(event_ids(recording, step, edition), most)):
+        edition += 1
+    return edition
+
+
 async def _published(
-    client: Client, recordings: Sequence[Recording], bar: Progress, step: Step, speed: float | None
+    client: Client,
+    recordings: Sequence[Recording],
+    editions: Sequence[int],
+    bar: Progress,
+    step: Step,
+    speed: float | None,
 ) -> dict[tuple[str, str], int]:
     """Publish all sessions concurrently; return the number of events per session."""
     counts: dict[tuple[str, str], int] = {recording.key: 0 for recording in recordings}
@@ -232,9 +255,9 @@ async def _published(
         "publishing", total=sum(len(recording.conversation.messages) for recording in recordings)
     )
 
-    def counted(recording: Recording, task: TaskID) -> Iterator[OutgoingEvent]:
+    def counted(recording: Recording, edition: int, task: TaskID) -> Iterator[OutgoingEvent]:
         """Asked for the next event, the one before is published."""
-        for event, messages in events_of(recording, step):
+        for event, messages in events_of(recording, step, edition):
             yield event
             counts[recording.key] += 1
             bar.advance(task, messages)
@@ -246,7 +269,7 @@ async def _published(
     # A batch would arrive at one moment, whatever the speed.
     at_once = BATCH_EVENTS if speed is None else 1
     await client.publish_sessions(
-        (counted(recording, task) for recording in recordings),
+        (counted(*recorded, task) for recorded in zip(recordings, editions, strict=True)),
         in_flight=IN_FLIGHT,
         at_once=at_once,
         published=paced,

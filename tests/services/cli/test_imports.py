@@ -69,3 +69,25 @@ async def test_each_log_becomes_a_session_once_with_its_calls_and_results(tmp_pa
     assert (longer.status, longer.rows[0]["messages"], longer.rows[0]["refused"]) == (0, 7, 0)
     assert (changed.status, changed.rows[0]["messages"], changed.rows[0]["refused"]) == (1, 7, 1)
     assert "telegram:4711: 1 event could not be stored" in changed.err
+
+
+@pytest.mark.proves("G11", "A6")
+async def test_a_log_can_be_imported_again_after_its_session_was_erased(tmp_path: Path) -> None:
+    """As the dead letter of a turn that was incomplete at the first import advises."""
+    environ = {"TURNFOLD_DATA_DIR": str(tmp_path)}
+    log = tmp_path / "grown.jsonl"
+    log.write_text((LOGS / "nanobot.jsonl").read_text() + QUESTION)
+    async with running_system(tmp_path):
+        await replay(tmp_path, str(log))
+        log.write_text(log.read_text() + ANSWER)
+        changed = await replay(tmp_path, str(log))
+        counts = []
+        for _ in range(2):
+            erased = await run("erase", "nanobot", "telegram:4711", "--yes", environ=environ)
+            assert erased.status == 0, erased.err
+            for _ in range(2):
+                again = await replay(tmp_path, str(log))
+                counts.append((again.status, again.rows[0]["messages"], again.rows[0]["refused"]))
+
+    assert (changed.status, changed.rows[0]["refused"]) == (1, 1)
+    assert counts == [(0, 8, 0)] * 4
