@@ -24,7 +24,7 @@ from turnfold.cli.connection import System, changing, system_here
 from turnfold.cli.output import counted, print_rows
 from turnfold.cli.recordings import Recording, Step, event_ids, events_of, load_recordings
 from turnfold.client import Client, OutgoingEvent, Receipt, Session
-from turnfold.errors import CannotFit, TooLarge, Unavailable
+from turnfold.errors import BadRequest, CannotFit, TooLarge, Unavailable
 from turnfold.messages import SessionKey
 from turnfold.transcripts import Format
 
@@ -191,7 +191,7 @@ async def replayed(
     """
     editions = await _for_each(
         recordings,
-        lambda recording: _edition(client.session(*recording.key), recording, step),
+        lambda recording: _edition(client, recording, step),
         bar,
         "comparing",
     )
@@ -232,13 +232,28 @@ def progress(console: Console, *, disabled: bool = False) -> Progress:
     return Progress(*columns, console=console, disable=disabled, transient=True)
 
 
-async def _edition(session: Session, recording: Recording, step: Step) -> int:
-    """Return how many earlier imports of a recording were erased."""
+async def _edition(client: Client, recording: Recording, step: Step) -> int:
+    """Return how many earlier imports of a recording were erased.
+
+    Raises:
+        BadRequest: it is stored by another step, in events with other ids.
+    """
+    agent_id, session_id = recording.key
     most = min(len(recording.conversation.messages), EVENTS_COMPARED)
-    edition = 0
-    while await session.erased_events(islice(event_ids(recording, step, edition), most)):
-        edition += 1
-    return edition
+    editions: dict[Step, int] = {}
+    for each in Step:
+        edition = 0
+        while await client.session(agent_id, session_id).erased_events(
+            ids := [*islice(event_ids(recording, each, edition), most)]
+        ):
+            edition += 1
+        editions[each] = edition
+        if each is not step and await client.known_events(agent_id, ids):
+            raise BadRequest(
+                f"{session_id} was imported with --step {each} and would be stored twice;"
+                " use that step, or import it for another --agent"
+            )
+    return editions[step]
 
 
 async def _published(

@@ -91,3 +91,21 @@ async def test_a_log_can_be_imported_again_after_its_session_was_erased(tmp_path
 
     assert (changed.status, changed.rows[0]["refused"]) == (1, 1)
     assert counts == [(0, 8, 0)] * 4
+
+
+@pytest.mark.proves("G11", "L2")
+async def test_a_log_that_was_imported_by_turns_is_not_stored_again_by_messages(
+    tmp_path: Path,
+) -> None:
+    log = str(LOGS / "nanobot.jsonl")
+    environ = {"TURNFOLD_DATA_DIR": str(tmp_path)}
+    async with running_system(tmp_path):
+        await replay(tmp_path, log)
+        by_message = await replay(tmp_path, log, "--step", "message")
+        (session,) = (await run("sessions", "--json", environ=environ)).rows
+        elsewhere = await replay(tmp_path, log, "--step", "message", "--agent", "other")
+
+    assert by_message.status == 1
+    assert "telegram:4711 was imported with --step turn" in by_message.err
+    assert session["messages_total"] == 6
+    assert (elsewhere.status, elsewhere.rows[0]["messages"]) == (0, 6)
