@@ -32,13 +32,17 @@ class Transcript:
         kind = record.get("type")
         if not isinstance(kind, str):
             raise RecordFault("a record has no type")
+        identifier = str(record.get("uuid") or "")
+        if record.get("isSidechain"):
+            # Records of a sub-agent name only the record before, so the first one names the branch.
+            # That may be a record that is left out.
+            self.roots[identifier] = self.roots.get(str(record.get("parentUuid")), identifier)
         if kind not in ("user", "assistant") or not isinstance(message, Mapping):
             self.left_out[kind] += 1
             return
         if record.get("isApiErrorMessage"):
             self.left_out["errors of the API"] += 1
             return
-        identifier = str(record.get("uuid") or "")
         if identifier and identifier in self.seen:
             return
         self.seen.add(identifier)
@@ -63,10 +67,7 @@ class Transcript:
         session = str(record.get("sessionId") or "")
         branch = ""
         if record.get("isSidechain"):
-            # Records of a sub-agent name only the record before, so the first one names the branch.
-            root = self.roots.get(str(record.get("parentUuid")), identifier)
-            self.roots[identifier] = root
-            branch = str(record.get("agentId") or root)
+            branch = str(record.get("agentId") or self.roots[identifier])
         name = ":".join(part for part in (session, branch) if part)
         return self.by_branch.setdefault(
             (session, branch), ParsedConversation(name, SUB_AGENT if branch else AGENT)

@@ -310,6 +310,26 @@ def test_each_sub_agent_of_a_log_is_a_conversation_of_its_own(write: Write) -> N
     assert (count.conversation_id, roles(count)) == ("5f0c:a7", ["user"])
 
 
+@pytest.mark.proves("R4")
+def test_a_record_that_is_left_out_does_not_part_the_conversation_of_a_sub_agent(
+    write: Write,
+) -> None:
+    branch: dict[str, Any] = {"isSidechain": True}
+    path = write(
+        record("user", "Start."),
+        record("user", "Search the docs.", uuid="r1", parentUuid=None, **branch),
+        record(
+            "assistant", "Overloaded", uuid="r2", parentUuid="r1", isApiErrorMessage=True, **branch
+        ),
+        {"type": "progress", "uuid": "r3", "parentUuid": "r2", "sessionId": "5f0c", **branch},
+        record("assistant", "Found.", uuid="r4", parentUuid="r3", **branch),
+    )
+
+    _, docs = read(path)
+
+    assert (docs.conversation_id, roles(docs)) == ("5f0c:r1", ["user", "assistant"])
+
+
 def test_a_record_that_stands_twice_in_a_log_is_told_once(write: Write) -> None:
     (conversation,) = read(write(*LOG, *LOG))
 
