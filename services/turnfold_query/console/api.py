@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlencode
 
 from starlette.datastructures import Headers
@@ -12,6 +13,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 Json = dict[str, Any]
+DOTS_END: Final = "%7F"
+"""Follows an id that is `.` or `..` in paths of the console, because browsers resolve such a
+segment, also if it is encoded. No id contains this character."""
+_DOTS: Final = re.compile(rf"/(\.\.?){DOTS_END}(?=/|$)")
 _SERVER = ("console", 0)
 
 
@@ -83,6 +88,7 @@ class ApiCaller:
 
     def scope(self, method: str, path: str, query: str, body: bytes) -> Scope:
         """Return the request as an ASGI server would."""
+        path = _DOTS.sub(r"/\1", path)
         headers = [
             (b"host", b"console"),
             (b"content-type", b"application/json"),

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from turnfold.core.text.calls import call_texts
 from turnfold.core.text.search import SearchQuery
 from turnfold.core.text.words import is_cjk
+from turnfold_query.console.api import DOTS_END
 
 TEXT_CHARACTERS = 20_000
 PREVIEW_CHARACTERS = 160
@@ -60,9 +61,8 @@ def ago(value: str | None) -> str:
 
 
 def segment(value: str) -> str:
-    """Return an id as one segment of a path."""
-    # Dots too: a browser would resolve `..` before it sends the path.
-    return quote(value, safe="").replace(".", "%2E") if value in {".", ".."} else quote(value, "")
+    """Return an id as one segment of a path of the console."""
+    return value + DOTS_END if value in {".", ".."} else quote(value, "")
 
 
 def text_of(message: Mapping[str, Any]) -> str:

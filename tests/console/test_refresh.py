@@ -1,0 +1,76 @@
+"""The console in a real browser: odd names in links, and pages that refresh while they are read."""
+
+from collections.abc import AsyncGenerator
+from typing import NamedTuple
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser
+
+from tests.console.chromium import CHROMIUM, MISSING, chromium, visiting
+from tests.running_system import Parts, running_parts
+from turnfold.access.bearers import EVERY_AGENT, new_token
+from turnfold.client import Client, connect
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason=MISSING),
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
+
+
+class Site(NamedTuple):
+    """A system that is served with tokens, and a client that publishes to it."""
+
+    parts: Parts
+    url: str
+    operator: str
+    client: Client
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site]:
+    folder = tmp_path_factory.mktemp("refresh")
+    tokens = folder / "tokens.json"
+    tokens.write_text("{}")
+    operator = new_token(tokens, [EVERY_AGENT], name="operations")
+    async with (
+        running_parts(folder) as parts,
+        parts.running("worker"),
+        parts.running("query", environ={"TURNFOLD_HTTP_TOKENS": str(tokens)}),
+        connect(parts.server.url, environ={}) as client,
+    ):
+        yield Site(parts, parts.http_url, operator, client)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncGenerator[Browser]:
+    async with chromium() as started:
+        yield started
+
+
+async def say(client: Client, agent: str, name: str, text: str) -> None:
+    """Publish a turn, and wait until it is stored."""
+    session = client.session(agent, name)
+    await session.turn_completed([{"role": "user", "content": text}])
+    await session.context(wait_ms=5_000)
+
+
+@pytest.mark.proves("V1", "X2")
+@pytest.mark.parametrize("name", [".", "..", "..%7F", "...", "a/../b", "%2E%2E", "?#"])
+async def test_links_lead_to_sessions_and_agents_of_any_name(
+    site: Site, browser: Browser, name: str
+) -> None:
+    for agent, session in ((name, "s"), ("odd", name)):
+        await say(site.client, agent, session, f"Said to {agent} in {session}.")
+    async with visiting(browser, site.url, token=site.operator) as watched:
+        page = watched.page
+        for agent, session in ((name, "s"), ("odd", name)):
+            await watched.open("/console/sessions")
+            await page.get_by_role("link", name=f"{agent} / {session}", exact=True).click()
+            await page.wait_for_selector(f"details.message:has-text('{agent} in {session}')")
+            await page.click("nav a:has-text('Window')")
+            await page.wait_for_selector(f"#window details:has-text('{agent} in {session}')")
+            await page.click("nav a:has-text('Audit')")
+            await page.click("a:has-text('Verify')")
+            await page.wait_for_selector("[role=status]:has-text('Intact')")
