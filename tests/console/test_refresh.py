@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser
+from playwright.async_api import Browser, Route
 
 from tests.console.chromium import CHROMIUM, MISSING, chromium, visiting
-from tests.running_system import Parts, running_parts
+from tests.running_system import Parts, eventually, running_parts
 from turnfold.access.bearers import EVERY_AGENT, new_token
 from turnfold.client import Client, connect
 
@@ -74,3 +74,34 @@ async def test_links_lead_to_sessions_and_agents_of_any_name(
             await page.click("nav a:has-text('Audit')")
             await page.click("a:has-text('Verify')")
             await page.wait_for_selector("[role=status]:has-text('Intact')")
+
+
+@pytest.mark.proves("V1")
+async def test_a_timeline_is_refreshed_while_its_session_changes_all_the_time(
+    site: Site, browser: Browser
+) -> None:
+    await say(site.client, "busy", "s", "Are you there?")
+    async with visiting(browser, site.url, token=site.operator) as watched:
+        page = watched.page
+        await watched.open("/console/agents/busy/sessions/s")
+        abandoned: list[str] = []
+        page.on("requestfailed", lambda request: abandoned.append(request.url))
+        refreshes = 0
+
+        async def change_again(route: Route) -> None:
+            nonlocal refreshes
+            refreshes += 1
+            if refreshes < 5:
+                await page.evaluate("htmx.trigger(document.body, 'session-changed')")
+            await route.continue_()
+
+        await page.route("**/sessions/s", change_again)
+        await say(site.client, "busy", "s", "Still there?")
+        await page.wait_for_selector("details.message:has-text('Still there?')")
+
+        async def has_refreshed_often() -> bool:
+            return refreshes >= 5
+
+        await eventually(has_refreshed_often, seconds=60)
+        await page.unroute_all(behavior="wait")
+        assert abandoned == []
