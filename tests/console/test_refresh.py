@@ -105,3 +105,26 @@ async def test_a_timeline_is_refreshed_while_its_session_changes_all_the_time(
         await eventually(has_refreshed_often, seconds=60)
         await page.unroute_all(behavior="wait")
         assert abandoned == []
+
+
+@pytest.mark.proves("V1")
+async def test_the_next_page_of_sessions_begins_where_the_refreshed_one_ends(
+    site: Site, browser: Browser
+) -> None:
+    names = {f"s-{number:02}" for number in range(54)}
+    for name in sorted(names)[:51]:
+        await site.client.session("many", name).turn_completed([{"role": "user", "content": "?"}])
+    await say(site.client, "many", "s-00", "Is it open?")
+    async with visiting(browser, site.url, token=site.operator) as watched:
+        page = watched.page
+        await watched.open("/console/sessions?agent=many")
+        for name in sorted(names)[51:]:
+            await say(site.client, "many", name, "Is it open?")
+        for name in sorted(names)[51:]:
+            await page.wait_for_selector(f"td a:has-text('{name}')")
+        shown = await page.locator("td.name").all_inner_texts()
+        await page.click("a:has-text('Next page')")
+        await page.wait_for_selector("a:has-text('First page')")
+        shown += await page.locator("td.name").all_inner_texts()
+
+    assert sorted(text.removeprefix("many / ") for text in shown) == sorted(names)
