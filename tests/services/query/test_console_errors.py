@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import nats
 import pytest
 from starlette.requests import Request
 
@@ -112,3 +113,38 @@ def test_a_list_of_failures_that_is_cut_says_so() -> None:
 
     assert "The newest 2; there may be more." in bytes(cut.body).decode()
     assert "there may be more" not in bytes(whole.body).decode()
+
+
+@pytest.mark.proves("V1")
+async def test_an_empty_page_of_a_list_does_not_say_that_the_list_is_empty(tmp_path: Path) -> None:
+    here = "/console/agents/ada/sessions/s"
+    environ = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
+    async with (
+        running_parts(tmp_path, environ=environ) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        connect(parts.server.url, environ={}) as client,
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+    ):
+        bus = await nats.connect(parts.server.url)
+        await bus.jetstream().publish("turn.completed.ada.s", b"no event")
+        await bus.close()
+        session = client.session("ada", "s")
+        await session.turn_completed([{"role": "user", "content": "?"}] * 30)
+        await session.context(wait_ms=5_000)
+        pages = [
+            (await visitor.get(path)).text
+            for path in (
+                "/console/dead-letters?after=9",
+                f"{here}/compactions?before=1",
+                "/console/sessions?agent=ada&prefix=x",
+            )
+        ]
+        whole = [
+            (await visitor.get(path)).text
+            for path in ("/console/dead-letters", f"{here}/compactions", "/console/sessions")
+        ]
+
+    assert ["<tbody>" in page for page in pages + whole] == [False] * 3 + [True] * 3
+    for said in ("Every event was stored", "Nothing has left the window", "No sessions yet"):
+        assert not any(said in page for page in pages + whole), said

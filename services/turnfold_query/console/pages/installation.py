@@ -123,6 +123,7 @@ async def dead_letters(view: PageView) -> Response:
     return view.page(
         "dead_letters.html",
         letters=letters,
+        after=after,
         next_after=letters[-1]["dead_letter_id"] if len(letters) == PAGE else None,
     )
 

@@ -314,15 +314,15 @@ async def _counts_if_kept(view: PageView) -> Json | None:
 
 async def compactions(view: PageView) -> Response:
     """Show the compactions of a session."""
-    listed = await view.get_session(
-        "/compactions", before=view.whole("before", most=MOST_INT32) or None, limit=COMPACTIONS
-    )
+    before = view.whole("before", most=MOST_INT32) or None
+    listed = await view.get_session("/compactions", before=before, limit=COMPACTIONS)
     return view.page(
         "compactions.html",
         counts=await view.get_session(),
         tab="compactions",
         session_path=view.session_path,
         rows=listed["compactions"],
+        before=before,
         next_before=listed["next_before"],
         did=view.text("did"),
     )
