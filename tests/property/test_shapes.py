@@ -371,3 +371,65 @@ def test_a_response_is_one_chat_message() -> None:
     assert answer["content"] is None
     assert [result["content"] for result in results] == ["2", "1"]
     assert Role(results[0]["role"]) is Role.TOOL
+
+
+@pytest.mark.proves("L5")
+def test_a_call_that_is_shown_as_a_function_has_the_output_of_one() -> None:
+    """The arguments of a patch are shortened as those of a function; its output stays whole."""
+    patch = {"type": "update_file", "path": "a.py", "diff": "+line of it\n" * 900}
+    session = shaped_session(
+        [
+            (
+                "responses",
+                [
+                    {"role": "user", "content": "Mend it."},
+                    {"type": "apply_patch_call", "call_id": "c1", "operation": patch},
+                    {"type": "apply_patch_call_output", "call_id": "c1", "output": "Done."},
+                    {"role": "user", "content": "And now?"},
+                ],
+            )
+        ]
+    )
+    asked = WindowRequest(budget_tokens=1_000, shape=Shape.RESPONSES)
+
+    shown, _ = session.shown(plan(session.stored, asked, PRESETS["balanced"]))
+
+    assert [item.get("type") for item in shown[1:3]] == ["function_call", "function_call_output"]
+    assert shown[2]["output"] == "Done."
+
+
+@pytest.mark.proves("L5")
+def test_an_output_of_another_type_answers_its_call_as_one_of_its_own() -> None:
+    screenshot = {"type": "computer_screenshot", "image_url": "https://example.com/a.png"}
+    session = shaped_session(
+        [
+            (
+                "chat",
+                [
+                    {"role": "user", "content": "Look."},
+                    {
+                        "role": "assistant",
+                        "content": None,
+                        "tool_calls": [
+                            {
+                                "id": "c1",
+                                "type": "function",
+                                "function": {"name": "computer", "arguments": "{}"},
+                            }
+                        ],
+                    },
+                ],
+            ),
+            (
+                "responses",
+                [{"type": "computer_call_output", "call_id": "c1", "output": screenshot}],
+            ),
+        ]
+    )
+
+    shown, _ = session.shown(
+        plan(session.stored, WindowRequest(shape=Shape.RESPONSES), PRESETS["balanced"])
+    )
+
+    image = {"type": "input_image", "image_url": screenshot["image_url"], "detail": "auto"}
+    assert shown[2] == {"type": "function_call_output", "call_id": "c1", "output": [image]}

@@ -70,12 +70,13 @@ def _items_of_response(
     rows = (head.message, *head.joined)
     items = [json.loads(bodies[row.position]) for row in rows]
     calls = _kinds(items, head.message)
+    caps = head.form.arguments or {}
     told = {
         entry.call.call_id
         for entry in rest
         if not isinstance(entry, RecallEntry)
         and entry.call is not None
-        and not _is_whole_item(entry)
+        and (entry.call.slot in caps or not _is_whole_item(entry))
         and calls.get(entry.call.call_id) not in _OWN_OUTPUTS
     }
     own = [(row.message_id, bodies[row.position]) for row in rows]
@@ -200,10 +201,9 @@ def _output(entry: Entry, calls: Mapping[str, str], bodies: Mapping[int, str]) -
             chat = entry_body(entry, chat)
         return json_text(output_of(chat, kind))
     text = bodies[entry.message.position]
-    if entry.form is WHOLE:
+    # A call that became a function call, or was published as one, has no output of another type.
+    if entry.form is WHOLE and (kind not in _OWN_OUTPUTS or f'"{kind}{OUTPUT}"' in text):
         return text
     item = json.loads(text)
-    content = entry_body(entry, _chat_of(item))["content"]
-    if kind_of(item) != kind + OUTPUT:
-        return json_text({"type": kind + OUTPUT, "call_id": call_id, "output": content})
-    return json_text({**item, "output": content})
+    output = output_of(entry_body(entry, _chat_of(item)), kind)
+    return json_text({**item, **output} if kind_of(item) == output["type"] else output)
