@@ -171,6 +171,30 @@ def test_lines_whose_tokens_are_only_bounded_take_hardly_more_than_their_message
     assert block.text.count("self.part_") == len(lines)
 
 
+ROWS = [{"path": f"src/part_{number}.py", "line": number} for number in range(7341, 7350)]
+
+
+@pytest.mark.proves("W14", "L6")
+@pytest.mark.parametrize("call_id", ["c1", ""])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"rows": ROWS}, {"text": "".join(f"value_{number} = f({number})\n" for number in range(30))}],
+)
+@pytest.mark.parametrize("count", [counter(), token_upper_bound])
+def test_quoted_arguments_never_take_more_tokens_than_they_say(
+    call_id: str, arguments: Json, count: Count
+) -> None:
+    """Lists are quoted with spaces, and a call without an id has no counts of its own."""
+    written = json.dumps(arguments, separators=(",", ":"))
+    (of,) = recalled([assistant(None, call_id, arguments=written)])
+    lines = read_marks(mark_lines(of.body, count) or b"")
+
+    block = write_block(RecallMaterial(quotes=[Quote(of, line) for line in lines]), 2_000)
+
+    assert block is not None
+    assert MESSAGE_TOKENS + counter()(block.text) <= block.tokens
+
+
 @pytest.mark.proves("W14")
 def test_a_message_that_the_window_shows_in_part_is_not_counted() -> None:
     (of,) = recalled([user("one_name = 1\nplain words")])

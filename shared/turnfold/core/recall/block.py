@@ -14,7 +14,7 @@ from turnfold.core.recall.labels import (
     without_labels,
 )
 from turnfold.core.recall.quotes import MarkedLine, quotable_text
-from turnfold.core.text.calls import arguments_of
+from turnfold.core.text.calls import arguments_of, call_entries
 from turnfold.core.text.defuse import defused, markers_in
 from turnfold.core.text.lines import printable
 from turnfold.core.text.tokens import MESSAGE_TOKENS, text_of, token_upper_bound
@@ -359,13 +359,16 @@ class _QuotedLines:
     def tokens_of(self, line: MarkedLine) -> int:
         """Return an upper bound of what another line adds.
 
-        All lines together take hardly more than their message, which was counted. For a message
-        that is not indexed, the tokens of each line are upper bounds, about twice the real number.
+        All lines of a text together take hardly more than it does, and it was counted. For a
+        message that is not indexed, the tokens of each line are upper bounds, about twice the real
+        number. Arguments may take more than they were counted at: those that are no text are
+        quoted with spaces, and those of calls that cannot be sent are quoted, too.
         """
-        message = self.of.message
-        whole = message.content_tokens + sum([call.tokens for call in message.calls])
-        left = whole + CUT_TOKENS * (len(self.lines) + 1) - self._tokens
-        return min(line.tokens + LINE_TOKENS, max(0, left))
+        tokens = line.tokens + LINE_TOKENS
+        if call_entries(self.of.body):
+            return tokens
+        left = self.of.message.content_tokens + CUT_TOKENS * (len(self.lines) + 1) - self._tokens
+        return min(tokens, max(0, left))
 
     def add(self, line: MarkedLine, text: str) -> None:
         """Add a line."""
