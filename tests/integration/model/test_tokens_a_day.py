@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from tests.integration.model.desk import DAY_MS, SHORT_SECONDS, TEN_MINUTES_MS, Desk, desk_with
 from tests.model_server import ModelServer
-from tests.store_fixtures import SMALL
+from tests.store_fixtures import KEY, SMALL
 from turnfold.models import ChildSummarizer
 from turnfold.operations.compact.compact import Committed, Retry
 
@@ -39,6 +39,26 @@ async def test_a_spent_budget_leaves_the_model_alone_until_the_next_day(
         await desk.evict()
         await desk.finish()
         assert (await desk.version()).kind == "llm"
+
+
+@pytest.mark.proves("A6", "X7")
+async def test_an_agent_that_erases_itself_has_spent_what_it_spent_that_day(
+    summarizer: ChildSummarizer, model: ModelServer, tmp_path: Path
+) -> None:
+    async for desk in desk_with(
+        summarizer, model, tmp_path, replace(SMALL, summary_tokens_per_day=1)
+    ):
+        await desk.evict()
+        await desk.finish()
+
+        await desk.stores.changes.erase(KEY.agent_id, last_seq=desk.seq - 1, now_ms=desk.now_ms)
+        await desk.evict()
+        assert await desk.finish() == Committed(1, "rate_limited")
+        assert len(model.requests) == 1
+
+        desk.now_ms += DAY_MS
+        await desk.stores.changes.erase(KEY.agent_id, last_seq=desk.seq - 1, now_ms=desk.now_ms)
+        assert desk.rows("SELECT tokens FROM summary_token_usage") == []
 
 
 @pytest.mark.proves("S4", "S7")

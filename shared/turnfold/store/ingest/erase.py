@@ -26,7 +26,7 @@ from sqlalchemy import (
 
 from turnfold.core.history.audit_chain import WORKER
 from turnfold.core.policy.overrides import PolicyOverrides
-from turnfold.core.policy.retention import is_over
+from turnfold.core.policy.retention import DAY_MS, is_over
 from turnfold.messages import AgentId, SessionKey
 from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database
@@ -245,8 +245,11 @@ def erase_some(
         letters = erase_letters_after(connection, scope, letters_to)
         erased = erased._replace(dead_letters=letters)
     if is_last and scope.is_agent:
-        for table in (summary_token_usage, session_counts):
-            connection.execute(delete(table).where(table.c.agent_id == scope.agent_id))
+        counted, usage = session_counts, summary_token_usage
+        connection.execute(delete(counted).where(counted.c.agent_id == scope.agent_id))
+        # What was spent today still counts, or an agent could lift its daily limit by an erasure.
+        is_past = (usage.c.agent_id == scope.agent_id) & (usage.c.day < erasure.at_ms // DAY_MS)
+        connection.execute(delete(usage).where(is_past))
         policy = connection.execute(delete(agents).where(agents.c.agent_id == scope.agent_id))
         erased = erased._replace(policies=erased.policies + policy.rowcount)
         whole = Tombstone(scope.agent_id, ALL_SESSIONS, erasure.last_seq, erasure.at_ms)
