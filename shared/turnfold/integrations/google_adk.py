@@ -188,10 +188,11 @@ class _RequestContents:
 
     def _response(self, response: types.FunctionResponse) -> Chat:
         """Return a response as a result; where ids are missing, the oldest call of its name."""
+        # Temporary ids count here: models that pair by them are sent them, and a call may be open.
         names = [
             call_id
             for call_id, call in self._open
-            if (_id(call.id) == _id(response.id) and call.name == response.name)
+            if (call.id == response.id and call.name == response.name)
         ]
         call_id = names[0] if names else f"unknown-{len(self._chat)}"
         self._open = [one for one in self._open if one[0] != call_id]

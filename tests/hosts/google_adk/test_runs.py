@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.apps import App
+from google.adk.models.google_llm import Gemini
 from google.adk.runners import InMemoryRunner
+from google.adk.tools import LongRunningFunctionTool
 from google.genai import types
 
 from tests.hosts.chat import BUDGETS, TURNS
@@ -79,6 +81,41 @@ async def test_a_run_with_parallel_calls_is_recorded_and_shown_as_it_is(
         page = await session.history(newest=10, after="latest", wait_ms=5_000)
     roles = [one.message["role"] for one in page.messages]
     assert roles == ["user", "assistant", "tool", "tool", "assistant", "user", "assistant"]
+
+
+@pytest.mark.proves("L5")
+async def test_a_response_stays_with_its_call_beside_one_of_the_same_tool_that_is_still_open(
+    system: RunningSystem, session_id: str
+) -> None:
+    class PairingModel(ScriptedModel, Gemini):
+        """Pairs by ids, so the ADK leaves those that it made."""
+
+    def look(place: str) -> str | None:
+        """Look at a place; the hall takes days."""
+        return None if place == "hall" else place
+
+    model = PairingModel(
+        use_interactions_api=True, script=[calls("hall", "yard"), says("Wait."), says("Wait.")]
+    )
+    runner = runner_of(model, session_id, system.nats_url)
+    runner.agent.tools = [LongRunningFunctionTool(look)]
+    await started(runner)
+
+    await turn(runner, "What is there?")
+    await turn(runner, "And now?")
+
+    assert [faults(call) for call in model.calls] == [[], [], []]
+    for asked in model.calls[1:]:
+        places = {
+            part.function_call.id: part.function_call.args["place"]
+            for part in asked[1].parts
+            if part.function_call
+        }
+        answers = {
+            places[part.function_response.id]: part.function_response.response["result"]
+            for part in asked[2].parts
+        }
+        assert answers == {"hall": "[No result of this call is known.]", "yard": "yard"}
 
 
 @pytest.mark.timeout(600)
