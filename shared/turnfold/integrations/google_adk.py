@@ -85,6 +85,9 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse | None:
         """Record the contents of a request, and put the window in their place."""
+        # The provider keeps the rest: mirrored alone, this turn would retract all before it.
+        if llm_request.previous_interaction_id:
+            return None
         session = self._session(callback_context)
         call = _RequestContents(llm_request.contents)
         model = self._model or llm_request.model

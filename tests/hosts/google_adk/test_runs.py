@@ -3,12 +3,14 @@
 import gc
 import json
 import logging
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.apps import App
 from google.adk.models.google_llm import Gemini
+from google.adk.models.llm_response import LlmResponse
 from google.adk.runners import InMemoryRunner
 from google.adk.tools import LongRunningFunctionTool
 from google.genai import types
@@ -21,6 +23,12 @@ from turnfold.integrations import google_adk
 from turnfold.integrations.google_adk import TurnfoldPlugin
 
 NOWHERE = "nats://127.0.0.1:9"
+
+
+class InteractionsModel(ScriptedModel, Gemini):
+    """Pairs calls by their ids, so the ADK leaves those that it made."""
+
+    use_interactions_api: bool = True
 
 
 def look(place: str) -> str:
@@ -87,16 +95,11 @@ async def test_a_run_with_parallel_calls_is_recorded_and_shown_as_it_is(
 async def test_a_response_stays_with_its_call_beside_one_of_the_same_tool_that_is_still_open(
     system: RunningSystem, session_id: str
 ) -> None:
-    class PairingModel(ScriptedModel, Gemini):
-        """Pairs by ids, so the ADK leaves those that it made."""
-
     def look(place: str) -> str | None:
         """Look at a place; the hall takes days."""
         return None if place == "hall" else place
 
-    model = PairingModel(
-        use_interactions_api=True, script=[calls("hall", "yard"), says("Wait."), says("Wait.")]
-    )
+    model = InteractionsModel(script=[calls("hall", "yard"), says("Wait."), says("Wait.")])
     runner = runner_of(model, session_id, system.nats_url)
     runner.agent.tools = [LongRunningFunctionTool(look)]
     await started(runner)
@@ -116,6 +119,31 @@ async def test_a_response_stays_with_its_call_beside_one_of_the_same_tool_that_i
             for part in asked[2].parts
         }
         assert answers == {"hall": "[No result of this call is known.]", "yard": "yard"}
+
+
+@pytest.mark.proves("L1")
+async def test_a_turn_alone_is_not_taken_for_the_conversation_if_the_provider_keeps_the_rest(
+    system: RunningSystem, session_id: str
+) -> None:
+    class KeepingModel(InteractionsModel):
+        async def generate_content_async(
+            self, llm_request: Any, stream: bool = False
+        ) -> AsyncGenerator[LlmResponse, None]:
+            async for answer in super().generate_content_async(llm_request, stream):
+                yield answer.model_copy(update={"interaction_id": "kept"})
+
+    model = KeepingModel(script=[says("Nothing."), says("Yes.")])
+    runner = runner_of(model, session_id, system.nats_url)
+    await started(runner)
+
+    await turn(runner, "What is missing?")
+    await turn(runner, "Sure?")
+
+    assert [len(call) for call in model.calls] == [1, 1]
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session(session_id, "ada@work/s%2F1/guide")
+        page = await session.history(newest=10, after="latest", wait_ms=5_000)
+    assert [one.message["content"] for one in page.messages] == ["What is missing?", "Nothing."]
 
 
 @pytest.mark.timeout(600)
