@@ -67,15 +67,6 @@ async def downgrade(database_url: str, revision: str) -> None:
     await _with_connection(database_url, work)
 
 
-def head() -> str:
-    """Return the newest revision that has a script."""
-    from alembic.script import ScriptDirectory  # noqa: PLC0415
-
-    newest = ScriptDirectory.from_config(_config(None)).get_current_head()
-    assert newest is not None
-    return newest
-
-
 def revision_of(connection: Connection) -> str | None:
     """Return the revision of the database; None before the first migration."""
     if not inspect(connection).has_table("alembic_version"):
@@ -155,7 +146,7 @@ def _one_at_a_time(database_url: str) -> Generator[None]:
         yield
 
 
-def _config(connection: Connection | None) -> "Config":
+def _config(connection: Connection) -> "Config":
     from alembic.config import Config  # noqa: PLC0415
 
     config = Config()

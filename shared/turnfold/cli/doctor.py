@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
@@ -113,6 +114,8 @@ async def examine(
     A named bus does not name the database and the HTTP server: their defaults may belong to another
     system, so without names of their own they are not checked.
     """
+    # Before the checks begin, because loading can take longer than they may wait.
+    import_module("turnfold_migrations")
     is_bus_named = "nats_url" in settings.explicit_names
     has_database = not is_bus_named or "database_url" in settings.explicit_names
     has_http = not is_bus_named or not settings.explicit_names.isdisjoint(HTTP_NAMES)
@@ -243,13 +246,14 @@ async def _belonging(settings: Settings, client: "Client") -> list[Finding]:
     """Check that the database is that of this bus. Without an answer, other checks say why."""
     from turnfold.bus import stream_created
     from turnfold.store.database.instance_lock import bound_stream
-    from turnfold_migrations import head, revision_of
+    from turnfold.store.database.schema import REVISION
+    from turnfold_migrations import revision_of
 
     try:
         async with _database_in_time(settings) as database:
             revision = await database.snapshot(revision_of)
             # Without the tables, the check of the database says so.
-            owner = await bound_stream(database) if revision == head() else None
+            owner = await bound_stream(database) if revision == REVISION else None
             created = await stream_created(client)
     except TurnfoldError:
         return []
@@ -272,14 +276,15 @@ async def _database_in_time(settings: Settings) -> AsyncGenerator["Database"]:
 
 
 async def _database(settings: Settings) -> list[Finding]:
-    from turnfold_migrations import head, revision_of
+    from turnfold.store.database.schema import REVISION
+    from turnfold_migrations import revision_of
 
     where = redacted(settings.database_url)
     findings: list[Finding] = []
     try:
         async with _database_in_time(settings) as database:
             revision = await database.snapshot(revision_of)
-            if revision == head():
+            if revision == REVISION:
                 findings += await _jobs_and_notices(database)
     except TurnfoldError as error:
         is_named = "database_url" in settings.explicit_names
@@ -291,9 +296,8 @@ async def _database(settings: Settings) -> list[Finding]:
         )
         findings.append(Finding("database", "failed", f"{where}: {error}", advice))
     else:
-        newest = head()
-        is_current = revision == newest
-        text = f"{where}, schema {revision or 'none'}" + ("" if is_current else f", not {newest}")
+        is_current = revision == REVISION
+        text = f"{where}, schema {revision or 'none'}" + ("" if is_current else f", not {REVISION}")
         findings.insert(
             0,
             Finding(

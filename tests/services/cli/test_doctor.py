@@ -3,7 +3,10 @@
 import asyncio
 import fcntl
 import json
+import os
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, asynccontextmanager, closing
@@ -68,6 +71,40 @@ async def test_a_machine_with_nothing_on_it_gets_an_advice_for_each_part(tmp_pat
     assert {one.check for one in failed} == {"bus", "database", "query"}
     assert all(one.advice for one in failed)
     assert not database.exists()
+
+
+@pytest.mark.proves("O3")
+def test_a_machine_that_loads_the_database_slowly_still_reaches_its_bus(tmp_path: Path) -> None:
+    """Modules that are loaded during the checks would use up their time."""
+    program = """
+import asyncio, os, sys, time
+from turnfold.cli.doctor import BUS_SECONDS, examine
+from turnfold.settings import read_settings
+
+class Slowly:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("sqlalchemy", "turnfold_migrations"):
+            time.sleep(BUS_SECONDS)
+
+sys.meta_path.insert(0, Slowly())
+print(*(f"{one.check}: {one.outcome}" for one in asyncio.run(examine(read_settings(os.environ)))), sep="\\n")
+"""
+    with nats_server(tmp_path) as server:
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ
+            | {
+                "TURNFOLD_DATA_DIR": str(tmp_path),
+                "TURNFOLD_NATS_URL": server.url,
+                "TURNFOLD_DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path}/turnfold.db",
+            },
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    assert "bus: ok" in ended.stdout, ended.stderr
 
 
 @pytest.mark.proves("O3", "O8")
