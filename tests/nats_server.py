@@ -1,5 +1,6 @@
 """A real nats-server for tests: on a free port, in a directory of the test, stopped by its own process id."""
 
+import asyncio
 import json
 import os
 import signal
@@ -77,6 +78,17 @@ class NatsServer:
     def reload(self) -> None:
         """Have it read its configuration again."""
         os.kill(self.pid, signal.SIGHUP)
+
+    async def delete_stream(self, client: Client, name: str) -> None:
+        """Delete a stream and wait until its files are gone.
+
+        nats-server 2.15.1 keeps the messages of a stream that is made and deleted again meanwhile.
+        """
+        await client.jetstream().delete_stream(name)
+        deadline = time.monotonic() + START_SECONDS
+        while any(self._directory.glob(f"store/jetstream/*/streams/.{name}")):
+            assert time.monotonic() < deadline, f"the files of {name} are still there"
+            await asyncio.sleep(0.005)
 
     def _signal(self, number: int) -> None:
         if self._process and self._process.poll() is None:

@@ -35,7 +35,7 @@ async def bus(server: NatsServer) -> AsyncIterator[Bus]:
     connection = await nats.connect(server.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
     await connection.jetstream().add_stream(STREAM)
     yield connection
-    await connection.jetstream().delete_stream(EVENTS_STREAM)
+    await server.delete_stream(connection, EVENTS_STREAM)
     await connection.close()
 
 
