@@ -1,6 +1,7 @@
 """`turnfold context --explain`: how a window shows each message of its session, or why not."""
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -9,6 +10,10 @@ from rich.text import Text
 from turnfold.cli.output import console, show_json
 from turnfold.cli.tables import show_table, show_text
 from turnfold.client import StoredMessage, Window
+from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
+from turnfold.core.text.calls import call_entries, called_tool
+from turnfold.core.text.json_text import compact
+from turnfold.messages import Role
 
 FORMS = {
     "whole": "whole",
@@ -32,13 +37,14 @@ class Explanation(NamedTuple):
     shown: str
 
 
-def explanations(window: Window, messages: Iterable[StoredMessage]) -> list[Explanation]:
+def explanations(window: Window, messages: Sequence[StoredMessage]) -> list[Explanation]:
     """Explain every message of a session; `window` has been asked for with `entries`."""
     shown: dict[str, str] = {}
     for entry in window.entries or ():
         ids = entry["id"] if isinstance(entry["id"], list) else [entry["id"]]
         without = f", without {', '.join(entry['without'])}" if entry.get("without") else ""
         shown |= {id: FORMS[entry["form"]] + without for id in ids if id and entry["form"] in FORMS}
+    placeless = _placeless(messages)
     recalled = set[str]((window.raw.get("recall") or {}).get("message_ids") or ())
     return [
         Explanation(
@@ -48,13 +54,51 @@ def explanations(window: Window, messages: Iterable[StoredMessage]) -> list[Expl
             stored.state,
             stored.message_id in shown,
             shown.get(stored.message_id)
-            or _absence(stored, window, is_recalled=stored.message_id in recalled),
+            or _absence(
+                stored,
+                window,
+                placeless.get(stored.position),
+                is_recalled=stored.message_id in recalled,
+            ),
         )
         for stored in messages
     ]
 
 
-def _absence(stored: StoredMessage, window: Window, *, is_recalled: bool) -> str:
+def _placeless(messages: Sequence[StoredMessage]) -> dict[int, str]:
+    """Return why messages have no place in a window of any budget, by their positions."""
+    systems: list[int] = []
+    evicted = {stored.position for stored in messages if stored.state != "live"}
+    calls: defaultdict[str, list[CallPosition]] = defaultdict(list)
+    results: defaultdict[str, list[ResultPosition]] = defaultdict(list)
+    for stored in messages:
+        if stored.state == "retracted":
+            continue
+        position, message = stored.position, stored.message
+        role = message.get("role")
+        if role in (Role.SYSTEM, Role.DEVELOPER) and stored.message_id.endswith("#0"):
+            systems.append(position)
+        elif role == Role.TOOL:
+            content = compact(message.get("content")).encode("utf-8", "surrogatepass")
+            results[str(message.get("tool_call_id"))].append(ResultPosition(position, content))
+        for slot, entry in enumerate(call_entries(message)):
+            if called_tool(entry):
+                calls[str(entry.get("id"))].append(CallPosition(position, slot))
+    placeless = dict.fromkeys(systems[:-1], "replaced by a newer system message")
+    for call_id, of_call in results.items():
+        for position, match in match_results(calls[call_id], of_call).items():
+            if match.is_copy:
+                placeless[position] = "copy of another result"
+            elif match.answers is None:
+                placeless[position] = "its call is not stored"
+            elif match.answers.position in evicted:
+                placeless[position] = "its call left the window before it came"
+    return placeless
+
+
+def _absence(
+    stored: StoredMessage, window: Window, placeless: str | None, *, is_recalled: bool
+) -> str:
     """Return why a window does not show a message, and what speaks for it instead."""
     match stored.state:
         case "retracted":
@@ -64,6 +108,8 @@ def _absence(stored: StoredMessage, window: Window, *, is_recalled: bool) -> str
             reason = f"not shown: summary{version} covers it"
         case "pending":
             reason = "not shown: waits for a summary, counted by a digest"
+        case _ if placeless:
+            reason = f"not shown: {placeless}"
         case _:
             reason = "not shown: no room in the budget"
             if window.account.folded_told:

@@ -377,6 +377,33 @@ async def test_a_window_is_shown_with_all_that_the_model_reads_in_each_format(
     assert "It may be lost." in shown["responses"]
 
 
+@pytest.mark.proves("L7")
+async def test_messages_without_a_place_in_any_window_are_not_explained_by_the_budget(
+    tmp_path: Path,
+) -> None:
+    call = {"id": "c-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+        session = client.session("ada", "odd")
+        for rules in ("Be brief.", "Be kind."):
+            await session.turn_completed([{"role": "system", "content": rules}, USER])
+        await session.turn_completed([{"role": "assistant", "content": None, "tool_calls": [call]}])
+        for call_id, content in (("c-1", "done"), ("c-1", "done"), ("c-2", "early")):
+            await session.tool_result(call_id, content)
+        await session.context(wait_ms=5_000)
+        _, out, _ = await command(tmp_path, "context", "ada", "odd", "--explain", "--json")
+
+    assert [json.loads(line)["shown"] for line in out.splitlines()] == [
+        "not shown: replaced by a newer system message",
+        "whole",
+        "whole",
+        "whole",
+        "whole",
+        "whole",
+        "not shown: copy of another result",
+        "not shown: its call is not stored",
+    ]
+
+
 async def test_commands_without_a_system_say_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "talk.json").write_text(json.dumps([USER]))
     environ = {"TURNFOLD_NATS_URL": "nats://127.0.0.1:1"}

@@ -1,0 +1,21 @@
+"""What `turnfold context --explain` says of a message."""
+
+import pytest
+
+from turnfold.cli.explain import explanations
+from turnfold.client import StoredMessage, Window
+
+CALL = {"id": "c-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.proves("L7")
+def test_a_late_result_is_missing_because_its_call_left_and_not_for_the_budget() -> None:
+    window = Window.of({"agent_id": "ada", "session_id": "late", "messages": []})
+    call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    result = {"role": "tool", "tool_call_id": "c-1", "content": "late"}
+
+    explained = explanations(
+        window, [StoredMessage("e#0", 1, "pending", call), StoredMessage("f#0", 2, "live", result)]
+    )
+
+    assert explained[1].shown == "not shown: its call left the window before it came"
