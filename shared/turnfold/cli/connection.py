@@ -1,6 +1,5 @@
 """Connections of commands to the running system: over NATS, or over HTTP for the other requests."""
 
-import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import typer
 
 from turnfold.client import Client, connect
-from turnfold.client.http import ask_http
+from turnfold.client.http import fetch
 from turnfold.errors import StartError
 from turnfold.process.directory import running_system
 from turnfold.settings import Settings, read_settings, redacted
@@ -104,4 +103,4 @@ async def http_get(path: str) -> dict[str, Any]:
         StartError: see `http_settings`.
     """
     chosen = http_settings()
-    return await asyncio.to_thread(ask_http, chosen.http_url, path, token=chosen.http_token)
+    return await fetch(chosen.http_url, path, token=chosen.http_token)

@@ -4,6 +4,8 @@ import asyncio
 import http.client
 import json
 from collections.abc import Mapping
+from concurrent.futures import Future
+from threading import Thread
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -49,9 +51,7 @@ class HttpSession:
         return read(lambda fields: str(fields["content"]), answer)
 
     async def _ask(self, path: str, body: Json | None = None) -> dict[str, Any]:
-        return await asyncio.to_thread(
-            ask_http, self._url, self._path + path, token=self._token, body=body
-        )
+        return await fetch(self._url, self._path + path, token=self._token, body=body)
 
 
 def _check_url(url: str) -> None:
@@ -61,6 +61,25 @@ def _check_url(url: str) -> None:
             f"{without_password(url)} is no address of a query service;"
             " give its scheme, host and port, such as http://127.0.0.1:8080"
         )
+
+
+async def fetch(
+    url: str, path: str, *, token: str | None, body: Json | None = None
+) -> dict[str, Any]:
+    """Return what `ask_http` returns; a program that ends meanwhile does not wait for it."""
+    answer = Future[dict[str, Any]]()
+
+    def ask() -> None:
+        try:
+            answer.set_result(ask_http(url, path, token=token, body=body))
+        except Exception as error:  # noqa: BLE001  # raised where the answer is awaited
+            answer.set_exception(error)
+
+    # Begun, so that a caller who is canceled does not cancel it.
+    answer.set_running_or_notify_cancel()
+    # The threads of the event loop are joined at its end, however long a server is silent.
+    Thread(target=ask, daemon=True).start()
+    return await asyncio.wrap_future(answer)
 
 
 def ask_http(url: str, path: str, *, token: str | None, body: Json | None = None) -> dict[str, Any]:

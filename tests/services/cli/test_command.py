@@ -3,10 +3,12 @@
 import asyncio
 import os
 import pty
+import socket
 import subprocess
 import sys
 from asyncio.subprocess import PIPE
 from pathlib import Path
+from signal import SIGINT
 
 import pytest
 
@@ -75,6 +77,31 @@ def test_a_question_is_no_part_of_the_output(arguments: tuple[str, ...]) -> None
 
     assert (ended.returncode, ended.stdout.strip()) == (1, "")
     assert "the system nats://127.0.0.1:1" in ended.stderr
+
+
+@pytest.mark.proves("O3")
+def test_a_command_that_is_interrupted_ends_though_the_server_is_silent() -> None:
+    program = """
+from turnfold.client import http
+http.HTTP_SECONDS = 3600
+from turnfold.cli import main
+main(["sessions"])
+"""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        http_port = str(server.getsockname()[1])
+        named = {"TURNFOLD_NATS_URL": "nats://127.0.0.1:1", "TURNFOLD_HTTP_PORT": http_port}
+        with subprocess.Popen(
+            [sys.executable, "-P", "-c", program], env=os.environ | named, stderr=PIPE
+        ) as command:
+            connection, _ = server.accept()
+            command.send_signal(SIGINT)
+            try:
+                _, err = command.communicate(timeout=60)
+            finally:
+                command.kill()
+                connection.close()
+
+    assert (command.returncode, b"Traceback" in err) == (130, False)
 
 
 @pytest.mark.proves("O3")
