@@ -13,7 +13,7 @@ from turnfold.cli.connection import connected_client
 from turnfold.cli.names import existing_session
 from turnfold.cli.output import console, print_rows, show_json
 from turnfold.cli.parameters import AsJson
-from turnfold.cli.sessions import PAGE, listed
+from turnfold.cli.sessions import PAGE, every_session, listed
 from turnfold.client import Client
 from turnfold.core.history.audit_chain import ChainEnd, chain_fault, end_fault
 
@@ -166,6 +166,8 @@ def as_sealed(row: Row) -> Row:
 async def _keys(session: Sequence[str], *, limit: int | None = None) -> list[tuple[str, str]]:
     if session:
         return [(session[0], session[1])]
+    if limit is None:
+        return await every_session()
     return [_key(row) for row in await listed("sessions", limit=limit)]
 
 

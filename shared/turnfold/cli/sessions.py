@@ -1,6 +1,7 @@
 """`turnfold sessions` and `summaries list|show`: sessions and their summaries."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -82,16 +83,44 @@ async def listed(
     name: str, *, agent_id: str | None = None, limit: int | None = None
 ) -> list[dict[str, Any]]:
     """Return the newest rows of `/v1/sessions` or `/v1/erasures`, fetched in pages; or all rows."""
-    rows: list[dict[str, Any]] = []
+    return [row async for page in _pages(name, agent_id, limit) for row in page]
+
+
+async def every_session() -> list[tuple[str, str]]:
+    """Return the keys of all sessions, also of those that get an event meanwhile.
+
+    Such a session moves to the front of the list before it was read. So the front is read again,
+    down to where it was, until it fits on one page, which is a snapshot.
+    """
+    keys: dict[tuple[str, str], None] = {}
+    front: str | None = None
+    while True:
+        newest: list[str] = []
+        async for page in _pages("sessions", None, None):
+            keys |= dict.fromkeys((row["agent_id"], row["session_id"]) for row in page)
+            # Sessions without events are the last ones.
+            times = [row["last_event_at"] or "" for row in page] or [""]
+            newest.append(times[0])
+            if front is not None and times[-1] < front:
+                break
+        if len(newest) == 1 or newest[0] == front:
+            return list(keys)
+        front = newest[0]
+
+
+async def _pages(
+    name: str, agent_id: str | None, limit: int | None
+) -> AsyncIterator[list[dict[str, Any]]]:
+    count = 0
     query: dict[str, Any] = {} if agent_id is None else {"agent_id": agent_id}
-    while limit is None or len(rows) < limit:
-        query["limit"] = PAGE if limit is None else min(PAGE, limit - len(rows))
+    while limit is None or count < limit:
+        query["limit"] = PAGE if limit is None else min(PAGE, limit - count)
         page = await http_get(f"/v1/{name}?{urlencode(query)}")
-        rows += page[name]
+        yield page[name]
         if page["next_after"] is None:
             break
+        count += len(page[name])
         query["after"] = page["next_after"]
-    return rows
 
 
 def summaries_list(agent: Agent, session: SessionName, as_json: AsJson = False) -> None:

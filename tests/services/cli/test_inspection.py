@@ -19,6 +19,9 @@ import pytest
 
 import turnfold
 from tests import running_system as system
+from turnfold.cli import sessions
+from turnfold.cli.audit import audit
+from turnfold.cli.connection import http_get
 from turnfold.core.history.audit_chain import seal
 from turnfold.errors import UnknownSession
 from turnfold.process.directory import is_alive
@@ -344,7 +347,7 @@ async def test_a_window_is_shown_with_all_that_the_model_reads_in_each_format(
     tmp_path: Path,
 ) -> None:
     call = {"name": "find_parcel", "arguments": '{"parcel": "PX-0001"}'}
-    items = [
+    items: list[Json] = [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Where?"}]},
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "It may be lost."}]},
         {"type": "function_call", "call_id": "c-2", "name": "trace", "arguments": '{"by": "air"}'},
@@ -402,6 +405,40 @@ async def test_messages_without_a_place_in_any_window_are_not_explained_by_the_b
         "not shown: copy of another result",
         "not shown: its call is not stored",
     ]
+
+
+@pytest.mark.proves("A1", "O3")
+@pytest.mark.parametrize("names", [["oldest", "older", "newer", "newest"], ["oldest", "b", "a"]])
+async def test_a_session_that_gets_an_event_while_all_are_listed_is_verified_too(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    names: list[str],
+) -> None:
+    pages: list[str] = []
+    async with running_system(tmp_path) as ready:
+
+        async def publish(name: str) -> None:
+            async with turnfold.connect(ready["nats_url"]) as client:
+                await client.session("ada", name).turn_completed([USER])
+                await client.session("ada", name).context(wait_ms=5_000)
+
+        async def page(path: str) -> Json:
+            answer = await http_get(path)
+            pages.append(path)
+            if len(pages) == 1:
+                await publish("oldest")
+            return answer
+
+        for name in names:
+            await publish(name)
+        monkeypatch.setenv("TURNFOLD_DATA_DIR", str(tmp_path))
+        monkeypatch.setattr(sessions, "PAGE", 2)
+        monkeypatch.setattr(sessions, "http_get", page)
+        await asyncio.to_thread(audit, ["verify"], as_json=True)
+
+    verified = [json.loads(line)["session_id"] for line in capsys.readouterr().out.splitlines()]
+    assert sorted(verified) == sorted(names)
 
 
 async def test_commands_without_a_system_say_what_to_do(tmp_path: Path) -> None:
