@@ -65,7 +65,9 @@ def _summarized(row: Row) -> dict[str, Any]:
 def _description(phase: str, reason: str | None, details: Row) -> str:
     words: list[str] = []
     match phase:
-        case "evicted" | "selective_start":
+        case "selective_start":
+            words = [f"{details.get('trigger')}: {details.get('live') or 0} live"]
+        case "evicted":
             evicted, kept = details.get("evicted") or 0, details.get("kept") or 0
             words = [f"{details.get('trigger')}: {evicted} of {evicted + kept} evicted"]
         case "summary_start" | "attempt_failed":

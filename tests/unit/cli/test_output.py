@@ -83,3 +83,19 @@ def test_a_message_is_shown_with_its_own_spaces_and_joiners_but_in_its_order(
     assert SPACED in out.getvalue()
     assert out.getvalue().splitlines()[1:] == [f"{' ' * 10}{text}", f"{' ' * 10}end�over�txt"]
     assert one_line(f"{text}\r\nend\u202e.") == f"{text}  end ."
+
+
+@pytest.mark.proves("A1")
+def test_an_eviction_that_waits_for_its_summary_is_not_shown_as_one_of_no_messages(
+    out: Terminal,
+) -> None:
+    row = {
+        "agent_id": "ada", "session_id": "s", "at": "2026-01-02T03:04:05.678Z", "hash": "5e" * 32,
+        "phase": "selective_start", "details": json.dumps({"trigger": "request", "live": 60}),
+    }  # fmt: skip
+
+    with contextlib.redirect_stdout(out):
+        show_trails(console(), [row], details=False)
+
+    assert "request: 60 live" in out.getvalue()
+    assert "evicted" not in out.getvalue()
