@@ -1,5 +1,6 @@
 """`turnfold context --explain`: how a window shows each message of its session, or why not."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import groupby
@@ -7,8 +8,8 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from turnfold.cli.output import console, show_json
-from turnfold.cli.tables import show_table, show_text
+from turnfold.cli.output import console, print_rows, show_json
+from turnfold.cli.tables import show_text
 from turnfold.client import StoredMessage, Window
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
 from turnfold.core.text.calls import call_entries, called_tool
@@ -129,15 +130,22 @@ def show_explanations(explained: Sequence[Explanation], window: Window, *, as_js
             rows += [_row([one]) for one in group]
         else:
             rows.append(_row(group))
-    out = console()
     title = f"{window.tokens:,} tokens"
     if window.budget_tokens is not None:
         title = f"{window.tokens:,} of {window.budget_tokens:,} tokens"
-    show_table(out, title, COLUMNS, rows, texts=("shown",), headings=3)
-    if window.summary is not None:
+    print_rows(
+        title,
+        COLUMNS,
+        rows,
+        as_json=False,
+        empty="The session has no messages.",
+        texts=("shown",),
+        headings=3,
+    )
+    if window.summary is not None and sys.stdout.isatty():
         summary = window.summary
         show_text(
-            out,
+            console(),
             Text(
                 f"summary version {summary.version}: {summary.tokens:,} tokens"
                 f"{summary_note(window)}",

@@ -394,8 +394,10 @@ async def test_messages_without_a_place_in_any_window_are_not_explained_by_the_b
             await session.tool_result(call_id, content)
         await session.context(wait_ms=5_000)
         _, out, _ = await command(tmp_path, "context", "ada", "odd", "--explain", "--json")
+        _, piped, _ = await command(tmp_path, "context", "ada", "odd", "--explain")
 
-    assert [json.loads(line)["shown"] for line in out.splitlines()] == [
+    reasons = [json.loads(line)["shown"] for line in out.splitlines()]
+    assert reasons == [
         "not shown: replaced by a newer system message",
         "whole",
         "whole",
@@ -405,6 +407,9 @@ async def test_messages_without_a_place_in_any_window_are_not_explained_by_the_b
         "not shown: copy of another result",
         "not shown: its call is not stored",
     ]
+    heading, first, *_ = [line.split("\t") for line in piped.splitlines()]
+    assert heading == ["messages", "first", "last", "state", "shown"]
+    assert (first[0], *first[2:]) == ("system", "", "live", reasons[0])
 
 
 @pytest.mark.proves("A1", "O3")
