@@ -121,10 +121,6 @@ async def _rows(session: Sequence[str], *, most_sessions: int | None) -> list[Ro
 
 async def _verdicts(session: Sequence[str]) -> list[AuditCheck]:
     keys = await _keys(session)
-    if not session:
-        erased = [row for row in await listed("erasures") if row["session_id"] is not None]
-        # A session that came back after its erasure continues the chain.
-        keys = [*dict.fromkeys([*keys, *map(_key, erased)])]
     async with connected_client() as client:
         return [await _verdict(client, key) for key in keys]
 
@@ -166,9 +162,14 @@ def as_sealed(row: Row) -> Row:
 async def _keys(session: Sequence[str], *, limit: int | None = None) -> list[tuple[str, str]]:
     if session:
         return [(session[0], session[1])]
-    if limit is None:
-        return await every_session()
-    return [_key(row) for row in await listed("sessions", limit=limit)]
+    keys = (
+        await every_session()
+        if limit is None
+        else [_key(row) for row in await listed("sessions", limit=limit)]
+    )
+    erased = [row for row in await listed("erasures", limit=limit) if row["session_id"] is not None]
+    # A session that came back after its erasure continues the chain.
+    return [*dict.fromkeys([*keys, *map(_key, erased)])]
 
 
 def _key(row: Row) -> tuple[str, str]:

@@ -24,6 +24,7 @@ async def test_a_prefix_names_the_sessions_to_erase_and_the_command_says_so(tmp_
         both = await command("erase", "ada", "a/1", "--prefix", "a/", "--yes", environ=named)
         unsure = await command("erase", "ada", "--prefix", "a/", environ=named)
         erased = await command("erase", "ada", "--prefix", "a/", "--yes", environ=named)
+        trail = await command("audit", "--json", environ=named)
         left = [session_id async for session_id in client.sessions("ada")]
         await command("policy", "set", "bob", "--mode", "off", environ=named)
         of_policy = await command("erase", "bob", "--yes", environ=named)
@@ -47,6 +48,10 @@ async def test_a_prefix_names_the_sessions_to_erase_and_the_command_says_so(tmp_
     assert "the sessions of ada that begin with 'a/'" in " ".join(unsure.err.split())
     assert "Erased the sessions of ada that begin with 'a/': 2 sessions, 2 messages." in erased.out
     assert left == ["b/1"]
+    assert [(row["session_id"], row["phase"]) for row in trail.rows] == [
+        ("a/1", "erased"),
+        ("a/2", "erased"),
+    ]
     # As `turnfold erase "$AGENT"` does where the variable is not set.
     assert [(one.status, "agent_id has 0 bytes" in one.err) for one in forgotten] == [(1, True)] * 3
     assert (of_policy.status, of_nobody.status, of_letter.status) == (0, 1, 0)
