@@ -10,7 +10,7 @@ import typer
 
 from turnfold.client import Client, connect
 from turnfold.client.http import fetch
-from turnfold.errors import StartError
+from turnfold.errors import NotAllowed, StartError
 from turnfold.process.directory import running_system
 from turnfold.settings import Settings, read_settings, redacted
 
@@ -103,4 +103,7 @@ async def http_get(path: str) -> dict[str, Any]:
         StartError: see `http_settings`.
     """
     chosen = http_settings()
-    return await fetch(chosen.http_url, path, token=chosen.http_token)
+    try:
+        return await fetch(chosen.http_url, path, token=chosen.http_token)
+    except NotAllowed as error:
+        raise NotAllowed(f"{error}; commands send the one in TURNFOLD_HTTP_TOKEN") from error

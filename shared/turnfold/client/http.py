@@ -93,9 +93,10 @@ def ask_http(url: str, path: str, *, token: str | None, body: Json | None = None
     target = urlsplit(url)
     kind = http.client.HTTPSConnection if target.scheme == "https" else http.client.HTTPConnection
     connection = kind(target.hostname or "", target.port, timeout=HTTP_SECONDS)
-    headers = {"Accept": "application/json"}
+    headers = {"Accept": b"application/json"}
     if token is not None:
-        headers["Authorization"] = f"Bearer {token}"
+        # As bytes, so that the server refuses a wrong one whatever its characters.
+        headers["Authorization"] = f"Bearer {token}".encode("utf-8", "surrogateescape")
     try:
         connection.request(
             "GET" if body is None else "POST",

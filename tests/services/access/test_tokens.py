@@ -187,9 +187,15 @@ async def test_a_token_reaches_its_own_agents_and_learns_nothing_of_others(tmp_p
         told = await command(
             "sessions", "--json", environ=parts.environ | {"TURNFOLD_HTTP_TOKEN": every}
         )
-        refused = await command("sessions", "--json", environ=parts.environ)
+        refused = [
+            await command("sessions", "--json", environ=parts.environ | shown)
+            for shown in ({}, {"TURNFOLD_HTTP_TOKEN": f"“{every}”"})
+        ]
         assert {row["agent_id"] for row in told.rows} == {"support", "other"}
-        assert (refused.status, every in refused.err) == (1, False)
+        for one in refused:
+            assert (one.status, every in one.err) == (1, False)
+            # A command cannot show the header that the service asks for.
+            assert "commands send the one in TURNFOLD_HTTP_TOKEN" in one.err
 
 
 @pytest.mark.proves("X1")
