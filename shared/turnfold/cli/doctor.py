@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import shutil
 import sqlite3
+import ssl
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -32,6 +33,7 @@ from turnfold.cli.diagnoses import (
 from turnfold.cli.model_checks import check_model
 from turnfold.cli.output import print_rows
 from turnfold.cli.parameters import AsJson
+from turnfold.client.http import TRUST_ADVICE
 from turnfold.errors import TurnfoldError, Unavailable
 from turnfold.nats_client.connection import Denied
 from turnfold.process.directory import running_system
@@ -347,14 +349,11 @@ async def _query(settings: Settings) -> list[Finding]:
     try:
         status = await asyncio.to_thread(_readiness, settings.http_url)
     except (OSError, http.client.HTTPException) as error:
-        return [
-            Finding(
-                "query",
-                "failed",
-                f"nothing answers at {settings.http_url} ({type(error).__name__})",
-                advice,
-            )
-        ]
+        found = f"nothing answers at {settings.http_url} ({type(error).__name__})"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            found = f"its certificate is not trusted ({error.verify_message})"
+            advice = TRUST_ADVICE
+        return [Finding("query", "failed", found, advice)]
     if status != http.client.OK:
         return [Finding("query", "failed", f"{settings.http_url}/readyz answers {status}", advice)]
     return [Finding("query", "ok", f"ready at {settings.http_url}")]

@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import ssl
 from collections.abc import Mapping
 from concurrent.futures import Future
 from threading import Thread
@@ -17,6 +18,7 @@ from turnfold.messages import Json, SessionKey, ToolFormat
 from turnfold.settings.urls import is_http_url
 
 HTTP_SECONDS = 30
+TRUST_ADVICE = "set SSL_CERT_FILE to its authority's, and TURNFOLD_HTTP_HOST to a name in it"
 
 
 class HttpSession:
@@ -105,6 +107,10 @@ def ask_http(url: str, path: str, *, token: str | None, body: Json | None = None
             headers=headers,
         )
         answer = json.loads(connection.getresponse().read())
+    except ssl.SSLCertVerificationError as error:
+        raise Unavailable(
+            f"the certificate at {url} is not trusted ({error.verify_message}); {TRUST_ADVICE}"
+        ) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise Unavailable(
             f"no query service answers at {url};"

@@ -483,7 +483,12 @@ async def test_http_is_encrypted_with_a_certificate_of_ones_own(tmp_path: Path) 
             "SSL_CERT_FILE": str(tmp_path / "ca.pem"),
         }
         told = await command("sessions", "--json", environ=here)
+        del here["SSL_CERT_FILE"]
+        untrusted = [await command(name, environ=here) for name in ("sessions", "doctor")]
 
     assert system.http_url.startswith("https://127.0.0.1:")
     assert answer.json()["sessions"] == []
     assert (told.status, told.out) == (0, "")
+    for refused in untrusted:
+        assert refused.status == 1
+        assert "set SSL_CERT_FILE to its authority's" in refused.err
