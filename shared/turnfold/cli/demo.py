@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -28,6 +29,8 @@ from turnfold.client import Client, Session, Summary, Window
 from turnfold.core.text.lines import clip
 from turnfold.errors import StartError
 from turnfold.process.child_process import TURNFOLD
+from turnfold.process.ready import die_with_parent
+from turnfold.process.tasks import stop_signals
 from turnfold.settings import Settings, read_settings
 
 SHIPPED = Path(__file__).parent / "conversations"
@@ -80,6 +83,9 @@ def demo(
 ) -> None:
     """Start the whole system, replay conversations, show the results, and stop it."""
     recordings = load_recordings(files or examples())
+    for number in stop_signals():
+        # As Ctrl-C does. By default, the system would go on without this command.
+        signal.signal(number, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
         if data_dir is None:
             directory = Path(
@@ -242,6 +248,7 @@ async def _started(data_dir: Path) -> AsyncGenerator[Mapping[str, Any], None]:
         child = await asyncio.create_subprocess_exec(
             *TURNFOLD, "up", "--json", "--data-dir", str(data_dir), *ports,
             stdout=asyncio.subprocess.PIPE, stderr=errors, env=environ,
+            preexec_fn=die_with_parent(signal.SIGTERM),
         )  # fmt: skip
     assert child.stdout is not None
     try:

@@ -5,6 +5,8 @@ import contextlib
 import json
 import os
 import re
+import select
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -24,7 +26,7 @@ from turnfold.cli.audit import audit
 from turnfold.cli.connection import http_get
 from turnfold.core.history.audit_chain import seal
 from turnfold.errors import UnknownSession
-from turnfold.process.directory import is_alive
+from turnfold.process.directory import LOCK_FILE, is_alive
 
 Json = dict[str, Any]
 USER = {"role": "user", "content": "Where is order 7341?"}
@@ -275,6 +277,39 @@ async def test_the_demo_shows_what_became_of_a_conversation_and_leaves_nothing_r
     pids = [int(pid) for pid in re.findall(r"pid (\d+)", out)]
     assert len(pids) >= 3
     assert not [pid for pid in pids if is_alive(pid)]
+
+
+@pytest.mark.proves("O1")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_demo_that_is_ended_leaves_nothing_running(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    demo = subprocess.Popen(
+        [*system.TURNFOLD, "demo"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert demo.stdout
+        shown = ""
+        while "ready at" not in shown:
+            line = demo.stdout.readline()
+            assert line
+            shown += line
+        (data_dir,) = tmp_path.iterdir()
+        has_ended = os.pidfd_open(json.loads((data_dir / LOCK_FILE).read_text())["up"])
+
+        demo.send_signal(number)
+        demo.communicate(timeout=60)
+
+        assert select.select([has_ended], [], [], 60)[0]
+        os.close(has_ended)
+        assert number == signal.SIGKILL or not list(tmp_path.iterdir())
+    finally:
+        demo.kill()
+        demo.wait()
 
 
 @pytest.mark.proves("O3")
