@@ -78,7 +78,7 @@ Statements have much shorter timeouts.
 
 
 def main(settings: Settings, receiver_process: ReceiverProcess) -> int:
-    """Run a worker until SIGTERM or SIGINT, and return its exit status.
+    """Run a worker until a signal stops it, and return its exit status.
 
     The worker owns `receiver_process`, which the caller starts early because it loads slowly.
     """

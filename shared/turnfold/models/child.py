@@ -136,7 +136,8 @@ def run(*, preload: bool) -> None:
 
     Standard streams are redirected to the null device, because libraries print to them.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     # A copy of descriptor 0, which is the null device from then on.
     connection = parent_socket()
     null_device = os.open(os.devnull, os.O_RDWR)

@@ -91,7 +91,7 @@ def serve_parent(role: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> i
     if not stat.S_ISSOCK(os.fstat(0).st_mode):
         parent = _PARENTS[role]
         raise StartError(f"a {role} is started by its {parent}; run `turnfold {parent}`")
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # The parent handles these signals, and lets its child finish.
         signal.signal(number, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

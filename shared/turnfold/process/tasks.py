@@ -34,7 +34,7 @@ async def at_most(seconds: float, waiting: Awaitable[object]) -> None:
 
 
 def stop_signals() -> Sequence[signal.Signals]:
-    """Return the signals that stop a whole system. `nohup` has SIGHUP ignored."""
+    """Return the signals that stop a system or a service. `nohup` has SIGHUP ignored."""
     # SIGINT also if it is ignored, as it is in jobs that a script starts with `&`.
     always = (signal.SIGTERM, signal.SIGINT)
     is_hangup_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -42,10 +42,10 @@ def stop_signals() -> Sequence[signal.Signals]:
 
 
 def stop_event() -> asyncio.Event:
-    """Return an event that SIGTERM and SIGINT set from now on."""
+    """Return an event that the stop signals set from now on."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in stop_signals():
         loop.add_signal_handler(number, stop.set)
     return stop
 

@@ -5,7 +5,7 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from signal import SIGCONT, SIGSTOP, SIGTERM
+from signal import SIGCONT, SIGHUP, SIGSTOP, SIGTERM
 
 import nats
 import pytest
@@ -45,6 +45,26 @@ async def test_services_stop_while_their_database_server_hangs(
         async with parts.running("worker") as another, parts.running("query"):
             await wait_until(lambda: another.is_ready, told=parts.words)
             assert len((await session.context()).messages) == 1
+
+
+@pytest.mark.proves("O4")
+async def test_services_stop_in_order_when_their_terminal_is_closed(tmp_path: Path) -> None:
+    proxy_settings = {
+        "TURNFOLD_PROXY_UPSTREAM": "http://127.0.0.1:1",
+        "TURNFOLD_PROXY_PORT": str(free_port()),
+    }
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("worker") as worker,
+        parts.running("query") as query,
+        parts.running("proxy", environ=proxy_settings) as proxy,
+    ):
+        for service in (proxy, query, worker):
+            # It reaches the children of a service, too.
+            os.killpg(service.pid, SIGHUP)
+
+            assert await service.ended() == 0, parts.words()
+            assert f"{service.name}.stopped" in parts.words()
 
 
 @pytest.mark.proves("O4")
