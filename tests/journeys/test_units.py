@@ -1,19 +1,23 @@
 """The systemd units: what they start is there, what they set is known, and systemd finds nothing wrong with them."""
 
+import asyncio
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from signal import SIGTERM
 
+import nats
 import pytest
 from typer.main import get_group
 
 import turnfold
 from tests.nats_server import nats_server
 from tests.ports import free_port
-from tests.running_system import Parts, command, wait_until
+from tests.running_system import Parts, command, running_system, wait_until
 from turnfold.cli.application import application
 from turnfold.errors import NotAllowed
 from turnfold.settings.parsers import SETTING_NAMES
@@ -64,6 +68,40 @@ def test_a_worker_is_given_the_time_it_takes_to_stop_and_comes_back() -> None:
         == ["on-failure" if "migrate" in name else "always"]
         for name in NAMES
     )
+
+
+@pytest.mark.proves("O4")
+async def test_a_system_that_systemd_stops_answers_the_requests_that_it_runs(
+    tmp_path: Path,
+) -> None:
+    async with running_system(tmp_path / "data") as started:
+        bus = await nats.connect(started.nats_url)
+        arrived = await bus.subscribe("context.get.>")
+        await bus.flush()
+        said = json.dumps(
+            {
+                "event_id": "turn-1",
+                "agent_id": "ada",
+                "session_id": "s-1",
+                "messages": [{"role": "user", "content": "Is anybody there?"}],
+            }
+        )
+        seq = json.loads((await bus.request("turn.completed.ada.s-1", said.encode())).data)["seq"]
+        wanted = json.dumps({"max_tokens": 8_000, "after": seq + 1, "wait_ms": 2_000}).encode()
+        asked = asyncio.create_task(bus.request("context.get.ada.s-1", wanted, timeout=30))
+        await arrived.next_msg(30)
+
+        assert started.process.pid
+        pids = [started.process.pid]
+        # By default, systemd stops all processes of a unit at once.
+        if values(COMMON, "KillMode") != ["mixed"]:
+            pids += started.ready["pids"].values()
+        for pid in pids:
+            os.kill(pid, SIGTERM)
+
+        assert json.loads((await asked).data)["fresh"] is False
+        assert await started.ended() == 0
+        await bus.close()
 
 
 @pytest.mark.proves("X1", "X5")
