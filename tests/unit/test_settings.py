@@ -5,6 +5,7 @@ import gc
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -535,3 +536,18 @@ def test_a_url_that_the_libraries_can_read_is_taken(name: str, url: str) -> None
     assert url in (found.nats_url, found.database_url)
     if name == "DATABASE_URL":
         make_url(url)
+
+
+@pytest.mark.proves("O5")
+@pytest.mark.parametrize("section", ["policy", "limit"])
+def test_a_wrong_choice_or_limit_is_named_where_it_stands(tmp_path: Path, section: str) -> None:
+    name, value = {"policy": ("style", "prosa"), "limit": ("retain_days", "-1")}[section]
+    config = tmp_path / "turnfold.toml"
+    config.write_text(f'[{section}]\n{name} = "{value}"\n')
+
+    for variable, given, shown in (
+        ("TURNFOLD_CONFIG", str(config), f"{section}.{name} in {config}"),
+        (f"TURNFOLD_{section}__{name}".upper(), value, f"TURNFOLD_{section}__{name}".upper()),
+    ):
+        with pytest.raises(StartError, match=f"^{re.escape(shown)} is not valid"):
+            read_settings({variable: given})

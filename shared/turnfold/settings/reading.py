@@ -83,8 +83,8 @@ def read_settings(
         numbers |= {
             name: values[name] for name in ("mode", "context_window") if name in layer.values
         }
-        numbers |= _parse_choices(layer.policy)
-        limits |= {name: _parse_limit(name, raw) for name, raw in layer.limits.items()}
+        numbers |= _parse_choices(layer)
+        limits |= {name: _parse_limit(name, raw, layer) for name, raw in layer.limits.items()}
     # These two belong to the policy, although they have short names.
     values.pop("mode", None)
     values.pop("context_window", None)
@@ -192,7 +192,9 @@ def _config_file(path: Path) -> _Layer:
         for name in names:
             if name not in choices:
                 raise StartError(f"{_unknown_name(kind, name, choices)} (in {path})")
-    return _Layer(document, policy, limits, lambda name: f"{name} in {path}", "file")
+    return _Layer(
+        document, policy, limits, lambda name: f"{name.replace('__', '.')} in {path}", "file"
+    )
 
 
 def _running_system(data_dir: Path) -> dict[str, Any]:
@@ -228,25 +230,27 @@ def _parse(name: str, raw: Any, layer: _Layer) -> Any:
         raise StartError(f"{layer.display_name(name)} is not valid: {error}") from error
 
 
-def _parse_choices(policy: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_choices(layer: _Layer) -> dict[str, Any]:
     """Parse the policy's choices, such as its style. The policy itself checks its numbers."""
-    parsed = dict(policy)
-    for name, raw in policy.items():
+    parsed = dict(layer.policy)
+    for name, raw in layer.policy.items():
         kind = FIELD_TYPES[name]
         if isinstance(kind, type) and issubclass(kind, StrEnum):
             try:
                 parsed[name] = one_of(tuple(kind))(raw)
             except ValueError as error:
-                raise StartError(f"{POLICY_PREFIX}{name.upper()} is not valid: {error}") from error
+                shown = layer.display_name(f"policy__{name}")
+                raise StartError(f"{shown} is not valid: {error}") from error
     return parsed
 
 
-def _parse_limit(name: str, raw: Any) -> int:
+def _parse_limit(name: str, raw: Any, layer: _Layer) -> int:
     try:
         return whole_number(1 if name in UNLIMITED_AT_ZERO else 0, MOST_EXACT)(raw)
     except ValueError as error:
+        shown = layer.display_name(f"limit__{name}")
         raise StartError(
-            f"{LIMIT_PREFIX}{name.upper()} is not valid: {error}; omit it to use the default limit"
+            f"{shown} is not valid: {error}; omit it to use the default limit"
         ) from error
 
 
