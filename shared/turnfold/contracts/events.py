@@ -361,9 +361,11 @@ def _id(fields: dict[str, Any], name: str) -> str:
 def claimed_key(payload: bytes) -> SessionKey | None:
     """Return the session that a payload names, valid event or not; None if it names none."""
     try:
-        fields = json.loads(payload)
+        # The values of a larger one could take a hundred times its bytes.
+        fields = json.loads(payload) if len(payload) <= LIMITS.bytes else None
     except (ValueError, RecursionError):
-        fields = {name: _written(payload, name) for name in SessionKey._fields}
+        fields = None
+    fields = fields or {name: _written(payload, name) for name in SessionKey._fields}
     if not isinstance(fields, dict):
         return None
     agent_id, session_id = (fields.get(name) for name in SessionKey._fields)

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from secrets import randbits
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from turnfold.contracts.reported_window import ReportedWindow
 from turnfold.contracts.retractions import Retraction
@@ -100,6 +100,14 @@ class DecodedEvent(NamedTuple):
 
 PAYLOAD_KEPT_BYTES = 64 * 1024
 """The most bytes of a bad event that its dead letter keeps."""
+
+
+CLAIMS: Final = "; the event names "
+"""In the detail of a dead letter: the session follows that the event names, as JSON.
+
+Only if its subject names another one. An erasure of that session finds the letter by it: of a long
+event the letter may keep no byte that names it.
+"""
 
 
 NO_PAYLOADS: Mapping[int, bytes] = MappingProxyType({})

@@ -379,6 +379,38 @@ async def test_a_dead_letter_that_only_its_payload_names_is_erased_and_does_not_
     assert 50 in await stores.erasures.to_purge(10)
 
 
+SAID = {"messages": [{"role": "user", "content": "secret"}]}
+LONG = {"messages": [{"role": "user", "content": "secret" * 20_000}]}
+
+
+@pytest.mark.proves("X9", "A6")
+@pytest.mark.parametrize("erased", [KEY, KEY.agent_id])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        # The letter keeps the beginning of it alone, in which no session stands.
+        json.dumps({"event_id": "e-1", **LONG, **KEY._asdict()}),
+        json.dumps({**KEY._asdict(), **SAID}),
+        json.dumps({**KEY._asdict(), **SAID})[:-1],
+    ],
+)
+async def test_an_erasure_reaches_the_letters_that_name_a_session_anywhere_and_for_any_reason(
+    stores: Stores, erase: Erase, erased: SessionKey | AgentId, payload: str
+) -> None:
+    mine = letters(f"turn.completed.{TWIN.agent_id}.x", payload.encode())
+    others = payload.replace(KEY.agent_id, "eve").encode()
+    await stores.ingest(turn(1, user("q")))
+    both = (*mine, *letters(f"turn.completed.{TWIN.agent_id}.x", others, first_seq=60))
+    await stores.intake.ingest((), both, installation=stores.installation)
+
+    await erase(stores, erased)
+    await stores.intake.ingest((), mine, installation=stores.installation)
+
+    left = [one.stream_seq for one in await stores.history.dead_letters(after=0, limit=9)]
+    assert left == [60]
+    assert 50 in await stores.erasures.to_purge(10)
+
+
 @pytest.mark.proves("A6", "I5", "L12")
 async def test_letters_whose_subjects_name_an_agent_without_a_session_go_with_it(
     stores: Stores, erase: Erase

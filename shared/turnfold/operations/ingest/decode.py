@@ -13,7 +13,7 @@ from turnfold.core.eviction.usage import read_report
 from turnfold.core.text.tokens import IMAGE_TOKENS, Count
 from turnfold.errors import BadEvent
 from turnfold.operations.ingest.weigh import result_priorities, weigh_elements, weigh_message
-from turnfold.ports.ingest import DeadLetter, DecodedEvent
+from turnfold.ports.ingest import CLAIMS, DeadLetter, DecodedEvent
 
 
 class Delivery(NamedTuple):
@@ -124,14 +124,17 @@ def decode_event(
 
 def to_dead_letter(delivery: Delivery, error: BadEvent) -> DeadLetter:
     """Return the dead letter of an event that can never be stored."""
-    detail = str(error).partition(": ")[2]
+    # Escaped, because no database accepts lone surrogates, and PostgreSQL no NUL.
+    detail = json.dumps(str(error).partition(": ")[2])[1:-1]
+    named, claimed = key_of_event_subject(delivery.subject), claimed_key(delivery.payload)
+    if named is not None and claimed not in (None, named):
+        detail += CLAIMS + json.dumps(claimed._asdict())
     return DeadLetter.of(
         delivery.stream_seq,
         delivery.at_ms,
         delivery.subject,
         error.reason,
-        # Escaped, because no database accepts lone surrogates, and PostgreSQL no NUL.
-        json.dumps(detail)[1:-1],
+        detail,
         delivery.payload,
-        key_of_event_subject(delivery.subject) or claimed_key(delivery.payload),
+        named or claimed,
     )

@@ -11,6 +11,7 @@ from sqlalchemy import (
     bindparam,
     delete,
     func,
+    literal_column,
     or_,
     select,
 )
@@ -22,12 +23,15 @@ from turnfold.contracts.subjects import (
     session_subject,
     token_of,
 )
+from turnfold.errors import EventFault
 from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.ports.ingest import CLAIMS
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import dead_letters
 from turnfold.store.database.statements import Prepared
-from turnfold.store.ingest.tombstones import SUBJECT_MISMATCH, in_portions, purge_from_stream
+from turnfold.store.ingest.tombstones import claim_of, in_portions, purge_from_stream
 
+SUBJECT_MISMATCH = str(EventFault.SUBJECT_MISMATCH)
 LETTERS_AT_ONCE = 50
 """Dead letters read at once; each may hold as many bytes as are kept of a payload."""
 
@@ -36,9 +40,16 @@ _Letter = tuple[int, int]
 
 _NEWEST = Prepared(select(func.coalesce(func.max(dead_letters.c.dead_letter_id), 0)), ())
 _MISMATCHED = Prepared(
-    select(dead_letters.c.dead_letter_id, dead_letters.c.stream_seq, dead_letters.c.payload)
+    select(
+        dead_letters.c.dead_letter_id,
+        dead_letters.c.stream_seq,
+        dead_letters.c.detail,
+        dead_letters.c.payload,
+    )
     .where(
-        dead_letters.c.reason == bindparam("why"),
+        # Letters of earlier workers have no claim in their detail.
+        (dead_letters.c.reason == bindparam("why"))
+        | dead_letters.c.detail.like(literal_column(f"'%{CLAIMS}%'")),
         dead_letters.c.dead_letter_id > bindparam("after"),
     )
     .order_by(dead_letters.c.dead_letter_id)
@@ -148,6 +159,6 @@ def _claiming(connection: Connection, scope: ErasureScope, after: int) -> Iterab
     """Yield dead letters that name a session only in their payload, read page by page."""
     while rows := _MISMATCHED.rows(connection, SUBJECT_MISMATCH, after, LETTERS_AT_ONCE):
         after = rows[-1][0]
-        for letter_id, seq, payload in rows:
-            if scope.includes(claimed_key(bytes(payload))):
+        for letter_id, seq, detail, payload in rows:
+            if scope.includes(claim_of(detail) or claimed_key(bytes(payload))):
                 yield letter_id, seq

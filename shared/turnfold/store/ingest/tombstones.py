@@ -15,9 +15,8 @@ from sqlalchemy import (
 
 from turnfold.contracts.events import claimed_key
 from turnfold.contracts.subjects import agent_of_event_subject
-from turnfold.errors import EventFault
 from turnfold.messages import SessionId, SessionKey
-from turnfold.ports.ingest import DeadLetter, DecodedEvent
+from turnfold.ports.ingest import CLAIMS, DeadLetter, DecodedEvent
 from turnfold.store.database.engine import insert_for
 from turnfold.store.database.predicates import is_erased
 from turnfold.store.database.schema import (
@@ -32,7 +31,6 @@ from turnfold.store.database.statements import Bulk, Prepared, PreparedIn, Prepa
 
 RETENTION = "retention"
 AT_ONCE = 400
-SUBJECT_MISMATCH = str(EventFault.SUBJECT_MISMATCH)
 ALL_SESSIONS = ""
 """The session id of a tombstone for a whole agent; real ids are never empty."""
 
@@ -112,12 +110,8 @@ def erased_before(
         *((letter.key, letter.stream_seq) for letter in dead),
         # The subject of one that cannot be read may name an agent and no session.
         *((_agent_of(letter.subject), letter.stream_seq) for letter in dead),
-        *(
-            (claimed_key(letter.payload), letter.stream_seq)
-            for letter in dead
-            # The payload of these names another session than the subject, and either may be erased.
-            if letter.reason == SUBJECT_MISMATCH
-        ),
+        # The payload may name another session than the subject, and either may be erased.
+        *((claim_of(letter.detail), letter.stream_seq) for letter in dead),
     ]
     placed = [(key, seq) for key, seq in claims if key is not None]
     erased = _below_tombstone(connection, placed, replays) | _stored_before_erasure(
@@ -125,6 +119,12 @@ def erased_before(
     )
     purge_from_stream(connection, erased)
     return erased
+
+
+def claim_of(detail: str) -> SessionKey | None:
+    """Return the session that a dead letter's event names, if its subject names another one."""
+    _, mark, claim = detail.rpartition(CLAIMS)
+    return claimed_key(claim.encode()) if mark else None
 
 
 def _below_tombstone(
