@@ -301,7 +301,7 @@ async def _ingested(session: Session, messages: int) -> int:
     while True:
         try:
             window = await session.context(
-                max_tokens=WHOLE_WINDOW_TOKENS, wait_ms=2_000, follow_budget=False
+                max_tokens=WHOLE_WINDOW_TOKENS, bodies="changed", wait_ms=2_000, follow_budget=False
             )
             if window.fresh:
                 return window.refused

@@ -1,5 +1,6 @@
 """Logs of other programs, replayed into a whole system."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,17 @@ async def test_a_log_that_was_imported_by_turns_is_not_stored_again_by_messages(
     assert "telegram:4711 was imported with --step turn" in by_message.err
     assert session["messages_total"] == 6
     assert (elsewhere.status, elsewhere.rows[0]["messages"]) == (0, 6)
+
+
+@pytest.mark.proves("G11", "I5")
+async def test_a_refused_event_is_told_whatever_the_size_of_its_session_is(tmp_path: Path) -> None:
+    """All messages of the session together are larger than an answer on the bus."""
+    log = tmp_path / "long.jsonl"
+    line = json.dumps({"role": "user", "content": "word " * 600_000}) + "\n"
+    log.write_text(line * 3 + QUESTION)
+    async with running_system(tmp_path):
+        await replay(tmp_path, str(log))
+        log.write_text(log.read_text() + ANSWER)
+        changed = await replay(tmp_path, str(log))
+
+    assert (changed.status, changed.rows[0]["messages"], changed.rows[0]["refused"]) == (1, 4, 1)
