@@ -116,6 +116,46 @@ def test_a_list_of_failures_that_is_cut_says_so() -> None:
 
 
 @pytest.mark.proves("V1")
+def test_a_list_of_campaigns_that_is_cut_says_so() -> None:
+    campaign = {
+        "campaign_id": "c", "agent_id": None, "actor": None, "sessions": 1, "opened": 1,
+        "written": 0, "failed": 0, "open": 1, "requested_at": "2026-11-29T03:00:00Z",
+        "finished_at": None,
+    }  # fmt: skip
+    request = Request({"type": "http", "path": "/console/campaigns"})
+
+    cut = page(request, "campaigns.html", campaigns=[campaign, campaign], most=2)
+    whole = page(request, "campaigns.html", campaigns=[campaign], most=2)
+
+    assert "The newest 2; there may be more." in bytes(cut.body).decode()
+    assert "there may be more" not in bytes(whole.body).decode()
+
+
+@pytest.mark.proves("V1")
+async def test_a_comparison_of_windows_that_is_cut_says_so(tmp_path: Path) -> None:
+    here = "/console/agents/ada/sessions/s/window"
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        connect(parts.server.url, environ={}) as client,
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+    ):
+        session = client.session("ada", "s")
+        for number in (3, 205):
+            await session.turn_completed([{"role": "user", "content": "?"}] * number)
+        await session.context(wait_ms=5_000)
+        listed = (await session.history(limit=1_000)).messages
+        moments = [{"before": listed[place].message_id} for place in (2, 100)]
+        cut, whole = [
+            (await visitor.get(f"{here}/difference", params=moment)).text for moment in moments
+        ]
+
+    assert "The newest 200; there may be more." in cut
+    assert "there may be more" not in whole
+
+
+@pytest.mark.proves("V1")
 async def test_an_empty_page_of_a_list_does_not_say_that_the_list_is_empty(tmp_path: Path) -> None:
     here = "/console/agents/ada/sessions/s"
     environ = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}

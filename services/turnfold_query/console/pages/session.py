@@ -16,6 +16,7 @@ MESSAGES = 30
 LISTED = 150
 AUDIT_ROWS = 100
 COMPACTIONS = 100
+DIFFERENCES = 200
 DEFAULT_BUDGET = 8_000
 LEAST_BUDGET = 200
 STEPS = (50, 100, 250, 500)
@@ -189,7 +190,11 @@ async def difference(view: PageView) -> Response:
     if before:
         try:
             answer = await view.get_session(
-                "/context/difference", before=before, after=after, max_tokens=budget
+                "/context/difference",
+                before=before,
+                after=after,
+                max_tokens=budget,
+                limit=DIFFERENCES,
             )
             texts = await _texts(view, [change["message_id"] for change in answer["changes"]])
         except ApiError as error:
@@ -210,6 +215,7 @@ async def difference(view: PageView) -> Response:
         ]
         if answer
         else [],
+        most=DIFFERENCES,
     )
 
 
