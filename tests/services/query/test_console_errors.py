@@ -132,7 +132,7 @@ def test_a_list_of_campaigns_that_is_cut_says_so() -> None:
 
 
 @pytest.mark.proves("V1")
-async def test_a_comparison_of_windows_that_is_cut_says_so(tmp_path: Path) -> None:
+async def test_a_window_and_a_comparison_say_how_many_messages_they_list(tmp_path: Path) -> None:
     here = "/console/agents/ada/sessions/s/window"
     async with (
         running_parts(tmp_path) as parts,
@@ -146,11 +146,16 @@ async def test_a_comparison_of_windows_that_is_cut_says_so(tmp_path: Path) -> No
             await session.turn_completed([{"role": "user", "content": "?"}] * number)
         await session.context(wait_ms=5_000)
         listed = (await session.history(limit=1_000)).messages
+        then = {"as_of": listed[2].message_id}
+        window_then = (await visitor.get(here, params=then)).text
+        window_now = (await visitor.get(here)).text
         moments = [{"before": listed[place].message_id} for place in (2, 100)]
         cut, whole = [
             (await visitor.get(f"{here}/difference", params=moment)).text for moment in moments
         ]
 
+    assert "The newest 3 of" not in window_then
+    assert "The newest 150 of 208 messages." in window_now
     assert "The newest 200; there may be more." in cut
     assert "there may be more" not in whole
 
