@@ -128,3 +128,20 @@ async def test_the_next_page_of_sessions_begins_where_the_refreshed_one_ends(
         shown += await page.locator("td.name").all_inner_texts()
 
     assert sorted(text.removeprefix("many / ") for text in shown) == sorted(names)
+
+
+@pytest.mark.proves("V1")
+async def test_a_visitor_whose_session_ends_comes_back_to_the_page_that_was_open(
+    site: Site, browser: Browser
+) -> None:
+    path = "/console/sessions?agent=ending"
+    await say(site.client, "ending", "s", "Are you there?")
+    async with visiting(browser, site.url, token=site.operator) as watched:
+        page = watched.page
+        await watched.open(path)
+        await page.context.clear_cookies()
+        await page.fill("input[name=token]", site.operator)
+        await page.click("button:has-text('Sign in')")
+        await page.wait_for_selector("td a:has-text('ending / s')")
+
+        assert page.url == site.url + path

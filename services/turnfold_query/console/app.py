@@ -185,8 +185,8 @@ async def _to_console(_: Request) -> Response:
 
 def _to_sign_in(request: Request) -> Response:
     if "hx-request" in request.headers:
-        # A part that refreshes: the whole page has to leave.
-        return Response(status_code=200, headers={"HX-Redirect": f"{PATH}/sign-in"})
+        # A part that refreshes: the whole page is loaded again, so its own address is `next`.
+        return Response(headers={"HX-Refresh": "true"})
     here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     return redirect("/sign-in", next=here) if here != PATH else redirect("/sign-in")
 
