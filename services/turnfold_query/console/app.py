@@ -152,7 +152,7 @@ class _Pages:
         if request.method != "POST":
             return page(request, "sign_in.html", next=request.query_params.get("next", ""))
         # A page of another site must not sign its visitors in with a token of its own.
-        if request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}:
+        if _is_foreign(request):
             return _to_sign_in(request)
         try:
             fields = await form_of(request)
@@ -172,11 +172,18 @@ class _Pages:
         return response
 
 
-async def _sign_out(_: Request) -> Response:
+async def _sign_out(request: Request) -> Response:
     """Forget the token."""
+    if _is_foreign(request):
+        return await _to_console(request)
     response = redirect("/sign-in")
     response.delete_cookie(TOKEN_COOKIE, path=PATH)
     return response
+
+
+def _is_foreign(request: Request) -> bool:
+    """Return whether a browser says that a page of another site sent the request."""
+    return request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}
 
 
 async def _to_console(_: Request) -> Response:

@@ -76,6 +76,28 @@ async def test_a_visitor_who_leaves_in_the_middle_of_a_form_is_no_failure(tmp_pa
 
 
 @pytest.mark.proves("V1")
+async def test_a_page_of_another_site_signs_nobody_out(tmp_path: Path) -> None:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("query"),
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+    ):
+        answers = [
+            await visitor.post("/console/sign-out", headers=headers)
+            for headers in (
+                {"sec-fetch-site": "cross-site"},
+                {"sec-fetch-site": "same-site"},
+                {"sec-fetch-site": "same-origin"},
+                {},
+            )
+        ]
+
+    assert [answer.status_code for answer in answers] == [303] * 4
+    forgets = ["turnfold_token" in answer.headers.get("set-cookie", "") for answer in answers]
+    assert forgets == [False, False, True, True]
+
+
+@pytest.mark.proves("V1")
 async def test_erasures_beyond_the_first_page_are_on_the_next(tmp_path: Path) -> None:
     names = {f"s-{number:03}" for number in range(201)}
     async with (
