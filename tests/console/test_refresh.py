@@ -1,7 +1,9 @@
 """The console in a real browser: odd names in links, and pages that refresh while they are read."""
 
+import sqlite3
 from collections.abc import AsyncGenerator
-from typing import NamedTuple
+from contextlib import closing
+from typing import Literal, NamedTuple
 
 import pytest
 import pytest_asyncio
@@ -145,3 +147,24 @@ async def test_a_visitor_whose_session_ends_comes_back_to_the_page_that_was_open
         await page.wait_for_selector("td a:has-text('ending / s')")
 
         assert page.url == site.url + path
+
+
+@pytest.mark.proves("V1")
+async def test_an_open_timeline_tells_of_failures_of_the_model_as_long_as_they_last(
+    site: Site, browser: Browser
+) -> None:
+    await say(site.client, "failing", "s", "Are you there?")
+    async with visiting(browser, site.url, token=site.operator) as watched:
+        page = watched.page
+        await watched.open("/console/agents/failing/sessions/s")
+        moments: list[tuple[int, Literal["visible", "detached"]]]
+        moments = [(2, "visible"), (0, "detached")]
+        for failures, state in moments:
+            with closing(sqlite3.connect(site.parts.database, timeout=30)) as database, database:
+                database.execute(
+                    "UPDATE sessions SET failures = ?, cooldown_until_ms = 9,"
+                    " cooldown_reason = 'timeout' WHERE agent_id = 'failing'",
+                    [failures],
+                )
+            await page.evaluate("htmx.trigger(document.body, 'session-changed')")
+            await page.wait_for_selector(".notice:has-text('The model failed')", state=state)
