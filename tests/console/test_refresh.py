@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import closing
 from typing import Literal, NamedTuple
 
+import nats
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Route
@@ -76,6 +77,33 @@ async def test_links_lead_to_sessions_and_agents_of_any_name(
             await page.click("nav a:has-text('Audit')")
             await page.click("a:has-text('Verify')")
             await page.wait_for_selector("[role=status]:has-text('Intact')")
+
+
+@pytest.mark.proves("V1")
+async def test_names_and_words_without_a_break_fit_every_width(
+    site: Site, browser: Browser
+) -> None:
+    long = "W" * 256
+    bus = await nats.connect(site.parts.server.url)
+    await bus.jetstream().publish(f"turn.completed.{long}.{long}", b"no event")
+    await bus.close()
+    session = site.client.session(long, long)
+    asked = [{"role": "user", "content": f"Look at /srv/{long}."}] * 300
+    await session.turn_completed(asked, event_id="E" * 250)
+    await session.context(wait_ms=5_000)
+
+    async def has_summary() -> bool:
+        return bool((await session.status())["summary_version"])
+
+    await eventually(has_summary, seconds=60)
+    here = f"/console/agents/{long}/sessions/{long}"
+    paths = ("", "/window", "/regenerate", "/audit", "/versions/1?line=1")
+    async with visiting(browser, site.url, token=site.operator) as watched:
+        for path in ("/console/dead-letters/1/replay", *(here + path for path in paths)):
+            for width in (320, 1280):
+                await watched.page.set_viewport_size({"width": width, "height": 700})
+                assert await watched.open(path) == 200, path
+                assert await watched.overflow() <= 0, (path, width)
 
 
 @pytest.mark.proves("V1")
