@@ -435,3 +435,25 @@ async def test_a_glance_sees_the_session_as_it_is(stores: Stores) -> None:
     )
 
     assert seen == 6
+
+
+@pytest.mark.proves("W6", "L2")
+@pytest.mark.parametrize("is_summarized", [False, True])
+async def test_an_eviction_within_an_event_that_moved_to_its_earlier_copy_is_not_of_the_future(
+    stores: Stores, *, is_summarized: bool
+) -> None:
+    said = [one for number in range(4) for one in (user(f"q{number}"), assistant(f"a{number}"))]
+    await stores.ingest(*turns(1, 4))
+    await stores.ingest(turn(12, *said, event_id="twice"))
+    if is_summarized:
+        (job,) = await stores.claim()
+        await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 1_000)
+    await stores.ingest(turn(10, *said, event_id="twice"))
+
+    page = await stores.history.page(KEY, limit=100)
+    known = await stores.history.states_as_of(KEY, AtTime(NOON + 2_000))
+
+    states = {one.message_id: one.state for one in page}
+    assert len(set(states.values())) == 2
+    assert "live" not in {states["e1#0"], states["twice#0"]}
+    assert {one.message_id: known.state_of(one) for one in page} == states

@@ -34,6 +34,7 @@ from turnfold.store.database.schema import (
     reported_limits,
     retracted_messages,
     retractions,
+    summaries,
     tool_calls,
     usage_reports,
 )
@@ -259,3 +260,23 @@ def evict_again(
         compactions.c.first_position > first
     )
     connection.execute(update(compactions).where(is_short).values(first_position=first))
+    _end_at_a_message(connection, span)
+
+
+def _end_at_a_message(connection: Connection, span: EventSpan) -> None:
+    """Have evictions and versions end at a message again if they ended within a moved event.
+
+    Before the next event, they would seem to concern messages that have not come yet.
+    """
+    newest = [
+        select(func.max(table.c.position)).where(
+            table.c.sid == span.sid, table.c.position <= span.last
+        )
+        for table in (messages, retracted_messages)
+    ]
+    positions = connection.execute(union_all(*newest)).scalars()
+    last = max([position for position in positions if position is not None], default=span.first)
+    for table in (compactions, summaries):
+        ends_there = table.c.last_position.between(span.first, span.last)
+        moved = update(table).where(table.c.sid == span.sid, ends_there)
+        connection.execute(moved.values(last_position=last))
