@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,7 +12,7 @@ import pytest
 from starlette.requests import Request
 
 from tests.postgres import running_postgres
-from tests.running_system import running_parts
+from tests.running_system import eventually, running_parts
 from turnfold.client import connect
 from turnfold_query.console.views import page
 
@@ -215,3 +216,36 @@ async def test_an_empty_page_of_a_list_does_not_say_that_the_list_is_empty(tmp_p
     assert ["<tbody>" in page for page in pages + whole] == [False] * 3 + [True] * 3
     for said in ("Every event was stored", "Nothing has left the window", "No sessions yet"):
         assert not any(said in page for page in pages + whole), said
+
+
+@pytest.mark.proves("V1")
+async def test_a_page_loaded_again_does_not_say_that_a_version_is_in_force_that_is_not(
+    tmp_path: Path,
+) -> None:
+    environ = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
+    async with (
+        running_parts(tmp_path, environ=environ) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        connect(parts.server.url, environ={}) as client,
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+    ):
+        session = client.session("ada", "s")
+        await session.turn_completed([{"role": "user", "content": "?"}] * 30)
+        await session.context(wait_ms=5_000)
+
+        async def has(versions: int) -> bool:
+            return len(await session.summaries()) == versions
+
+        await eventually(partial(has, 1), seconds=60)
+        await session.regenerate(style="narrative")
+        await eventually(partial(has, 2), seconds=60)
+        first, second = [
+            (
+                await visitor.get(f"/console/agents/ada/sessions/s/versions/{number}?did=promoted")
+            ).text
+            for number in (1, 2)
+        ]
+
+    assert "Version 1 is in force now." in first
+    assert "is in force now" not in second
