@@ -249,3 +249,34 @@ async def test_a_page_loaded_again_does_not_say_that_a_version_is_in_force_that_
 
     assert "Version 1 is in force now." in first
     assert "is in force now" not in second
+
+
+@pytest.mark.proves("V1")
+async def test_earlier_pages_of_a_timeline_end_at_the_first_message(tmp_path: Path) -> None:
+    here = "/console/agents/ada/sessions/s"
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        connect(parts.server.url, environ={}) as client,
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+    ):
+        session = client.session("ada", "s")
+        await session.turn_completed([{"role": "user", "content": "?"}] * 70)
+        await session.context(wait_ms=5_000)
+        newest = (await visitor.get(here)).text
+        pages: list[list[str]] = []
+        path = here
+        while path and len(pages) < 9:
+            page = (await visitor.get(path)).text
+            pages.append(re.findall(r'id="m(\d+)"', page))
+            following = re.search(r'href="([^"]+)">Earlier<', page)
+            path = following[1] if following else ""
+        start = re.search(r'href="([^"]+)#messages" aria-label', newest)
+        assert start is not None
+        first = (await visitor.get(start[1])).text
+
+    assert [len(page) for page in pages] == [30, 30, 10]
+    assert len({position for page in pages for position in page}) == 70
+    assert ">Earlier<" not in first
+    assert ">Later<" in first

@@ -45,8 +45,7 @@ async def timeline(view: PageView) -> Response:
         view.get_session(), view.get_session("/timeline"), _messages_at(view, position, before)
     )
     messages = history["messages"]
-    # A page that begins at a position does not know whether there is an earlier message.
-    has_earlier = bool(position) if position is not None else history["previous_position"]
+    first = drawn["parts"][0]["first_position"] if drawn["parts"] else 0
     return view.page(
         "timeline.html",
         counts=counts,
@@ -55,7 +54,7 @@ async def timeline(view: PageView) -> Response:
         strip=strip_of(drawn),
         messages=messages,
         is_newest=position is None and before is None,
-        earlier=messages[0]["position"] if messages and has_earlier else None,
+        earlier=messages[0]["position"] if messages and messages[0]["position"] > first else None,
         # Positions are exclusive: the page after this one begins with `before` itself.
         later=history["next_position"] if position is not None else (before and before - 1),
     )
