@@ -25,6 +25,7 @@ from tests.store_fixtures import (
     installation_of,
     result,
     retracted,
+    summary,
     tool,
     turn,
     turns,
@@ -173,3 +174,25 @@ async def test_an_empty_session_fits_every_limit_of_characters_at_once(stores: S
     told = await asked(Asker(stores, policy), stores, format="anthropic", max_tokens=None)
 
     assert told["messages"] == []
+
+
+@pytest.mark.proves("F2", "L11")
+async def test_the_lines_of_a_block_do_not_depend_on_the_steps_after_it(stores: Stores) -> None:
+    notes = [user(f"the key_{number}_name is set in part_{number}.py") for number in range(170)]
+    await stores.ingest(*[turn(seq, note) for seq, note in enumerate(notes, start=1)])
+    while jobs := await stores.claim():
+        for job in jobs:
+            await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 175)
+    await stores.ingest(turn(180, user("And now?"), assistant(None, "c0"), tool("c0")))
+    await stores.ingest(turn(181, assistant("Done."), user("And then?")))
+    await indexed(stores)
+    asker = Asker(stores)
+    block = block_of(await asker.told(max_tokens=3_000))
+    assert ", in part: " in block
+
+    await stores.ingest(
+        *[turn(190 + step, assistant(None, f"c{step}"), tool(f"c{step}")) for step in range(1, 6)]
+    )
+
+    for other in (asker, Asker(stores)):
+        assert block_of(await other.told(max_tokens=3_000)) == block

@@ -266,7 +266,7 @@ def _lines(
     known_names = set(moment.known_names)
     quotable: list[tuple[int, MarkedLine]] = []
     # More for a large window, which shows most of the newest itself.
-    marked = session.marked_lines(NEWEST_MESSAGES + 2 * len(moment.shown))
+    marked = session.marked_lines(NEWEST_MESSAGES + 2 * len(moment.hidden))
     for ordinal, lines in sorted(marked.items(), reverse=True):
         position = session.positions[ordinal]
         hidden = moment.hidden.get(position, _NOTHING if position in moment.shown else _ALL)
