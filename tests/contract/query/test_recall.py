@@ -14,6 +14,7 @@ from tests.store_fixtures import (
     Stores,
     assistant,
     installation_of,
+    result,
     retracted,
     summary,
     tool,
@@ -126,6 +127,24 @@ def place_of(message_id: str) -> tuple[int, int]:
     """Where a message of a test stands: its turn, and its place in it."""
     event_id, _, index = message_id.partition("#")
     return int(event_id.removeprefix("e")), int(index)
+
+
+@pytest.mark.proves("F2", "I1")
+async def test_a_result_that_came_late_returns_without_a_call_that_the_window_shows(
+    stores: Stores,
+) -> None:
+    call = assistant("I count every lantern.", "slow")
+    await stores.ingest(turn(1, user("Count them."), call, at_ms=NOON - 7_200_000))
+    await stores.ingest(*turns(10, 8))
+    await stores.ingest(result(30, "slow", FACT), turn(40, user(QUESTION)))
+    await indexed(stores)
+
+    told = await Asker(stores).told(max_tokens=4_000)
+
+    assert f"look_up returned: {FACT}" in block_of(told)
+    assert "I count every lantern." not in block_of(told)
+    assert json.dumps(told["messages"]).count("I count every lantern.") == 1
+    assert told["recall"]["message_ids"] == ["e30#0"]
 
 
 @pytest.mark.proves("F2", "I2")

@@ -124,11 +124,11 @@ def write_block(
 
     The block is in chronological order. Messages come first, but leave `quotes_share` of the room
     to lines. A whole result is never quoted without its call, a call without its results only if
-    they do not fit. The window shows messages at the positions `shown` shortened: the block quotes
-    lines of them, but does not count them.
+    they do not fit. The window shows messages at the positions `shown`, perhaps shortened: the
+    block quotes lines of them at most, and does not count them.
     """
     quoted = [quote.of for quote in told.quotes]
-    writer = _BlockWriter([*quoted, *told.messages, *told.partners])
+    writer = _BlockWriter([*quoted, *told.messages, *told.partners], shown)
     room -= FRAME_TOKENS
     if told.quotes:
         # Messages within their share, then lines, then messages in the room that lines have left.
@@ -141,14 +141,15 @@ def write_block(
     writer.room = room
     for recalled in told.messages:
         writer.add(recalled)
-    return writer.written(shown)
+    return writer.written()
 
 
 class _BlockWriter:
     """A block under construction. Mutable, because what a message costs depends on the others."""
 
-    def __init__(self, messages: Sequence[RecalledMessage]) -> None:
+    def __init__(self, messages: Sequence[RecalledMessage], shown: Collection[int]) -> None:
         self.room = self._used = 0
+        self._shown = shown
         self._by_position = {recalled.position: recalled for recalled in messages}
         names = {name for recalled in messages if (name := speaker_name(recalled.body))}
         self._labels = label_pattern(names)
@@ -249,7 +250,7 @@ class _BlockWriter:
         held |= ordinals
         return True
 
-    def written(self, shown: Collection[int]) -> RecallBlock | None:
+    def written(self) -> RecallBlock | None:
         """Return the block; None if it is empty."""
         for position, quoted in self._quoted.items():
             # In the order of the message: the best line was quoted first.
@@ -259,7 +260,7 @@ class _BlockWriter:
         chosen = [self._by_position[position] for position in sorted(self._texts)]
         if not chosen:
             return None
-        counted = [recalled for recalled in chosen if recalled.position not in shown]
+        counted = [recalled for recalled in chosen if recalled.position not in self._shown]
         return RecallBlock(
             f"{HEADING}\n<{TAG}>\n{chr(10).join(self._lines(chosen))}\n</{TAG}>",
             FRAME_TOKENS + self._used,
@@ -271,7 +272,10 @@ class _BlockWriter:
         """Return what may be added for a message, the best choice first."""
         if recalled.call_position is not None:
             call = self._by_position.get(recalled.call_position)
-            return ([recalled] if call is None else [call, recalled],)
+            # The window may show the call of a result that came late.
+            if call is None or call.position in self._shown:
+                return ([recalled],)
+            return ([call, recalled],)
         results = self._results.get(recalled.position)
         return ([recalled, *results], [recalled]) if results else ([recalled],)
 

@@ -207,7 +207,7 @@ class Recall:
             question=question,
             choose=lambda session: _chosen(session, moment, asked),
         )
-        shown = moment.hidden.keys()
+        shown = moment.shown
         block = write_block(recollection.material, moment.room, quotes_share=share, shown=shown)
         decision = RecallDecision(block, recollection, share, shown)
         if key is not None:
