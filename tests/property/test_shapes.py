@@ -433,3 +433,26 @@ def test_an_output_of_another_type_answers_its_call_as_one_of_its_own() -> None:
 
     image = {"type": "input_image", "image_url": screenshot["image_url"], "detail": "auto"}
     assert shown[2] == {"type": "function_call_output", "call_id": "c1", "output": [image]}
+
+
+@pytest.mark.proves("L5")
+def test_a_call_that_is_answered_as_a_function_is_shown_as_one() -> None:
+    session = shaped_session(
+        [
+            (
+                "responses",
+                [
+                    {"role": "user", "content": "Look."},
+                    {"type": "local_shell_call", "call_id": "c1", "action": {"command": ["ls"]}},
+                    {"type": "function_call_output", "call_id": "c1", "output": "a.py"},
+                ],
+            )
+        ]
+    )
+
+    shown, _ = session.shown(
+        plan(session.stored, WindowRequest(shape=Shape.RESPONSES), PRESETS["balanced"])
+    )
+
+    assert responses_faults(shown) == []
+    assert [item.get("type") for item in shown[1:]] == ["function_call", "function_call_output"]

@@ -26,7 +26,7 @@ FUNCTION: Final = "function_call"
 CUSTOM: Final = "custom_tool_call"
 IMAGE: Final = "image_generation_call"
 OUTPUT: Final = "_output"
-_CALL: Final = "_call"
+CALL: Final = "_call"
 _FROM_CLIENT: Final = (OUTPUT, "_response", "_reference")
 """The endings of the types of items that are not part of a response."""
 
@@ -93,7 +93,7 @@ def is_call(item: Item) -> bool:
     """Return whether an item calls a tool of the client, which answers in an item of its own."""
     kind = kind_of(item)
     return kind in (FUNCTION, CUSTOM) or (
-        kind.endswith(_CALL) and isinstance(item.get("call_id"), str) and not _is_of_server(item)
+        kind.endswith(CALL) and isinstance(item.get("call_id"), str) and not _is_of_server(item)
     )
 
 
@@ -154,7 +154,7 @@ def _chat_call(item: Item) -> dict[str, Any]:
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
     else:
         rest = {name: value for name, value in item.items() if name not in _CALL_FIELDS}
-        function = {"name": kind.removesuffix(_CALL), "arguments": compact(rest)}
+        function = {"name": kind.removesuffix(CALL), "arguments": compact(rest)}
     return {"id": call_id, "type": "function", "function": function}
 
 

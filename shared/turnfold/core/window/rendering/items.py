@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from turnfold.core.shapes.responses import (
+    CALL,
     CUSTOM,
     FUNCTION,
     MESSAGE,
@@ -76,8 +77,8 @@ def _items_of_response(
         for entry in rest
         if not isinstance(entry, RecallEntry)
         and entry.call is not None
-        and (entry.call.slot in caps or not _is_whole_item(entry))
-        and calls.get(entry.call.call_id) not in _OWN_OUTPUTS
+        and (kind := calls.get(entry.call.call_id, FUNCTION)) not in _OWN_OUTPUTS
+        and (entry.call.slot in caps or not _is_own_output(entry, kind, bodies))
     }
     own = [(row.message_id, bodies[row.position]) for row in rows]
     shown = own if head.form is WHOLE and not told else _shortened(head, own, items, told)
@@ -127,8 +128,12 @@ def _kinds(items: Iterable[Mapping[str, Any]], head: Message) -> dict[str, str]:
     return {call.call_id: kinds[call.slot] for call in head.calls if call.slot < len(kinds)}
 
 
-def _is_whole_item(entry: Entry) -> bool:
-    return isinstance(entry, ShownMessage) and entry.form is WHOLE and is_item(entry.message)
+def _is_own_output(entry: Entry, kind: str, bodies: Mapping[int, str]) -> bool:
+    """Return whether a result is a whole item of the type that answers calls of this type."""
+    if not isinstance(entry, ShownMessage) or entry.form is not WHOLE or not is_item(entry.message):
+        return False
+    output = kind_of(json.loads(bodies[entry.message.position]))
+    return output in (kind + OUTPUT, kind.removesuffix(CALL) + OUTPUT)
 
 
 def _call_id(entry: Entry) -> str | None:
