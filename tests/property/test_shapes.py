@@ -456,3 +456,29 @@ def test_a_call_that_is_answered_as_a_function_is_shown_as_one() -> None:
 
     assert responses_faults(shown) == []
     assert [item.get("type") for item in shown[1:]] == ["function_call", "function_call_output"]
+
+
+@pytest.mark.proves("W6", "L5")
+@pytest.mark.parametrize("budget", [300, 600, FULL])
+@pytest.mark.parametrize("name", ["read", ""])
+def test_a_window_as_of_an_item_in_mid_response_lacks_the_calls_after_it(
+    budget: int, name: str
+) -> None:
+    """Also if it shortens arguments, or leaves out a call without a name."""
+    calls = [
+        {
+            "type": "function_call",
+            "call_id": f"c{number}",
+            "name": name if number == 0 else "read",
+            "arguments": json.dumps({"text": "value = 1\n" * 400 * number}),
+        }
+        for number in range(3)
+    ]
+    session = shaped_session([("responses", [{"role": "user", "content": "Read."}, *calls])])
+    then = replace(session.stored, messages=session.stored.messages[:3], total=3)
+    asked = WindowRequest(budget_tokens=budget, shape=Shape.RESPONSES)
+
+    shown, _ = session.shown(plan(then, asked, PRESETS["balanced"]))
+
+    assert responses_faults(shown) == []
+    assert _call_ids(shown) == [call["call_id"] for call in calls[:2] if call["name"]]

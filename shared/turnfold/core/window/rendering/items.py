@@ -6,6 +6,7 @@ Other messages are converted.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from turnfold.core.shapes.responses import (
@@ -71,6 +72,10 @@ def _items_of_response(
     rows = (head.message, *head.joined)
     items = [json.loads(bodies[row.position]) for row in rows]
     calls = _kinds(items, head.message)
+    # The state as of a message in mid-response lacks the calls after it.
+    known = tuple([call for call in head.message.calls if call.call_id in calls])
+    if len(known) < len(head.message.calls):
+        head = head._replace(message=replace(head.message, calls=known))
     caps = head.form.arguments or {}
     told = {
         entry.call.call_id
@@ -82,8 +87,7 @@ def _items_of_response(
     }
     own = [(row.message_id, bodies[row.position]) for row in rows]
     shown = own if head.form is WHOLE and not told else _shortened(head, own, items, told)
-    # The state as of a message in mid-response lacks the calls after it. An output that came first
-    # stands first: in a block, results are in the order of calls.
+    # An output that came first stands first: in a block, results are in the order of calls.
     outputs = sorted([entry for entry in rest if _call_id(entry) in calls], key=entry_position)
     return shown, calls | dict.fromkeys(told, FUNCTION), outputs
 
