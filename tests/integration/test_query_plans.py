@@ -4,6 +4,7 @@ import re
 import sqlite3
 from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sqlalchemy import Engine, event
 from tests.store_fixtures import (
     KEY,
     NOON,
+    SMALL,
     Stores,
     assistant,
     new_sqlite,
@@ -27,8 +29,10 @@ from tests.store_fixtures import (
 )
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.history.as_of import AsOf, AtMessage, AtTime, AtVersion
+from turnfold.core.policy.presets import Mode
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey, State
 from turnfold.operations.query.search import found, question_of
+from turnfold.ports.ingest import DecodedEvent
 from turnfold.ports.search import Scope
 from turnfold.store.database.engine import Database
 from turnfold.store.database.statistics import SqlStatistics
@@ -94,6 +98,32 @@ def recording() -> Generator[Recorder]:
     event.listen(Engine, "do_connect", on_connect)
     try:
         yield recorder
+    finally:
+        event.remove(Engine, "do_connect", on_connect)
+
+
+@contextmanager
+def counting() -> Generator[list[int]]:
+    """Count the steps that SQLite takes for engines that connect meanwhile, in hundreds."""
+    hundreds = [0]
+
+    def count() -> int:
+        hundreds[0] += 1
+        return 0
+
+    class Connection(sqlite3.Connection):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            self.set_progress_handler(count, 100)
+
+    def on_connect(
+        _dialect: object, _record: object, _args: object, options: dict[str, Any]
+    ) -> None:
+        options["factory"] = Connection
+
+    event.listen(Engine, "do_connect", on_connect)
+    try:
+        yield hundreds
     finally:
         event.remove(Engine, "do_connect", on_connect)
 
@@ -238,6 +268,28 @@ async def test_an_event_that_comes_again_is_found_by_its_id(watched: Watched) ->
         r"SEARCH events USING (INDEX \S+|PRIMARY KEY) \(agent_id=\? AND event_id=\?\)",
         watched.steps(),
     )
+
+
+@pytest.mark.proves("X6")
+@pytest.mark.parametrize("named", ["one result each", "all", "after"])
+async def test_a_batch_of_retractions_reads_a_long_session_once(tmp_path: Path, named: str) -> None:
+    def taken_back(seq: int) -> DecodedEvent:
+        if named == "one result each":
+            return retracted(seq, f"e1#{seq % 100}")
+        return retracted(seq, all=True) if named == "all" else retracted(seq, after="e1#0")
+
+    with counting() as hundreds:
+        async with sql_stores(new_sqlite(tmp_path), replace(SMALL, mode=Mode.OFF)) as stores:
+            said = [tool("c", f"{number}") for number in range(100)]
+            await stores.ingest(*[turn(seq, *said) for seq in range(1, 31)])
+            if named != "one result each":
+                await stores.ingest(retracted(31, all=True))
+            before = hundreds[0]
+            await stores.ingest(taken_back(100))
+            once = hundreds[0] - before
+            await stores.ingest(*map(taken_back, range(101, 200)))
+
+    assert hundreds[0] - before < 10 * once
 
 
 @pytest.mark.proves("L8", "E2")

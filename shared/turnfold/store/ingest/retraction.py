@@ -16,6 +16,7 @@ from sqlalchemy import (
     Table,
     bindparam,
     delete,
+    func,
     select,
     union_all,
     update,
@@ -42,6 +43,9 @@ from turnfold.store.ingest.retracted_rows import RetractedRows
 from turnfold.store.ingest.tombstones import in_portions
 from turnfold.store.ingest.usage import TEACHES_NONE
 
+PAIRED_EACH = 20
+"""In a batch with more retractions, pairs are decided once: many results may share an id."""
+_IN_RESPONSES = [int(Element.ITEM), int(Element.JOINED)]
 INSERT_RETRACTIONS = BulkInsert(retractions, ("sid", "stream_seq", "at_ms", "named", "actor"))
 _SINCE = Prepared(
     select(retractions.c.stream_seq, retractions.c.at_ms, retractions.c.named, retractions.c.actor)
@@ -105,6 +109,8 @@ class Retractor:
         self._installation = installation
         self._journal = journal
         self._withdraw = withdraw
+        # Ranges of which each message is named already, in order: those of one call of `apply`.
+        self._named: list[tuple[int, int]] = []
 
     def apply(
         self, session: SessionRow, stored_seqs: Sequence[int], call_ids: Iterable[str], at_ms: int
@@ -118,12 +124,18 @@ class Retractor:
         # The pairs of these calls were left for this moment.
         self._apply_one(session, StoredRetraction(0, at_ms, Retraction(), WORKER), call_ids)
         since = min(stored_seqs, default=1 << 62)
-        for seq, retracted_at_ms, named, actor in _SINCE.rows(self._connection, session.sid, since):
+        stored = _SINCE.rows(self._connection, session.sid, since)
+        self._named.clear()
+        unpaired: set[str] | None = set() if len(stored) > PAIRED_EACH else None
+        for seq, retracted_at_ms, named, actor in stored:
             ids, after, is_all = json.loads(named)
             retraction = Retraction(tuple(ids), after, bool(is_all))
             source = StoredRetraction(int(seq), int(retracted_at_ms), retraction, actor)
-            if self._apply_one(session, source, is_new=seq in stored_seqs):
+            is_new = seq in stored_seqs
+            if self._apply_one(session, source, is_new=is_new, unpaired=unpaired):
                 reports_from = source.seq
+        if unpaired:
+            self._apply_one(session, StoredRetraction(0, at_ms, Retraction(), WORKER), unpaired)
         return reports_from
 
     def bring_back(self, session: SessionRow, seq: int) -> set[str]:
@@ -156,14 +168,21 @@ class Retractor:
         call_ids: Iterable[str] = (),
         *,
         is_new: bool = False,
+        unpaired: set[str] | None = None,
     ) -> bool:
-        """Apply a retraction; return whether it names a stored message."""
+        """Apply a retraction; return whether it names a stored message.
+
+        With `unpaired`, pairs are left to the caller; the call ids are added to it.
+        """
         has_named = False
         before, rows = session.window_tokens, RetractedRows(self._connection, session)
         rows.call_ids.update(call_ids)
         if source.seq:
             has_named = self._name(session, source, rows)
-        self._pair(session, rows)
+        if unpaired is None:
+            self._pair(session, rows)
+        else:
+            unpaired |= rows.call_ids
         if is_new or rows.messages:
             counts = RetractedCounts(source, rows.messages, before, rows.compaction_ids, is_new)
             self._withdraw(self._connection, session, self._journal, self._installation, counts)
@@ -175,13 +194,44 @@ class Retractor:
         Return whether it names any that is stored.
         """
         chosen = self._with_responses(session, source, self._chosen(session, source))
+        # Otherwise each of thousands of retractions would read what the first one has named.
+        unnamed = [rest for part in chosen for rest in self._unnamed(part)]
         is_later = first_named_seq.is_(None) | (first_named_seq > source.seq)
-        rows.name(self._positions(retracted_messages, session, chosen, is_later), source.seq)
-        rows.take(self._positions(messages, session, chosen), source.seq, is_named=True)
-        named = self._positions(retracted_messages, session, chosen)
-        if named:
-            self._void_reports(session, min(named), source.seq)
-        return bool(named)
+        rows.name(self._positions(retracted_messages, session, unnamed, is_later), source.seq)
+        rows.take(self._positions(messages, session, unnamed), source.seq, is_named=True)
+        first = self._first(session, chosen)
+        if first is not None:
+            self._void_reports(session, first, source.seq)
+        return first is not None
+
+    def _unnamed(self, part: "_Positions") -> list["_Positions"]:
+        """Return what no earlier range names of a part; note the part, if it is a range."""
+        if part.places is not None:
+            return [part]
+        unnamed, apart, at, joined = [], [], part.first, part.first
+        for first, before in self._named:
+            if before < part.first:
+                apart.append((first, before))
+                continue
+            if at < first:
+                unnamed.append(_Positions(at, first))
+            at, joined = max(at, before), min(joined, first)
+        # Later retractions end later, so that a range reaches beyond all earlier ones.
+        self._named = [*apart, (joined, part.before)]
+        return [*unnamed, _Positions(at, part.before)]
+
+    def _first(self, session: SessionRow, chosen: Iterable["_Positions"]) -> int | None:
+        """Return the first of these positions that is retracted, or None."""
+        table = retracted_messages
+        firsts = [
+            self._connection.execute(
+                select(func.min(table.c.position)).where(
+                    table.c.sid == session.sid, part.are_in(table)
+                )
+            ).scalar()
+            for part in chosen
+        ]
+        return min([first for first in firsts if first is not None], default=None)
 
     def _void_reports(self, session: SessionRow, first: int, seq: int) -> None:
         """Let reports that counted a named message teach no factor: it would be wrong."""
@@ -191,6 +241,7 @@ class Retractor:
             (usage_reports.c.sid == session.sid)
             & (usage_reports.c.position >= first)
             & (usage_reports.c.position < position_of(seq, 0))
+            & (usage_reports.c.agent_id != TEACHES_NONE)
         )
         voided = update(usage_reports).where(is_stale).values(agent_id=TEACHES_NONE)
         self._connection.execute(voided)
@@ -232,8 +283,14 @@ class Retractor:
         self, session: SessionRow, source: StoredRetraction, chosen: list["_Positions"]
     ) -> list["_Positions"]:
         """Add the other items of the responses that a retraction names items of."""
-        named = self._positions(messages, session, chosen)
-        named += self._positions(retracted_messages, session, chosen)
+        edges = [part.edge for part in chosen]
+        named = [
+            position
+            for table in (messages, retracted_messages)
+            for position in self._positions(
+                table, session, edges, table.c.element.in_(_IN_RESPONSES)
+            )
+        ]
         rest = rest_of_responses(self._connection, session.sid, named)
         before = position_of(source.seq, 0)
         return chosen + [_Positions(0, before, portion) for portion in in_portions(rest)]
@@ -284,6 +341,14 @@ class _Positions(NamedTuple):
     before: int
     places: Sequence[int] | None = None
 
+    @property
+    def edge(self) -> "_Positions":
+        """The part that may cut a response: of a range the first event, as it ends between two."""
+        if self.places is not None:
+            return self
+        end = self.first - self.first % MESSAGES_PER_EVENT + MESSAGES_PER_EVENT
+        return self._replace(before=min(self.before, end))
+
     def are_in(self, table: Table) -> ColumnElement[bool]:
         """Return the condition for the rows of a table."""
         column = table.c.position
@@ -296,32 +361,27 @@ _EVERYWHERE = _Positions(0, 1 << 62)
 
 def rest_of_responses(connection: Connection, sid: int, positions: Collection[int]) -> list[int]:
     """Return the items of the same responses that are not among these positions."""
-    if not positions:
-        return []
     chosen = set(positions)
-    responses = _responses(connection, sid, min(chosen), max(chosen))
     return [
         position
-        for response in responses
+        for seq in sorted({position // MESSAGES_PER_EVENT for position in chosen})
+        for response in _responses(connection, sid, seq)
         if not chosen.isdisjoint(response)
         for position in response
         if position not in chosen
     ]
 
 
-def _responses(connection: Connection, sid: int, first: int, last: int) -> Iterator[list[int]]:
-    """Yield the responses of the events between two positions, each as its positions in order."""
-    start = first - first % MESSAGES_PER_EVENT
-    end = last - last % MESSAGES_PER_EVENT + MESSAGES_PER_EVENT
-    kinds = [int(Element.ITEM), int(Element.JOINED)]
+def _responses(connection: Connection, sid: int, seq: int) -> Iterator[list[int]]:
+    """Yield the responses of an event, each as its positions in order."""
     # Retracted ones as well: the order in which retractions arrive must not matter.
     items = union_all(
         *[
             select(table.c.position, table.c.element).where(
                 table.c.sid == sid,
-                table.c.position >= start,
-                table.c.position < end,
-                table.c.element.in_(kinds),
+                table.c.position >= position_of(seq, 0),
+                table.c.position < position_of(seq + 1, 0),
+                table.c.element.in_(_IN_RESPONSES),
             )
             for table in (messages, retracted_messages)
         ]
