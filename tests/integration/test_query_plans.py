@@ -1,5 +1,6 @@
 """What is done all the time reads by index, never a table that grows with the age of a session or an installation."""
 
+import json
 import re
 import sqlite3
 from collections.abc import AsyncGenerator, Generator, Iterable
@@ -26,11 +27,13 @@ from tests.store_fixtures import (
     turn,
     turns,
     user,
+    words,
 )
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.history.as_of import AsOf, AtMessage, AtTime, AtVersion
 from turnfold.core.policy.presets import Mode
 from turnfold.messages import AgentId, EventId, SessionId, SessionKey, State
+from turnfold.operations.ingest.decode import Delivery, decode_event
 from turnfold.operations.query.search import found, question_of
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.ports.search import Scope
@@ -290,6 +293,34 @@ async def test_a_batch_of_retractions_reads_a_long_session_once(tmp_path: Path, 
             await stores.ingest(*map(taken_back, range(101, 200)))
 
     assert hundreds[0] - before < 10 * once
+
+
+@pytest.mark.proves("X6", "L2")
+async def test_an_event_under_a_known_id_costs_what_its_own_size_allows(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [user([{"emoji": "🙂" * 500}] * 100)]
+    first = turn(9_100, *said, event_id="e")
+    fields = {**KEY._asdict(), "event_id": "e", "messages": said}
+    # The longest and the shortest text of the same content.
+    spread = json.dumps(fields, ensure_ascii=False, indent=16).encode()
+    await watched.stores.ingest(first)
+
+    parsed, loads = [0], json.loads
+
+    def counted(text: str, **options: Any) -> Any:
+        parsed[0] += len(text)
+        return loads(text, **options)
+
+    copy = decode_event(Delivery("turn.completed", spread, 9_101, NOON), count=words)
+    others = [turn(seq, user("x"), event_id="e") for seq in range(9_102, 9_152)]
+    monkeypatch.setattr(json, "loads", counted)
+    done = await watched.stores.intake.ingest(
+        [copy, *others], (), installation=watched.stores.installation
+    )
+
+    assert (done.duplicates, done.dead_letters) == (1, 50)
+    assert parsed[0] < 2 * len(json.dumps(fields))
 
 
 @pytest.mark.proves("L8", "E2")
