@@ -274,18 +274,22 @@ async def test_an_event_that_comes_again_is_found_by_its_id(watched: Watched) ->
 
 
 @pytest.mark.proves("X6")
-@pytest.mark.parametrize("named", ["one result each", "all", "after"])
+@pytest.mark.parametrize("named", ["a result each", "an evicted message each", "all", "after"])
 async def test_a_batch_of_retractions_reads_a_long_session_once(tmp_path: Path, named: str) -> None:
     def taken_back(seq: int) -> DecodedEvent:
-        if named == "one result each":
+        if named.endswith("each"):
             return retracted(seq, f"e1#{seq % 100}")
         return retracted(seq, all=True) if named == "all" else retracted(seq, after="e1#0")
 
     with counting() as hundreds:
-        async with sql_stores(new_sqlite(tmp_path), replace(SMALL, mode=Mode.OFF)) as stores:
-            said = [tool("c", f"{number}") for number in range(100)]
+        async with sql_stores(new_sqlite(tmp_path), replace(SMALL, mode=Mode.MANUAL)) as stores:
+            of_role = tool if named == "a result each" else lambda _, text: user(text)
+            said = [of_role("c", f"{number}") for number in range(100)]
             await stores.ingest(*[turn(seq, *said) for seq in range(1, 31)])
-            if named != "one result each":
+            if named == "an evicted message each":
+                given: Any = {"installation": stores.installation, "now_ms": NOON + 50}
+                assert await stores.changes.compact_now(KEY, **given)
+            elif named != "a result each":
                 await stores.ingest(retracted(31, all=True))
             before = hundreds[0]
             await stores.ingest(taken_back(100))

@@ -25,7 +25,7 @@ async def test_a_retraction_may_concern_any_number_of_evictions(
     def retract_all(connection: Connection) -> int:
         (session,) = lock_by_key(connection, [KEY]).values()
         journal = SessionJournal()
-        counts = RetractedCounts(source, 0, 0, evictions, is_new=True)
+        counts = RetractedCounts(source, 0, 0, evictions, is_new=True, undigested=evictions)
         withdraw(connection, session, journal, stores.installation, counts)
         journal.write(connection, [session])
         return len(journal.audit_rows)

@@ -55,11 +55,13 @@ def withdraw(
         if version != replaced:
             activate_version(connection, session, version, at_ms=at_ms)
     # The next audit row after the activation must be this one: it has the activation's ordinal.
-    _journal(connection, session, journal, counts, replaced)
+    if counts.is_new or counts.messages:
+        _journal(connection, session, journal, counts, replaced)
+    if counts.compaction_ids:
+        _end_emptied(connection, session, journal, counts.compaction_ids, now_ms=at_ms)
+    write_digests(connection, session.sid, sorted(counts.undigested), installation)
     if not counts.compaction_ids:
         return
-    _end_emptied(connection, session, journal, counts.compaction_ids, now_ms=at_ms)
-    write_digests(connection, session.sid, sorted(counts.compaction_ids), installation)
     end_regenerations(connection, session, journal, now_ms=at_ms)
     if session.version != replaced:
         end_rewriting(connection, session, journal, now_ms=at_ms)

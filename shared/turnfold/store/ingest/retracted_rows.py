@@ -4,7 +4,7 @@ The search index, the counts of compactions and the session row follow. Pairs do
 decides them again for the call ids that `RetractedRows` collects.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -16,11 +16,12 @@ from sqlalchemy import (
     literal,
     null,
     select,
+    union_all,
     update,
 )
 
 from turnfold.core.eviction.triggers import load_of
-from turnfold.messages import Message
+from turnfold.messages import MESSAGES_PER_EVENT, Element, Message, position_of
 from turnfold.store.database.message_rows import EVICTABLE, evictable_of
 from turnfold.store.database.schema import (
     compactions,
@@ -36,6 +37,7 @@ from turnfold.store.ingest.pairing import retracted_at_ms
 from turnfold.store.ingest.tombstones import in_portions
 from turnfold.store.ingest.word_index.removal import delete_indexed
 
+IN_RESPONSES = [int(Element.ITEM), int(Element.JOINED)]
 _COLUMNS = [column.name for column in messages.c]
 _LESSEN = bulk_update(
     compactions,
@@ -177,3 +179,39 @@ class RetractedRows:
 
     def _is_in(self, table: Table, positions: Sequence[int]) -> ColumnElement[bool]:
         return (table.c.sid == self._session.sid) & table.c.position.in_(positions)
+
+
+def rest_of_responses(connection: Connection, sid: int, positions: Collection[int]) -> list[int]:
+    """Return the items of the same responses that are not among these positions."""
+    chosen = set(positions)
+    return [
+        position
+        for seq in sorted({position // MESSAGES_PER_EVENT for position in chosen})
+        for response in _responses(connection, sid, seq)
+        if not chosen.isdisjoint(response)
+        for position in response
+        if position not in chosen
+    ]
+
+
+def _responses(connection: Connection, sid: int, seq: int) -> Iterator[list[int]]:
+    """Yield the responses of an event, each as its positions in order."""
+    # Retracted ones as well: the order in which retractions arrive must not matter.
+    items = union_all(
+        *[
+            select(table.c.position, table.c.element).where(
+                table.c.sid == sid,
+                table.c.position >= position_of(seq, 0),
+                table.c.position < position_of(seq + 1, 0),
+                table.c.element.in_(IN_RESPONSES),
+            )
+            for table in (messages, retracted_messages)
+        ]
+    ).order_by("position")
+    response: list[int] = []
+    for position, element in connection.execute(items):
+        if element != Element.JOINED:
+            yield response
+            response = []
+        response.append(position)
+    yield response

@@ -7,7 +7,7 @@ other items of a response follow a retracted one: their chat view is one message
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import (
@@ -18,7 +18,6 @@ from sqlalchemy import (
     delete,
     func,
     select,
-    union_all,
     update,
 )
 
@@ -26,7 +25,7 @@ from turnfold.access.actors import verified_actor
 from turnfold.contracts.retractions import Retraction
 from turnfold.contracts.subjects import id_fault
 from turnfold.core.history.audit_chain import LOCAL, WORKER
-from turnfold.messages import MESSAGES_PER_EVENT, Element, position_of, split_message_id
+from turnfold.messages import MESSAGES_PER_EVENT, position_of, split_message_id
 from turnfold.ports.ingest import DecodedEvent, Installation
 from turnfold.store.database.schema import (
     messages,
@@ -39,13 +38,12 @@ from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared
 from turnfold.store.ingest.batch.stored_events import KNOWN_EVENTS
 from turnfold.store.ingest.pairing import changed_pairs, first_named_seq, store_pairs
-from turnfold.store.ingest.retracted_rows import RetractedRows
+from turnfold.store.ingest.retracted_rows import IN_RESPONSES, RetractedRows, rest_of_responses
 from turnfold.store.ingest.tombstones import in_portions
 from turnfold.store.ingest.usage import TEACHES_NONE
 
-PAIRED_EACH = 20
-"""In a batch with more retractions, pairs are decided once: many results may share an id."""
-_IN_RESPONSES = [int(Element.ITEM), int(Element.JOINED)]
+AT_ONCE_EACH = 20
+"""With more retractions, a batch decides pairs and has digests written once: both may be long."""
 INSERT_RETRACTIONS = BulkInsert(retractions, ("sid", "stream_seq", "at_ms", "named", "actor"))
 _SINCE = Prepared(
     select(retractions.c.stream_seq, retractions.c.at_ms, retractions.c.named, retractions.c.actor)
@@ -65,13 +63,24 @@ class StoredRetraction(NamedTuple):
 
 
 class RetractedCounts(NamedTuple):
-    """The changes of one retraction: messages, tokens of the window before, and evictions."""
+    """The changes of one retraction: messages, tokens of the window before, and evictions.
+
+    `undigested` are the evictions whose digests are to be written anew now.
+    """
 
     source: StoredRetraction
     messages: int
     tokens_before: int
     compaction_ids: Collection[int]
     is_new: bool
+    undigested: Collection[int]
+
+
+class _Later(NamedTuple):
+    """The call ids and evictions for which pairs and digests follow after several retractions."""
+
+    call_ids: set[str]
+    evictions: set[int]
 
 
 Withdraw = Callable[[Connection, SessionRow, SessionJournal, Installation, RetractedCounts], None]
@@ -126,16 +135,16 @@ class Retractor:
         since = min(stored_seqs, default=1 << 62)
         stored = _SINCE.rows(self._connection, session.sid, since)
         self._named.clear()
-        unpaired: set[str] | None = set() if len(stored) > PAIRED_EACH else None
+        later = _Later(set(), set()) if len(stored) > AT_ONCE_EACH else None
         for seq, retracted_at_ms, named, actor in stored:
             ids, after, is_all = json.loads(named)
             retraction = Retraction(tuple(ids), after, bool(is_all))
             source = StoredRetraction(int(seq), int(retracted_at_ms), retraction, actor)
-            is_new = seq in stored_seqs
-            if self._apply_one(session, source, is_new=is_new, unpaired=unpaired):
+            if self._apply_one(session, source, is_new=seq in stored_seqs, later=later):
                 reports_from = source.seq
-        if unpaired:
-            self._apply_one(session, StoredRetraction(0, at_ms, Retraction(), WORKER), unpaired)
+        if later is not None:
+            rest = StoredRetraction(0, at_ms, Retraction(), WORKER)
+            self._apply_one(session, rest, later.call_ids, undigested=later.evictions)
         return reports_from
 
     def bring_back(self, session: SessionRow, seq: int) -> set[str]:
@@ -168,23 +177,28 @@ class Retractor:
         call_ids: Iterable[str] = (),
         *,
         is_new: bool = False,
-        unpaired: set[str] | None = None,
+        later: _Later | None = None,
+        undigested: Collection[int] = (),
     ) -> bool:
         """Apply a retraction; return whether it names a stored message.
 
-        With `unpaired`, pairs are left to the caller; the call ids are added to it.
+        Pairs and digests are left to the caller with `later`, which notes for what.
         """
         has_named = False
         before, rows = session.window_tokens, RetractedRows(self._connection, session)
         rows.call_ids.update(call_ids)
         if source.seq:
             has_named = self._name(session, source, rows)
-        if unpaired is None:
+        if later is None:
             self._pair(session, rows)
+            undigested = {*undigested, *rows.compaction_ids}
         else:
-            unpaired |= rows.call_ids
-        if is_new or rows.messages:
-            counts = RetractedCounts(source, rows.messages, before, rows.compaction_ids, is_new)
+            later.call_ids.update(rows.call_ids)
+            later.evictions.update(rows.compaction_ids)
+        if is_new or rows.messages or undigested:
+            counts = RetractedCounts(
+                source, rows.messages, before, rows.compaction_ids, is_new, undigested
+            )
             self._withdraw(self._connection, session, self._journal, self._installation, counts)
         return has_named
 
@@ -288,7 +302,7 @@ class Retractor:
             position
             for table in (messages, retracted_messages)
             for position in self._positions(
-                table, session, edges, table.c.element.in_(_IN_RESPONSES)
+                table, session, edges, table.c.element.in_(IN_RESPONSES)
             )
         ]
         rest = rest_of_responses(self._connection, session.sid, named)
@@ -357,39 +371,3 @@ class _Positions(NamedTuple):
 
 
 _EVERYWHERE = _Positions(0, 1 << 62)
-
-
-def rest_of_responses(connection: Connection, sid: int, positions: Collection[int]) -> list[int]:
-    """Return the items of the same responses that are not among these positions."""
-    chosen = set(positions)
-    return [
-        position
-        for seq in sorted({position // MESSAGES_PER_EVENT for position in chosen})
-        for response in _responses(connection, sid, seq)
-        if not chosen.isdisjoint(response)
-        for position in response
-        if position not in chosen
-    ]
-
-
-def _responses(connection: Connection, sid: int, seq: int) -> Iterator[list[int]]:
-    """Yield the responses of an event, each as its positions in order."""
-    # Retracted ones as well: the order in which retractions arrive must not matter.
-    items = union_all(
-        *[
-            select(table.c.position, table.c.element).where(
-                table.c.sid == sid,
-                table.c.position >= position_of(seq, 0),
-                table.c.position < position_of(seq + 1, 0),
-                table.c.element.in_(_IN_RESPONSES),
-            )
-            for table in (messages, retracted_messages)
-        ]
-    ).order_by("position")
-    response: list[int] = []
-    for position, element in connection.execute(items):
-        if element != Element.JOINED:
-            yield response
-            response = []
-        response.append(position)
-    yield response
