@@ -28,6 +28,7 @@ from tests.store_fixtures import (
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.policy.retention import DAY_MS
 from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.ports.compact import RegenerateOptions
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import metadata
 from turnfold.store.database.session_rows import lock_by_key, lock_session_counts
@@ -91,6 +92,26 @@ def files_with(folder: Path, mark: str) -> list[str]:
 @pytest.mark.proves("A6")
 def test_every_table_hangs_on_a_session_or_is_known_not_to() -> None:
     assert {table.name for table in HANGING} == set(metadata.tables) - OF_NO_SESSION
+
+
+@pytest.mark.proves("A6")
+async def test_what_an_agent_asked_to_be_written_is_erased_with_it(
+    stores: Stores, tmp_path: Path
+) -> None:
+    wanted = RegenerateOptions(prompt=f"Tell of {MARK}.")
+    given: Any = {"installation": stores.installation, "now_ms": NOON + 12_000}
+    await stores.versions.regenerate(KEY, wanted, **given)
+    begun = await stores.campaigns.begin(KEY.agent_id, wanted, at_once=1, **given)
+    await stores.campaigns.advance(**given)
+
+    await stores.changes.erase(KEY.agent_id, last_seq=300, now_ms=NOON + 13_000)
+    await stores.delete_rows()
+
+    rows = held(tmp_path / "turnfold.db")
+    assert [name for name in rows if MARK in str(rows[name])] == []
+    ended = await stores.campaigns.progress(begun.campaign_id)
+    assert ended is not None
+    assert ended.finished_at_ms == NOON + 13_000
 
 
 @pytest.mark.proves("A6", "L12")

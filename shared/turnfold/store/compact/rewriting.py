@@ -9,6 +9,7 @@ from sqlalchemy import Connection, bindparam, func, literal_column, select, upda
 
 from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS, Trigger
 from turnfold.core.summary.eviction_digest import digest_eviction
+from turnfold.core.summary.prompt import prompt_version
 from turnfold.ports.compact import JobStatus, RegenerateOptions
 from turnfold.ports.ingest import Installation
 from turnfold.store.compact.coverage import may_be_extended, uncovered
@@ -306,6 +307,9 @@ def _open(
         "actor": journal.asked_by,
     }  # fmt: skip
     connection.execute(compactions.insert(), row)
+    if "prompt" in asked:
+        # No erasure reaches the audit, and a prompt may say anything.
+        asked["prompt_version"] = prompt_version(asked.pop("prompt"))
     journal.add_audit_row(
         session, "opened", at_ms=now_ms, compaction_id=work.compaction_id,
         tokens_before=session.window_tokens, trigger=str(work.trigger), version=session.version,

@@ -34,6 +34,7 @@ from turnfold.store.database.instance_lock import confirm_stream, lock_storing
 from turnfold.store.database.predicates import ERASED_AGENT, is_kept, is_running, is_uncovered
 from turnfold.store.database.schema import (
     agents,
+    campaigns,
     compactions,
     ingested_ranges,
     session_counts,
@@ -228,6 +229,8 @@ def erase_some(
         # Before its sessions, as whoever sets the policy does. Another order could deadlock.
         is_agent = agents.c.agent_id == scope.agent_id
         connection.execute(select(agents.c.agent_id).where(is_agent).with_for_update())
+        # Before its sessions, too, as whoever advances them.
+        _end_campaigns(connection, scope.agent_id, now_ms=erasure.at_ms)
     is_last = True
     if scope.session_id is not None:
         key = SessionKey(scope.agent_id, scope.session_id)
@@ -255,6 +258,13 @@ def erase_some(
         whole = Tombstone(scope.agent_id, ALL_SESSIONS, erasure.last_seq, erasure.at_ms)
         add_tombstones(connection, [whole])
     return erased, is_last
+
+
+def _end_campaigns(connection: Connection, agent_id: AgentId, *, now_ms: int) -> None:
+    """End the campaigns of an agent, and forget what they were asked to write."""
+    ended = func.coalesce(campaigns.c.finished_at_ms, now_ms)
+    forgotten = update(campaigns).where(campaigns.c.agent_id == agent_id)
+    connection.execute(forgotten.values(wanted="{}", finished_at_ms=ended))
 
 
 def _sids(connection: Connection, scope: ErasureScope, most: int) -> Sequence[int]:
