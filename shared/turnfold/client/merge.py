@@ -105,6 +105,13 @@ def with_marks(messages: Sequence[Json], own: Sequence[Json]) -> list[dict[str, 
     ]
 
 
+def is_same_text(one: str, other: str) -> bool:
+    """Return whether two texts are equal, or one of them is what a window has cut the other to."""
+    if one[:LEAST_SHOWN] != other[:LEAST_SHOWN]:
+        return False
+    return _is_same(*(_side({"role": "user", "content": text}) for text in (one, other)))
+
+
 def _newer(own: Sequence[dict[str, Any]], provided: Sequence[Json]) -> list[dict[str, Any]]:
     """Return the agent's messages after the newest provided one, or all if none was provided.
 

@@ -28,11 +28,13 @@ from turnfold.integrations.strands_messages import (
     begins_window,
     block_texts,
     chat_of,
+    is_left_out,
     is_made,
     longest_row,
     marked,
     parts_of,
     rebuilt,
+    recognized,
     unmarked,
     without_cache_points,
 )
@@ -221,8 +223,9 @@ async def _restored(
     held: dict[str, _Held] = {}
     if len(messages) < 2:
         return held
-    stored = await _stored(session, sum(len(parts_of(message)) for message in messages))
     restored = [message for message in messages if _named(message) in unnamed]
+    count = TAIL_MESSAGES if restored else sum(len(parts_of(message)) for message in messages)
+    stored = await _stored(session, count)
     for message in messages:
         name, texts = _named(message), block_texts(message)
         if name in stored:
@@ -245,8 +248,10 @@ def _found(
     the row stay, although the host has lost them.
     """
     firsts = len(messages) if begins_window(messages[0]) else 1
-    theirs = [_texts([one for _, one in parts]) for parts in stored]
-    size, at, place = longest_row(list(map(_comparable, messages)), theirs, firsts, is_cut=is_cut)
+    ours = [recognized(parts_of(message)) for message in messages]
+    stored = [parts for parts in stored if not is_left_out([one for _, one in parts], ours)]
+    theirs = [recognized([one for _, one in parts]) for parts in stored]
+    size, at, place = longest_row(ours, theirs, firsts, is_cut=is_cut)
     known = [*([[]] * place), *stored[at : at + size]]
     pairs = zip(messages, known, strict=False)
     return {_named(one): _Held(block_texts(one), parts) for one, parts in pairs}

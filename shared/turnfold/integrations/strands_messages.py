@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from turnfold.client.merge import is_same_text
 from turnfold.integrations import requires
 from turnfold.integrations.mirrored import Chat, call_arguments, content_text
 
@@ -16,7 +17,7 @@ with requires("strands"):
 _MADE = "turnfold"
 """The mark of messages that Turnfold wrote or shortened: they are not published."""
 _FRAMES = ("# Conversation Summary\n", "# Earlier messages")
-"""How the summary and the digests of a window begin."""
+"""How the summary, the digests and the recall block of a window begin."""
 
 Message = dict[str, Any]
 
@@ -134,8 +135,30 @@ def rebuilt(body: Chat) -> Message:
     return {"role": role, "content": blocks or [{"text": "(empty)"}], "metadata": marked({})}
 
 
+def recognized(parts: Sequence[Message]) -> str:
+    """Return by what a message without its id is recognized: its calls and results, or its texts.
+
+    A window may have shortened a message, and have put texts of its own before it.
+    """
+    blocks = [block for part in parts for block in without_cache_points(part)["content"]]
+    calls = [f"call {block['toolUse']['toolUseId']}" for block in blocks if "toolUse" in block]
+    results = [block["toolResult"]["toolUseId"] for block in blocks if "toolResult" in block]
+    texts = [
+        str(block["text"]) if "text" in block else json.dumps(block, sort_keys=True)
+        for block in blocks
+        if not ("reasoningContent" in block or str(block.get("text", "")).startswith(_FRAMES))
+    ]
+    return "\n".join(sorted([*calls, *results]) or texts)
+
+
+def is_left_out(parts: Sequence[Message], shown: Sequence[str]) -> bool:
+    """Return whether a message is a call or a result that a window has left out."""
+    kinds = {kind for part in parts for block in part["content"] for kind in block}
+    return bool({"toolUse", "toolResult"} & kinds) and recognized(parts) not in shown
+
+
 def longest_row(
-    ours: Sequence[list[str]], theirs: Sequence[list[str]], firsts: int, *, is_cut: bool
+    ours: Sequence[str], theirs: Sequence[str], firsts: int, *, is_cut: bool
 ) -> tuple[int, int, int]:
     """Return the size of the longest row in both lists, and where it begins in `theirs` and `ours`.
 
@@ -146,9 +169,9 @@ def longest_row(
     for at in range(len(theirs)):
         for place in range(len(ours) if is_cut and at < 2 else firsts):
             # This row is the end of one that begins earlier in both lists, and is longer.
-            if place and at and ours[place - 1] == theirs[at - 1]:
+            if place and at and is_same_text(ours[place - 1], theirs[at - 1]):
                 continue
             pairs = zip(ours[place:], theirs[at:], strict=False)
-            if size := sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)):
+            if size := sum(1 for _ in takewhile(lambda pair: is_same_text(*pair), pairs)):
                 best = max(best, (size, at, place))
     return best

@@ -100,6 +100,42 @@ async def test_a_restored_window_without_ids_is_not_published_as_messages(
     assert [text[:8] for text in texts[::2]] == [f"Tell {n}."[:8] for n in range(12)] + ["Well?"]
 
 
+ROOMS = [calls("one", "hall"), calls("two", "yard " * 1_500), says("Both are."), says("Sure.")]
+HERON = "The heron sleeps in the attic of Maple Street. " + "word " * 200
+TALES = [says(f"{number} " + "word " * 300) for number in range(12)]
+
+
+@pytest.mark.proves("L2")
+@pytest.mark.parametrize(
+    ("script", "asked", "tokens", "has"),
+    [
+        (ROOMS, ["Is one empty?", "Sure?"], 1_500, "[TRUNCATED original"),
+        (TALES, [HERON, *"0123456789", "Where is the heron?"], 2_500, "# Earlier messages\\n"),
+    ],
+)
+async def test_a_restored_window_without_ids_is_recognized_by_what_it_shows_of_messages(
+    system: RunningSystem,
+    session_id: str,
+    script: list[Any],
+    asked: list[str],
+    tokens: int,
+    has: str,
+) -> None:
+    agent = agent_of(ScriptedModel(*script), session_id, system.nats_url, tokens=tokens)
+    for text in asked:
+        await agent.invoke_async(text)
+    messages = saved(agent.messages)
+    assert has in str(messages)
+    stored = await recorded(system, session_id)
+    model = ScriptedModel(says("Fine."))
+
+    later = agent_of(model, session_id, system.nats_url, tokens=tokens, messages=messages)
+    await later.invoke_async("Well?")
+
+    assert await recorded(system, session_id) == [*stored, "Well?", "Fine."]
+    assert faults(model.calls[-1]) == []
+
+
 @pytest.mark.proves("L1")
 async def test_new_messages_before_one_that_repeats_a_stored_one_are_published(
     system: RunningSystem, session_id: str
