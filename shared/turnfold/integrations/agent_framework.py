@@ -51,8 +51,8 @@ _APPROVALS = ("function_approval_request", "function_approval_response")
 _IMAGE = "image/"
 _FILES = ("data", "uri", "hosted_file")
 _DATA_URL = re.compile(r"data:[^,\s]*;base64,")
-# The event is escaped as a whole, where it must be.
-_text = partial(json.dumps, ensure_ascii=False, separators=(",", ":"))
+# The event is escaped as a whole, where it must be. Properties may have values such as dates.
+_text = partial(json.dumps, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
 class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without types here
@@ -236,7 +236,7 @@ def _chat(role: str, contents: Sequence[Content]) -> Chat:
         elif (part := _chat_part(content)) is not None:
             parts.append(part)
         elif content.type != "usage":
-            others.append(_text(_without_data(json.loads(json.dumps(content.to_dict())))))
+            others.append(_text(_without_data(json.loads(_text(content.to_dict())))))
     body = {"role": role if role in _ROLES else "user", "content": _content(parts)}
     if calls:
         body |= {"role": "assistant", "tool_calls": calls}
@@ -250,7 +250,7 @@ def _is_call(content: Content) -> bool:
 
 def _call(content: Content) -> Chat:
     arguments = content.arguments
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, default=str)
     function = {"name": content.name, "arguments": text}
     return {"id": content.call_id, "type": "function", "function": function}
 

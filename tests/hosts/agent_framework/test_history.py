@@ -4,6 +4,7 @@
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -205,6 +206,20 @@ def call_of(name: str) -> Content:
 
 def result_of(name: str) -> Content:
     return Content.from_function_result(name, result=f"result {name}")
+
+
+async def test_values_that_are_no_json_are_saved_as_text(history: TurnfoldHistoryProvider) -> None:
+    at = datetime(2026, 11, 29, tzinfo=UTC)
+    call = Content.from_function_call("c1", "look", arguments={"at": at})
+    thought = Content.from_text_reasoning(text="So.", additional_properties={"at": at})
+
+    await history.save_messages(
+        "s", [Message("user", ["When?"]), Message("assistant", [thought, call])]
+    )
+
+    _, called = await history.get_messages("s")
+    assert called.contents[0].additional_properties == {"at": str(at)}
+    assert called.contents[1].arguments == {"at": str(at)}
 
 
 async def test_a_transcript_that_is_saved_again_is_stored_once(
