@@ -195,7 +195,7 @@ class _RequestContents:
         names = [
             call_id
             for call_id, call in self._open
-            if (call.id == response.id and call.name == response.name)
+            if response.id in (None, call.id) and call.name == response.name
         ]
         call_id = names[0] if names else f"unknown-{len(self._chat)}"
         self._open = [one for one in self._open if one[0] != call_id]
