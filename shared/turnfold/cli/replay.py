@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -336,7 +336,7 @@ async def _outcome(
 ) -> ReplaySummary:
     session = client.session(*recording.key)
     status = await session.status()
-    evictions = [row async for row in session.audit_trail() if row.get("phase") == "evicted"]
+    evictions = [row for row in await present_trail(session) if row["phase"] == "evicted"]
     return ReplaySummary(
         agent_id=recording.key.agent_id,
         session_id=recording.key.session_id,
@@ -350,6 +350,16 @@ async def _outcome(
         tokens_live=status.get("tokens_live") or 0,
         refused=refusals[recording.key],
     )
+
+
+async def present_trail(session: Session) -> list[dict[str, Any]]:
+    """Return the audit rows of a session, without those of erased sessions of its name."""
+    rows: list[dict[str, Any]] = []
+    async for row in session.audit_trail():
+        rows.append(row)
+        if row["phase"] == "erased":
+            rows.clear()
+    return rows
 
 
 async def _for_each(

@@ -19,7 +19,7 @@ from turnfold.cli.diff import Version, diff
 from turnfold.cli.names import existing_session, has_sessions, unknown_agent
 from turnfold.cli.output import console, print_rows, show_json
 from turnfold.cli.parameters import Agent, AsJson, SessionName
-from turnfold.cli.replay import progress
+from turnfold.cli.replay import present_trail, progress
 from turnfold.client import Session, Summary
 from turnfold.contracts.subjects import agent_subject
 from turnfold.core.policy.presets import Style
@@ -331,7 +331,7 @@ async def _newest_compaction(system: System, agent: str, session: str) -> str:
         connected_client(system.settings) as client,
         existing_session(client, agent, session) as chosen,
     ):
-        rows = [row async for row in chosen.audit_trail()]
+        rows = await present_trail(chosen)
     undone = {row["compaction_id"] for row in rows if row["phase"] == "restored"}
     for row in reversed(rows):
         if row["phase"] == "evicted" and row["compaction_id"] not in undone:

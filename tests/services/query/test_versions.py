@@ -148,6 +148,13 @@ async def test_people_compare_promote_and_undo_from_the_command_line(tmp_path: P
         assert all(ends == begins for (_, _, ends), (_, begins, _) in pairwise(periods))
         assert periods[-1][2] is None
 
+        # The evictions of an erased session cannot be undone in a new one of its name.
+        await session.erase()
+        await grown(session, 60, 61)
+        await session.context(wait_ms=5_000)
+        status, _, err = await command(tmp_path, "restore", AGENT, SESSION, "--yes")
+        assert (status, "nothing to restore" in err) == (1, True), err
+
 
 def settings_of(model: ModelServer) -> dict[str, str]:
     """Summaries by this model, soon."""
