@@ -154,7 +154,7 @@ async def test_a_tool_result_stands_in_the_view_as_it_was_published(
 
 
 LONG = 'said 😀 "quoted", \\ and \n lines, \ufffd ' * 8
-ITEMS = [
+ITEMS: list[dict[str, Any]] = [
     {"type": "message", "role": "user", "content": [{"type": "input_text", "text": LONG}]},
     {"type": "reasoning", "id": "r", "summary": []},
     {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},

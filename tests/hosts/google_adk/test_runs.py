@@ -25,7 +25,7 @@ from turnfold.integrations.google_adk import TurnfoldPlugin
 NOWHERE = "nats://127.0.0.1:9"
 
 
-class InteractionsModel(ScriptedModel, Gemini):
+class InteractionsModel(ScriptedModel, Gemini):  # type: ignore[misc]  # without types here
     """Pairs calls by their ids, so the ADK leaves those that it made."""
 
     use_interactions_api: bool = True

@@ -76,20 +76,30 @@ def _items_of_response(
     known = tuple([call for call in head.message.calls if call.call_id in calls])
     if len(known) < len(head.message.calls):
         head = head._replace(message=replace(head.message, calls=known))
-    caps = head.form.arguments or {}
-    told = {
-        entry.call.call_id
-        for entry in rest
-        if not isinstance(entry, RecallEntry)
-        and entry.call is not None
-        and (kind := calls.get(entry.call.call_id, FUNCTION)) not in _OWN_OUTPUTS
-        and (entry.call.slot in caps or not _is_own_output(entry, kind, bodies))
-    }
+    told = _told_as_functions(head, rest, calls, bodies)
     own = [(row.message_id, bodies[row.position]) for row in rows]
     shown = own if head.form is WHOLE and not told else _shortened(head, own, items, told)
     # An output that came first stands first: in a block, results are in the order of calls.
     outputs = sorted([entry for entry in rest if _call_id(entry) in calls], key=entry_position)
     return shown, calls | dict.fromkeys(told, FUNCTION), outputs
+
+
+def _told_as_functions(
+    head: ShownMessage, rest: list[Entry], calls: Mapping[str, str], bodies: Mapping[int, str]
+) -> set[str]:
+    """Return the ids of the answered calls that are shown as calls of functions."""
+    caps = head.form.arguments or {}
+    answered = [
+        (entry, entry.call)
+        for entry in rest
+        if not isinstance(entry, RecallEntry) and entry.call is not None
+    ]
+    return {
+        call.call_id
+        for entry, call in answered
+        if (kind := calls.get(call.call_id, FUNCTION)) not in _OWN_OUTPUTS
+        and (call.slot in caps or not _is_own_output(entry, kind, bodies))
+    }
 
 
 def is_item(message: Message) -> bool:
