@@ -380,6 +380,20 @@ async def test_the_views_tell_what_happened(migrated_url: str) -> None:
     )
 
 
+@pytest.mark.proves("A2")
+async def test_a_version_is_not_in_force_where_none_is(migrated_url: str) -> None:
+    async with sql_stores(migrated_url) as stores:
+        await stores.ingest(*turns(1, 7))
+        (job,) = await stores.claim(NOON + 1_000)
+        await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 2_000)
+        await stores.versions.restore(
+            KEY, job.compaction_ids[0], installation=stores.installation, now_ms=NOON + 3_000
+        )
+
+    found = await rows(migrated_url, "SELECT version FROM summaries_view WHERE NOT in_force")
+    assert [row["version"] for row in found] == [1]
+
+
 @pytest.mark.proves("A2", "A6")
 async def test_no_view_shows_an_erased_session_while_its_rows_are_there(migrated_url: str) -> None:
     async with sql_stores(migrated_url) as stores:

@@ -1,4 +1,7 @@
-"""The exact JSON of elements in the view of messages; rows have it packed beside its chat view."""
+"""The exact JSON of elements in the view of messages, and versions that are not in force.
+
+Rows have an element packed beside its chat view.
+"""
 
 from importlib import import_module
 
@@ -12,9 +15,12 @@ branch_labels = None
 depends_on = None
 
 RETRACTED: str = import_module("turnfold_migrations.versions.1009_retracted_messages").RETRACTED
-VIEW = (VIEWS["messages_view"] + RETRACTED).replace(
-    "JOIN sessions s ON", "JOIN sessions s ON s.agent_id <> '' AND"
+MESSAGES, SUMMARIES = (
+    view.replace("JOIN sessions s ON", "JOIN sessions s ON s.agent_id <> '' AND")
+    for view in (VIEWS["messages_view"] + RETRACTED, VIEWS["summaries_view"])
 )
+# Without a version in force, the comparison alone is null, and `NOT in_force` finds nothing.
+IN_FORCE = ("v.version = s.version AS", "(s.version IS NOT NULL AND v.version = s.version) AS")
 # The inverse of `turnfold.core.shapes.packing.pack`: "<start>,<length>", and the texts before and
 # after what stands there in the chat view, with a character between them that no JSON contains.
 ELEMENT = {
@@ -37,9 +43,10 @@ HAS_HOLE = {
 
 
 def upgrade() -> None:
-    """Show each element as it was published."""
+    """Show each element as it was published, and tell of each version whether it is in force."""
     dialect = op.get_bind().dialect.name
-    _replace(
+    _replace("summaries_view", SUMMARIES.replace(*IN_FORCE))
+    _replace_messages(
         f"""CASE WHEN m.element IS NULL OR m.original IS NULL THEN {BODY[dialect]}
                  WHEN {HAS_HOLE[dialect]} THEN {ELEMENT[dialect]}
                  ELSE m.original END"""
@@ -48,12 +55,16 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Show what was stored of elements, within their chat views."""
-    _replace(BODY[op.get_bind().dialect.name])
+    _replace_messages(BODY[op.get_bind().dialect.name])
+    _replace("summaries_view", SUMMARIES)
 
 
-def _replace(body: str) -> None:
-    connection = op.get_bind()
-    op.execute("DROP VIEW messages_view")
-    columns = VIEW.replace("{text}", TEXT[connection.dialect.name]).replace("{body}", body)
+def _replace_messages(body: str) -> None:
+    text = TEXT[op.get_bind().dialect.name]
+    _replace("messages_view", MESSAGES.replace("{text}", text).replace("{body}", body))
+
+
+def _replace(name: str, select: str) -> None:
+    op.execute(f"DROP VIEW {name}")
     # Not `op.execute`, which would read the colons and backslashes as parameters and escapes.
-    connection.exec_driver_sql(f"CREATE VIEW messages_view AS {columns}")
+    op.get_bind().exec_driver_sql(f"CREATE VIEW {name} AS {select}")
