@@ -114,8 +114,8 @@ def replay(
 ) -> None:
     """Publish recorded conversations and show the result of each.
 
-    Formats: this project's JSONL, lists of OpenAI messages or items,
-    and sessions of Claude Code, Codex and nanobot.
+    Formats: this project's JSONL, saved histories, lists of OpenAI messages
+    or items, and sessions of Claude Code, Codex and nanobot.
 
     A line on stderr counts what is not imported.
 

@@ -5,12 +5,14 @@ from enum import StrEnum
 from typing import Any, Final
 
 from turnfold.messages import Json
+from turnfold.transcripts.saved_history import is_page, is_stored_message
 
 
 class Format(StrEnum):
     """The program that wrote a file, or the API whose messages it has."""
 
     TURNFOLD = "turnfold"
+    HISTORY = "history"
     OPENAI = "openai"
     CLAUDE_CODE = "claude-code"
     CODEX = "codex"
@@ -51,6 +53,7 @@ def is_item(value: Json) -> bool:
 
 
 _FITS: Final[tuple[tuple[Format, Callable[[Json], bool]], ...]] = (
+    (Format.HISTORY, lambda value: is_page(value) or is_stored_message(value)),
     (Format.TURNFOLD, is_conversation),
     (Format.NANOBOT, lambda value: "_type" in value),
     # Before Claude Code, whose only sign is a type: lines of rollouts and items have one, too.

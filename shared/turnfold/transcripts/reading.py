@@ -23,6 +23,7 @@ from turnfold.transcripts.codex import Rollout
 from turnfold.transcripts.formats import Format, format_of, is_conversation, is_item
 from turnfold.transcripts.nanobot import SessionFile
 from turnfold.transcripts.parsed import Log, RecordFault
+from turnfold.transcripts.saved_history import SavedHistory
 
 STANDARD_INPUT = "-"
 
@@ -83,8 +84,9 @@ def read_conversations(
 
     Formats: one conversation per line (`{"id", "agent", "messages": [...]}`); a JSON list of OpenAI
     chat messages, of items of the Responses API or of such conversations; one message or item per
-    line; session logs of Claude Code, in which every sub-agent has its own conversation; rollouts
-    of Codex; session files of nanobot. The first value decides, unless `form` names the format.
+    line; saved histories of sessions; session logs of Claude Code, in which every sub-agent has its
+    own conversation; rollouts of Codex; session files of nanobot. The first value decides, unless
+    `form` names the format.
     Conversations without an id are named after the file. `left_out` receives the number of
     records that no conversation contains, by kind.
 
@@ -123,6 +125,7 @@ def _opened(path: Path | str) -> Generator[io.BufferedIOBase, None, None]:
 
 
 _LOGS: Final[Mapping[Format, Callable[[], Log]]] = {
+    Format.HISTORY: SavedHistory,
     Format.CLAUDE_CODE: Transcript,
     Format.CODEX: Rollout,
     Format.NANOBOT: SessionFile,

@@ -1,8 +1,11 @@
 """Logs of other programs, replayed into a whole system."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
+import httpx
 import pytest
 
 from tests.running_system import Command, running_system
@@ -124,3 +127,39 @@ async def test_a_refused_event_is_told_whatever_the_size_of_its_session_is(tmp_p
         changed = await replay(tmp_path, str(log))
 
     assert (changed.status, changed.rows[0]["messages"], changed.rows[0]["refused"]) == (1, 4, 1)
+
+
+@pytest.mark.proves("A5", "G11")
+@pytest.mark.parametrize("source", ["command", "pages"])
+async def test_a_saved_history_can_be_imported(tmp_path: Path, source: str) -> None:
+    environ = {"TURNFOLD_DATA_DIR": str(tmp_path)}
+    logs = ("codex.jsonl", "nanobot.jsonl", "openai-chat.json")
+    async with running_system(tmp_path) as system:
+        first = await replay(tmp_path, *(str(LOGS / name) for name in logs))
+        async with connect(system.nats_url, environ={}) as client:
+            for row in first.rows:
+                key = row["agent_id"], row["session_id"]
+                path = f"/v1/agents/{quote(key[0], '')}/sessions/{quote(key[1], '')}/history"
+                saved = tmp_path / f"{key[0]}.jsonl"
+                if source == "command":
+                    told = await run("history", *key, "--newest", "0", "--json", environ=environ)
+                    saved.write_text(told.out)
+                else:
+                    saved.write_text("\n".join(pages(system.http_url + path)))
+                again = await replay(tmp_path, str(saved), "--agent", "saved")
+                before, after = (
+                    [(one.message, one.element, one.is_meta) async for one in session.originals()]
+                    for session in (client.session(*key), client.session("saved", key[0]))
+                )
+
+                assert (again.status, again.rows[0]["refused"]) == (0, 0), again.err
+                assert after == before
+
+
+def pages(url: str) -> Iterator[str]:
+    """The pages of a history, each as its text."""
+    after: int | None = 0
+    while after is not None:
+        page = httpx.get(url, params={"limit": 3, "after_position": after}, trust_env=False)
+        yield page.text
+        after = page.json()["next_position"]

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -377,3 +378,47 @@ def test_the_examples_are_long_and_can_be_sent_as_they_stand(name: str) -> None:
         waiting += [call["id"] for call in message.get("tool_calls", ())]
     assert not waiting
     assert len(conversation.messages) > 120
+
+
+# --- saved histories
+
+
+def stored(number: int, message: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A message as `history.get` returns it."""
+    place = {"message_id": f"e{number}#0", "position": number * 1_024, "state": "covered"}
+    return place | {"message": message} | more
+
+
+@pytest.mark.proves("A5")
+def test_a_saved_history_has_each_message_once_as_it_was_published(write: Write) -> None:
+    item = {"type": "message", "role": "user", "content": "And now?"}
+    result = {"role": "tool", "tool_call_id": "c", "content": "7"}
+    messages = [
+        stored(1, USER, is_meta=True),
+        stored(2, ANSWER, state="retracted"),
+        stored(3, result, original_content=7),
+        stored(4, USER, shape="responses", element=item),
+        stored(5, {}, shape="responses", element={"type": "reasoning", "summary": []}),
+    ]
+    left_out: Counter[str] = Counter()
+    path = write(
+        {"messages": messages[:3], "next_position": 3_072, "fresh": True},
+        {"messages": messages[2:], "next_position": None, "fresh": True},
+        name="user-42.jsonl",
+    )
+
+    (mixed,) = read_conversations(path, left_out=left_out)
+    (items,) = read(write(*messages[3:], name="items.jsonl"))
+
+    assert (mixed.conversation_id, mixed.agent, mixed.shape) == ("user-42", None, "chat")
+    assert mixed.messages == (USER, result | {"content": 7}, USER)
+    assert mixed.machine_made == {0}
+    assert left_out == {"retracted messages": 1}
+    assert items.messages == (item, {"type": "reasoning", "summary": []})
+
+
+def test_a_history_without_its_fields_is_refused_with_its_line(write: Write) -> None:
+    path = write(stored(1, USER), {"message_id": "e2#0", "message": ANSWER})
+
+    with pytest.raises(UnreadableTranscript, match="line 2: not a record of history: a message"):
+        read(path)

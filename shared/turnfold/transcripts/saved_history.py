@@ -1,0 +1,61 @@
+"""Saved histories of sessions, from `turnfold history --json` or pages of `GET …/history`."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from turnfold.messages import Json, Shape, State
+from turnfold.transcripts.parsed import ParsedConversation, RecordFault
+
+
+def is_page(value: Json) -> bool:
+    """Return whether a value is a page of a history."""
+    return "next_position" in value and isinstance(value.get("messages"), list)
+
+
+def is_stored_message(value: Any) -> bool:
+    """Return whether a value is one message of a history."""
+    return isinstance(value, Mapping) and {"message_id", "state", "message"} <= value.keys()
+
+
+class SavedHistory:
+    """The messages of one session, each once, without retracted ones.
+
+    If all were published as items of the Responses API, they are again; else as chat messages.
+    """
+
+    def __init__(self) -> None:
+        self.left_out: Counter[str] = Counter()
+        self._stored: dict[str, Json] = {}
+
+    def add(self, record: Json) -> None:
+        """Add a page or a message."""
+        for stored in record["messages"] if is_page(record) else [record]:
+            if not is_stored_message(stored):
+                raise RecordFault("a message has no message_id, state or message")
+            known = len(self._stored)
+            self._stored.setdefault(str(stored["message_id"]), stored)
+            if stored["state"] == State.RETRACTED and len(self._stored) > known:
+                self.left_out["retracted messages"] += 1
+
+    def conversations(self, fallback_name: str) -> Iterator[ParsedConversation]:
+        """Iterate over the one conversation, if it has messages."""
+        kept = [one for one in self._stored.values() if one["state"] != State.RETRACTED]
+        are_items = all(one.get("shape") == Shape.RESPONSES for one in kept)
+        if not are_items:
+            # The chat message of a response is that of its first item; the others have none.
+            kept = [one for one in kept if one["message"]]
+        if kept:
+            yield ParsedConversation(
+                fallback_name,
+                shape=Shape.RESPONSES if are_items else Shape.CHAT,
+                messages=[one["element"] if are_items else _chat_message(one) for one in kept],
+                machine_made_indexes={i for i, one in enumerate(kept) if one.get("is_meta")},
+            )
+
+
+def _chat_message(stored: Json) -> dict[str, Any]:
+    message: dict[str, Any] = stored["message"]
+    if "original_content" in stored:
+        return message | {"content": stored["original_content"]}
+    return message
