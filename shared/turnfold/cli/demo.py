@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Annotated, Any
 
 import typer
@@ -83,7 +84,8 @@ def demo(
 ) -> None:
     """Start the whole system, replay conversations, show the results, and stop it."""
     recordings = load_recordings(files or examples())
-    for number in stop_signals():
+    # Signals are the main thread's.
+    for number in stop_signals() if current_thread() is main_thread() else ():
         # As Ctrl-C does. By default, the system would go on without this command.
         signal.signal(number, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
