@@ -21,7 +21,7 @@ from turnfold.core.eviction.usage import (
     usage_trigger,
 )
 from turnfold.core.policy.presets import PRESETS, Policy
-from turnfold.messages import EventId, Message, Role, position_of
+from turnfold.messages import EventId, Message, Role, ToolCall, position_of
 
 WINDOW = 10_000
 POLICY = Policy(
@@ -276,6 +276,23 @@ def test_a_window_still_full_after_its_compaction_escalates_once_and_then_rests(
     assert (first.gauge.evictions, second.gauge.evictions) == (1, 2)
     # Of the ten messages that the first kept for their tokens, the second keeps four, from a question on.
     assert (first.live - len(first.evicted), second.live - len(second.evicted)) == (10, 5)
+
+
+@pytest.mark.proves("I7", "X6")
+def test_of_thousands_of_live_messages_only_a_report_that_fires_another_trigger_is_examined() -> (
+    None
+):
+    call = ToolCall(0, "c", "search", 10)
+    live = [replace(message, role=Role.ASSISTANT, calls=(call,)) for message in said(1_100)]
+    told = {1_101: FULL, 1_102: FULL, 1_103: 1_000, 1_104: FULL}
+    # From the second report on, the open calls have timed out, so that most messages may leave.
+    times = {1_101: 2_000, 1_102: 10**7, 1_103: 10**7 + 1, 1_104: 10**7 + 2}
+    readings = {seq: UsageReading(seq, times[seq], tokens) for seq, tokens in told.items()}
+    meter = UsageInput(UsageState(), readings, times=times, reports=frozenset(told))
+
+    (eviction,) = plan_evictions(live, told, 0, POLICY, model_window=WINDOW, meter=meter)
+
+    assert (eviction.due.trigger, eviction.seq) == (Trigger.USAGE, 1_104)
 
 
 @pytest.mark.proves("C31", "I7")

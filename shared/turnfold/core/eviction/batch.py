@@ -140,6 +140,9 @@ def plan_evictions(
         [message.tokens for arrived in arriving.values() for message in arrived]
     )
     for seq, arrived in arriving.items():
+        at_ms = arrived[-1].created_at_ms if arrived else meter.times.get(seq, 0)
+        is_report = seq in meter.reports
+        known = limits.at(at_ms).fired(present.load(gauge, is_overflow=False)) if is_report else ()
         # The event that reports a window is already examined with it.
         limits.window = windows.get(seq, limits.window)
         if seq in meter.readings:
@@ -148,13 +151,12 @@ def plan_evictions(
         present.add(arrived)
         total += sum([message.tokens for message in arrived])
         is_held = hold.to_tokens > 0 and total < hold.to_tokens
-        # Events without messages change no counts, but may report usage.
-        is_examined = seq in meter.reports or _is_examined(before, len(present.messages))
-        if is_held or not is_examined:
-            continue
-        at_ms = arrived[-1].created_at_ms if arrived else meter.times.get(seq, 0)
         load = present.load(gauge, is_overflow=meter.is_overflow(seq, gauge))
         fired = limits.at(at_ms).fired(load)
+        # A report changes no counts, but may fire a trigger that they did not.
+        is_news = is_report and (load.is_overflow or any(due not in known for due in fired))
+        if is_held or not (is_news or _is_examined(before, len(present.messages))):
+            continue
         live_now = present.messages
         choice = _first_choice(
             fired, live_now, policy, load, at_ms=at_ms, is_again=gauge.evictions > 0
@@ -163,8 +165,7 @@ def plan_evictions(
             continue
         due, evicted, is_escalated = choice
         # The factor takes effect with the eviction, and includes the reports up to here.
-        newest = live_now[-1].stream_seq
-        factor = meter.learn(newest, seq, at_ms) if meter.learn else gauge.factor
+        factor = meter.learn(live_now[-1].stream_seq, seq, at_ms) if meter.learn else gauge.factor
         gauge = gauge.evicted(by_report=due.trigger is Trigger.USAGE, factor=factor)
         stays = _without(live_now, evicted)
         eviction = Eviction(
