@@ -13,6 +13,7 @@ from nats.aio.msg import Msg
 from turnfold.access.actors import ACTOR_HEADER
 from turnfold.bus.connection import connect
 from turnfold.bus.pull import PullConsumer
+from turnfold.bus.repeated import acknowledgement_tokens
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM, replayed_seq
 from turnfold.errors import StartError
 from turnfold.model_info.tokenizer import load_counter
@@ -43,7 +44,6 @@ CONNECT_SECONDS = 24 * 3600.0
 """The worker was connected when it started, so the receiver waits for the bus."""
 LEAVE_SECONDS = 1
 RETRY_SECONDS = 1.0
-ACK_TOKENS = 9
 
 Decode = Callable[[Sequence[Delivery]], DecodedBatch]
 
@@ -279,20 +279,14 @@ def portions(deliveries: Sequence[Delivery]) -> Iterator[Sequence[Delivery]]:
 
 
 def delivery_of(message: Msg, *, has_trace: bool) -> Delivery:
-    """Return a delivery, with the sequence and the time (ns) from the reply subject.
-
-    The subject is `$JS.ACK.<stream>.<consumer>.<deliveries>.<sequence>.<consumer sequence>.`
-    `<time>.<pending>`. In its newer form, the domain and the account stand before the stream, and
-    one more token ends it.
-    """
-    tokens = message.reply.split(".")
-    shift = 0 if len(tokens) == ACK_TOKENS else 2
+    """Return a delivery, with the sequence and the time (ns) from the reply subject."""
+    tokens = acknowledgement_tokens(message.reply)
     trace = extract_traceparent(message.headers) if has_trace else None
     return Delivery(
         message.subject,
         message.data,
-        int(tokens[5 + shift]),
-        int(tokens[7 + shift]) // 1_000_000,
+        int(tokens[5]),
+        int(tokens[7]) // 1_000_000,
         message.headers.get(ACTOR_HEADER) if message.headers else None,
         replayed_seq(message.headers),
         trace,

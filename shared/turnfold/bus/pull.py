@@ -14,7 +14,9 @@ from nats.aio.subscription import Subscription
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
+from turnfold.bus.repeated import RepeatedMessages, is_repeated
 from turnfold.errors import StartError
+from turnfold.process.tasks import at_most
 
 log = structlog.get_logger()
 
@@ -63,6 +65,7 @@ class PullConsumer:
         self._held: dict[int, tuple[Msg, float]] = {}
         self._held_bytes = 0
         self._waiting: deque[Msg] = deque()
+        self._repeated = RepeatedMessages()
         self._arrived = asyncio.Event()
         self._heard = 0.0
         self._activity = 0
@@ -113,16 +116,20 @@ class PullConsumer:
     async def take(self, most: int, *, most_bytes: int = AHEAD_BYTES) -> list[Msg]:
         """Wait for messages, and return the oldest ones, at most `most`.
 
-        Their bodies have at most `most_bytes` together, except for a single message.
+        Their bodies have at most `most_bytes` together, except for a single message. Messages that
+        were delivered often come apart, a few at a time.
 
         Raises:
             StartError: the consumer was deleted.
         """
-        while not self._waiting:
+        loop = asyncio.get_running_loop()
+        while (seconds := self._repeated.due_in(loop.time())) != 0 and not self._waiting:
             if self._failure is not None:
                 raise self._failure
             self._arrived.clear()
-            await self._arrived.wait()
+            await at_most(seconds, self._arrived.wait())
+        if seconds == 0:
+            return self._repeated.take(most, most_bytes)
         taken: list[Msg] = []
         while self._waiting and len(taken) < most:
             most_bytes -= len(self._waiting[0].data)
@@ -136,6 +143,7 @@ class PullConsumer:
         for message in batch:
             await self._client.publish(message.reply, b"+ACK")
             self._let_go(message)
+        self._settle(batch, is_stored=True)
         await self._ask()
 
     async def nack(self, batch: Sequence[Msg], *, delay_seconds: float = 0.0) -> None:
@@ -145,6 +153,7 @@ class PullConsumer:
             # Without a connection the server redelivers by itself, after `ack_wait`.
             if not self._client.is_closed:
                 await message.nak(delay=delay_seconds or None)
+        self._settle(batch, is_stored=False)
         await self._ask()
 
     async def stop(self) -> None:
@@ -160,13 +169,21 @@ class PullConsumer:
             with contextlib.suppress(nats.errors.Error, TimeoutError):
                 async with asyncio.timeout(DRAIN_SECONDS):
                     await subscription.drain()  # type: ignore[no-untyped-call]
-            await self.nack(list(self._waiting))
+            await self.nack([*self._waiting, *self._repeated.clear()])
         self._waiting.clear()
 
     def drop(self, messages: Sequence[Msg]) -> None:
         """Drop messages that the stream did not deliver."""
         for message in messages:
             self._let_go(message)
+            self._repeated.drop(message)
+
+    def _settle(self, batch: Sequence[Msg], *, is_stored: bool) -> None:
+        now = asyncio.get_running_loop().time()
+        for message in batch:
+            self._repeated.settle(message, now, is_stored=is_stored)
+        # `take` may wait for the end of this batch.
+        self._arrived.set()
 
     def _let_go(self, message: Msg) -> None:
         if self._held.pop(id(message), None):
@@ -215,7 +232,10 @@ class PullConsumer:
         self._asked_for(self._asked - 1, self._asked_bytes - len(message.data))
         self._held[id(message)] = (message, self._heard)
         self._held_bytes += len(message.data)
-        self._waiting.append(message)
+        if is_repeated(message):
+            self._repeated.add(message, self._heard)
+        else:
+            self._waiting.append(message)
         self._arrived.set()
 
     async def _on_status(self, message: Msg) -> None:

@@ -26,8 +26,8 @@ async def cancel_and_wait(*tasks: "asyncio.Future[Any]") -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def at_most(seconds: float, waiting: Awaitable[object]) -> None:
-    """Wait for something, and cancel it if it has not ended after so many seconds."""
+async def at_most(seconds: float | None, waiting: Awaitable[object]) -> None:
+    """Wait for something, and cancel it if it has not ended after so many seconds, if any."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await waiting

@@ -1,0 +1,86 @@
+"""Messages that were delivered often: one of them may fail or end each process that handles it."""
+
+import random
+from typing import Final
+
+from nats.aio.msg import Msg
+
+OFTEN: Final = 3
+"""A message that was delivered more often than this may be to blame for it."""
+PAUSE_SECONDS: Final = 2.0
+"""The time that other messages have before the first of these, which may end the process."""
+ACK_TOKENS: Final = 9
+MOST_DIGITS: Final = 19
+
+
+def acknowledgement_tokens(reply: str) -> list[str]:
+    """Return the tokens of a reply subject, without the domain and the account.
+
+    The subject is `$JS.ACK.<stream>.<consumer>.<deliveries>.<sequence>.<consumer sequence>.`
+    `<time>.<pending>`. In its newer form, the domain and the account stand before the stream, and
+    one more token ends it.
+    """
+    tokens = reply.split(".")
+    return tokens if len(tokens) == ACK_TOKENS else tokens[:2] + tokens[4:]
+
+
+def is_repeated(message: Msg) -> bool:
+    """Return whether a message was delivered often; any client may have written its reply."""
+    deliveries = acknowledgement_tokens(message.reply)[4:5]
+    return any(
+        number.isascii() and number.isdigit() and len(number) < MOST_DIGITS and int(number) > OFTEN
+        for number in deliveries
+    )
+
+
+class RepeatedMessages:
+    """Messages that were delivered often, of which a few are taken at a time.
+
+    A batch comes back whole if one of its messages fails, or ends the process. So one is taken at
+    first, and twice as many after each batch that was stored.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[Msg] = []
+        self._taken: set[int] = set()
+        self._most = 1
+        self._due_at = 0.0
+
+    def add(self, message: Msg, now: float) -> None:
+        """Add a message."""
+        if not self._waiting:
+            self._due_at = now + PAUSE_SECONDS
+        self._waiting.append(message)
+
+    def due_in(self, now: float) -> float | None:
+        """Return the seconds until some may be taken; None if none wait, or some are taken."""
+        return max(0.0, self._due_at - now) if self._waiting and not self._taken else None
+
+    def take(self, most: int, most_bytes: int) -> list[Msg]:
+        """Return some messages; see `PullConsumer.take`."""
+        # By chance: otherwise, all messages behind the one to blame would wait for good.
+        random.shuffle(self._waiting)
+        taken: list[Msg] = []
+        while self._waiting and len(taken) < min(most, self._most):
+            most_bytes -= len(self._waiting[-1].data)
+            if taken and most_bytes < 0:
+                break
+            taken.append(self._waiting.pop())
+        self._taken = set(map(id, taken))
+        return taken
+
+    def settle(self, message: Msg, now: float, *, is_stored: bool) -> None:
+        """Note whether the batch of a message was stored; others are ignored."""
+        if id(message) not in self._taken:
+            return
+        self._taken.clear()
+        self._most, self._due_at = (2 * self._most, now) if is_stored else (1, now + PAUSE_SECONDS)
+
+    def drop(self, message: Msg) -> None:
+        """Forget a message that the stream did not deliver."""
+        self._taken.discard(id(message))
+
+    def clear(self) -> list[Msg]:
+        """Return all messages that wait."""
+        waiting, self._waiting = self._waiting, []
+        return waiting

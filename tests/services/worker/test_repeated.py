@@ -1,0 +1,138 @@
+"""An event that makes each transaction fail, or ends each worker, keeps no other from being stored."""
+
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from tests.nats_server import nats_server
+from tests.running_system import rows, wait_until
+from tests.worker_scenario import day, turn
+from turnfold.bus import repeated
+from turnfold.bus.pull import PullConsumer
+from turnfold.bus.repeated import OFTEN, RepeatedMessages, is_repeated
+from turnfold.bus.streams import EVENTS, INGEST
+from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
+from turnfold.nats_client.connection import NatsClient
+
+REFUSING = """
+    CREATE TRIGGER refuse BEFORE INSERT ON messages WHEN NEW.body LIKE '%Question 7?%'
+    BEGIN SELECT RAISE(ABORT, 'refused'); END"""
+
+
+@pytest.mark.proves("I5")
+async def test_an_event_that_fails_each_transaction_keeps_no_other_from_being_stored(
+    tmp_path: Path,
+) -> None:
+    async with day(tmp_path) as today:
+        with contextlib.closing(sqlite3.connect(today.parts.database)) as database:
+            database.execute(REFUSING)
+        await today.client.publish_batch([turn(number) for number in range(40)])
+
+        await wait_until(lambda: today.stored() == 39, seconds=40, told=today.parts.words)
+        await today.client.publish(turn(40))
+        await wait_until(lambda: today.stored() == 40, seconds=20, told=today.parts.words)
+        stored = rows(today.parts.database, "SELECT event_id FROM events")
+        assert ("e00007",) not in [tuple(row) for row in stored]
+        with contextlib.closing(sqlite3.connect(today.parts.database)) as database:
+            database.execute("DROP TRIGGER refuse")
+
+        await wait_until(lambda: today.stored() == 41, told=today.parts.words)
+
+
+@pytest.fixture
+async def bus(tmp_path: Path) -> AsyncIterator[Client]:
+    with nats_server(tmp_path) as server:
+        connection = await nats.connect(server.url)
+        await connection.jetstream().add_stream(EVENTS)
+        await connection.jetstream().add_consumer(EVENTS_STREAM, INGEST)
+        yield connection
+        await connection.close()
+
+
+async def live(url: str, fatal: frozenset[bytes], stored: set[bytes], *, until: int) -> None:
+    """Store events until so many are stored, or until a batch has one that ends the process."""
+    client = NatsClient()
+    await client.connect(url)
+    pull = PullConsumer(client, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER)
+    await pull.start()
+    while len(stored) < until:
+        batch = await pull.take(2_000)
+        if fatal & {message.data for message in batch}:
+            # As the bus does it, once it has waited for the dead in vain.
+            await pull.nack(batch)
+            break
+        stored |= {message.data for message in batch}
+        await pull.acknowledge(batch)
+    await pull.stop()
+    await client.close()
+
+
+@pytest.mark.proves("I5")
+async def test_events_that_end_each_worker_keep_no_other_from_being_stored(
+    bus: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeated, "PAUSE_SECONDS", 0.1)
+    fatal = frozenset([b"0", b"40", b"99"])
+    others = {f"{number}".encode() for number in range(100)} - fatal
+    for number in range(100):
+        await bus.jetstream().publish("turn.completed", f"{number}".encode())
+    stored: set[bytes] = set()
+    url = str(bus.connected_url.geturl()) if bus.connected_url else ""
+
+    for life in range(60):
+        if len(stored) == len(others) + life:
+            break
+        # Each worker also stores what is new.
+        await bus.jetstream().publish("turn.completed", f"new {life}".encode())
+        await live(url, fatal, stored, until=len(others) + life + 1)
+
+    assert others < stored
+    assert not stored & fatal
+
+
+def repeated_message(deliveries: str, body: bytes = b"x") -> Msg:
+    reply = f"$JS.ACK.{EVENTS_STREAM}.{EVENTS_CONSUMER}.{deliveries}.7.9.1760000000000000000.0"
+    return Msg(Client(), subject="turn.completed", reply=reply, data=body)
+
+
+def test_a_message_that_came_often_is_told_in_either_form_of_its_reply_and_whoever_wrote_it() -> (
+    None
+):
+    told = {
+        often: is_repeated(repeated_message(often))
+        for often in ("1", "3", "4", "", "x", "9" * 5_000)
+    }
+    newer = (
+        f"$JS.ACK.hub.account.{EVENTS_STREAM}.{EVENTS_CONSUMER}.4.7.9.1760000000000000000.0.token"
+    )
+
+    assert OFTEN == 3
+    assert [often for often, is_often in told.items() if is_often] == ["4"]
+    assert is_repeated(Msg(Client(), reply=newer))
+    assert not is_repeated(Msg(Client(), reply="$JS.ACK.S.C."))
+
+
+def test_twice_as_many_are_taken_after_each_batch_that_was_stored_and_one_after_a_failure() -> None:
+    waiting = RepeatedMessages()
+    for number in range(40):
+        waiting.add(repeated_message("4", bytes(number)), 0.0)
+    sizes: list[int] = []
+
+    for is_stored in (True, True, True, False, True, True):
+        taken = waiting.take(2_000, 10_000)
+        sizes.append(len(taken))
+        assert waiting.due_in(100.0) is None
+        waiting.settle(taken[0], 0.0, is_stored=is_stored)
+
+    assert sizes == [1, 2, 4, 8, 1, 2]
+    assert waiting.due_in(0.0) == 0
+    assert len(waiting.take(3, 10_000)) == 3
+    waiting.settle(repeated_message("4"), 0.0, is_stored=False)
+    assert waiting.due_in(100.0) is None
+    assert len(waiting.clear()) == 40 - sum(sizes) - 3
