@@ -1,6 +1,7 @@
 """Erasing forgets no table, reads by index, and leaves no text behind."""
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import AsyncGenerator
 from contextlib import closing
@@ -112,6 +113,34 @@ async def test_what_an_agent_asked_to_be_written_is_erased_with_it(
     ended = await stores.campaigns.progress(begun.campaign_id)
     assert ended is not None
     assert ended.finished_at_ms == NOON + 13_000
+
+
+@pytest.mark.proves("A6", "X9")
+async def test_the_texts_of_a_policy_are_erased_with_it_and_the_audit_tells_that_they_changed(
+    stores: Stores, tmp_path: Path
+) -> None:
+    given: Any = {"installation": stores.installation, "now_ms": NOON + 12_000}
+    for text in (f"[{MARK}];", "[cron]; \ud800"):
+        wish = PolicyRequest(overrides={"meta_prefixes": text, "keep_messages": 7})
+        await stores.changes.set_policy(KEY, wish, **given)
+        await stores.changes.set_policy(KEY.agent_id, wish, **given)
+
+    await stores.changes.erase(KEY.agent_id, last_seq=300, now_ms=NOON + 13_000)
+    await stores.delete_rows()
+
+    path = tmp_path / "turnfold.db"
+    rows = held(path)
+    assert [name for name in rows if MARK in str(rows[name])] == []
+    with closing(sqlite3.connect(path)) as connection:
+        told = connection.execute(
+            "SELECT details FROM audit WHERE phase = 'policy' ORDER BY session_id = '', ordinal"
+        ).fetchall()
+    changes = [json.loads(details)["overrides"] for (details,) in told]
+    assert [one.get("keep_messages") for one in changes] == [7, None, 7, None]
+    hashes = [one["meta_prefixes"] for one in changes]
+    assert all(text.startswith("sha256:") for text in hashes)
+    assert hashes[:2] == hashes[2:]
+    assert hashes[0] != hashes[1]
 
 
 @pytest.mark.proves("A6", "L12")

@@ -2,9 +2,13 @@
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
 
 from turnfold.core.policy.presets import FOR_ALL, Mode, Policy, adjusted
+
+TEXT: Final = "meta_prefixes"
+"""The override that is free text."""
 
 
 class PolicyOverrides(NamedTuple):
@@ -28,11 +32,17 @@ class PolicyOverrides(NamedTuple):
         )
 
     def differences(self, before: "PolicyOverrides") -> dict[str, Any]:
-        """Return what changed: `preset`, `mode`, and `overrides`, with null for a removed one."""
+        """Return what changed, for the audit: `preset`, `mode`, and `overrides`.
+
+        An override that was removed is null. A text is told by its hash, as no erasure reaches it.
+        """
         old, new = before.numbers(), self.numbers()
         overrides = {
             name: new.get(name) for name in sorted({*old, *new}) if old.get(name) != new.get(name)
         }
+        if text := overrides.get(TEXT):
+            digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+            overrides[TEXT] = f"sha256:{digest[:12]}"
         changes = {"preset": self.preset, "mode": self.mode, "overrides": overrides}
         same: dict[str, Any] = {"preset": before.preset, "mode": before.mode, "overrides": {}}
         return {name: value for name, value in changes.items() if value != same[name]}
