@@ -120,8 +120,8 @@ async def test_the_texts_of_a_policy_are_erased_with_it_and_the_audit_tells_that
     stores: Stores, tmp_path: Path
 ) -> None:
     given: Any = {"installation": stores.installation, "now_ms": NOON + 12_000}
-    for text in (f"[{MARK}];", "[cron]; \ud800"):
-        wish = PolicyRequest(overrides={"meta_prefixes": text, "keep_messages": 7})
+    for prefixes in (f"[{MARK}];", "[cron]; \ud800"):
+        wish = PolicyRequest(overrides={"meta_prefixes": prefixes, "keep_messages": 7})
         await stores.changes.set_policy(KEY, wish, **given)
         await stores.changes.set_policy(KEY.agent_id, wish, **given)
 
@@ -138,7 +138,7 @@ async def test_the_texts_of_a_policy_are_erased_with_it_and_the_audit_tells_that
     changes = [json.loads(details)["overrides"] for (details,) in told]
     assert [one.get("keep_messages") for one in changes] == [7, None, 7, None]
     hashes = [one["meta_prefixes"] for one in changes]
-    assert all(text.startswith("sha256:") for text in hashes)
+    assert all(one.startswith("sha256:") for one in hashes)
     assert hashes[:2] == hashes[2:]
     assert hashes[0] != hashes[1]
 
