@@ -67,7 +67,9 @@ def show_table(
     if title:
         out.print(Text(title, style="bold italic"))
     widths = {name: _least_width(name, row_list, is_text=name in texts) for name in shown}
-    if not as_blocks and sum(widths.values()) + GAP * (len(shown) - 1) <= out.width:
+    spare = out.width - sum(widths.values()) - GAP * (len(shown) - 1)
+    if not as_blocks and spare >= 0:
+        _widen_texts(widths, row_list, texts, spare)
         out.print(_table(widths, row_list, texts))
         return
     for row in row_list:
@@ -119,6 +121,24 @@ def _least_width(name: str, rows: Sequence[Row], *, is_text: bool) -> int:
     return max(heading, widest)
 
 
+def _widen_texts(
+    widths: dict[str, int], rows: Sequence[Row], texts: Sequence[str], spare: int
+) -> None:
+    """Share the spare width between columns of text, at most to what their widest cell needs.
+
+    Left to it, Rich shrinks a column below its longest word, and then crops what has no room.
+    """
+    wanted = {
+        name: max((cell_len(_shown(name, row)) for row in rows), default=0) - widths[name]
+        for name in texts
+        if name in widths
+    }
+    for rank, name in enumerate(sorted(wanted, key=wanted.__getitem__)):
+        added = max(min(wanted[name], spare // (len(wanted) - rank)), 0)
+        widths[name] += added
+        spare -= added
+
+
 def _table(widths: Mapping[str, int], rows: Sequence[Row], texts: Sequence[str]) -> Table:
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
     for name, width in widths.items():
@@ -130,7 +150,7 @@ def _table(widths: Mapping[str, int], rows: Sequence[Row], texts: Sequence[str])
             justify="right" if is_number else "left",
             vertical="top",
             no_wrap=name not in texts,
-            min_width=width,
+            width=width,
         )
     for row in rows:
         table.add_row(*(Text(_shown(name, row)) for name in widths))

@@ -1,14 +1,18 @@
 """How commands print stored texts, which anybody may have written."""
 
 import contextlib
+import io
 import json
+from collections import Counter
 
 import pytest
+from rich.console import Console
 
 from tests.terminal_output import Terminal
 from turnfold.cli.audit_tables import show_trails
 from turnfold.cli.context import show_message
 from turnfold.cli.output import console, one_line, print_rows
+from turnfold.cli.tables import show_table
 
 ODD = "a\x1b]52;c;cHduZWQ=\x1b\\ \x1b[2J b\x9b31m \x7f\ud800"
 """A text that sets the clipboard of a terminal and clears it, and ends in half a character."""
@@ -99,3 +103,18 @@ def test_an_eviction_that_waits_for_its_summary_is_not_shown_as_one_of_no_messag
 
     assert "request: 60 live" in out.getvalue()
     assert "evicted" not in out.getvalue()
+
+
+@pytest.mark.parametrize("columns", range(60, 140, 7))
+def test_two_columns_of_text_share_the_width_and_neither_is_cut(columns: int) -> None:
+    found = "sqlite+aiosqlite:///./turnfold.db: " + "the database cannot be used now " * 3
+    advice = "no server took a connection at nats://127.0.0.1:4222 within 3 s; " * 2 + "start one"
+    row = {"check": "bus", "outcome": "failed", "found": found, "advice": advice}
+    printed = io.StringIO()
+
+    show_table(
+        Console(file=printed, width=columns), "", list(row), [row],
+        texts=("found", "advice"), headings=2,
+    )  # fmt: skip
+
+    assert not Counter(f"{found} {advice}".split()) - Counter(printed.getvalue().split())
