@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.page_blocks import PAGES, ROOT
+from tests.page_blocks import PAGES, ROOT, blocks
 
 LINK = re.compile(r"\]\((?!https?://)(?P<path>[^)#\s]*)(?:#(?P<heading>[^)\s]*))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -119,6 +119,14 @@ def anchors(page: Path) -> Iterator[str]:
     """The headings of a page as forges name them in links."""
     for heading in HEADING.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
         yield re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_can_be_pasted_into_a_shell_that_reads_comments_as_arguments(page: Path) -> None:
+    """Zsh does so unless told otherwise: `keys token support  # for one agent` names four agents."""
+    code = "\n".join(block.code for block in blocks(page) if block.language == "sh")
+
+    assert not re.findall(r"^.*(?:^|\s)#\s.*$", code, re.MULTILINE)
 
 
 def test_the_guarantees_name_every_requirement_and_case_once() -> None:
