@@ -123,7 +123,7 @@ def anchors(page: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_can_be_pasted_into_a_shell_that_reads_comments_as_arguments(page: Path) -> None:
-    """Zsh does so unless told otherwise: `keys token support  # for one agent` names four agents."""
+    """Zsh does so unless told otherwise: `keys token support  # for one agent` names six agents."""
     code = "\n".join(block.code for block in blocks(page) if block.language == "sh")
 
     assert not re.findall(r"^.*(?:^|\s)#\s.*$", code, re.MULTILINE)

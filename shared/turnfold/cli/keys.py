@@ -67,6 +67,9 @@ def new(
         )
     if agent is not None and (fault := id_fault(agent)):
         raise typer.BadParameter(f"the agent's id {fault}")
+    if nats_file is not None:
+        # Before the key too: a command that fails must leave no key.
+        write_accounts(directory, nats_file)
     key, path = new_key(directory, role, agent)
     if nats_file is not None:
         write_accounts(directory, nats_file)
@@ -170,12 +173,15 @@ def revoke(
             f" copy at least {MIN_PREFIX_LENGTH} characters of one from `turnfold keys list`"
         )
     (row,) = matches
-    if row["kind"] == "token":
+    is_key = row["kind"] == "key"
+    if is_key and nats_file is not None:
+        write_accounts(directory, nats_file)
+    if not is_key:
         revoke_token(_tokens_file(directory), row["name"])
     else:
         revoke_key(directory, next(key for key in read_keys(directory) if key.key == row["name"]))
     typer.echo(f"Revoked the {row['kind']} {row['name']}.")
-    if row["kind"] == "key" and nats_file is not None:
+    if is_key and nats_file is not None:
         write_accounts(directory, nats_file)
         typer.echo(RELOAD.format(nats_file))
 

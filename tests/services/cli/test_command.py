@@ -1,6 +1,7 @@
 """The command `turnfold` ends as promised: 0 done, 1 failed with one line, 2 wrong usage."""
 
 import asyncio
+import json
 import os
 import pty
 import socket
@@ -169,6 +170,20 @@ def test_an_output_that_cannot_show_a_text_names_the_remedy(tmp_path: Path) -> N
     assert ended.stderr == (
         "turnfold: '\\u8a9e' is not possible in latin-1; set PYTHONIOENCODING=utf-8\n"
     )
+
+
+def test_keys_stay_as_they_were_if_the_accounts_cannot_be_written(tmp_path: Path) -> None:
+    in_keys = ("--dir", str(tmp_path / "keys"))
+    key = json.loads(turnfold("keys", "new", "worker", *in_keys, "--json").stdout)["key"]
+    nats = ("--nats", str(tmp_path / "absent" / "nats-users.conf"))
+
+    made = turnfold("keys", "new", "agent", "ada", *in_keys, *nats)
+    revoked = turnfold("keys", "revoke", key, *in_keys, *nats)
+
+    assert (made.returncode, revoked.returncode) == (1, 1)
+    assert "cannot be written" in made.stderr
+    listed = turnfold("keys", "list", *in_keys, "--json").stdout.splitlines()
+    assert [json.loads(row)["name"] for row in listed] == [key]
 
 
 @pytest.mark.proves("V6")
