@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from tests.invariants import faults
-from tests.store_fixtures import KEY, NOON, Stores, summary, turn, turns, user
+from tests.store_fixtures import KEY, NOON, Stores, retracted, summary, turn, turns, user
 from turnfold.contracts.requests import (
     PolicyRequest,
 )
@@ -204,6 +204,25 @@ async def test_an_erasure_counts_a_policy_without_messages(
 
     assert done == EraseResult(int(key == KEY), 0, policies=1)
     assert (await erase(stores, key)).policies == 0
+
+
+@pytest.mark.proves("A6", "G1")
+async def test_an_erasure_counts_a_session_without_messages_and_policy(
+    stores: Stores, erase: Erase
+) -> None:
+    await stores.ingest(turn(1, user("take this back")), retracted(2, all=True))
+    for value in (30, None):
+        await stores.changes.set_policy(
+            SISTER,
+            PolicyRequest(overrides={"max_live_messages": value}),
+            installation=stores.installation,
+            now_ms=NOON,
+        )
+
+    erased = [await erase(stores, key) for key in (KEY, SISTER)]
+
+    assert erased == [EraseResult(1), EraseResult(1)]
+    assert [await erase(stores, key) for key in (KEY, SISTER)] == [EraseResult(), EraseResult()]
 
 
 @pytest.mark.proves("A6", "X9")

@@ -231,17 +231,19 @@ def erase_some(
         connection.execute(select(agents.c.agent_id).where(is_agent).with_for_update())
         # Before its sessions, too, as whoever advances them.
         _end_campaigns(connection, scope.agent_id, now_ms=erasure.at_ms)
-    is_last = True
+    is_last, is_new = True, False
     if scope.session_id is not None:
         key = SessionKey(scope.agent_id, scope.session_id)
+        known = lock_by_key(connection, [key])
+        is_new = not known
         # One that nobody knows may have events on their way: it gets its tombstone like any other.
-        locked = [*lock_by_key(connection, [key], create=ANY_NUMBER).values()]
+        locked = [*(known or lock_by_key(connection, [key], create=ANY_NUMBER)).values()]
     else:
         sids = _sids(connection, scope, SESSIONS_AT_ONCE + 1)
         is_last = len(sids) <= SESSIONS_AT_ONCE
         locked = [*lock_by_sid(connection, sids[:SESSIONS_AT_ONCE]).values()]
     erased = _erase_sessions(connection, locked, erasure)
-    if scope.session_id is not None and not erased.messages and not erased.policies:
+    if is_new:
         # Only its tombstone is new.
         erased = EraseResult()
     if is_last:
