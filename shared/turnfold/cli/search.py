@@ -15,8 +15,9 @@ from turnfold.cli.names import connected_session
 from turnfold.cli.output import console, one_line, show_json
 from turnfold.cli.parameters import Agent, AsJson, SessionName
 from turnfold.cli.tables import show_text
+from turnfold.contracts.fields import SearchedState
 from turnfold.core.text.search import searched_text
-from turnfold.messages import Role, State
+from turnfold.messages import Role
 
 COLUMNS = ("position", "message_id", "state", "role", "score", "snippet")
 STATE_COLORS = {"live": "green", "pending": "yellow", "covered": "blue"}
@@ -47,7 +48,9 @@ def search(
             min=1, max=MOST_HITS, metavar="COUNT", help="Show at most this many, best first."
         ),
     ] = 20,
-    state: Annotated[State | None, typer.Option(help="Show only messages in this state.")] = None,
+    state: Annotated[
+        SearchedState | None, typer.Option(help="Show only messages in this state.")
+    ] = None,
     role: Annotated[Role | None, typer.Option(help="Show only messages of this role.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -18,6 +18,7 @@ Time = Annotated[
 ]
 RoleName = Literal["system", "developer", "user", "assistant", "tool"]
 MessageState = Literal["live", "pending", "covered", "retracted"]
+SearchedState = Literal["live", "pending", "covered"]
 SummaryKind = Literal["llm", "extractive"]
 SummaryStyle = Literal["narrative", "structured"]
 PolicyMode = Literal["off", "manual", "auto"]

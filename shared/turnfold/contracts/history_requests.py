@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from turnfold.contracts.fields import RoleName, example
+from turnfold.contracts.fields import RoleName, SearchedState, example
 from turnfold.contracts.requests import (
     AS_OF,
     Command,
@@ -66,7 +66,7 @@ class SearchRequest(FreshRequest):
     limit: Annotated[
         int, Field(ge=1, le=100, description="Fewer are returned if they are large.")
     ] = 20
-    state: Literal["live", "pending", "covered"] | None = None
+    state: SearchedState | None = None
     role: RoleName | None = None
     after_position: Annotated[int | None, Field(ge=0, le=MOST_INT64)] = None
     before_position: Annotated[int | None, Field(ge=0, le=MOST_INT64)] = None

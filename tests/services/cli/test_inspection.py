@@ -509,6 +509,7 @@ async def test_commands_without_a_system_say_what_to_do(tmp_path: Path) -> None:
         ["context", "agent"],
         ["replay"],
         ["replay", "x", "--step", "word"],
+        ["search", "agent", "session", "word", "--state", "retracted"],
     ],
 )
 async def test_a_command_called_the_wrong_way_ends_with_status_2(
