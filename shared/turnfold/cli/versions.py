@@ -157,6 +157,11 @@ def regenerate(  # noqa: PLR0917  # a parameter for each option
         options["at_once"] = at_once
         campaign = asyncio.run(_run_campaign(system, agent, options, wait=wait, is_quiet=as_json))
         print_rows("campaign", CAMPAIGN_COLUMNS, [campaign], as_json=as_json, empty="", headings=2)
+        if wait and campaign["failed"]:
+            raise Conflict(
+                f"{campaign['failed']} of {campaign['sessions']} sessions got no version, and the"
+                " versions in force are unchanged; `turnfold audit` shows the reasons"
+            )
         return
     options["from_version"] = from_version
     summary = asyncio.run(

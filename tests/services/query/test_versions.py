@@ -191,6 +191,26 @@ async def test_a_command_that_waits_for_a_version_ends_when_the_session_is_erase
     assert "the session was erased meanwhile" in err
 
 
+@pytest.mark.proves("A4", "O3")
+async def test_a_regeneration_of_many_sessions_fails_if_that_of_one_does(tmp_path: Path) -> None:
+    async with (
+        running_model_server() as model,
+        running_system(tmp_path, **settings_of(model)) as ready,
+        turnfold.connect(ready["nats_url"]) as client,
+    ):
+        session = client.session(AGENT, SESSION)
+        await grown(session, 0, 30)
+        await settled(session)
+        model.fault = "401"
+
+        one = await command(tmp_path, "summaries", "regenerate", AGENT, SESSION)
+        many = await command(tmp_path, "summaries", "regenerate", AGENT, "--json")
+
+    assert (one[0], many[0]) == (1, 1)
+    assert (json.loads(many[1])["written"], json.loads(many[1])["failed"]) == (0, 1)
+    assert "1 of 1 sessions got no version" in many[2]
+
+
 @pytest.mark.proves("V1", "F3")
 async def test_a_line_of_a_summary_on_a_page_leads_to_the_sources_of_that_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
