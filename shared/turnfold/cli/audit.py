@@ -79,7 +79,7 @@ def audit(
     if is_verify:
         _verify(session, as_json=as_json)
         return
-    rows = asyncio.run(_rows(session, most_sessions=PAGE if limit else None))
+    rows = asyncio.run(_rows(session, most_sessions=max(PAGE, limit) if limit else None))
     rows.sort(key=lambda row: (row["at_ms"], row["agent_id"], row["session_id"], row["ordinal"]))
     rows = rows[-limit:] if limit else rows
     if as_json:
@@ -165,8 +165,15 @@ async def _keys(session: Sequence[str], *, limit: int | None = None) -> list[tup
     keys = (
         await every_session()
         if limit is None
-        else [_key(row) for row in await listed("sessions", limit=limit)]
+        else [_key(row) for row in await listed("sessions", limit=limit + 1)]
     )
+    if limit is not None and len(keys) > limit:
+        keys.pop()
+        typer.echo(
+            f"turnfold: these are rows only of the {limit:,} sessions with the newest events;"
+            " name a session, or set --limit 0 to read all",
+            err=True,
+        )
     erased = [row for row in await listed("erasures", limit=limit) if row["session_id"] is not None]
     # A session that came back after its erasure continues the chain.
     return [*dict.fromkeys([*keys, *map(_key, erased)])]

@@ -21,6 +21,7 @@ import pytest
 
 import turnfold
 from tests import running_system as system
+from turnfold.cli import audit as audit_command
 from turnfold.cli import sessions
 from turnfold.cli.audit import audit
 from turnfold.cli.connection import http_get
@@ -479,6 +480,30 @@ async def test_a_session_that_gets_an_event_while_all_are_listed_is_verified_too
 
     verified = [json.loads(line)["session_id"] for line in capsys.readouterr().out.splitlines()]
     assert sorted(verified) == sorted(names)
+
+
+@pytest.mark.proves("A1", "O3")
+async def test_an_audit_that_does_not_read_every_session_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+        for name in ("oldest", "newer", "newest"):
+            await client.session("ada", name).turn_completed([USER])
+            await client.session("ada", name).context(wait_ms=5_000)
+        await client.session("ada", "oldest").policy(mode="manual")
+        monkeypatch.setenv("TURNFOLD_DATA_DIR", str(tmp_path))
+        printed = []
+        for page, limit in ((2, 1), (3, 1), (2, 0)):
+            monkeypatch.setattr(audit_command, "PAGE", page)
+            await asyncio.to_thread(audit, [], limit=limit, as_json=True)
+            printed.append(capsys.readouterr())
+
+    told = "only of the 2 sessions with the newest events"
+    assert [("oldest" in one.out, told in one.err) for one in printed] == [
+        (False, True),
+        (True, False),
+        (True, False),
+    ]
 
 
 async def test_commands_without_a_system_say_what_to_do(tmp_path: Path) -> None:
