@@ -21,6 +21,7 @@ from turnfold.core.text.calls import call_texts
 from turnfold.core.text.json_text import compact
 from turnfold.core.text.tokens import is_media
 from turnfold.core.window.framing import Placement
+from turnfold.errors import Conflict
 from turnfold.messages import Json, WindowFormat
 
 CLIP = 600
@@ -29,6 +30,8 @@ MAX_ENTRIES = 12
 UNLIMITED = 1 << 30
 FULL: dict[str, Any] = {"lines": UNLIMITED, "entries": UNLIMITED, "characters": UNLIMITED}
 BODY_INDENT = 10
+MOST_READINGS = 10
+"""How often a window is read again because its session changed while its history was read."""
 EMPTY_ARGUMENTS = ("", "{}", "null")
 GENERATED = {
     "stand_in": "stands for a missing result",
@@ -134,8 +137,13 @@ async def _window(agent: str, session: str, **fields: Any) -> Window:
 async def _explained(agent: str, session: str, **fields: Any) -> tuple[Window, list[StoredMessage]]:
     async with connected_session(agent, session) as chosen:
         window = await chosen.context(**fields, entries=True)
-        messages = chosen.originals(include_retracted=True, as_of=fields["as_of"])
-        return window, [stored async for stored in messages]
+        for _ in range(MOST_READINGS):
+            originals = chosen.originals(include_retracted=True, as_of=fields["as_of"])
+            messages = [stored async for stored in originals]
+            known, window = window, await chosen.context(**fields, entries=True, known=window)
+            if window is known:
+                return window, messages
+        raise Conflict("the session changes while it is read; repeat, or set --as-of")
 
 
 def show_window(

@@ -10,7 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from turnfold.cli import audit as audit_command
 from turnfold.cli import sessions
 from turnfold.cli.audit import audit
 from turnfold.cli.connection import http_get
+from turnfold.cli.context import context
+from turnfold.client import Session, StoredMessage
 from turnfold.core.history.audit_chain import seal
 from turnfold.errors import UnknownSession
 from turnfold.process.directory import LOCK_FILE, is_alive
@@ -504,6 +506,35 @@ async def test_an_audit_that_does_not_read_every_session_says_so(
         (True, False),
         (True, False),
     ]
+
+
+@pytest.mark.proves("L7", "V6")
+async def test_a_message_that_comes_between_window_and_history_is_explained_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+        session = client.session("ada", "busy")
+        await session.turn_completed([USER])
+        await session.context(wait_ms=5_000)
+        loop = asyncio.get_running_loop()
+        originals, late = Session.originals, iter([{"role": "user", "content": "And 7342?"}])
+
+        async def publish() -> None:
+            for message in late:
+                await session.turn_completed([message])
+                await session.context(wait_ms=5_000)
+
+        async def delayed(chosen: Session, **fields: Any) -> AsyncIterator[StoredMessage]:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(publish(), loop))
+            async for stored in originals(chosen, **fields):
+                yield stored
+
+        monkeypatch.setenv("TURNFOLD_DATA_DIR", str(tmp_path))
+        monkeypatch.setattr(Session, "originals", delayed)
+        await asyncio.to_thread(context, "ada", "busy", explain=True, as_json=True)
+
+    explained = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["shown"] for row in explained] == ["whole", "whole"]
 
 
 async def test_commands_without_a_system_say_what_to_do(tmp_path: Path) -> None:
