@@ -20,7 +20,7 @@ FORMS = {
     "whole": "whole",
     "cut": "shortened",
     "line": "shortened to a line",
-    "mended": "rewritten, nothing omitted",
+    "mended": "rewritten",
 }
 COLUMNS = ("messages", "first", "last", "state", "shown")
 LONGEST_LIST = 3

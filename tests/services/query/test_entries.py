@@ -60,3 +60,46 @@ async def test_each_way_says_the_same_and_only_what_changed_travels(tmp_path: Pa
     assert silent.entries is None
     assert {entry["form"] for entry in anthropic.entries or ()} == {"mended", "cut"}
     assert refused.status_code == 400
+
+
+@pytest.mark.proves("G1", "W3")
+async def test_reasoning_that_a_format_has_no_place_for_is_named_as_left_out(
+    tmp_path: Path,
+) -> None:
+    items: list[Json] = [
+        {"type": "message", "role": "user", "content": "Where?"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "It may be lost."}]},
+        {"type": "message", "role": "assistant", "content": "Over Ghent."},
+    ]
+    chat: list[Json] = [
+        {"role": "user", "content": "And now?"},
+        {"role": "assistant", "content": "In Gent.", "reasoning_content": "It has moved."},
+    ]
+    signed = {"type": "thinking", "thinking": "It has come.", "signature": "c2lnbmVk"}
+    blocks: list[Json] = [
+        {"role": "user", "content": "And now?"},
+        {"role": "assistant", "content": [signed, {"type": "text", "text": "At the door."}]},
+        {"role": "user", "content": "Thanks."},
+    ]
+    async with (
+        running_system(tmp_path / "system") as system,
+        connect(system.nats_url, environ={}) as client,
+    ):
+        session = client.session("support", "user-42")
+        await session.turn_completed(items, shape="responses", event_id="r")
+        await session.turn_completed(chat, event_id="c")
+        await session.turn_completed(blocks, shape="anthropic", event_id="a")
+        told = {}
+        for shape in ("openai", "responses", "anthropic"):
+            window = await session.context(format=shape, entries=True, wait_ms=5_000)
+            told[shape] = [one["id"] for one in window.entries or () if one["without"]]
+            assert {repr(one["without"]) for one in window.entries or ()} == {
+                "[]",
+                "['reasoning']",
+            }
+
+    assert told == {
+        "openai": [["r#1", "r#2"]],
+        "responses": ["c#1", "a#1"],
+        "anthropic": [["r#1", "r#2"], "c#1"],
+    }

@@ -28,7 +28,7 @@ FORMS = {
     "whole": "As published: it fits.",
     "cut": "Shortened, so that more messages fit the budget.",
     "line": "One line stands for this result, because newer messages need the room.",
-    "mended": "Written anew, so that providers accept it; nothing is missing.",
+    "mended": "Written anew, so that providers accept it.",
     "stand_in": "Stands for the result of a call that has none, because providers require one.",
     "summary": "The summary in force, which stands for what it covers.",
     "digest": "A short text about messages that are neither shown nor summarized yet.",

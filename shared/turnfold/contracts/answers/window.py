@@ -88,8 +88,8 @@ class WindowEntry(Answer):
         Field(
             description="`whole`: as published, to the letter. `cut`: parts are shortened or left"
             " out. `line`: one line stands for a result. `mended`: written anew, nothing is"
-            " missing. The others are no stored messages. A merged or converted message is"
-            " `mended`, or has the form of its most shortened part."
+            " missing but what `without` names. The others are no stored messages. A merged or"
+            " converted message is `mended`, or has the form of its most shortened part."
         )
     )
     without: list[Literal["reasoning", "arguments", "ids"]] = Field(

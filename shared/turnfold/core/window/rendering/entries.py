@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 from turnfold.core.recall.block import HEADING as RECALL_HEADING
-from turnfold.core.text.tokens import text_of
+from turnfold.core.shapes.anthropic import is_thinking
+from turnfold.core.shapes.responses import REASONING, kind_of
+from turnfold.core.text.tokens import REASONING_FIELDS, text_of
 from turnfold.core.window.framing import DIGEST_TITLE
 from turnfold.core.window.framing import HEADING as SUMMARY_HEADING
 from turnfold.core.window.views import ShownMessage
@@ -18,8 +20,8 @@ EntryForm = Literal["whole", "cut", "line", "mended", "stand_in", "summary", "di
 class ShownForm(NamedTuple):
     """The form of one message of an answer.
 
-    `whole` is the published message verbatim, `mended` another way to write all of it. `without`
-    names parts that are left out or shortened.
+    `whole` is the published message verbatim, `mended` another way to write all of it but what a
+    format has no place for. `without` names parts that are left out or shortened.
     """
 
     form: EntryForm
@@ -77,6 +79,10 @@ def entry_of(
     without: list[str] = []
     for part in parts:
         without += [name for name in part.without if name not in without]
+    published = [originals[message_id] for message_id in stored if message_id in originals]
+    is_omitted = any(map(_has_reasoning, published)) and not _has_reasoning(text)
+    if is_omitted and "reasoning" not in without:
+        without.append("reasoning")
     # The strongest form of the merged messages shows that something is missing.
     for form in _SHORTENED:
         if form in found:
@@ -103,6 +109,15 @@ def _addition(text: str) -> EntryForm:
         if told.startswith(heading):
             return form
     return "stand_in"
+
+
+def _has_reasoning(text: str) -> bool:
+    """Return whether a message has reasoning, in any format."""
+    message = json.loads(text)
+    content = message.get("content")
+    if kind_of(message) == REASONING or any(message.get(name) for name in REASONING_FIELDS):
+        return True
+    return isinstance(content, list) and any(map(is_thinking, content))
 
 
 def _is_same(text: str, original: str | None) -> bool:
