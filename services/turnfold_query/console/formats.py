@@ -18,10 +18,11 @@ TEXT_CHARACTERS = 20_000
 PREVIEW_CHARACTERS = 160
 SNIPPET_BEFORE = 50
 _SIZES = (
-    (1_000_000_000, 1_000_000_000, "B"),
-    (1_000_000, 1_000_000, "M"),
+    (999_500_000, 1_000_000_000, "B"),
+    (999_500, 1_000_000, "M"),
     (10_000, 1_000, "k"),
 )
+"""From which number on there is a unit, its size and its name: 999,500 is rounded to a million."""
 
 
 def number(value: float | None) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnfold_query.console.formats import details, snippet
+from turnfold_query.console.formats import details, short, snippet
 
 
 @pytest.mark.proves("V1")
@@ -36,3 +36,12 @@ def test_the_audit_shows_sums_as_people_write_them() -> None:
     row = '{"cost": 0.00019319999999999998, "seconds": 2.0, "tiny": 1.2e-07, "model": null, "n": 3}'
 
     assert details(row) == "cost 0.0001932 · seconds 2 · tiny 0.00000012 · n 3"
+
+
+@pytest.mark.proves("V1")
+def test_a_large_number_has_at_most_three_digits_before_its_unit() -> None:
+    numbers = (9_999, 10_000, 99_950, 999_499, 999_500, 999_999, 1_550_000, 999_500_000)
+
+    shown = [short(number).replace("\N{NO-BREAK SPACE}", " ") for number in numbers]
+
+    assert shown == ["9,999", "10 k", "100 k", "999 k", "1 M", "1 M", "1.6 M", "1 B"]
