@@ -42,7 +42,9 @@ def short(value: int) -> str:
 
 def money(value: float) -> str:
     """Return US dollars, with more digits for small sums."""
-    return f"${value:,.2f}" if value >= 1 or not value else f"${value:.4f}"
+    if value >= 1 or not value:
+        return f"${value:,.2f}"
+    return f"${value:.4f}" if value >= 0.00005 else "<$0.0001"
 
 
 def clock(value: str | None) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from turnfold_query.console.formats import details, short, snippet
+from turnfold_query.console.formats import details, money, short, snippet
 
 
 @pytest.mark.proves("V1")
@@ -45,3 +45,10 @@ def test_a_large_number_has_at_most_three_digits_before_its_unit() -> None:
     shown = [short(number).replace("\N{NO-BREAK SPACE}", " ") for number in numbers]
 
     assert shown == ["9,999", "10 k", "100 k", "999 k", "1 M", "1 M", "1.6 M", "1 B"]
+
+
+@pytest.mark.proves("V1")
+def test_a_small_sum_of_money_is_not_shown_as_nothing() -> None:
+    shown = [money(value) for value in (0, 0.000012, 0.00005, 0.0123, 1_234.5)]
+
+    assert shown == ["$0.00", "<$0.0001", "$0.0001", "$0.0123", "$1,234.50"]
