@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from ruamel.yaml import YAML
 from typer.main import get_group
 
 from turnfold.cli.application import application
+from turnfold.operations.compact.compact import Committed, Retry, RolledBack
 from turnfold.settings.parsers import SETTING_NAMES
 from turnfold.settings.reading import as_variable
 from turnfold_worker.app import STOP_SECONDS
+from turnfold_worker.metrics import WorkerMetrics
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -177,3 +180,48 @@ def test_each_alert_leads_to_a_heading_of_the_documentation() -> None:
             page = (ROOT / "docs" / f"{found[1]}.md").read_text(encoding="utf-8")
             headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
             assert found[2] in {heading.lower().replace(" ", "-") for heading in headings}
+
+
+def selected(metrics: WorkerMetrics, matchers: str) -> float:
+    """The sum of the attempts that the matchers of a query select."""
+    wanted = re.findall(r'(\w+)(=~|!=|=)"([^"]*)"', matchers)
+    assert wanted
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for sample in family.samples
+        if sample.name == "turnfold_attempts_total"
+        and all(
+            (re.fullmatch(value, sample.labels[name]) is None) == (operator == "!=")
+            for name, operator, value in wanted
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcome", "share"),
+    [
+        (Committed(1, None), 0.0),
+        (Committed(1, "timeout"), 1.0),
+        # Without a stand-in (the preset `selective`), nothing is ever committed while a model fails.
+        (RolledBack("timeout"), 1.0),
+        (RolledBack("grew"), 1.0),
+        (RolledBack(None), 0.0),
+    ],
+)
+def test_the_alert_of_a_failing_model_counts_what_ends_without_its_summary(
+    outcome: Committed | RolledBack, share: float
+) -> None:
+    metrics = WorkerMetrics()
+    metrics.attempted(Retry("timeout"))
+    metrics.attempted(outcome)
+    [rules] = documents(DEPLOY / "prometheus" / "alerts.yaml")
+    [query] = [
+        rule["expr"]
+        for rule in rules["groups"][0]["rules"]
+        if rule["alert"] == "TurnfoldModelFailing"
+    ]
+
+    failed, all_ended = re.findall(r"turnfold_attempts_total\{([^}]*)\}", query)
+
+    assert selected(metrics, failed) / (selected(metrics, all_ended) or 1.0) == share
