@@ -28,8 +28,8 @@ ENV PATH=/opt/turnfold/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONUNBUFFERED=1
 WORKDIR /data
 USER 10001:10001
-# That of a query server.
+# That of a query server. Docker passes the proxies of its configuration on; checks do not ask them.
 HEALTHCHECK --interval=5s --timeout=5s --start-period=90s \
-    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8080/readyz')"]
+    CMD ["python", "-c", "from urllib.request import ProxyHandler, build_opener; build_opener(ProxyHandler({})).open('http://127.0.0.1:8080/readyz')"]
 ENTRYPOINT ["turnfold"]
 CMD ["--help"]

@@ -38,6 +38,7 @@ OURS = {name: service for name, service in SERVICES.items() if "build" in servic
 BUILD_SECONDS = 200
 HEALTHY_SECONDS = 60.0
 RELOADED = "Reloaded server configuration"
+NOWHERE = "http://127.0.0.1:9"
 
 pytestmark = pytest.mark.timeout(300)  # the first test builds the image
 
@@ -313,7 +314,9 @@ class Containers:
 
     def _environ(self, name: str, service: Mapping[str, Any]) -> dict[str, str]:
         """All that a container's process finds: nothing comes from the test."""
-        given = {**self.image.environ, **service.get("environment", {})}
+        # As of an engine whose configuration names proxies. Nothing inside is reached through them.
+        proxies = {"http_proxy": NOWHERE, "HTTP_PROXY": NOWHERE}
+        given = {**self.image.environ, **proxies, **service.get("environment", {})}
         # Commands name the query server.
         return {
             key: "127.0.0.1" if value in SERVICES else self._here(name, value, service)

@@ -156,6 +156,14 @@ def test_the_nats_server_has_the_same_configuration_everywhere() -> None:
     )
 
 
+def test_the_health_of_the_nats_server_is_asked_alike_everywhere() -> None:
+    compose = documents(ROOT / "compose.yaml")[0]["services"]["nats"]
+
+    command = container("nats")["readinessProbe"]["exec"]["command"]
+
+    assert command == compose["healthcheck"]["test"][1:]
+
+
 def test_each_log_line_that_an_alert_names_is_one_that_is_written() -> None:
     text = (DEPLOY / "prometheus" / "alerts.yaml").read_text(encoding="utf-8")
     told = re.findall(r"\b(?:batch|events?|process|lane|child|summary|attempt)\.[a-z_]+\b", text)
