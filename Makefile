@@ -102,6 +102,6 @@ lock: setup ## write requirements/*.lock anew from pyproject.toml, nothing young
 ci: ## everything above that can fail, in the order in which it fails fastest
 	@.ci/run
 
-clean: ## remove what the tools left, .venv included
-	@rm -rf .venv .hosts .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build .turnfold
+clean: ## remove what the tools left, .venv included; conversations in .turnfold stay
+	@rm -rf .venv .hosts .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

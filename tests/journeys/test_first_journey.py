@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import shutil
 import sqlite3
+import subprocess
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -252,3 +254,14 @@ async def _nothing_pending(session: turnfold.Session) -> bool:
 
 async def _holds(session: turnfold.Session, messages: int) -> bool:
     return bool((await session.status())["messages_total"] == messages)
+
+
+def test_make_clean_keeps_the_conversations_of_turnfold_up(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).parents[2] / "Makefile", tmp_path)
+    for folder in (".turnfold", ".venv"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "file").touch()
+
+    subprocess.run(["make", "clean"], cwd=tmp_path, check=True)
+
+    assert {path.name for path in tmp_path.iterdir()} == {".turnfold", "Makefile"}
