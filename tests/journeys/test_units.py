@@ -197,9 +197,12 @@ def of_unit(name: str, credentials: Path) -> dict[str, str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_systemd_finds_a_unit_in_order_and_well_contained(name: str, tmp_path: Path) -> None:
     shutil.copytree(UNITS, tmp_path, dirs_exist_ok=True)
+    # A unit names no path with spaces as the checkout's may be.
+    installed = tmp_path / "bin"
+    installed.symlink_to(ROOT / ".venv" / "bin")
     for unit in tmp_path.glob("*.service"):
         # Nothing is installed here, and a program that is not there would be the only fault.
-        unit.write_text(unit.read_text().replace(INSTALLED, f"{ROOT / '.venv' / 'bin'}/"))
+        unit.write_text(unit.read_text().replace(INSTALLED, f"{installed}/"))
     environ = os.environ | {"SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
     instance = name.replace("@.", "@1.")
 
