@@ -8,6 +8,8 @@ from tests.store_fixtures import NOON, Stores, summary, turns
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.ports.admin import CampaignProgress
 from turnfold.ports.compact import JobKind, JobStatus, RegenerateOptions
+from turnfold.store.compact.campaigns import SqlCampaignStore
+from turnfold.store.database.engine import Database
 
 NARRATIVE = RegenerateOptions(style="narrative")
 
@@ -149,6 +151,27 @@ async def test_a_session_counts_for_the_campaign_that_opened_it(stores: Stores) 
 
     assert [(one.opened, one.open) for one in opened if one is not None] == [(1, 1), (1, 1)]
     assert await work(stores) == ["ada s-0", "bob s-0"]
+
+
+@pytest.mark.proves("A4", "X6")
+@pytest.mark.parametrize("at_once", [1, 5])
+async def test_campaigns_that_wait_for_their_sessions_write_nothing(
+    stores: Stores, shared_database: Database, at_once: int
+) -> None:
+    await summarised(stores, key("ada", 0), key("ada", 1))
+    for number in range(3):
+        wanted = RegenerateOptions(prompt=f"Tell of {number}.")
+        await begin(stores, "ada", at_once=at_once, wanted=wanted)
+    await advance(stores)
+    # A database that may not write refuses each transaction that would.
+    readable = Database(shared_database.url.render_as_string(hide_password=False), writes=False)
+
+    opened = await SqlCampaignStore(readable).advance(
+        installation=stores.installation, now_ms=NOON + 3_000
+    )
+
+    assert opened == 0
+    await readable.close()
 
 
 @pytest.mark.proves("A4", "C32")

@@ -5,7 +5,17 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, get_args
 
-from sqlalchemy import Connection, Integer, bindparam, func, literal_column, or_, select, update
+from sqlalchemy import (
+    Connection,
+    Integer,
+    String,
+    bindparam,
+    func,
+    literal_column,
+    or_,
+    select,
+    update,
+)
 
 from turnfold.core.history.audit_chain import LOCAL, WORKER
 from turnfold.messages import AgentId
@@ -22,8 +32,25 @@ from turnfold.store.database.session_rows import SessionJournal, lock_by_sid
 from turnfold.store.database.statements import Prepared, PreparedIn
 
 _is_unfinished = campaigns.c.finished_at_ms.is_(None)
-_UNFINISHED = Prepared(
-    select(campaigns.c.campaign_id).where(_is_unfinished).order_by(campaigns.c.requested_at_ms), ()
+OPEN = (JobStatus.PENDING, JobStatus.RUNNING)
+_open = (
+    select(func.count())
+    .where(
+        compactions.c.campaign_id == campaigns.c.campaign_id,
+        compactions.c.status.in_([literal_column(f"'{status}'", String) for status in OPEN]),
+    )
+    .scalar_subquery()
+)
+# Others wait for sessions that are open. Any agent may have many of them.
+_may_advance = or_(
+    (_open < campaigns.c.at_once) & (campaigns.c.last_sid < campaigns.c.until_sid),
+    _open == literal_column("0"),
+)
+_ADVANCING = Prepared(
+    select(campaigns.c.campaign_id)
+    .where(_is_unfinished, _may_advance)
+    .order_by(campaigns.c.requested_at_ms),
+    (),
 )
 _CAMPAIGN = Prepared(select(campaigns).where(campaigns.c.campaign_id == bindparam("by")), ("by",))
 _ALIKE = Prepared(
@@ -69,7 +96,6 @@ _STATUSES = Prepared(
     ("by",),
 )
 _OWNERS = PreparedIn(select(compactions.c.campaign_id).where(is_chosen), "chosen")
-OPEN = (JobStatus.PENDING, JobStatus.RUNNING)
 FAILED = get_args(FailureStatus)
 
 
@@ -111,12 +137,12 @@ class SqlCampaignStore:
 
     async def advance(self, *, installation: Installation, now_ms: int) -> int:
         """Open the next sessions of each campaign, within its limit; return how many."""
-        unfinished = await self._database.snapshot(
-            lambda connection: [unfinished_id for (unfinished_id,) in _UNFINISHED.rows(connection)]
+        advancing = await self._database.snapshot(
+            lambda connection: [campaign_id for (campaign_id,) in _ADVANCING.rows(connection)]
         )
         opened = 0
         # One transaction per campaign, so that locks on many sessions are not held together.
-        for campaign_id in unfinished:
+        for campaign_id in advancing:
             opened += await self._database.write(
                 partial(_advance, campaign_id=campaign_id, installation=installation, now_ms=now_ms)
             )
