@@ -32,10 +32,13 @@ class CatchUp(PollingLoop):
         self._ingest = ingest
         self._client = context.client
         self._decode = context.decode
+        self._most = BATCH
+        self._begin_at = 1
 
     async def work(self) -> float:
         """Store all missing events, then let the ingest loop begin."""
-        next_seq, events = 1, 0
+        next_seq, events = self._begin_at, 0
+        self._begin_at = 1
         while (batch := await self._store_batch(next_seq)) is not None:
             next_seq, stored = batch
             events += stored
@@ -57,7 +60,9 @@ class CatchUp(PollingLoop):
             gap = next(((first, last) for first, last in missing if first <= last), None)
             if gap is None:
                 return None
-            events = await read_events(self._client, first_seq=gap[0], last_seq=gap[1], most=BATCH)
+            events = await read_events(
+                self._client, first_seq=gap[0], last_seq=gap[1], most=self._most
+            )
             if not events:
                 # GapFinder checks whether the stream still holds these events.
                 return gap[1] + 1, 0
@@ -66,9 +71,16 @@ class CatchUp(PollingLoop):
                     self._decode, [Delivery(*event) for event in events]
                 )
                 await self._ingest.report(await self._ingest.store(batch))
-            except (Unavailable, StartError):
+            except StartError:
                 raise
-            except Exception:
-                # As with any batch, later events are stored, and this batch is retried.
+            except Exception as error:
+                # One event may be to blame. Alone, it is passed over until the next round.
+                next_seq = gap[0] if len(events) > 1 else events[0].stream_seq + 1
+                self._most = 1
+                if isinstance(error, Unavailable):
+                    self._begin_at = next_seq
+                    raise
                 log.exception("batch.crashed")
+                return next_seq, 0
+            self._most = min(2 * self._most, BATCH)
             return events[-1].stream_seq + 1, len(events)

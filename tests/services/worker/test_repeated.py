@@ -11,8 +11,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from tests.nats_server import nats_server
-from tests.running_system import rows, wait_until
-from tests.worker_scenario import day, turn
+from tests.running_system import Parts, rows, wait_until
+from tests.worker_scenario import SMALL, Day, day, turn
 from turnfold.bus import repeated
 from turnfold.bus.pull import PullConsumer
 from turnfold.bus.repeated import OFTEN, RepeatedMessages, is_repeated
@@ -43,6 +43,31 @@ async def test_an_event_that_fails_each_transaction_keeps_no_other_from_being_st
             database.execute("DROP TRIGGER refuse")
 
         await wait_until(lambda: today.stored() == 41, told=today.parts.words)
+
+
+@pytest.mark.proves("I5", "O6")
+async def test_an_event_that_fails_each_transaction_keeps_no_missing_one_from_being_stored_again(
+    tmp_path: Path,
+) -> None:
+    async with day(tmp_path / "first") as today:
+        await today.client.publish_batch([turn(number) for number in range(40)])
+        await wait_until(lambda: today.stored() == 40, told=today.parts.words)
+        await today.worker.stop()
+        (tmp_path / "second").mkdir()
+        again = Parts(tmp_path / "second", today.parts.server, SMALL)
+        await again.migrate()
+        with contextlib.closing(sqlite3.connect(again.database)) as database:
+            database.execute(REFUSING)
+
+        async with again.running("worker") as worker:
+            second = Day(again, worker, today.client)
+            await wait_until(lambda: second.stored() == 39, seconds=20, told=again.words)
+            await today.client.publish(turn(40))
+            await wait_until(lambda: second.stored() == 40, seconds=20, told=again.words)
+            with contextlib.closing(sqlite3.connect(again.database)) as database:
+                database.execute("DROP TRIGGER refuse")
+
+            await wait_until(lambda: second.stored() == 41, told=again.words)
 
 
 @pytest.fixture
