@@ -252,6 +252,42 @@ async def test_a_page_loaded_again_does_not_say_that_a_version_is_in_force_that_
 
 
 @pytest.mark.proves("V1")
+async def test_a_page_claims_no_act_that_was_not_done_and_offers_none_that_cannot_be(
+    tmp_path: Path,
+) -> None:
+    here = "/console/agents/ada/sessions/s/compactions"
+    environ = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
+    async with (
+        running_parts(tmp_path, environ=environ) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        connect(parts.server.url, environ={}) as client,
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+    ):
+        bus = await nats.connect(parts.server.url)
+        await bus.jetstream().publish("turn.completed.ada.s", b"no event")
+        await bus.close()
+        session = client.session("ada", "s")
+        await session.turn_completed([{"role": "user", "content": "?"}] * 30)
+        await session.context(wait_ms=5_000)
+        await eventually(session.summaries, seconds=60)
+        letter = (await visitor.get("/console/dead-letters/1?did=stored")).text
+        listed = (await visitor.get(f"{here}?did=restored")).text
+        (offered,) = re.findall(r'href="([^"]+)/restore"', listed)
+        asked = [
+            (await visitor.get(f"{path}/restore")).status_code for path in (offered, f"{here}/7")
+        ]
+        await session.restore(offered.rpartition("/")[2])
+        undone = (await visitor.get(f"{here}?did=restored")).text
+
+    assert "no event" in letter
+    assert "is stored now" not in letter
+    assert "was undone" not in listed
+    assert "was undone" in undone
+    assert asked == [200, 404]
+
+
+@pytest.mark.proves("V1")
 async def test_earlier_pages_of_a_timeline_end_at_the_first_message(tmp_path: Path) -> None:
     here = "/console/agents/ada/sessions/s"
     async with (

@@ -2,7 +2,10 @@
 
 from starlette.responses import Response
 
+from turnfold_query.console.api import ApiError
 from turnfold_query.console.views import PageView, redirect, whole_number
+
+LISTED_AT_ONCE = 1_000
 
 
 async def ask_promote(view: PageView) -> Response:
@@ -73,6 +76,7 @@ async def ask_restore(view: PageView) -> Response:
     """Ask whether to undo a compaction."""
     view.check_operator()
     counts = await view.get_session()
+    await _check_compaction(view)
     return await view.question(
         title="Undo a compaction",
         sentences=[
@@ -87,6 +91,22 @@ async def ask_restore(view: PageView) -> Response:
         counts=counts,
         hidden={},
     )
+
+
+async def _check_compaction(view: PageView) -> None:
+    """Check that the session has the compaction of the path.
+
+    Raises:
+        ApiError: it has none of that id.
+    """
+    before: int | None = None
+    while True:
+        listed = await view.get_session("/compactions", before=before, limit=LISTED_AT_ONCE)
+        if any(row["compaction_id"] == view.part("compaction") for row in listed["compactions"]):
+            return
+        before = listed["next_before"]
+        if before is None:
+            raise ApiError(404, {"message": "This session has no compaction of that id."})
 
 
 async def restore(view: PageView) -> Response:

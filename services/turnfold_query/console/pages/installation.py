@@ -17,6 +17,8 @@ JOBS = 100
 CAMPAIGNS = 100
 ERASURES = 200
 DAYS = 30
+PUBLISHED = frozenset({"stored", "published", "dead", "replayed_before"})
+"""Outcomes of a replay after which a dead letter has a time of its replay."""
 
 
 async def overview(view: PageView) -> Response:
@@ -132,7 +134,11 @@ async def dead_letter(view: PageView) -> Response:
     """Show one of them with its bytes."""
     number = view.number("letter")
     letter = await view.visitor.api.get(f"/v1/deadletters/{number}")
-    return view.page("dead_letter.html", letter=letter, did=view.text("did"))
+    did = view.text("did")
+    # A link may name an outcome that never was.
+    if did in PUBLISHED and letter["replayed_at"] is None:
+        did = None
+    return view.page("dead_letter.html", letter=letter, did=did)
 
 
 async def erasures(view: PageView) -> Response:
