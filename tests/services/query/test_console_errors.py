@@ -4,16 +4,20 @@ import asyncio
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import nats
 import pytest
 from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from tests.postgres import running_postgres
 from tests.running_system import eventually, running_parts
 from turnfold.client import connect
+from turnfold_query.console.app import make_console
 from turnfold_query.console.views import page
 
 FORM = {"turnfold_form": "f"}
@@ -181,6 +185,44 @@ async def test_a_window_and_a_comparison_say_how_many_messages_they_list(tmp_pat
     assert "The newest 150 of 208 messages." in window_now
     assert "The newest 200; there may be more." in cut
     assert "there may be more" not in whole
+
+
+@pytest.mark.proves("V1", "L7")
+async def test_a_message_that_comes_while_a_window_is_shown_is_not_listed_as_left_out(
+    tmp_path: Path,
+) -> None:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        connect(parts.server.url, environ={}) as client,
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as api,
+    ):
+        session = client.session("ada", "s")
+        late = iter([{"role": "user", "content": "And 7342?"}])
+
+        async def publish(message: dict[str, Any]) -> None:
+            await session.turn_completed([message])
+            await session.context(wait_ms=5_000)
+
+        async def passed_on(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["path"].endswith("/history"):
+                for message in late:
+                    await publish(message)
+            answer = await api.get(f"{scope['path']}?{scope['query_string'].decode()}")
+            await Response(answer.content, answer.status_code)(scope, receive, send)
+
+        async def secret() -> str:
+            return "s"
+
+        await publish({"role": "user", "content": "Where is order 7341?"})
+        console = make_console(passed_on, secret, is_open=False)
+        transport = httpx.ASGITransport(console)
+        async with httpx.AsyncClient(base_url="http://localhost", transport=transport) as visitor:
+            shown = (await visitor.get("/console/agents/ada/sessions/s/window")).text
+
+    assert "And 7342?" in shown
+    assert "Left out" not in shown
 
 
 @pytest.mark.proves("V1")

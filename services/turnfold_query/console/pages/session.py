@@ -14,6 +14,8 @@ from turnfold_query.console.views import PageView
 
 MESSAGES = 30
 LISTED = 150
+MOST_READINGS = 3
+"""How often a window and its messages are read while the session changes."""
 AUDIT_ROWS = 100
 COMPACTIONS = 100
 DIFFERENCES = 200
@@ -131,22 +133,15 @@ async def window(view: PageView) -> Response:
     as_of = view.text("as_of")
     shown: list[WindowMessage] = []
     listed: list[ListedMessage] = []
+    messages: list[Json] = []
     answer, fault = None, None
     try:
-        answer = await view.get_session(
-            "/context",
-            max_tokens=budget,
-            entries="true",
-            placement="user",
-            as_of=as_of,
-            follow_budget="false",
-        )
+        answer, messages = await _window_of(view, budget, as_of)
     except ApiError as error:
         fault = error.message
     if answer is not None:
         shown = list(_shown(answer))
-        history = await view.get_session("/history", newest=LISTED, as_of=as_of)
-        listed = list(_listed(history["messages"], answer, shown))
+        listed = list(_listed(messages, answer, shown))
     return view.page(
         "window.html",
         counts=counts,
@@ -163,6 +158,26 @@ async def window(view: PageView) -> Response:
         shown=shown,
         listed=listed,
     )
+
+
+async def _window_of(view: PageView, budget: int, as_of: str | None) -> tuple[Json, list[Json]]:
+    """Return a window and the newest messages of the same moment, if the session ever rests."""
+    asked: Json = {
+        "max_tokens": budget,
+        "entries": "true",
+        "placement": "user",
+        "as_of": as_of,
+        "follow_budget": "false",
+    }
+    answer, messages = await view.get_session("/context", **asked), []
+    for _ in range(MOST_READINGS):
+        messages = (await view.get_session("/history", newest=LISTED, as_of=as_of))["messages"]
+        # Empty if the window is the same.
+        changed = await view.get_session("/context", etag=answer["etag"], **asked)
+        if not changed:
+            break
+        answer = changed
+    return answer, messages
 
 
 CHANGES = {
