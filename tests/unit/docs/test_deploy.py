@@ -12,6 +12,7 @@ from typer.main import get_group
 
 from turnfold.cli.application import application
 from turnfold.operations.compact.compact import Committed, Retry, RolledBack
+from turnfold.process import http_server
 from turnfold.settings.parsers import SETTING_NAMES
 from turnfold.settings.reading import as_variable
 from turnfold_worker.app import STOP_SECONDS
@@ -120,6 +121,15 @@ def test_workers_have_the_time_to_stop_and_query_servers_require_tokens() -> Non
     variables = {one["name"] for one in container("turnfold-query")["env"]}
     assert "TURNFOLD_HTTP_TOKENS" in variables
     assert "TURNFOLD_HTTP_CHECKED_ELSEWHERE" not in variables
+
+
+def test_a_query_server_takes_connections_until_its_service_sends_no_more() -> None:
+    program, seconds = container("turnfold-query")["lifecycle"]["preStop"]["exec"]["command"]
+    grace_seconds = pod("turnfold-query")["terminationGracePeriodSeconds"]
+
+    # The end of a pod and its removal from the Service begin together, and nodes learn of it later.
+    assert program == "sleep"
+    assert 3 <= int(seconds) < grace_seconds - http_server.STOP_SECONDS
 
 
 def test_names_labels_and_versions_agree() -> None:
