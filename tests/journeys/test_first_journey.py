@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -26,6 +27,7 @@ from tests.running_system import (
 from turnfold.core.history.validation import validation_errors
 
 Json = dict[str, Any]
+ROOT = Path(__file__).parents[2]
 SMALL = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
 
 
@@ -257,7 +259,7 @@ async def _holds(session: turnfold.Session, messages: int) -> bool:
 
 
 def test_make_clean_keeps_the_conversations_of_turnfold_up(tmp_path: Path) -> None:
-    shutil.copy(Path(__file__).parents[2] / "Makefile", tmp_path)
+    shutil.copy(ROOT / "Makefile", tmp_path)
     for folder in (".turnfold", ".venv"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "file").touch()
@@ -265,3 +267,38 @@ def test_make_clean_keeps_the_conversations_of_turnfold_up(tmp_path: Path) -> No
     subprocess.run(["make", "clean"], cwd=tmp_path, check=True)
 
     assert {path.name for path in tmp_path.iterdir()} == {".turnfold", "Makefile"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        str(path.relative_to(ROOT))
+        for folder in (".ci", "scripts", "deploy")
+        for path in sorted((ROOT / folder).iterdir())
+        if path.is_file() and path.read_bytes().startswith((b"#!/bin/sh", b"#!/usr/bin/env bash"))
+    ],
+)
+def test_a_script_works_in_its_checkout_although_the_shell_looks_for_folders_elsewhere(
+    name: str, tmp_path: Path
+) -> None:
+    """A script that CDPATH leads into another project deletes the `.venv` or the `dist` of that."""
+    here, there = (tmp_path / place / Path(name).parent for place in ("here", "there"))
+    for folder in (here, there):
+        (folder.parent / "secrets").mkdir(parents=True)
+        folder.mkdir()
+    script = here / Path(name).name
+    text = (ROOT / name).read_text()
+    end = text.index("\n", text.index("\ncd ") + 1)
+    script.write_text(f"{text[:end]}\npwd -P\n")
+
+    ended = subprocess.run(
+        ["bash" if name == ".ci/run" else "sh", name],
+        cwd=here.parent,
+        env=os.environ | {"CDPATH": str(there.parent)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+    is_of_secrets = name == "deploy/make-secrets"
+    assert ended.stdout == f"{here.parent / 'secrets' if is_of_secrets else here.parent}\n"
