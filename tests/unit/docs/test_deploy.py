@@ -174,6 +174,15 @@ def test_the_health_of_the_nats_server_is_asked_alike_everywhere() -> None:
     assert command == compose["healthcheck"]["test"][1:]
 
 
+def test_prometheus_signs_in_at_query_servers_which_require_tokens_here() -> None:
+    page = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    jobs = {job["job_name"]: job for job in YAML(typ="safe").load(block)["scrape_configs"]}
+
+    # Otherwise `up` is 0, and TurnfoldDown fires while all is well.
+    assert jobs["turnfold-query"]["authorization"] == {"credentials": "OPERATOR_TOKEN"}
+
+
 def test_each_log_line_that_an_alert_names_is_one_that_is_written() -> None:
     text = (DEPLOY / "prometheus" / "alerts.yaml").read_text(encoding="utf-8")
     told = re.findall(r"\b(?:batch|events?|process|lane|child|summary|attempt)\.[a-z_]+\b", text)
