@@ -73,3 +73,15 @@ def test_the_changelog_has_a_section_for_the_notes_of_this_version() -> None:
 
     assert first
     assert first[1] in {"Unreleased", VERSION}
+
+
+def test_a_release_takes_the_place_of_no_other_files(tmp_path: Path) -> None:
+    (tmp_path / "notes").touch()
+
+    made = subprocess.run(
+        ["sh", ROOT / "scripts" / "release", tmp_path], capture_output=True, text=True, check=False
+    )
+
+    assert made.returncode == 1
+    assert f"{tmp_path} holds other files" in made.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
