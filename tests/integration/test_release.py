@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from turnfold.cli.keys import KEYS_DIR
+from turnfold.cli.up import DATA_DIR
+
 ROOT = Path(__file__).parents[2]
 VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
@@ -85,3 +88,12 @@ def test_a_release_takes_the_place_of_no_other_files(tmp_path: Path) -> None:
     assert made.returncode == 1
     assert f"{tmp_path} holds other files" in made.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+
+
+@pytest.mark.parametrize("folder", [DATA_DIR, KEYS_DIR, Path("secrets")])
+def test_no_commit_takes_the_data_and_the_keys_that_commands_leave_in_a_checkout(
+    folder: Path,
+) -> None:
+    asked = ["git", "check-ignore", "--quiet", folder / "worker-UBSAZJD5.nk"]
+
+    assert subprocess.run(asked, cwd=ROOT, check=False).returncode == 0
