@@ -94,6 +94,6 @@ def test_a_release_takes_the_place_of_no_other_files(tmp_path: Path) -> None:
 def test_no_commit_takes_the_data_and_the_keys_that_commands_leave_in_a_checkout(
     folder: Path,
 ) -> None:
-    asked = ["git", "check-ignore", "--quiet", folder / "worker-UBSAZJD5.nk"]
+    asked = ["git", "check-ignore", "--quiet", f"{folder}/worker-UBSAZJD5.nk"]
 
     assert subprocess.run(asked, cwd=ROOT, check=False).returncode == 0
