@@ -127,3 +127,10 @@ def test_a_switch_is_set_by_a_word_as_the_environment_has_it(word: str, *, meant
 def test_a_value_that_a_number_cannot_take_is_named(value: object) -> None:
     with pytest.raises(ValueError, match=re.escape(f"uses_model cannot be {value!r}")):
         adjusted(Policy(), {"uses_model": value})
+
+
+def test_an_unknown_number_is_refused_with_the_name_that_is_close_or_the_list() -> None:
+    with pytest.raises(ValueError, match="no 'keep_message'; did you mean 'keep_messages'"):
+        adjusted(Policy(), {"keep_message": 4})
+    with pytest.raises(ValueError, match="no 'zz'; `turnfold policy show` lists all"):
+        adjusted(Policy(), {"zz": 4})

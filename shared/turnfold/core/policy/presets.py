@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, get_args, get_type_hints
 
@@ -319,7 +320,9 @@ def adjusted(policy: Policy, overrides: Mapping[str, Any]) -> Policy:
     """
     unknown = sorted(set(overrides) - set(FIELD_TYPES))
     if unknown:
-        raise ValueError(f"a policy has no {unknown[0]!r}")
+        nearest = get_close_matches(unknown[0], FIELD_TYPES, n=1)
+        advice = f"did you mean {nearest[0]!r}?" if nearest else "`turnfold policy show` lists all"
+        raise ValueError(f"a policy has no {unknown[0]!r}; {advice}")
     unused = {name: 0 for name, others in SET_ASIDE.items() if others & overrides.keys()}
     numbers = {**unused, **overrides}
     return replace(policy, **{name: _converted(name, value) for name, value in numbers.items()})
