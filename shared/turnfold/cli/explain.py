@@ -12,6 +12,7 @@ from turnfold.cli.output import console, print_rows, show_json
 from turnfold.cli.tables import show_text
 from turnfold.client import StoredMessage, Window
 from turnfold.core.history.pairing import CallPosition, ResultPosition, match_results
+from turnfold.core.shapes.responses import REASONING, kind_of
 from turnfold.core.text.calls import call_entries, called_tool
 from turnfold.core.text.json_text import compact
 from turnfold.messages import Role
@@ -86,6 +87,7 @@ def _placeless(messages: Sequence[StoredMessage]) -> dict[int, str]:
             if called_tool(entry):
                 calls[str(entry.get("id"))].append(CallPosition(position, slot))
     placeless = dict.fromkeys(systems[:-1], "replaced by a newer system message")
+    placeless |= dict.fromkeys(_unfollowed(messages), "no item of its response follows")
     for call_id, of_call in results.items():
         for position, match in match_results(calls[call_id], of_call).items():
             if match.is_copy:
@@ -95,6 +97,20 @@ def _placeless(messages: Sequence[StoredMessage]) -> dict[int, str]:
             elif match.answers.position in evicted:
                 placeless[position] = "its call left the window before it came"
     return placeless
+
+
+def _unfollowed(messages: Sequence[StoredMessage]) -> list[int]:
+    """Return the positions of reasoning items that no item of their response follows."""
+    positions: list[int] = []
+    is_followed = False
+    for stored in reversed(messages):
+        if stored.state == "retracted":
+            continue
+        if kind_of(stored.element or {}) != REASONING:
+            is_followed = stored.message.get("role") == Role.ASSISTANT
+        elif not is_followed:
+            positions.append(stored.position)
+    return positions
 
 
 def _absence(

@@ -450,6 +450,24 @@ async def test_messages_without_a_place_in_any_window_are_not_explained_by_the_b
     assert (first[0], *first[2:]) == ("system", "", "live", reasons[0])
 
 
+@pytest.mark.proves("L7", "G3")
+async def test_reasoning_that_no_item_follows_is_not_explained_by_the_budget(
+    tmp_path: Path,
+) -> None:
+    thought: Json = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Lost?"}]}
+    async with running_system(tmp_path) as ready, turnfold.connect(ready["nats_url"]) as client:
+        session = client.session("ada", "thoughts")
+        items: list[Json] = [USER, thought, {"role": "assistant", "content": "No."}, USER, thought]
+        await session.turn_completed(items, shape="responses")
+        await session.context(wait_ms=5_000)
+        _, out, _ = await command(
+            tmp_path, "context", "ada", "thoughts", "--explain", "--json", "--format", "responses"
+        )
+
+    reasons = [json.loads(line)["shown"] for line in out.splitlines()]
+    assert reasons == ["whole"] * 4 + ["not shown: no item of its response follows"]
+
+
 @pytest.mark.proves("A1", "O3")
 @pytest.mark.parametrize("names", [["oldest", "older", "newer", "newest"], ["oldest", "b", "a"]])
 async def test_a_session_that_gets_an_event_while_all_are_listed_is_verified_too(
