@@ -18,6 +18,7 @@ import turnfold
 from tests.nats_server import nats_server
 from tests.ports import free_port
 from tests.running_system import Parts, command, running_system, wait_until
+from turnfold.access.identity import public_key
 from turnfold.cli.application import application
 from turnfold.errors import NotAllowed
 from turnfold.settings.parsers import SETTING_NAMES
@@ -181,6 +182,20 @@ def secrets_in(directory: Path) -> Path:
         check=True,
     )
     return directory / "etc"
+
+
+@pytest.mark.parametrize("role", ["provisioner", "operator"])
+async def test_secrets_are_made_although_a_first_run_was_interrupted(
+    role: str, tmp_path: Path
+) -> None:
+    accounts = ("--nats", str(tmp_path / "etc" / "nats-users.conf"))
+    await command("keys", "new", role, "--dir", str(tmp_path / "etc" / "keys"), *accounts)
+
+    etc = secrets_in(tmp_path)
+
+    listed = (etc / "nats-users.conf").read_text()
+    assert public_key((etc / f"{role}.nk").read_text().strip()) in listed
+    assert (etc / "turnfold.toml").exists()
 
 
 def of_unit(name: str, credentials: Path) -> dict[str, str]:
