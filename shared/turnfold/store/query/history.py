@@ -5,7 +5,6 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
-    ColumnElement,
     Connection,
     Select,
     func,
@@ -54,7 +53,7 @@ from turnfold.store.query.originals import (
     original_of,
     originals_in,
 )
-from turnfold.store.query.session_head import SUMMARY_COLUMNS
+from turnfold.store.query.session_head import SUMMARY_COLUMNS, is_of, session_row
 
 
 class SqlHistoryStore:
@@ -129,7 +128,7 @@ class SqlHistoryStore:
         ]
 
         def read(connection: Connection) -> Sequence[OriginalMessage]:
-            sid = _sid(connection, key)
+            (sid,) = session_row(connection, key, sessions.c.sid)
             event_ids = {event_id for event_id, _ in named}
             of_agent = (
                 (events.c.agent_id == key.agent_id)
@@ -169,7 +168,7 @@ class SqlHistoryStore:
         """
 
         def read(connection: Connection) -> StatesThen:
-            sid = _sid(connection, key)
+            (sid,) = session_row(connection, key, sessions.c.sid)
             return states_as_of(connection, sid, timeline_state(connection, key, sid, moment))
 
         return await self._database.snapshot(read)
@@ -177,7 +176,7 @@ class SqlHistoryStore:
     async def counts(self, key: SessionKey) -> SessionCounts:
         """Return the counts of a session."""
         counts = await self._database.snapshot(
-            lambda connection: _counts(connection, _SESSIONS.where(_is_session(key)))
+            lambda connection: _counts(connection, _SESSIONS.where(is_of(sessions, key)))
         )
         if not counts:
             raise UnknownSession
@@ -222,7 +221,7 @@ class SqlHistoryStore:
         """Return the version in force, and all versions (or one), oldest first."""
 
         def read(connection: Connection) -> tuple[int | None, Sequence[StoredSummary]]:
-            sid = _sid(connection, key)
+            (sid,) = session_row(connection, key, sessions.c.sid)
             in_force = select(sessions.c.version).where(sessions.c.sid == sid)
             chosen = (
                 select(*SUMMARY_COLUMNS).where(summaries.c.sid == sid).order_by(summaries.c.version)
@@ -236,11 +235,7 @@ class SqlHistoryStore:
 
     async def audit(self, key: SessionKey, *, after: int, limit: int) -> Sequence[AuditRow]:
         """Return audit rows after an ordinal. They are kept when the session is erased."""
-        is_chain = (
-            (audit.c.agent_id == key.agent_id)
-            & (audit.c.session_id == key.session_id)
-            & (audit.c.ordinal > literal(after, BigInteger))
-        )
+        is_chain = is_of(audit, key) & (audit.c.ordinal > literal(after, BigInteger))
         chosen = select(*_AUDIT).where(is_chain).order_by(audit.c.ordinal).limit(limit)
         return await self._database.snapshot(
             lambda connection: [AuditRow(*row) for row in connection.execute(chosen)]
@@ -252,10 +247,7 @@ class SqlHistoryStore:
         def read(connection: Connection) -> ChainEnd | None:
             # A session that came back after its erasure continues the chain.
             for table in (sessions, erasures):
-                is_owner = (table.c.agent_id == key.agent_id) & (
-                    table.c.session_id == key.session_id
-                )
-                end = select(table.c.audit_rows, table.c.audit_hash).where(is_owner)
+                end = select(table.c.audit_rows, table.c.audit_hash).where(is_of(table, key))
                 for row in connection.execute(end):
                     return ChainEnd(*row)
             return None
@@ -280,17 +272,6 @@ class SqlHistoryStore:
         return await self._database.snapshot(
             lambda connection: {row[0]: row[1] for row in connection.execute(by_reason)}
         )
-
-
-def _sid(connection: Connection, key: SessionKey) -> int:
-    sid: int | None = connection.execute(select(sessions.c.sid).where(_is_session(key))).scalar()
-    if sid is None:
-        raise UnknownSession
-    return sid
-
-
-def _is_session(key: SessionKey) -> ColumnElement[bool]:
-    return (sessions.c.agent_id == key.agent_id) & (sessions.c.session_id == key.session_id)
 
 
 def _counts(connection: Connection, chosen: Select[*tuple[Any, ...]]) -> list[SessionCounts]:

@@ -53,6 +53,7 @@ from turnfold.store.database.schema import (
     summary_token_usage,
 )
 from turnfold.store.database.statements import Prepared
+from turnfold.store.query.session_head import session_row
 
 _COMPACTIONS = select(
     compactions.c.compaction_id,
@@ -151,7 +152,7 @@ class SqlInspectionStore:
         """Return compactions of a session before an ordinal, newest first."""
 
         def read(connection: Connection) -> list[CompactionRow]:
-            sid, _ = _session(connection, key)
+            (sid,) = session_row(connection, key, sessions.c.sid)
             chosen = _COMPACTIONS.where(compactions.c.sid == sid).order_by(
                 compactions.c.ordinal.desc()
             )
@@ -236,18 +237,6 @@ def _of_agents(
     return agent_id != ERASED_AGENT if agent_ids is None else agent_id.in_(agent_ids)
 
 
-def _session(connection: Connection, key: SessionKey) -> tuple[int, int | None]:
-    """Return the number of a session, and its version in force."""
-    row = connection.execute(
-        select(sessions.c.sid, sessions.c.version).where(
-            sessions.c.agent_id == key.agent_id, sessions.c.session_id == key.session_id
-        )
-    ).one_or_none()
-    if row is None:
-        raise UnknownSession
-    return row.sid, row.version
-
-
 def _compactions(connection: Connection, chosen: Select[*tuple[Any, ...]]) -> list[CompactionRow]:
     return [CompactionRow(*row) for row in connection.execute(chosen)]
 
@@ -303,7 +292,7 @@ def _totals(connection: Connection, agent_ids: Collection[str] | None) -> Instal
 
 
 def _strip(connection: Connection, key: SessionKey) -> SessionStrip:
-    sid, in_force = _session(connection, key)
+    sid, in_force = session_row(connection, key, sessions.c.sid, sessions.c.version)
     of_session = _COMPACTIONS.where(compactions.c.sid == sid).order_by(compactions.c.ordinal)
     versions = _VERSIONS.where(summaries.c.sid == sid).order_by(summaries.c.version)
     return SessionStrip(

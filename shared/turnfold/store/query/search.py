@@ -28,7 +28,6 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 
 from turnfold.core.text.search import Lookup, Term
-from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey, State
 from turnfold.ports.query import (
     OriginalMessage,
@@ -41,6 +40,7 @@ from turnfold.store.database.schema import compactions, messages, sessions, word
 from turnfold.store.database.word_segments import find_terms, read_index
 from turnfold.store.ingest.word_index.search_index import UNDIVIDED, fts5_term, tsquery_term
 from turnfold.store.query.originals import ORIGINALS, fitting_places, length_of, original_of
+from turnfold.store.query.session_head import session_row
 
 NEWEST, OLDEST = 200, 60
 """How many messages a lookup brings at most, from either end of the session."""
@@ -66,7 +66,7 @@ class SqlSearchStore:
         """Return a page of messages that the index may lack, in order; empty at the end."""
 
         def read(connection: Connection) -> list[OriginalMessage]:
-            sid, first = _session(connection, key)
+            sid, first = session_row(connection, key, sessions.c.sid, sessions.c.unindexed_from)
             if first is None:
                 return []
             size = messages.c.characters + 4 * messages.c.tokens
@@ -93,7 +93,7 @@ class SqlSearchStore:
         """Return messages with all terms of a lookup; of too many, the newest and the oldest."""
 
         def read(connection: Connection) -> Candidates:
-            sid, _ = _session(connection, key)
+            (sid,) = session_row(connection, key, sessions.c.sid)
             matching: Matching = (
                 partial(_matching_fts5, sid)
                 if connection.dialect.name == "sqlite"
@@ -113,16 +113,6 @@ class SqlSearchStore:
             )
 
         return await self._database.snapshot(read)
-
-
-def _session(connection: Connection, key: SessionKey) -> tuple[int, int | None]:
-    is_session = (sessions.c.agent_id == key.agent_id) & (sessions.c.session_id == key.session_id)
-    row = connection.execute(
-        select(sessions.c.sid, sessions.c.unindexed_from).where(is_session)
-    ).one_or_none()
-    if row is None:
-        raise UnknownSession
-    return row.sid, row.unindexed_from
 
 
 Places = Select[*tuple[Any, ...]]

@@ -1,10 +1,23 @@
 """Read a session's row with its policies, and what ingest has reached."""
 
 from collections.abc import Collection
+from typing import Any
 
-from sqlalchemy import Connection, Text, bindparam, cast, func, literal_column, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    func,
+    literal_column,
+    select,
+)
 
 from turnfold.core.policy.overrides import PolicyOverrides
+from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey
 from turnfold.ports.query import (
     SessionSnapshot,
@@ -110,6 +123,21 @@ _HEAD = Prepared(
     ),
     ("agent_id", "session_id", "refused_to"),
 )
+
+
+def is_of(table: Table, key: SessionKey) -> ColumnElement[bool]:
+    """Return the condition that a row names this session."""
+    return (table.c.agent_id == key.agent_id) & (table.c.session_id == key.session_id)
+
+
+def session_row(
+    connection: Connection, key: SessionKey, *columns: ColumnElement[Any]
+) -> Row[*tuple[Any, ...]]:
+    """Return these columns of a session; fail with `UnknownSession` if there is none."""
+    row = connection.execute(select(*columns).where(is_of(sessions, key))).one_or_none()
+    if row is None:
+        raise UnknownSession
+    return row
 
 
 def read_head(connection: SupportsStatements, key: SessionKey, refused_to: int) -> WindowSnapshot:
