@@ -140,7 +140,7 @@ def plan_evictions(
         [message.tokens for arrived in arriving.values() for message in arrived]
     )
     for seq, arrived in arriving.items():
-        at_ms = arrived[-1].created_at_ms if arrived else meter.times.get(seq, 0)
+        at_ms = meter.time_of(seq, arrived)
         is_report = seq in meter.reports
         known = limits.at(at_ms).fired(present.load(gauge, is_overflow=False)) if is_report else ()
         # The event that reports a window is already examined with it.
@@ -154,7 +154,7 @@ def plan_evictions(
         load = present.load(gauge, is_overflow=meter.is_overflow(seq, gauge))
         fired = limits.at(at_ms).fired(load)
         # A report changes no counts, but may fire a trigger that they did not.
-        is_news = is_report and (load.is_overflow or any(due not in known for due in fired))
+        is_news = is_report and (load.is_overflow or not set(fired) <= set(known))
         if is_held or not (is_news or _is_examined(before, len(present.messages))):
             continue
         live_now = present.messages

@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.eviction.budgets import NO_BUDGETS, Budgets
+from turnfold.messages import Message
 
 REPORTS_LOOKED_AT: Final = 60
 DIFFERENCES_USED: Final = 20
@@ -204,6 +205,10 @@ class UsageInput:
     reports: frozenset[int] = frozenset()
     overflows: frozenset[int] = frozenset()
     budgets: Budgets = NO_BUDGETS
+
+    def time_of(self, seq: int, arrived: Sequence[Message]) -> int:
+        """Return the time of an event, given its messages (ms since 1970)."""
+        return arrived[-1].created_at_ms if arrived else self.times.get(seq, 0)
 
     def is_overflow(self, seq: int, gauge: UsageState) -> bool:
         """Return whether this event reports an overflow that no compaction has answered yet."""

@@ -1,7 +1,7 @@
 """Say in which form a window shows each message, so that a host keeps its own copy of the rest."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from turnfold.core.recall.block import HEADING as RECALL_HEADING
@@ -76,18 +76,18 @@ def entry_of(
         return ShownForm("whole")
     parts = [forms.get(message_id, _MENDED) for message_id in stored]
     found = {part.form for part in parts}
-    without: list[str] = []
-    for part in parts:
-        without += [name for name in part.without if name not in without]
-    published = [originals[message_id] for message_id in stored if message_id in originals]
-    is_omitted = any(map(_has_reasoning, published)) and not _has_reasoning(text)
-    if is_omitted and "reasoning" not in without:
-        without.append("reasoning")
     # The strongest form of the merged messages shows that something is missing.
-    for form in _SHORTENED:
-        if form in found:
-            return ShownForm(form, tuple(without))
-    return ShownForm("mended", tuple(without))
+    form = next((form for form in _SHORTENED if form in found), "mended")
+    published = [originals[message_id] for message_id in stored if message_id in originals]
+    return ShownForm(form, _omissions(text, parts, published))
+
+
+def _omissions(text: str, parts: Sequence[ShownForm], published: Iterable[str]) -> tuple[str, ...]:
+    """Return what a message lacks of the published messages that it is made of."""
+    without = dict.fromkeys(name for part in parts for name in part.without)
+    if any(map(_has_reasoning, published)) and not _has_reasoning(text):
+        without["reasoning"] = None
+    return tuple(without)
 
 
 def _planned(shown: ShownMessage) -> ShownForm:
