@@ -20,7 +20,9 @@ def completion(
 ) -> None:
     """Print a script that completes commands and options in your shell.
 
-    bash: eval "$(turnfold completion bash)" in ~/.bashrc, and likewise for zsh.
+    bash: eval "$(turnfold completion bash)" in ~/.bashrc
+
+    zsh: eval "$(turnfold completion zsh)" in ~/.zshrc, after "autoload -U compinit; compinit"
 
     fish: turnfold completion fish > ~/.config/fish/completions/turnfold.fish
     """
