@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Awaitable, Callable
 
 from turnfold.errors import Unavailable
@@ -13,33 +12,7 @@ from turnfold.process.tasks import at_most, cancel_and_wait
 LOOK_SECONDS = 0.05
 """Polling interval while requests wait for events, in case a signal was lost."""
 WAKE_SECONDS = 0.001
-"""Shortest interval between two reads of the ingested sequence, however many signals arrive."""
-
-
-class Bounded:
-    """Call a function at most once per interval; merge calls in between into one at its end."""
-
-    def __init__(self, function: Callable[[], object], *, every_seconds: float) -> None:
-        self._function = function
-        self._every_seconds = every_seconds
-        self._called_at = -math.inf
-        self._timer: asyncio.TimerHandle | None = None
-
-    def call(self) -> None:
-        """Call the function now, or at the end of the interval."""
-        if self._timer is not None:
-            return
-        loop = asyncio.get_running_loop()
-        delay = self._called_at + self._every_seconds - loop.time()
-        if delay <= 0:
-            self._call_now()
-        else:
-            self._timer = loop.call_later(delay, self._call_now)
-
-    def _call_now(self) -> None:
-        self._timer = None
-        self._called_at = asyncio.get_running_loop().time()
-        self._function()
+"""Pause after a read of the ingested sequence, however many signals arrive meanwhile."""
 
 
 class NatsIngestSignal:
@@ -48,14 +21,13 @@ class NatsIngestSignal:
     def __init__(self, ingested_to: Callable[[], Awaitable[int]]) -> None:
         self._ingested_to = ingested_to
         self._signal = asyncio.Event()
-        self._notifying = Bounded(self._signal.set, every_seconds=WAKE_SECONDS)
         self._waiting: dict[asyncio.Future[None], int] = {}
         self._newest = 0
         self._poller: asyncio.Task[None] | None = None
 
     def notify(self) -> None:
         """Signal that events were ingested."""
-        self._notifying.call()
+        self._signal.set()
 
     async def reached(self, seq: int, seconds: float) -> None:
         """Return when every event up to `seq` is ingested, or after `seconds`."""
@@ -88,6 +60,7 @@ class NatsIngestSignal:
                 with contextlib.suppress(Unavailable):
                     self._newest = await self._ingested_to()
                     self._wake(self._newest)
+                await asyncio.sleep(WAKE_SECONDS)
         finally:
             # Nothing is awaited after the loop, so no new request relies on this poller.
             self._poller = None
