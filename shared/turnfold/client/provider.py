@@ -112,11 +112,6 @@ class SessionProvider:
         )
 
 
-def is_context_note(body: Json) -> bool:
-    """Return whether a message is a summary, a digest or a recall block from a window."""
-    return _begins_with(body, NOTE_HEADINGS)
-
-
 def lasting_notes(messages: Sequence[Json]) -> list[dict[str, Any]]:
     """Return the summaries and digests; a recall block belongs to one request."""
     return [dict(body) for body in messages if _begins_with(body, LASTING_HEADINGS)]
@@ -137,6 +132,6 @@ def split_notes(messages: Sequence[Json]) -> tuple[list[dict[str, Any]], list[di
     rest = [
         dict(body)
         for place, body in enumerate(messages)
-        if place >= last or not is_context_note(body)
+        if place >= last or not _begins_with(body, NOTE_HEADINGS)
     ]
     return lasting_notes(messages[:last]), rest

@@ -18,11 +18,6 @@ from turnfold.errors import EventFault
 from turnfold.messages import EventId, SessionKey, ToolCall
 
 
-def _random_id() -> int:
-    # Both databases store ids as signed numbers of 64 bits.
-    return randbits(62)
-
-
 class DecodedMessage(NamedTuple):
     """One message of an event, with its token counts, ready to be stored.
 
@@ -166,7 +161,8 @@ class Installation:
     count: Count
     max_sessions: int
     allowance: Allowance = DEFAULT_ALLOWANCE
-    new_id: Callable[[], int] = _random_id
+    # Both databases store ids as signed numbers of 64 bits.
+    new_id: Callable[[], int] = lambda: randbits(62)
 
 
 @dataclass(frozen=True, slots=True)

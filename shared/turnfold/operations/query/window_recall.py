@@ -123,7 +123,10 @@ class _Deciding:
                 known_names=_names_told(then) if quotes else frozenset(),
                 room=room_for_recall(then.builder, then.policy, self.wish, then.stored.factor),
                 share_of_quotes=quotes,
-                least_growth=_least_growth(then) if isinstance(at, AtVersion) else 0,
+                # A turn of more tokens has outgrown the room that its request made.
+                least_growth=int(then.policy.recall_share * then.builder.limits.tokens)
+                if isinstance(at, AtVersion)
+                else 0,
             )
             decision = await self.recall.decide(moment, self.wish, key)
         return decision
@@ -138,11 +141,6 @@ class _Deciding:
             self.reading.key, at, on_session=lambda _: None, on_messages=choose
         )
         return then
-
-
-def _least_growth(then: PlannedWindow) -> int:
-    """Return the tokens above which a turn has outgrown the room that its request made."""
-    return int(then.policy.recall_share * then.builder.limits.tokens)
 
 
 def _names_told(planned: PlannedWindow) -> frozenset[NameNumber]:

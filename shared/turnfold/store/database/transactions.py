@@ -208,8 +208,8 @@ class AwaitedTransactions:
             on_end()
 
     async def close(self) -> None:
-        """Close all connections."""
-        await dispose_engine(self._engine)
+        """Close connections, but do not wait for a server that hangs."""
+        await at_most(CLOSE_SECONDS, self._engine.dispose())
 
 
 def ping_rarely(engine: AsyncEngine) -> None:
@@ -234,11 +234,6 @@ def ping_rarely(engine: AsyncEngine) -> None:
         return is_working
 
     dialect.do_ping = ping  # type: ignore[method-assign]  # the dialect is this engine's own
-
-
-async def dispose_engine(engine: AsyncEngine) -> None:
-    """Close connections, but do not wait for a server that hangs."""
-    await at_most(CLOSE_SECONDS, engine.dispose())
 
 
 class TranslatedErrors:

@@ -7,7 +7,7 @@ a tombstone without text.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import (
     Connection,
@@ -160,8 +160,14 @@ class SqlErasureStore:
         )
         over = [
             (sid, SessionKey(agent_id, session_id))
-            for sid, agent_id, session_id, at_ms, *wishes in rows
-            if is_over(at_ms, installation.policy(*_wishes(wishes)), now_ms=now_ms)
+            for sid, agent_id, session_id, at_ms, preset, mode, overrides, *of_agent in rows
+            if is_over(
+                at_ms,
+                installation.policy(
+                    PolicyOverrides(*of_agent), PolicyOverrides(preset, mode, overrides)
+                ),
+                now_ms=now_ms,
+            )
         ]
         # One transaction each, so that ingest waits for one session only.
         for sid, key in over:
@@ -347,8 +353,3 @@ def _erase_sessions(
         sum(session.messages_total for session in locked),
         sum(session.wishes != PolicyOverrides() for session in locked),
     )
-
-
-def _wishes(columns: Sequence[Any]) -> tuple[PolicyOverrides, PolicyOverrides]:
-    """Build the overrides of agent and session."""
-    return PolicyOverrides(*columns[3:]), PolicyOverrides(*columns[:3])

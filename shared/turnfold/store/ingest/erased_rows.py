@@ -117,11 +117,6 @@ def _note_messages(connection: Connection, rows: Sequence[Any]) -> None:
     queue_index_removal(connection, [(row.sid, row.position, row.body) for row in rows])
 
 
-def _note_retracted(connection: Connection, _: Sequence[Any]) -> None:
-    # Retracted words left the index, but stay in the file until it is merged.
-    note_merge(connection)
-
-
 def _kinds(dialect: str) -> Sequence[_Kind]:
     is_sqlite = dialect == "sqlite"
     noted = [
@@ -132,7 +127,10 @@ def _kinds(dialect: str) -> Sequence[_Kind]:
         body = _columns(messages, "body")
         noted.append(_Kind(messages, [*messages.primary_key], body, _note_messages))
         keys = [*retracted_messages.primary_key]
-        noted.append(_Kind(retracted_messages, keys, note=_note_retracted))
+        # Retracted words left the index, but stay in the file until it is merged.
+        noted.append(
+            _Kind(retracted_messages, keys, note=lambda connection, _: note_merge(connection))
+        )
     by_table = {kind.table: kind for kind in noted}
     # First those that other sessions' reads pass over while they are there.
     ordered = sorted(HANGING, key=lambda table: table not in (compactions, usage_reports))

@@ -7,7 +7,7 @@ other items of a response follow a retracted one: their chat view is one message
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import (
@@ -94,12 +94,13 @@ def retraction_row(arrival: DecodedEvent, sid: int, actor: str) -> tuple[object,
     return sid, arrival.stream_seq, arrival.at_ms, named, actor
 
 
-def retracted_by(connection: Connection, event: DecodedEvent, payload: bytes) -> str:
+def retracted_by(connection: Connection, payloads: Mapping[int, bytes], event: DecodedEvent) -> str:
     """Return the actor of a retraction as a worker signed it; `local` for other publishers."""
     if event.signed_actor is None or (secret := secret_in(connection, SIGNED_ACTORS)) is None:
         return LOCAL
+    body = payloads.get(event.stream_seq, b"")
     actor = verified_actor(
-        secret, event.signed_actor, subject=event.subject, body=payload, now_ms=event.at_ms
+        secret, event.signed_actor, subject=event.subject, body=body, now_ms=event.at_ms
     )
     return actor or LOCAL
 

@@ -122,7 +122,7 @@ def sendable(texts: Sequence[str], ids: Sequence[Ids]) -> tuple[tuple[str, ...],
         is_reasoning = item is not None and kind_of(item) == REASONING
         if is_reasoning and not is_followed:
             # The list is built from its end, so its last text is the one that follows.
-            if not kept or not _is_of_model(kept[-1][0]):
+            if not kept or not is_of_model(json.loads(kept[-1][0])):
                 continue
             is_followed = True
         elif not is_reasoning:
@@ -130,10 +130,6 @@ def sendable(texts: Sequence[str], ids: Sequence[Ids]) -> tuple[tuple[str, ...],
         kept.append((text, message_id))
     kept.reverse()
     return tuple([text for text, _ in kept]), tuple([message_id for _, message_id in kept])
-
-
-def _is_of_model(text: str) -> bool:
-    return is_of_model(json.loads(text))
 
 
 def _kinds(items: Iterable[Mapping[str, Any]], head: Message) -> dict[str, str]:

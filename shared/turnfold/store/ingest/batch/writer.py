@@ -6,6 +6,7 @@ opens the transaction.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from sqlalchemy import Connection, delete
 from sqlalchemy.exc import IntegrityError
@@ -361,10 +362,7 @@ class BatchWriter:
 
     def _rows(self, arrivals: Sequence[DecodedEvent]) -> EventRows:
         of_sessions = ((arrival, self._sessions[arrival.key]) for arrival in arrivals)
-        return EventRows.of(of_sessions, self._retracted_by)
-
-    def _retracted_by(self, event: DecodedEvent) -> str:
-        return retracted_by(self._connection, event, self._payloads.get(event.stream_seq, b""))
+        return EventRows.of(of_sessions, partial(retracted_by, self._connection, self._payloads))
 
     def _insert_rest(self, rows: EventRows) -> None:
         self._touched |= rows.touched

@@ -5,8 +5,9 @@ SQLite's index stores no texts, so it must be told what it contained.
 
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 from sqlalchemy import (
@@ -119,7 +120,7 @@ async def _remove_all_but(database: Database, kept_each: int | None) -> None:
     """Remove queued messages from the index and the file, except one of each `kept_each`."""
     after = MERGE_DUE
     while aside := await database.snapshot(partial(_queued, after=after, kept_each=kept_each)):
-        gone = await asyncio.to_thread(_removals, aside)
+        gone = await asyncio.to_thread(list, starmap(_removal, aside))
         await database.write(partial(_clear, gone=gone), is_repeatable=True)
         after = aside[-1].position
     # A word goes from the file when the part of the index that names it is written anew.
@@ -152,10 +153,6 @@ def _queued(connection: Connection, *, after: int, kept_each: int | None) -> lis
         last = at
     queued = select(index_removals.c.sid, position, body).where(are_chosen, position <= last)
     return [UnindexedMessage(*row) for row in connection.execute(queued.order_by(position))]
-
-
-def _removals(rows: Iterable[UnindexedMessage]) -> list[dict[str, Any]]:
-    return [_removal(row.sid, row.position, row.body) for row in rows]
 
 
 def _clear(connection: Connection, *, gone: Sequence[dict[str, Any]]) -> None:
