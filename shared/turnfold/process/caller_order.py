@@ -116,10 +116,8 @@ class Turns:
         if not self._free:
             self._pace.end_turn()
         self._free += 1
-        left = self._running[asker] - 1
-        if left:
-            self._running[asker] = left
-        else:
+        self._running[asker] -= 1
+        if not self._running[asker]:
             del self._running[asker]
         while self._free and self._let_in():
             pass

@@ -64,11 +64,9 @@ class Places:
         """Release a place."""
         self._taken -= 1
         for asker in askers:
+            self._each[asker] -= 1
             # Callers without a request are removed: any client may name a new agent.
-            left = self._each[asker] - 1
-            if left:
-                self._each[asker] = left
-            else:
+            if not self._each[asker]:
                 del self._each[asker]
 
 
