@@ -77,7 +77,7 @@ def entry_of(
     parts = [forms.get(message_id, _MENDED) for message_id in stored]
     found = {part.form for part in parts}
     # The strongest form of the merged messages shows that something is missing.
-    form = next((form for form in _SHORTENED if form in found), _MENDED.form)
+    form: EntryForm = next((shown for shown in _SHORTENED if shown in found), "mended")
     published = [originals[message_id] for message_id in stored if message_id in originals]
     return ShownForm(form, _omissions(text, parts, published))
 
