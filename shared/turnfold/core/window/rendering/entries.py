@@ -76,10 +76,13 @@ def entry_of(
         return ShownForm("whole")
     parts = [forms.get(message_id, _MENDED) for message_id in stored]
     found = {part.form for part in parts}
-    # The strongest form of the merged messages shows that something is missing.
-    form: EntryForm = next((shown for shown in _SHORTENED if shown in found), "mended")
     published = [originals[message_id] for message_id in stored if message_id in originals]
-    return ShownForm(form, _omissions(text, parts, published))
+    without = _omissions(text, parts, published)
+    # The strongest form of the merged messages shows that something is missing.
+    for form in _SHORTENED:
+        if form in found:
+            return ShownForm(form, without)
+    return ShownForm("mended", without)
 
 
 def _omissions(text: str, parts: Sequence[ShownForm], published: Iterable[str]) -> tuple[str, ...]:
