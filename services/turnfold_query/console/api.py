@@ -30,7 +30,6 @@ class ApiError(Exception):
         self.status = status
         self.code = str(error.get("code", "unavailable"))
         self.message = str(error.get("message", "the request failed"))
-        self.details = error
         super().__init__(self.message)
 
 
