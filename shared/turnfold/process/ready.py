@@ -51,10 +51,10 @@ def follow_parent() -> None:
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
     """Return a `preexec_fn` by which Linux signals the child when its parent has exited.
 
-    On other systems the function does nothing.
+    On other systems the function does nothing: the child watches its standard input.
     """
     if not sys.platform.startswith("linux"):
-        return _nothing
+        return lambda: None
     # Loaded here, because `bind` runs between fork and exec, where other threads may hold locks.
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
@@ -66,10 +66,6 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> Callable[[], Non
             os._exit(1)
 
     return bind
-
-
-def _nothing() -> None:
-    """Do nothing: on other systems, the child watches its standard input."""
 
 
 def _end_with_input() -> None:
