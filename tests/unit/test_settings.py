@@ -191,6 +191,19 @@ def test_a_list_in_place_of_a_number_stops_the_start(tmp_path: Path, line: str) 
         read_settings({"TURNFOLD_CONFIG": str(config)})
 
 
+@pytest.mark.proves("O5")
+@pytest.mark.parametrize("name", ["request_seconds", "agent_share"])
+@pytest.mark.parametrize("sign", ["", "-"])
+def test_a_number_of_the_file_beyond_all_floats_stops_the_start(
+    tmp_path: Path, name: str, sign: str
+) -> None:
+    config = tmp_path / "turnfold.toml"
+    config.write_text(f"{name} = {sign}1{'0' * 400}\n")
+
+    with pytest.raises(StartError, match=f"{name} in .* is not valid: must be a number"):
+        read_settings({"TURNFOLD_CONFIG": str(config)})
+
+
 def test_a_choice_may_be_written_in_any_case() -> None:
     settings = read_settings(
         {

@@ -96,7 +96,8 @@ def _fraction(maximum: float, requirement: str) -> Callable[[Any], float]:
     def read(raw: Any) -> float:
         try:
             number = float(raw) if not isinstance(raw, bool) else 0.0
-        except (TypeError, ValueError):
+        # TOML has whole numbers without a limit.
+        except (TypeError, ValueError, OverflowError):
             number = 0.0
         if not 0 < number <= maximum:
             raise ValueError(f"must be a number {requirement}")
