@@ -160,6 +160,7 @@ def test_the_short_names_belong_to_one_preset_alone() -> None:
         ({"TURNFOLD_SUMMARY_API_BASE": "http://me:secret/2@host"}, "a port, if any, must be valid"),
         ({"TURNFOLD_DATA_DIR": "~nobody-here/x"}, "TURNFOLD_DATA_DIR is not valid: ~nobody-here/x"),
         ({"TURNFOLD_CONFIG": "/no/such/file.toml"}, "/no/such/file.toml, which cannot be read"),
+        ({"TURNFOLD_CONFIG": "~nobody-here/x"}, "TURNFOLD_CONFIG is not valid: ~nobody-here/x"),
     ],
 )
 def test_a_value_that_means_nothing_stops_the_start_and_is_named(
@@ -169,6 +170,17 @@ def test_a_value_that_means_nothing_stops_the_start_and_is_named(
         read_settings(environ)
 
     assert "secret" not in str(stopped.value)
+
+
+def test_the_path_of_the_file_may_begin_with_the_home_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "turnfold.toml").write_text("http_port = 9000\n")
+
+    settings = read_settings({"TURNFOLD_CONFIG": "~/turnfold.toml"})
+
+    assert settings.http_port == 9000
 
 
 @pytest.mark.parametrize("empty", ["", " "])

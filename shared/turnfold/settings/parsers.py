@@ -184,6 +184,7 @@ def _agent_id(raw: Any) -> str:
 
 
 PARSERS: Mapping[str, Callable[[Any], Any]] = {
+    "config": _path,
     "nats_url": _url(NATS_SCHEMES, has_host, may_be_several=True),
     "nats_creds": _path,
     "nats_user": _non_empty_text,
@@ -246,4 +247,4 @@ PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "watchdog_seconds": _seconds,
     "announce": _switch,
 }
-SETTING_NAMES = (*PARSERS, "config")
+SETTING_NAMES = tuple(PARSERS)

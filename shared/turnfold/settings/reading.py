@@ -69,8 +69,8 @@ def read_settings(
         lambda name: options.get(name, f"--{name.replace('_', '-')}"),
     )
     environment = _environment(environ)
-    config = arguments.values.get("config") or environment.values.get("config")
-    layers = [_config_file(Path(config))] if config else []
+    config = environment.values.get("config")
+    layers = [_config_file(_parse("config", config, environment))] if config else []
     layers += [environment, arguments]
 
     values: dict[str, Any] = {}
