@@ -161,6 +161,7 @@ def test_the_short_names_belong_to_one_preset_alone() -> None:
         ({"TURNFOLD_DATA_DIR": "~nobody-here/x"}, "TURNFOLD_DATA_DIR is not valid: ~nobody-here/x"),
         ({"TURNFOLD_CONFIG": "/no/such/file.toml"}, "/no/such/file.toml, which cannot be read"),
         ({"TURNFOLD_CONFIG": "~nobody-here/x"}, "TURNFOLD_CONFIG is not valid: ~nobody-here/x"),
+        ({"TURNFOLD_STREAM_RETENTION_HOURS": "20000000"}, "at most 10000000"),
     ],
 )
 def test_a_value_that_means_nothing_stops_the_start_and_is_named(

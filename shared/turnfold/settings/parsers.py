@@ -238,7 +238,8 @@ PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "max_body_memory": whole_number(1024 * 1024),
     "max_connections": whole_number(16),
     "stream_max_bytes": whole_number(1),
-    "stream_retention_hours": whole_number(0),
+    # Up to a time after the year 1, which the date of the oldest event to keep needs.
+    "stream_retention_hours": whole_number(0, 10_000_000),
     "log_level": one_of(LOG_LEVELS),
     "log_format": one_of(LOG_FORMATS),
     "traces": _switch,
