@@ -222,4 +222,6 @@ def print_panel(ready: Mapping[str, Any]) -> None:
         # Captured, because rich itself ends the process when the reader has gone.
         with console.capture() as panel:
             console.print(Panel(rows, title="turnfold is ready", expand=False))
-        sys.stdout.write(panel.get())
+        # Paths may hold what the encoding of the output lacks.
+        encoding = sys.stdout.encoding
+        sys.stdout.write(panel.get().encode(encoding, "backslashreplace").decode(encoding))

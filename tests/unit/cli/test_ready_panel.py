@@ -37,6 +37,27 @@ def test_the_panel_shows_a_path_as_it_is(capsys: pytest.CaptureFixture[str], nam
     assert url in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("ascii", b"caf\\xe9\\udcff"), ("utf-8", b"\\udcff")]
+)
+def test_the_panel_shows_a_path_that_its_output_cannot_encode(encoding: str, shown: bytes) -> None:
+    ready = READY | {"database_url": "sqlite+aiosqlite:////caf\xe9\udcff/t.db"}
+
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"from turnfold.cli.up import print_panel\nprint_panel({ready!a})",
+        ],
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        capture_output=True,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert shown in ended.stdout
+
+
 @pytest.mark.proves("L1", "O2")
 @pytest.mark.parametrize("output", ["a pipe without a reader", "/dev/full"])
 def test_a_panel_that_cannot_be_written_does_not_end_the_system(output: str) -> None:
