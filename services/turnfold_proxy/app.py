@@ -93,8 +93,7 @@ async def _run(settings: Settings, upstream_url: str) -> None:
                 await listener.open()
                 tune_interpreter()
                 _tell(http_url(settings.proxy_host, listener.port))
-                stopping = asyncio.create_task(stop.wait())
-                await asyncio.wait([stopping, listener.ended], return_when=asyncio.FIRST_COMPLETED)
+                await listener.until(stop)
             finally:
                 # The listener first, so that answers that end now are still recorded.
                 await listener.close()

@@ -166,7 +166,7 @@ async def _serve(
             tune_interpreter()
             announcer.begin({"lane": lane.pid})
             log.info("query.started", pid=os.getpid(), port=listener.port)
-            await _stopped(stop, listener.ended)
+            await listener.until(stop)
     finally:
         await at_most(STOP_SECONDS, _stop(listener, broker, server))
         # After `_stop`, because the requests that end there may still wait for an event.
@@ -206,12 +206,6 @@ async def _stop(listener: HttpServer, broker: Broker, server: QueryServer) -> No
     """Refuse new connections, then new requests, and wait for the running ones."""
     listener.refuse()
     await asyncio.gather(broker.finish(server.close), listener.close())
-
-
-async def _stopped(stop: asyncio.Event, listener_ended: asyncio.Task[None]) -> None:
-    """Wait until the service is told to stop, or HTTP has ended by itself."""
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait([stopping, listener_ended], return_when=asyncio.FIRST_COMPLETED)
 
 
 def _broker(settings: Settings, server: QueryServer, names: Iterable[str]) -> Broker:

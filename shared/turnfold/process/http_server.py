@@ -120,6 +120,14 @@ class HttpServer:
                 f" choose another port with {self._port_setting}"
             ) from fault
 
+    async def until(self, stop: asyncio.Event) -> None:
+        """Serve until the event is set; raise the error of a server that has ended before."""
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait([stopping, self.ended], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if self.ended.done():
+            self.ended.result()
+
     def refuse(self) -> None:
         """Accept no more connections."""
         self._server.should_exit = True

@@ -98,6 +98,21 @@ async def connected(app: Application) -> AsyncGenerator[Peer]:
         await server.close()
 
 
+async def test_a_server_that_ends_by_itself_tells_its_service_why() -> None:
+    async def fail() -> None:
+        raise RuntimeError("no more ticks")
+
+    server = HttpServer(Application(), host="127.0.0.1", port=0, port_setting="port", connections=1)
+    await server.open()
+    server._server.config.timeout_notify = -1
+    server._server.config.callback_notify = fail
+
+    with pytest.raises(RuntimeError, match="no more ticks"):
+        await server.until(asyncio.Event())
+
+    await server.close()
+
+
 @pytest.mark.proves("A6")
 async def test_no_connection_is_accepted_before_the_server_is_opened() -> None:
     """A6: a query server opens it last, when it hears of erasures; a server that never opened closes."""
