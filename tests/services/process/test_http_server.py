@@ -110,7 +110,7 @@ async def test_a_server_that_ends_by_itself_tells_its_service_why() -> None:
     with pytest.raises(RuntimeError, match="no more ticks"):
         await server.until(asyncio.Event())
 
-    await server.close()
+    await server._server.shutdown()
 
 
 @pytest.mark.proves("A6")
