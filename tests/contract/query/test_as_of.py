@@ -457,3 +457,23 @@ async def test_an_eviction_within_an_event_that_moved_to_its_earlier_copy_is_not
     assert len(set(states.values())) == 2
     assert "live" not in {states["e1#0"], states["twice#0"]}
     assert {one.message_id: known.state_of(one) for one in page} == states
+
+
+@pytest.mark.proves("W6", "L2")
+@pytest.mark.parametrize("moved", [4, 8])
+async def test_an_event_that_moves_after_a_restoration_is_seen_in_the_state_that_it_had(
+    stores: Stores, moved: int
+) -> None:
+    await stores.ingest(*[turn_at(seq) for seq in (2, 4, 5, 6, 7, 8)])
+    await stores.changes.compact_now(KEY, installation=stores.installation, now_ms=at(9))
+    were = {one.message_id: one.compaction_id for one in (await stores.facts()).messages}
+    assert set(were.values()) == {None, CompactionId("1")}
+    await restore(stores, CompactionId("1"), at(20))
+    copy = turn_at(moved)
+
+    for seq in (3, 1):
+        await stores.ingest(copy._replace(stream_seq=seq, at_ms=at(seq)))
+
+        found = await then(stores, AtTime(at(10)))
+        assert {one.message_id: one.compaction_id for one in found.messages} == were
+        assert len(found.messages) == len(were)

@@ -32,13 +32,14 @@ from turnfold.store.database.schema import (
     events,
     messages,
     reported_limits,
+    restorations,
     retracted_messages,
     retractions,
     summaries,
     tool_calls,
     usage_reports,
 )
-from turnfold.store.database.statements import PreparedPairs, bulk_update
+from turnfold.store.database.statements import BulkInsert, PreparedPairs, bulk_update
 from turnfold.store.ingest.tombstones import in_portions
 from turnfold.store.ingest.word_index.removal import delete_indexed
 
@@ -98,6 +99,7 @@ def _bodies(table: Table) -> Select[*tuple[Any, ...]]:
 # Retracted messages, too: a copy of an event that was retracted is still a copy.
 _BODIES = union_all(_bodies(messages), _bodies(retracted_messages)).order_by("position")
 _MARK_EVICTED = bulk_update(messages, where=("sid", "position"), values=("compaction_id",))
+_RESTORED = BulkInsert(restorations, ("sid", "compaction_id", "first_position", "last_position"))
 
 
 class EventSpan(NamedTuple):
@@ -268,12 +270,34 @@ def evict_again(
     # Positions of one event keep their distances, whatever its sequence is.
     moved = [(row.compaction_id, span.sid, first + row.position - span.first) for row in evicted]
     _MARK_EVICTED.run(connection, moved)
+    holders = {row.compaction_id for row in evicted} | _move_restored(connection, span, first)
     # A compaction finds its messages between two positions, so its range must include the new ones.
-    is_short = compactions.c.compaction_id.in_({row.compaction_id for row in evicted}) & (
-        compactions.c.first_position > first
-    )
+    is_short = compactions.c.compaction_id.in_(holders) & (compactions.c.first_position > first)
     connection.execute(update(compactions).where(is_short).values(first_position=first))
     _end_at_a_message(connection, span)
+
+
+def _move_restored(connection: Connection, span: EventSpan, first: int) -> set[int]:
+    """Move an event within the ranges of restorations; return the compactions that had evicted it.
+
+    A range that the event moves into without having been in it no longer includes its new place.
+    """
+    shift, holders = first - span.first, set()
+    concerned = (
+        (restorations.c.sid == span.sid)
+        & (restorations.c.last_position >= first)
+        & (restorations.c.first_position <= span.last)
+    )
+    ranges = connection.execute(select(restorations).where(concerned)).all()
+    connection.execute(delete(restorations).where(concerned))
+    for sid, by, low, high in ranges:
+        parts = [(low, min(high, first - 1)), (max(low, span.last + shift + 1), high)]
+        of_event = (max(low, span.first) + shift, min(high, span.last) + shift)
+        if of_event[0] <= of_event[1]:
+            holders.add(by)
+            parts.append(of_event)
+        _RESTORED.run(connection, [(sid, by, *part) for part in parts if part[0] <= part[1]])
+    return holders
 
 
 def _end_at_a_message(connection: Connection, span: EventSpan) -> None:
