@@ -62,8 +62,9 @@ def _block_faults(block: Mapping[str, Any], role: str) -> list[str]:
     if kind == "tool_use" and not isinstance(block.get("input"), dict):
         faults.append("a call's input is no object")
     if kind == "tool_result":
-        inner = block.get("content", [])
-        faults += [fault for part in inner for fault in _block_faults(part, "result")]
+        inner = block.get("content") or []
+        parts = [{"type": "text", "text": inner}] if isinstance(inner, str) else inner
+        faults += [fault for part in parts for fault in _block_faults(part, "result")]
         if block.get("is_error") and not inner:
             faults.append("an error says nothing")
     if kind in ("image", "document") and not isinstance(block.get("source"), dict):

@@ -191,7 +191,8 @@ def test_blocks_come_back_to_the_letter(turns: list[list[Json]]) -> None:
     ids = [block["id"] for block in said if block["type"] == "tool_use"]
     if len(ids) == len(set(ids)):
         missing = [block for block in said if block not in shown and block["type"] != "text"]
-        assert missing == []
+        # The API rejects an error without content.
+        assert [one for one in missing if one.get("content") or not one.get("is_error")] == []
 
 
 def _blocks(message: Json) -> list[Json]:

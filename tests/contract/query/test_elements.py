@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.anthropic_faults import anthropic_faults
 from tests.contract.query.test_context import Asker, total_of
 from tests.shaped import Json, decoded, responses_faults
 from tests.store_fixtures import KEY, NOON, Stores, retracted, summary, words
@@ -99,6 +100,24 @@ async def test_blocks_that_are_none_stop_no_window(stores: Stores, role: str) ->
     assert "hello" in texts
     assert '["no block"]' in texts
     assert " " not in texts
+
+
+@pytest.mark.proves("L5")
+@pytest.mark.parametrize("content", [None, "", " \n", [], [{"type": "text", "text": " "}]])
+async def test_an_error_that_says_nothing_is_no_error_in_blocks(
+    stores: Stores, content: object
+) -> None:
+    """L5: the API rejects an error without content, and a text without any letter."""
+    call = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "is_error": True}
+    result |= {} if content is None else {"content": content}
+    said = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    await stores.ingest(arrival(1, [{"role": "user", "content": "Look."}, *said], "anthropic"))
+
+    blocks = (await Asker(stores).told(format="anthropic"))["messages"]
+
+    assert anthropic_faults(blocks) == []
+    assert blocks[2]["content"][0]["tool_use_id"] == "c1"
 
 
 @pytest.mark.proves("G1", "L1")

@@ -65,12 +65,14 @@ def sendable_blocks(text: str, api_ids: Mapping[str, str]) -> list[str]:
 
 def _with_objects(block: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a call or a result whose content is a text, or a list of objects."""
-    content = block.get("content")
-    if content is None or isinstance(content, str):
-        return block
+    content = "" if block.get("content") is None else block["content"]
     parts = content if isinstance(content, list) else [content]
     sendable = list(chain.from_iterable(map(_as_block, parts)))
-    return block if sendable == content else {**block, "content": sendable}
+    if not sendable and (content or block.get("is_error")):
+        # The API rejects an error without content.
+        return {name: block[name] for name in block if name not in ("content", "is_error")}
+    is_same = isinstance(content, str) or sendable == content
+    return block if is_same else {**block, "content": sendable}
 
 
 def _as_block(value: Any) -> list[Mapping[str, Any]]:
