@@ -130,3 +130,14 @@ async def test_a_certificate_of_another_authority_or_for_another_name_is_refused
 async def test_a_misspelt_word_on_encryption_is_told_of() -> None:
     with pytest.raises(StartError, match="verify-full"):
         await upgrade("postgresql+asyncpg://turnfold@127.0.0.1:1/turnfold?sslmode=full")
+
+
+@pytest.mark.proves("O3")
+@pytest.mark.parametrize("name", ["bogus", "application_name", "command_timeout"])
+async def test_a_parameter_that_cannot_be_used_is_told_of(name: str) -> None:
+    url = f"postgresql+asyncpg://turnfold:secret@127.0.0.1:1/turnfold?{name}=1"
+
+    with pytest.raises(StartError, match=f"has the parameter {name}, which cannot be used"):
+        await upgrade(url)
+    with pytest.raises(StartError, match=f"has the parameter {name}, which cannot be used"):
+        Database(url, writes=False)

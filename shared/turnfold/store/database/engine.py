@@ -60,6 +60,14 @@ SERVER_IDENTITY = """
 LONGEST_REQUEST_SECONDS = 15.0
 """A request that began before a change of the server has ended after so long."""
 LOCK_NOT_AVAILABLE = "55P03"
+TEXT_PARAMETERS = frozenset(
+    (
+        "host", "port", "user", "password", "database", "passfile", "service", "servicefile",
+        "ssl", "direct_tls", "target_session_attrs", "krbsrvname", "gsslib",
+        "prepared_statement_cache_size",
+    )
+)  # fmt: skip
+"""The parameters of a URL that asyncpg and its dialect accept as texts."""
 MANY_DEAD_ROWS = """
     SELECT relname FROM pg_stat_user_tables
      WHERE schemaname = current_schema()
@@ -341,10 +349,18 @@ def split_ssl_options(url: URL) -> tuple[URL, dict[str, Any]]:
     """Move libpq's TLS options (`sslmode`, `sslrootcert`) from the URL to a DSN.
 
     asyncpg reads them in a DSN only.
+
+    Raises:
+        StartError: the URL of a PostgreSQL database has a parameter that cannot be used.
     """
     words = {
         name: value for name, value in url.query.items() if name.startswith("ssl") and name != "ssl"
     }
+    unknown = sorted(url.query.keys() - words.keys() - TEXT_PARAMETERS)
+    if unknown and url.get_backend_name() == "postgresql":
+        raise StartError(
+            f"TURNFOLD_DATABASE_URL has the parameter {unknown[0]}, which cannot be used; remove it"
+        )
     return url.difference_update_query(words), {
         "dsn": f"postgresql://?{urlencode(words)}"
     } if words else {}
