@@ -129,6 +129,23 @@ def test_a_value_that_a_number_cannot_take_is_named(value: object) -> None:
         adjusted(Policy(), {"uses_model": value})
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("keep_messages", "a whole number"),
+        ("max_context_tokens", "a whole number"),
+        ("soft_ratio", "a number"),
+        ("follow_budget", "true or false"),
+        ("style", "one of narrative, structured"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_with_the_kind_that_is_meant(
+    name: str, wanted: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{name} cannot be 'x', but {wanted}"):
+        adjusted(PRESETS["balanced"], {name: "x"})
+
+
 def test_an_unknown_number_is_refused_with_the_name_that_is_close_or_the_list() -> None:
     with pytest.raises(ValueError, match="no 'keep_message'; did you mean 'keep_messages'"):
         adjusted(Policy(), {"keep_message": 4})

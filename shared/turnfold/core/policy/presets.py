@@ -338,7 +338,9 @@ def _converted(name: str, value: Any) -> Any:
     try:
         return _as(target, value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{name} cannot be {_named(value)}") from error
+        kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+        wanted = kinds.get(target) or f"one of {', '.join(target)}"
+        raise ValueError(f"{name} cannot be {_named(value)}, but {wanted}") from error
 
 
 def _named(value: Any) -> str:
