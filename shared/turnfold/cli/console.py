@@ -1,10 +1,13 @@
 """`turnfold console`: the address of the console."""
 
+import asyncio
+
 import typer
 
-from turnfold.cli.connection import http_settings
+from turnfold.cli.connection import http_get, http_settings
 
 PATH = "/console"
+_NAMING = frozenset({"nats_url", "http_host", "http_port"})
 
 
 def register(app: typer.Typer) -> None:
@@ -14,4 +17,8 @@ def register(app: typer.Typer) -> None:
 
 def console() -> None:
     """Print the address of the console, which shows a system in a browser."""
-    typer.echo(f"{http_settings().http_url}{PATH}")
+    settings = http_settings()
+    if settings.data_dir is None and not settings.explicit_names & _NAMING:
+        # Nothing was named, and perhaps nothing listens on the default port.
+        asyncio.run(http_get("/healthz"))
+    typer.echo(f"{settings.http_url}{PATH}")

@@ -103,6 +103,7 @@ async def test_a_directory_in_which_nothing_runs_leads_no_command_to_the_default
         async with turnfold.connect(other.nats_url, environ={}) as client:
             after = await client.session("ada", "s-1").context()
         erased = await run(("erase",), ["ada", "s-1", "--yes"], named, tmp_path)
+    nothing_runs = await run(("console",), [], {}, tmp_path)
 
     assert before.messages == after.messages != []
     for (path, name), done in refused.items():
@@ -113,6 +114,8 @@ async def test_a_directory_in_which_nothing_runs_leads_no_command_to_the_default
         assert (done.status, done.out) == (1, ""), (path, done)
         assert "no system runs in" in done.err
     assert by_default.status == 0
+    assert (nothing_runs.status, nothing_runs.out) == (1, "")
+    assert "no query service answers at http://127.0.0.1:8080" in nothing_runs.err
     assert str(tmp_path / "other") in doctor.rows[0]["found"]
     assert erased.status == 0
     assert str(tmp_path / "other") in erased.err
