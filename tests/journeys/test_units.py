@@ -60,6 +60,14 @@ def test_a_unit_starts_what_is_there_and_sets_what_is_known(name: str) -> None:
     assert all(path == f"/etc/turnfold/{credential}" for credential, path in loaded.items())
 
 
+def test_a_file_of_the_authority_is_where_the_units_can_read_it() -> None:
+    """`deploy/make-secrets` makes /etc/turnfold for root alone, and the units run as other users."""
+    (path,) = re.findall(r"sslrootcert=([\w/.]+)", (ROOT / "docs" / "security.md").read_text())
+
+    assert values(COMMON, "DynamicUser") == ["yes"]
+    assert not path.startswith("/etc/turnfold/")
+
+
 def test_a_worker_is_given_the_time_it_takes_to_stop_and_comes_back() -> None:
     (stop,) = values(COMMON, "TimeoutStopSec")
 
