@@ -223,5 +223,5 @@ def print_panel(ready: Mapping[str, Any]) -> None:
         with console.capture() as panel:
             console.print(Panel(rows, title="turnfold is ready", expand=False))
         # Paths may hold what the encoding of the output lacks.
-        encoding = sys.stdout.encoding
+        encoding = sys.stdout.encoding or "utf-8"
         sys.stdout.write(panel.get().encode(encoding, "backslashreplace").decode(encoding))
