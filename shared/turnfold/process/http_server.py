@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import os
 import resource
 import sys
 from collections.abc import Generator
@@ -112,11 +113,13 @@ class HttpServer:
         if self.ended.done():
             fault = self.ended.exception()
             cause = fault.__cause__ if fault is not None else None
+            # The text of uvloop's error repeats the address.
+            why = os.strerror(cause.errno or 0) if isinstance(cause, OSError) else fault
             is_of_host = isinstance(cause, OSError) and cause.errno not in _FAULTS_OF_PORTS
             raise StartError(
                 f"HTTP cannot listen on {self._where} ({fault}); choose an address of this machine"
                 if is_of_host
-                else f"HTTP cannot listen on {self._where};"
+                else f"HTTP cannot listen on {self._where} ({why});"
                 f" choose another port with {self._port_setting}"
             ) from fault
 

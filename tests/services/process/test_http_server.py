@@ -256,6 +256,22 @@ async def test_a_request_to_connect_is_a_bad_request() -> None:
 
 
 @pytest.mark.proves("O3")
+async def test_the_reason_why_a_port_cannot_be_used_is_told() -> None:
+    port = free_port()
+    settings: dict[str, Any] = {"host": "127.0.0.1", "port": port, "connections": 8}
+    first = HttpServer(Application(), **settings, port_setting="TURNFOLD_HTTP_PORT")
+    second = HttpServer(Application(), **settings, port_setting="TURNFOLD_HTTP_PORT")
+    await first.open()
+
+    told = rf":{port} \(Address already in use\); choose another port with TURNFOLD_HTTP_PORT"
+    with pytest.raises(StartError, match=told):
+        await second.open()
+
+    await second.close()
+    await first.close()
+
+
+@pytest.mark.proves("O3")
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
