@@ -287,6 +287,7 @@ async def test_a_window_as_of_the_middle_of_a_response_is_sendable(stores: Store
             told = await asker.told(format=shape, as_of=f"e1#{index}")
             assert faults(told["messages"]) == []
             assert told["account"]["total"] == index + 1
+            assert told["account"]["synthesised"] == told["message_ids"].count(None)
 
 
 @pytest.mark.proves("G1", "E3")

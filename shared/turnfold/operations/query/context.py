@@ -1,11 +1,14 @@
 """Answer `context.get`: the window, from one snapshot, without a model or a tokenizer."""
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from turnfold.contracts.requests import ContextRequest
+from turnfold.core.shapes.responses import OUTPUT, kind_of
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.rendering.anthropic import to_anthropic
 from turnfold.core.window.rendering.character_limit import (
@@ -16,7 +19,7 @@ from turnfold.core.window.rendering.character_limit import (
 from turnfold.core.window.rendering.entries import stored_positions
 from turnfold.core.window.rendering.render import Rendered
 from turnfold.core.window.rendering.shaped import render_shaped
-from turnfold.messages import SessionKey
+from turnfold.messages import SessionKey, Shape
 from turnfold.operations.query.as_of import parse_as_of
 from turnfold.operations.query.entries import Originals
 from turnfold.operations.query.environment import ContextReply, QueryEnvironment
@@ -91,6 +94,8 @@ async def context(
                     # It grows by a quarter or more: the window fits, or `CannotFit` ends the loop.
                     chars_per_token = next_chars_per_token(chars_per_token, characters, limit)
                     continue
+                if moment is not None and planned.plan.shape is Shape.RESPONSES:
+                    planned = _recounted(planned, rendered)
                 originals = await _originals(planned, store)
                 return _reply(planned, rendered, originals, began, answering)
 
@@ -105,6 +110,14 @@ def _rendered(planned: PlannedWindow, bodies: Mapping[int, str]) -> Rendered:
         summary_text=summary.text if summary else "",
         ledger=prepared_summary(summary).ledger if summary else (),
     )
+
+
+def _recounted(planned: PlannedWindow, rendered: Rendered) -> PlannedWindow:
+    """Count the stand-ins that are shown: in mid-response, later calls and theirs are left out."""
+    items = zip(rendered.messages, rendered.message_ids, strict=True)
+    shown = sum([ids is None and kind_of(json.loads(item)).endswith(OUTPUT) for item, ids in items])
+    account = replace(planned.plan.account, synthesised=shown)
+    return replace(planned, plan=replace(planned.plan, account=account))
 
 
 def _characters(planned: PlannedWindow, rendered: Rendered) -> int:
