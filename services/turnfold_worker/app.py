@@ -6,7 +6,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 
 import structlog
@@ -22,6 +22,7 @@ from turnfold.process.http_server import HttpServer
 from turnfold.process.memory import forget_and_return_memory
 from turnfold.process.ready import ProcessAnnouncer
 from turnfold.process.scheduling import lower_priority, tune_interpreter
+from turnfold.process.set_aside import SetAside
 from turnfold.process.tasks import cancel_and_wait, stop_event, unless
 from turnfold.process.watchdog import Watchdog
 from turnfold.settings import Settings
@@ -237,7 +238,8 @@ async def _work(context: WorkerContext, stop: asyncio.Event, *, stream_created: 
     tune_interpreter(has_batches=True)
     database, telemetry = context.database, context.telemetry
     events = SqlIngestStore(database, withdraw, stream_created=stream_created)
-    erasures, jobs = SqlErasureStore(database, stream_created=stream_created), SqlJobStore(database)
+    erasures = SqlErasureStore(database, stream_created=stream_created)
+    jobs = SqlJobStore(database, aside=_aside(context, "Compactor"))
     statistics = SqlStatistics(database)
     if database.is_sqlite:
         # This worker holds the writer lock, so the owners of all leases have exited.
@@ -260,20 +262,9 @@ async def _work(context: WorkerContext, stop: asyncio.Event, *, stream_created: 
         ),
         GapFinder(context, store=events),
         Pruner(context, store=events),
-        IdleEvictor(context, store=SqlIdleStore(database), wakeups=wakeups),
-        CampaignRunner(context, store=SqlCampaignStore(database), wakeups=wakeups),
         erasure,
         follower,
-        Indexer(
-            store=SqlSearchIndex(database, context.installation.count),
-            woken=wakeups.indexer,
-            is_busy=ingest.is_busy,
-        ),
-        WalTruncator(database),
-        DeadRowVacuum(database),
-        ChildMonitor(
-            summarizer=context.summarizer, on_start=partial(context.announcer.update, "model")
-        ),
+        *_background_loops(context, wakeups, is_busy=ingest.is_busy),
         probe,
     ]
     watch = telemetry.watchdog.watch
@@ -292,6 +283,32 @@ async def _work(context: WorkerContext, stop: asyncio.Event, *, stream_created: 
         telemetry.health.parts = HealthSources(context.client, context.receiver, probe, statistics)
         await _announce_when_loaded(context, stop)
         await _until_stopped(stop, tasks)
+
+
+def _background_loops(
+    context: WorkerContext, wakeups: Wakeups, *, is_busy: Callable[[], bool]
+) -> Sequence[PollingLoop]:
+    """Make the loops that nothing else refers to."""
+    database = context.database
+    idle = SqlIdleStore(database, aside=_aside(context, "IdleEvictor"))
+    return (
+        IdleEvictor(context, store=idle, wakeups=wakeups),
+        CampaignRunner(context, store=SqlCampaignStore(database), wakeups=wakeups),
+        Indexer(
+            store=SqlSearchIndex(database, context.installation.count),
+            woken=wakeups.indexer,
+            is_busy=is_busy,
+        ),
+        WalTruncator(database),
+        DeadRowVacuum(database),
+        ChildMonitor(
+            summarizer=context.summarizer, on_start=partial(context.announcer.update, "model")
+        ),
+    )
+
+
+def _aside(context: WorkerContext, part: str) -> SetAside[int]:
+    return SetAside(part, context.telemetry.metrics.failed)
 
 
 @contextlib.asynccontextmanager

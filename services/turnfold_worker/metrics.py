@@ -50,7 +50,7 @@ class WorkerMetrics:
         )
         self._failures = Counter(
             "turnfold_part_failures",
-            "Errors that a loop (`part`) retries; the log says `work.failed` with the place.",
+            "Errors that a loop (`part`) retries; the log says `work.failed` or `row.failed`.",
             ["part"],
             registry=registry,
         )

@@ -1,9 +1,13 @@
 """Find idle sessions by an index, and evict from them."""
 
+from collections.abc import Sequence
+from functools import partial
+
 from sqlalchemy import Connection, Integer, bindparam, func, select
 
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger, idle_at_ms
 from turnfold.ports.ingest import Installation
+from turnfold.process.set_aside import SetAside
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import sessions
 from turnfold.store.database.session_rows import SessionJournal, lock_by_sid
@@ -25,28 +29,38 @@ _NEXT_IDLE = Prepared(
 class SqlIdleStore:
     """Find idle sessions."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, aside: SetAside[int] | None = None) -> None:
         self._database = database
+        self._aside = SetAside() if aside is None else aside
 
     async def evict_idle(self, *, limit: int, installation: Installation, now_ms: int) -> int:
         """Evict from sessions that became idle; return how many were examined, at most `limit`."""
-        idle = await self._database.snapshot(
-            lambda connection: [sid for (sid,) in _IDLE.rows(connection, now_ms, limit)]
+        most = limit + len(self._aside.keys)
+        found = await self._database.snapshot(
+            lambda connection: [sid for (sid,) in _IDLE.rows(connection, now_ms, most)]
         )
-        if idle:
-            await self._database.write(
-                lambda connection: _evict_idle(connection, idle, installation, now_ms)
-            )
+        idle = self._aside.others(found)[:limit]
+        await self._aside.together(
+            idle,
+            lambda sids: self._database.write(
+                partial(_evict_idle, idle=sids, installation=installation, now_ms=now_ms)
+            ),
+        )
         return len(idle)
 
     async def next_idle_ms(self) -> int | None:
-        """Return when the next session becomes idle (ms since 1970); None if none will."""
+        """Return when the next session becomes idle (ms since 1970); None if none will.
+
+        None as well while a session is set aside: it is idle, and is passed over.
+        """
+        if self._aside.keys:
+            return None
         ((at_ms,),) = await self._database.snapshot(_NEXT_IDLE.rows)
         return None if at_ms is None else int(at_ms)
 
 
 def _evict_idle(
-    connection: Connection, idle: list[int], installation: Installation, now_ms: int
+    connection: Connection, idle: Sequence[int], installation: Installation, now_ms: int
 ) -> None:
     locked = [
         session

@@ -1,6 +1,7 @@
 """The job store in SQL; see `turnfold.ports.compact.JobStore`. Each method is one transaction."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from secrets import randbits
 
 from sqlalchemy import Connection, update
@@ -10,6 +11,7 @@ from turnfold.core.summary.fair_share import JobSlots
 from turnfold.messages import AgentId
 from turnfold.ports.compact import FailureStatus, Job, JobInput, Version
 from turnfold.ports.ingest import Installation
+from turnfold.process.set_aside import SetAside
 from turnfold.store.compact.chunks import SqlModelCallStore
 from turnfold.store.compact.jobs.claim import DUE, NEXT_DUE, claim_session
 from turnfold.store.compact.jobs.commit import commit_version
@@ -26,10 +28,15 @@ class SqlJobStore(SqlModelCallStore):
     """Claim, load and end compaction jobs."""
 
     def __init__(
-        self, database: Database, *, new_id: Callable[[], int] = lambda: randbits(62)
+        self,
+        database: Database,
+        *,
+        new_id: Callable[[], int] = lambda: randbits(62),
+        aside: SetAside[int] | None = None,
     ) -> None:
         self._database = database
         self._new_id = new_id
+        self._aside = SetAside() if aside is None else aside
 
     async def claim(
         self, places: JobSlots, *, lease_ms: int, now_ms: int, installation: Installation
@@ -39,16 +46,17 @@ class SqlJobStore(SqlModelCallStore):
         The caller renews the lease before `lease_ms` has passed, and ends each job.
         """
         # Agents that hold slots already may have to yield to others: read enough for both.
-        limit = places.free + sum(places.held.values())
+        aside = self._aside.keys
+        limit = places.free + sum(places.held.values()) + len(aside)
         waiting = await self._database.snapshot(
             lambda connection: DUE.rows(connection, now_ms, limit)
         )
         # Chosen from a snapshot, without a lock. `claim_session` checks again what it locks.
-        sids = places.allocate([(sid, AgentId(agent_id)) for sid, agent_id in waiting])
-        if not sids:
-            return []
+        sids = places.allocate(
+            [(sid, AgentId(agent_id)) for sid, agent_id in waiting if sid not in aside]
+        )
 
-        def claim(connection: Connection) -> list[Job]:
+        def claim(connection: Connection, sids: Sequence[int]) -> list[Job]:
             by_sid = lock_by_sid(connection, sids)
             locked = [by_sid[sid] for sid in sids if sid in by_sid]
             journal = SessionJournal()
@@ -59,7 +67,10 @@ class SqlJobStore(SqlModelCallStore):
             journal.write(connection, locked)
             return [job for job in jobs if job is not None]
 
-        return await self._database.write(claim)
+        claimed = await self._aside.together(
+            sids, lambda some: self._database.write(partial(claim, sids=some))
+        )
+        return [job for jobs in claimed for job in jobs]
 
     async def load(self, job: Job, *, now_ms: int, by_model: bool = True) -> JobInput:
         """Read what a claimed job summarizes.
@@ -178,6 +189,11 @@ class SqlJobStore(SqlModelCallStore):
         )
 
     async def next_due_ms(self) -> int | None:
-        """Return when the next job is due (ms since 1970); None if there is none."""
+        """Return when the next job is due (ms since 1970); None if there is none.
+
+        None as well while a session is set aside: its job is due, and may not be claimed yet.
+        """
+        if self._aside.keys:
+            return None
         ((due_ms,),) = await self._database.snapshot(NEXT_DUE.rows)
         return None if due_ms is None else int(due_ms)

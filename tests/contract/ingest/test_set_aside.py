@@ -1,0 +1,121 @@
+"""A session whose rows fail holds up no other session of a loop, in every store."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import structlog
+from sqlalchemy import text
+
+from tests.store_fixtures import LEASE_MS, NOON, Stores, places, turns
+from turnfold.contracts.requests import PolicyRequest
+from turnfold.errors import Unavailable
+from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.process.set_aside import SetAside
+from turnfold.store.compact.jobs.store import SqlJobStore
+from turnfold.store.database.engine import Database
+from turnfold.store.ingest.idle import SqlIdleStore
+
+BAD, GOOD = [SessionKey(AgentId(agent), SessionId("s-1")) for agent in ("bad", "good")]
+MINUTE_MS = 60_000
+
+
+async def execute(database: Database, statement: str, **values: Any) -> None:
+    await database.write(lambda connection: connection.execute(text(statement), values))
+
+
+@asynccontextmanager
+async def broken_policy(database: Database) -> AsyncGenerator[None]:
+    """A policy of the agent `bad` that no code can read."""
+    policy = "UPDATE sessions SET overrides = {} WHERE agent_id = 'bad'"
+    stored = await database.snapshot(
+        lambda connection: connection.execute(
+            text("SELECT overrides FROM sessions WHERE agent_id = 'bad'")
+        ).scalar()
+    )
+    await execute(database, policy.format("'{no JSON'"))
+    yield
+    await execute(database, policy.format(":stored"), stored=stored)
+
+
+async def test_a_session_that_cannot_be_claimed_holds_up_no_other(
+    stores: Stores, database: Database
+) -> None:
+    await stores.ingest(*turns(1, 7, key=BAD), *turns(11, 7, key=GOOD))
+    failed: list[str] = []
+    jobs = SqlJobStore(database, aside=SetAside("Compactor", failed.append))
+
+    async def claim(slots: int) -> list[str]:
+        claimed = await jobs.claim(
+            places(slots), lease_ms=LEASE_MS, now_ms=NOON + 1_000, installation=stores.installation
+        )
+        return [job.key.agent_id for job in claimed]
+
+    with structlog.testing.capture_logs() as logged:
+        async with broken_policy(database):
+            # The first one, and the only one of this round.
+            assert await claim(1) == []
+            assert await claim(1) == ["good"]
+            assert await jobs.next_due_ms() is None
+        assert await claim(1) == []
+
+    assert failed == ["Compactor"]
+    assert [(line["event"], line["part"]) for line in logged] == [("row.failed", "Compactor")]
+    # Another process, as this one after a minute.
+    assert [job.key for job in await stores.claim()] == [BAD]
+
+
+async def test_a_session_that_fails_is_claimed_apart_from_others_at_once(
+    stores: Stores, database: Database
+) -> None:
+    await stores.ingest(*turns(1, 7, key=BAD), *turns(11, 7, key=GOOD))
+
+    async with broken_policy(database):
+        assert [job.key for job in await stores.claim()] == [GOOD]
+
+
+async def test_an_idle_session_that_fails_holds_up_no_other(
+    stores: Stores, database: Database
+) -> None:
+    for key in (BAD, GOOD):
+        request = PolicyRequest(overrides={"max_live_messages": 0, "idle_seconds": 60})
+        await stores.changes.set_policy(key, request, installation=stores.installation, now_ms=NOON)
+    await stores.ingest(*turns(1, 7, key=BAD), *turns(11, 7, key=GOOD))
+    failed: list[str] = []
+    idle = SqlIdleStore(database, aside=SetAside("IdleEvictor", failed.append))
+    now_ms = NOON + 17 + MINUTE_MS
+
+    async def evict() -> int:
+        return await idle.evict_idle(limit=1, installation=stores.installation, now_ms=now_ms)
+
+    async with broken_policy(database):
+        # As the loop does, until nothing is left that is not aside.
+        assert [await evict() for _ in range(3)] == [1, 1, 0]
+        assert await idle.next_idle_ms() is None
+        assert [job.key for job in await stores.claim(now_ms + MINUTE_MS)] == [GOOD]
+
+    assert failed == ["IdleEvictor"]
+    await stores.idle.evict_idle(limit=5, installation=stores.installation, now_ms=now_ms)
+    assert [job.key for job in await stores.claim(now_ms + MINUTE_MS)] == [BAD]
+
+
+async def test_a_row_is_tried_again_later_and_an_outage_sets_none_aside() -> None:
+    failed: list[str] = []
+    aside: SetAside[int] = SetAside("Loop", failed.append, pause_seconds=0)
+
+    async def refuse(rows: Any) -> None:
+        raise ValueError
+
+    async def be_away(rows: Any) -> None:
+        raise Unavailable
+
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(3):
+            assert aside.others([1, 2]) == [1, 2]
+            assert await aside.together([1, 2], refuse) == []
+    with pytest.raises(Unavailable):
+        await aside.together([1, 2], be_away)
+
+    assert failed == ["Loop"] * 6
+    assert [(line["event"], line["part"]) for line in logged] == [("row.failed", "Loop")]
