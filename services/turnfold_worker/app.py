@@ -295,7 +295,9 @@ def _background_loops(
         IdleEvictor(context, store=idle, wakeups=wakeups),
         CampaignRunner(context, store=SqlCampaignStore(database), wakeups=wakeups),
         Indexer(
-            store=SqlSearchIndex(database, context.installation.count),
+            store=SqlSearchIndex(
+                database, context.installation.count, aside=_aside(context, "Indexer")
+            ),
             woken=wakeups.indexer,
             is_busy=is_busy,
         ),

@@ -1,21 +1,22 @@
 """A session whose rows fail holds up no other session of a loop, in every store."""
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
 import structlog
 from sqlalchemy import text
 
-from tests.store_fixtures import LEASE_MS, NOON, Stores, places, turns
+from tests.store_fixtures import LEASE_MS, NOON, Stores, places, turns, words
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.errors import Unavailable
-from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.process.set_aside import SetAside
 from turnfold.store.compact.jobs.store import SqlJobStore
 from turnfold.store.database.engine import Database
 from turnfold.store.ingest.idle import SqlIdleStore
+from turnfold.store.ingest.word_index.search_index import SqlSearchIndex
 
 BAD, GOOD = [SessionKey(AgentId(agent), SessionId("s-1")) for agent in ("bad", "good")]
 MINUTE_MS = 60_000
@@ -25,18 +26,26 @@ async def execute(database: Database, statement: str, **values: Any) -> None:
     await database.write(lambda connection: connection.execute(text(statement), values))
 
 
-@asynccontextmanager
-async def broken_policy(database: Database) -> AsyncGenerator[None]:
-    """A policy of the agent `bad` that no code can read."""
-    policy = "UPDATE sessions SET overrides = {} WHERE agent_id = 'bad'"
-    stored = await database.snapshot(
-        lambda connection: connection.execute(
-            text("SELECT overrides FROM sessions WHERE agent_id = 'bad'")
-        ).scalar()
+async def column(database: Database, statement: str) -> list[Any]:
+    return await database.snapshot(
+        lambda connection: list(connection.execute(text(statement)).scalars())
     )
-    await execute(database, policy.format("'{no JSON'"))
+
+
+@asynccontextmanager
+async def broken(
+    database: Database, table: str, name: str, value: str, where: str = "agent_id = 'bad'"
+) -> AsyncGenerator[None]:
+    """A value that no code can read, in rows that have the same value otherwise."""
+    stored = (await column(database, f"SELECT {name} FROM {table} WHERE {where}"))[0]
+    change = f"UPDATE {table} SET {name} = :value WHERE {where}"
+    await execute(database, change, value=value)
     yield
-    await execute(database, policy.format(":stored"), stored=stored)
+    await execute(database, change, value=stored)
+
+
+def broken_policy(database: Database) -> AbstractAsyncContextManager[None]:
+    return broken(database, "sessions", "overrides", "{no JSON")
 
 
 async def test_a_session_that_cannot_be_claimed_holds_up_no_other(
@@ -119,3 +128,22 @@ async def test_a_row_is_tried_again_later_and_an_outage_sets_none_aside() -> Non
 
     assert failed == ["Loop"] * 6
     assert [(line["event"], line["part"]) for line in logged] == [("row.failed", "Loop")]
+
+
+async def test_a_message_that_cannot_be_indexed_holds_up_no_other_session(
+    stores: Stores, database: Database
+) -> None:
+    await stores.ingest(*turns(1, 3, key=BAD), *turns(11, 3, key=GOOD))
+    failed: list[str] = []
+    index = SqlSearchIndex(database, words, aside=SetAside("Indexer", failed.append))
+    waiting = "SELECT agent_id FROM sessions WHERE unindexed_from IS NOT NULL"
+    of_bad = f"position = {position_of(1, 0)}"
+
+    async with broken(database, "messages", "body", "{no JSON", of_bad):
+        while await index.index_some():
+            pass
+        assert await column(database, waiting) == ["bad"]
+
+    assert failed == ["Indexer"]
+    await stores.index.index_some()
+    assert await column(database, waiting) == []

@@ -8,6 +8,7 @@ several messages each (`turnfold.core.text.word_segments`).
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from turnfold.core.recall.quotes import mark_lines
 from turnfold.core.text.search import Term, searchable
 from turnfold.core.text.tokens import Count
 from turnfold.core.text.words import terms
+from turnfold.process.set_aside import SetAside
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import marked_lines, messages, sessions, word_index
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn, bulk_update
@@ -75,9 +77,12 @@ def tsquery_term(sid: int, term: Term) -> str:
 class SqlSearchIndex:
     """Add stored messages to the word index."""
 
-    def __init__(self, database: Database, count: Count) -> None:
+    def __init__(
+        self, database: Database, count: Count, *, aside: SetAside[int] | None = None
+    ) -> None:
         self._database = database
         self._count = count
+        self._aside = SetAside() if aside is None else aside
 
     async def index_some(self) -> bool:
         """Index messages of the sessions that wait longest; return whether more are waiting.
@@ -89,7 +94,19 @@ class SqlSearchIndex:
             return is_ours and await self._index_some()
 
     async def _index_some(self) -> bool:
-        unindexed, is_more = await self._database.snapshot(_waiting)
+        most = SESSIONS_AT_ONCE + len(self._aside.keys)
+        found = dict(
+            await self._database.read_small(lambda connection: _DUE.rows(connection, most))
+        )
+        due = self._aside.others(found)[:SESSIONS_AT_ONCE]
+        are_more = await self._aside.together(
+            due, lambda sids: self._index([(sid, found[sid]) for sid in sids])
+        )
+        return any(are_more) or len(due) == SESSIONS_AT_ONCE
+
+    async def _index(self, due: Sequence[_Place]) -> bool:
+        """Index messages of these sessions; return whether more of them are waiting."""
+        unindexed, is_more = await self._database.snapshot(partial(_waiting, due=due))
         if unindexed:
             # Split into terms outside of any transaction: it takes long, and SQLite has one writer.
             made = await asyncio.to_thread(_indexed, unindexed, self._count)
@@ -195,14 +212,15 @@ _MARK = Bulk(marked_lines.insert(), ("sid", "position", "lines"))
 _INSERT_SQLITE = Bulk(word_index.insert(), ("rowid", "terms"))
 
 
-def _waiting(connection: Connection) -> tuple[dict[int, list[UnindexedMessage]], bool]:
-    """Return the next messages of each waiting session, and whether more wait."""
+def _waiting(
+    connection: Connection, *, due: Sequence[_Place]
+) -> tuple[dict[int, list[UnindexedMessage]], bool]:
+    """Return the next messages of these sessions, and whether more of them wait."""
     unindexed = _UNINDEXED[connection.dialect.name]
     messages_by_sid: dict[int, list[UnindexedMessage]] = {}
     room, characters = MESSAGES_AT_ONCE, CHARACTERS_AT_ONCE
-    due = [(sid, first) for sid, first in _DUE.rows(connection, SESSIONS_AT_ONCE)]
     in_segments = unindexed.in_segments(connection, due)
-    is_more = len(due) == SESSIONS_AT_ONCE
+    is_more = False
     for at in due:
         sid, indexed = at[0], in_segments.get(at[0], ())
         last: int | None = None
