@@ -238,7 +238,9 @@ async def _work(context: WorkerContext, stop: asyncio.Event, *, stream_created: 
     tune_interpreter(has_batches=True)
     database, telemetry = context.database, context.telemetry
     events = SqlIngestStore(database, withdraw, stream_created=stream_created)
-    erasures = SqlErasureStore(database, stream_created=stream_created)
+    erasures = SqlErasureStore(
+        database, stream_created=stream_created, aside=_aside(context, "ErasureRunner")
+    )
     jobs = SqlJobStore(database, aside=_aside(context, "Compactor"))
     statistics = SqlStatistics(database)
     if database.is_sqlite:

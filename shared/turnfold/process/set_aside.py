@@ -75,4 +75,18 @@ class SetAside(Generic[Key]):
             if len(keys) == 1:
                 self.add(keys[0], error)
                 return []
-        return [result for key in keys for result in await self.together([key], work)]
+        return await self.each(keys, lambda key: work([key]))
+
+    async def each(
+        self, keys: Iterable[Key], work: Callable[[Key], Awaitable[Result]]
+    ) -> list[Result]:
+        """Work on each row alone, and return the results; raises as `together` does."""
+        results: list[Result] = []
+        for key in keys:
+            try:
+                results.append(await work(key))
+            except (Unavailable, StartError):
+                raise
+            except Exception as error:  # noqa: BLE001  # of any kind; `add` logs it
+                self.add(key, error)
+        return results

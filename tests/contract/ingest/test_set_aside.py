@@ -8,18 +8,20 @@ import pytest
 import structlog
 from sqlalchemy import text
 
-from tests.store_fixtures import LEASE_MS, NOON, Stores, places, turns, words
+from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, places, turns, words
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.errors import Unavailable
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.process.set_aside import SetAside
 from turnfold.store.compact.jobs.store import SqlJobStore
 from turnfold.store.database.engine import Database
+from turnfold.store.ingest.erase import SqlErasureStore
 from turnfold.store.ingest.idle import SqlIdleStore
 from turnfold.store.ingest.word_index.search_index import SqlSearchIndex
 
 BAD, GOOD = [SessionKey(AgentId(agent), SessionId("s-1")) for agent in ("bad", "good")]
 MINUTE_MS = 60_000
+DAY_MS = 24 * 60 * MINUTE_MS
 
 
 async def execute(database: Database, statement: str, **values: Any) -> None:
@@ -40,12 +42,39 @@ async def broken(
     stored = (await column(database, f"SELECT {name} FROM {table} WHERE {where}"))[0]
     change = f"UPDATE {table} SET {name} = :value WHERE {where}"
     await execute(database, change, value=value)
-    yield
-    await execute(database, change, value=stored)
+    try:
+        yield
+    finally:
+        await execute(database, change, value=stored)
 
 
 def broken_policy(database: Database) -> AbstractAsyncContextManager[None]:
     return broken(database, "sessions", "overrides", "{no JSON")
+
+
+@asynccontextmanager
+async def refusing_deletes(database: Database, position: int) -> AsyncGenerator[None]:
+    """A trigger that refuses to delete one message."""
+    trigger = "CREATE TRIGGER refusing BEFORE DELETE ON messages"
+    is_chosen = f"OLD.position = {position}"
+    made, dropped = (
+        [f"{trigger} WHEN {is_chosen} BEGIN SELECT RAISE(ABORT, 'refused'); END"],
+        ["DROP TRIGGER refusing"],
+    )
+    if not database.is_sqlite:
+        function = "$$ BEGIN RAISE EXCEPTION 'refused'; END $$"
+        made = [
+            f"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS {function}",
+            f"{trigger} FOR EACH ROW WHEN ({is_chosen}) EXECUTE FUNCTION refuse()",
+        ]
+        dropped = ["DROP TRIGGER refusing ON messages", "DROP FUNCTION refuse()"]
+    for statement in made:
+        await execute(database, statement)
+    try:
+        yield
+    finally:
+        for statement in dropped:
+            await execute(database, statement)
 
 
 async def test_a_session_that_cannot_be_claimed_holds_up_no_other(
@@ -147,3 +176,76 @@ async def test_a_message_that_cannot_be_indexed_holds_up_no_other_session(
     assert failed == ["Indexer"]
     await stores.index.index_some()
     assert await column(database, waiting) == []
+
+
+async def expire(stores: Stores, erasures: SqlErasureStore, now_ms: int) -> list[Any]:
+    """Erase sessions whose retention is over; return the keys that are left."""
+    after: int | None = 0
+    while after is not None:
+        after = await erasures.erase_expired(
+            after=after, limit=5, installation=stores.installation, now_ms=now_ms
+        )
+    return [*(await stores.seen()).sessions]
+
+
+@pytest.mark.proves("A6")
+async def test_a_session_that_cannot_expire_keeps_no_other(
+    stores: Stores, database: Database
+) -> None:
+    for key in (BAD, GOOD):
+        request = PolicyRequest(overrides={"retain_days": 1})
+        await stores.changes.set_policy(key, request, installation=stores.installation, now_ms=NOON)
+    await stores.ingest(*turns(1, 2, key=BAD), *turns(11, 2, key=GOOD))
+    failed: list[str] = []
+    erasures = SqlErasureStore(database, aside=SetAside("ErasureRunner", failed.append))
+
+    async with broken_policy(database):
+        assert await expire(stores, erasures, NOON + 2 * DAY_MS) == [BAD]
+
+    assert failed == ["ErasureRunner"]
+    assert await expire(stores, stores.erasures, NOON + 2 * DAY_MS) == []
+
+
+@pytest.mark.proves("A6")
+async def test_an_erased_session_whose_rows_cannot_be_deleted_keeps_those_of_no_other(
+    stores: Stores, database: Database
+) -> None:
+    await stores.ingest(*turns(1, 2, key=BAD), *turns(11, 2, key=GOOD))
+    while await stores.index.index_some():
+        pass
+    for key in (BAD, GOOD):
+        await stores.changes.erase(key, last_seq=20, now_ms=NOON)
+    failed: list[str] = []
+    erasures = SqlErasureStore(database, aside=SetAside("ErasureRunner", failed.append))
+    sids = "SELECT DISTINCT sid FROM messages"
+
+    async with refusing_deletes(database, position_of(1, 0)):
+        while await erasures.delete_rows():
+            pass
+        assert len(await column(database, sids)) == 1
+
+    assert failed == ["ErasureRunner"]
+    await stores.delete_rows()
+    assert await column(database, sids) == []
+
+
+@pytest.mark.proves("A6")
+async def test_words_that_cannot_be_read_leave_the_index_later_than_all_others(
+    stores: Stores, database: Database
+) -> None:
+    if not database.is_sqlite:
+        return
+    await stores.ingest(*turns(1, 2))
+    while await stores.index.index_some():
+        pass
+    await stores.changes.erase(KEY, last_seq=20, now_ms=NOON)
+    await stores.delete_rows()
+    queued = "SELECT position FROM index_removals WHERE body != ''"
+    first = position_of(1, 0)
+
+    async with broken(database, "index_removals", "body", "{no JSON", f"position = {first}"):
+        await stores.erasures.tidy()
+        assert await column(database, queued) == [first]
+
+    await stores.erasures.tidy()
+    assert await column(database, queued) == []

@@ -7,9 +7,10 @@ a tombstone without text.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     DefaultClause,
     Integer,
@@ -27,11 +28,19 @@ from sqlalchemy import (
 from turnfold.core.history.audit_chain import WORKER
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.retention import DAY_MS, is_over
+from turnfold.errors import StartError, Unavailable
 from turnfold.messages import AgentId, SessionKey
 from turnfold.ports.ingest import Installation
+from turnfold.process.set_aside import SetAside
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import confirm_stream, lock_storing
-from turnfold.store.database.predicates import ERASED_AGENT, is_kept, is_running, is_uncovered
+from turnfold.store.database.predicates import (
+    ERASED_AGENT,
+    is_erased,
+    is_kept,
+    is_running,
+    is_uncovered,
+)
 from turnfold.store.database.schema import (
     agents,
     campaigns,
@@ -142,9 +151,11 @@ class SqlErasureStore:
         *,
         stream_created: str | None = None,
         rows_at_once: int = ROWS_AT_ONCE,
+        aside: SetAside[int] | None = None,
     ) -> None:
         """Delete `rows_at_once` rows of erased sessions in one transaction."""
         self._database = database
+        self._aside = SetAside() if aside is None else aside
         self._stream_created = stream_created
         self._rows_at_once = rows_at_once
 
@@ -158,36 +169,53 @@ class SqlErasureStore:
         rows = await self._database.snapshot(
             lambda connection: _BEHIND.rows(connection, after, limit)
         )
-        over = [
-            (sid, SessionKey(agent_id, session_id))
-            for sid, agent_id, session_id, at_ms, preset, mode, overrides, *of_agent in rows
-            if is_over(
-                at_ms,
-                installation.policy(
-                    PolicyOverrides(*of_agent), PolicyOverrides(preset, mode, overrides)
-                ),
-                now_ms=now_ms,
-            )
-        ]
+        by_sid = {row[0]: row[1:] for row in rows}
         # One transaction each, so that ingest waits for one session only.
-        for sid, key in over:
-            letters_to, _ = await erase_letters(self._database, ErasureScope.of(key))
-            await self._database.write(
-                partial(
-                    _expire,
-                    sid=sid,
-                    letters_to=letters_to,
-                    installation=installation,
-                    now_ms=now_ms,
-                )
-            )
+        await self._aside.each(
+            by_sid, lambda sid: self._expire(sid, by_sid[sid], installation, now_ms)
+        )
         return rows[-1][0] if rows else None
+
+    async def _expire(
+        self, sid: int, row: Sequence[Any], installation: Installation, now_ms: int
+    ) -> None:
+        agent_id, session_id, at_ms, *wishes = row
+        policy = installation.policy(PolicyOverrides(*wishes[3:]), PolicyOverrides(*wishes[:3]))
+        if not is_over(at_ms, policy, now_ms=now_ms):
+            return
+        scope = ErasureScope.of(SessionKey(agent_id, session_id))
+        letters_to, _ = await erase_letters(self._database, scope)
+        await self._database.write(
+            partial(
+                _expire, sid=sid, letters_to=letters_to, installation=installation, now_ms=now_ms
+            )
+        )
 
     async def delete_rows(self) -> bool:
         """Delete a portion of the rows of erased sessions; return whether more may be left."""
         # Read first: nearly always nothing is left, and a writing transaction holds up others.
-        return await self._database.snapshot(any_rows_left) and await self._database.write(
-            lambda connection: delete_portion(connection, self._rows_at_once), is_repeatable=True
+        if not await self._database.snapshot(any_rows_left):
+            return False
+        are_due = sessions.c.sid.not_in(list(self._aside.keys))
+        try:
+            return await self._delete_portion(are_due)
+        except (Unavailable, StartError):
+            raise
+        except Exception:  # noqa: BLE001  # one of the sessions is to blame, which `each` logs
+            chosen = select(sessions.c.sid).where(is_erased, are_due).limit(SESSIONS_AT_ONCE)
+            sids = await self._database.snapshot(
+                lambda connection: connection.execute(chosen).scalars().all()
+            )
+            return any(
+                await self._aside.each(
+                    sids, lambda sid: self._delete_portion(sessions.c.sid == sid)
+                )
+            )
+
+    async def _delete_portion(self, are_due: ColumnElement[bool]) -> bool:
+        return await self._database.write(
+            lambda connection: delete_portion(connection, self._rows_at_once, are_due=are_due),
+            is_repeatable=True,
         )
 
     async def to_purge(self, limit: int) -> Sequence[int]:
@@ -217,7 +245,7 @@ class SqlErasureStore:
 
         Return False if a reader prevents it now.
         """
-        await remove_indexed(self._database)
+        await remove_indexed(self._database, self._aside)
         return await self._database.truncate_wal()
 
 

@@ -173,12 +173,18 @@ _KINDS: Final[Mapping[str, Sequence[tuple[Executable, _Note | None]]]] = {
 }
 
 
-def delete_portion(connection: Connection, rows_at_once: int = ROWS_AT_ONCE) -> bool:
+def delete_portion(
+    connection: Connection,
+    rows_at_once: int = ROWS_AT_ONCE,
+    *,
+    are_due: ColumnElement[bool] = is_erased,
+) -> bool:
     """Delete a portion of the rows of erased sessions; return whether it found such a session.
 
-    A session goes with its last row. Other workers delete other sessions meanwhile.
+    A session goes with its last row. Other workers delete other sessions meanwhile. `are_due`
+    chooses among erased sessions.
     """
-    waiting = select(sessions.c.sid).where(is_erased).limit(SESSIONS_AT_ONCE)
+    waiting = select(sessions.c.sid).where(is_erased, are_due).limit(SESSIONS_AT_ONCE)
     locked = waiting.with_for_update(skip_locked=True)
     sids = connection.execute(locked).scalars().all()
     if not sids:

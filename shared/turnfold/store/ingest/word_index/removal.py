@@ -7,7 +7,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from functools import partial
-from itertools import starmap
 from typing import Any
 
 from sqlalchemy import (
@@ -20,6 +19,7 @@ from sqlalchemy import (
 )
 
 from turnfold.messages import MESSAGES_PER_EVENT
+from turnfold.process.set_aside import SetAside
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.schema import (
     index_removals,
@@ -96,8 +96,11 @@ def note_merge(connection: Connection) -> None:
     connection.execute(marker.on_conflict_do_nothing())
 
 
-async def remove_indexed(database: Database) -> None:
-    """Remove erased words from the index and the file, in short transactions."""
+async def remove_indexed(database: Database, aside: SetAside[int]) -> None:
+    """Remove erased words from the index and the file, in short transactions.
+
+    A message that cannot be read stays queued.
+    """
     if not database.is_sqlite:
         return
     waiting = await database.snapshot(
@@ -111,18 +114,19 @@ async def remove_indexed(database: Database) -> None:
     kept_each = 1
     while waiting and waiting > kept_each * LAST_ROUND_MESSAGES:
         kept_each *= KEPT_EACH
-        await _remove_all_but(database, kept_each)
+        await _remove_all_but(database, kept_each, aside)
     if waiting:
-        await _remove_all_but(database, None)
+        await _remove_all_but(database, None, aside)
 
 
-async def _remove_all_but(database: Database, kept_each: int | None) -> None:
+async def _remove_all_but(database: Database, kept_each: int | None, aside: SetAside[int]) -> None:
     """Remove queued messages from the index and the file, except one of each `kept_each`."""
     after = MERGE_DUE
-    while aside := await database.snapshot(partial(_queued, after=after, kept_each=kept_each)):
-        gone = await asyncio.to_thread(list, starmap(_removal, aside))
-        await database.write(partial(_clear, gone=gone), is_repeatable=True)
-        after = aside[-1].position
+    while queued := await database.snapshot(partial(_queued, after=after, kept_each=kept_each)):
+        gone = await asyncio.to_thread(_removals, queued, aside)
+        if gone:
+            await database.write(partial(_clear, gone=gone), is_repeatable=True)
+        after = queued[-1].position
     # A word goes from the file when the part of the index that names it is written anew.
     pages = MERGED_PAGES if kept_each is None else PAGES_BETWEEN_KEPT
     merge = partial(_merged, pages=-pages)
@@ -135,6 +139,16 @@ async def _remove_all_but(database: Database, kept_each: int | None) -> None:
             lambda connection: connection.execute(delete(index_removals).where(are_marks)),
             is_repeatable=True,
         )
+
+
+def _removals(queued: Sequence[UnindexedMessage], aside: SetAside[int]) -> list[dict[str, Any]]:
+    removals: list[dict[str, Any]] = []
+    for row in queued:
+        try:
+            removals.append(_removal(*row))
+        except Exception as error:  # noqa: BLE001  # of any kind; `add` logs it
+            aside.add(row.sid, error)
+    return removals
 
 
 def _queued(connection: Connection, *, after: int, kept_each: int | None) -> list[UnindexedMessage]:

@@ -95,9 +95,8 @@ class SqlSearchIndex:
 
     async def _index_some(self) -> bool:
         most = SESSIONS_AT_ONCE + len(self._aside.keys)
-        found = dict(
-            await self._database.read_small(lambda connection: _DUE.rows(connection, most))
-        )
+        rows = await self._database.read_small(lambda connection: _DUE.rows(connection, most))
+        found: dict[int, int] = {row[0]: row[1] for row in rows}
         due = self._aside.others(found)[:SESSIONS_AT_ONCE]
         are_more = await self._aside.together(
             due, lambda sids: self._index([(sid, found[sid]) for sid in sids])
