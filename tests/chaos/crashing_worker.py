@@ -134,7 +134,8 @@ class MortalDatabase(Database):
 
 def _step(work: Callable[[Connection], Any]) -> str:
     """The method that a transaction is made in: the work of `SqlJobStore.commit` is called `SqlJobStore.commit.<locals>.<lambda>`."""
-    _, _, method = str(getattr(work, "__qualname__", "")).partition(".")
+    whole = work.func if isinstance(work, partial) else work
+    _, _, method = str(getattr(whole, "__qualname__", "")).partition(".")
     return method.partition(".")[0]
 
 

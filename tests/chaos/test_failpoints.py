@@ -408,7 +408,7 @@ async def test_a_worker_that_dies_among_portions_leaves_the_rest_to_the_next(
     await scene.worker.do("ingest", "8")
     before = await scene.seen()
 
-    await scene.die("delete_rows", moment, "delete_rows", nth=3)
+    await scene.die("delete_rows", moment, "_delete_portion", nth=3)
 
     await scene.worker.do("ingest", "1")
     assert await scene.seen() == before
