@@ -15,7 +15,7 @@ import pytest
 from typer.main import get_group
 
 import turnfold
-from tests.nats_server import nats_server
+from tests.nats_server import nats_server, subscriptions_known
 from tests.ports import free_port
 from tests.running_system import Parts, command, running_system, wait_until
 from turnfold.access.identity import public_key
@@ -86,7 +86,7 @@ async def test_a_system_that_systemd_stops_answers_the_requests_that_it_runs(
     async with running_system(tmp_path / "data") as started:
         bus = await nats.connect(started.nats_url)
         arrived = await bus.subscribe("context.get.>")
-        await bus.flush()
+        await subscriptions_known(bus)
         said = json.dumps(
             {
                 "event_id": "turn-1",

@@ -10,6 +10,7 @@ from signal import SIGCONT, SIGHUP, SIGSTOP, SIGTERM
 import nats
 import pytest
 
+from tests.nats_server import subscriptions_known
 from tests.ports import free_port
 from tests.postgres import Postgres
 from tests.running_system import running_parts, wait_until
@@ -76,7 +77,7 @@ async def test_a_worker_that_stops_answers_the_requests_that_it_runs(tmp_path: P
     ):
         bus = await nats.connect(parts.server.url)
         arrived = await bus.subscribe("session.policy.>")
-        await bus.flush()
+        await subscriptions_known(bus)
         with closing(sqlite3.connect(parts.database, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
             asked = asyncio.create_task(client.session("ada", "s-1").policy(mode="off"))

@@ -9,6 +9,7 @@ import httpx
 import nats
 import pytest
 
+from tests.nats_server import subscriptions_known
 from tests.running_system import Parts, running_parts
 from turnfold.client import Session, StoredMessage, connect, turn_event
 from turnfold.client.events import session_key
@@ -142,7 +143,7 @@ async def test_latest_takes_one_lookup_without_an_event_and_sends_it_before_it_r
     async def watch(url: str) -> None:
         bus = await nats.connect(url)
         lookups = await bus.subscribe("$JS.API.STREAM.MSG.GET.*")
-        await bus.flush()
+        await subscriptions_known(bus)
         ready.set()
         requests.append((await lookups.next_msg(timeout=60)).data)
         arrived.set()
