@@ -6,7 +6,7 @@ from typing import Final
 from nats.aio.msg import Msg
 
 OFTEN: Final = 3
-"""A message that was delivered more often than this may be to blame for it."""
+"""A message that was delivered more often than this may be the cause."""
 PAUSE_SECONDS: Final = 2.0
 """The time that other messages have before the first of these, which may end the process."""
 ACK_TOKENS: Final = 9
@@ -58,7 +58,7 @@ class RepeatedMessages:
 
     def take(self, most: int, most_bytes: int) -> list[Msg]:
         """Return some messages; see `PullConsumer.take`."""
-        # By chance: otherwise, all messages behind the one to blame would wait for good.
+        # At random, because otherwise all messages behind the faulty one would wait forever.
         random.shuffle(self._waiting)
         taken: list[Msg] = []
         while self._waiting and len(taken) < min(most, self._most):
