@@ -262,10 +262,7 @@ def position_of(stream_seq: int, index: int) -> int:
 
 def split_message_id(message_id: str) -> tuple[EventId, int] | None:
     """The event and the index a message id names, or None when it names none."""
-    event_id, mark, index = message_id.rpartition("#")
-    return (
-        (EventId(event_id), int(index))
-        # Python refuses to read thousands of digits.
-        if mark and event_id and index.isascii() and index.isdigit() and len(index) < 10
-        else None
-    )
+    event_id, _, index = message_id.rpartition("#")
+    is_number = index.isascii() and index.isdigit() and (index == "0" or index[0] != "0")
+    # Python refuses to read thousands of digits.
+    return (EventId(event_id), int(index)) if event_id and is_number and len(index) < 10 else None

@@ -191,6 +191,7 @@ async def test_messages_are_found_by_their_ids_whatever_their_state(stores: Stor
             "nothing",
             "e9#0",
             "e1#x",
+            "e2#00",
             "#1",
             "unknown#0",
             "a\0b#0",
