@@ -185,7 +185,7 @@ class ProxyApp:
             raise _Untouched
         return Call(
             api=api,
-            agent_id=headers.get(own_headers.AGENT) or self._agent_id,
+            agent_id=own_headers.identifier(headers, own_headers.AGENT) or self._agent_id,
             session_id=session_id(headers, parsed, conversation),
             body=parsed,
             conversation=conversation,

@@ -14,6 +14,16 @@ LOOKUPS: Final = "x-turnfold-lookups"
 PREFIX: Final = "x-turnfold-"
 
 
+def identifier(headers: Mapping[str, str], name: str) -> str | None:
+    """Return the id in a header: UTF-8 as in paths, or Latin-1, as some clients write."""
+    text = headers.get(name)
+    try:
+        # Servers read every header as Latin-1.
+        return text if text is None else text.encode("latin-1").decode()
+    except UnicodeDecodeError:
+        return text
+
+
 def wants_tools(headers: Mapping[str, str], *, default: bool) -> bool:
     """Return whether the model of a call may look things up."""
     match headers.get(TOOLS, "").strip().lower():

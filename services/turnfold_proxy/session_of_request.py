@@ -5,7 +5,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from turnfold_proxy.apis.api import RequestConversation
-from turnfold_proxy.own_headers import SESSION
+from turnfold_proxy.own_headers import SESSION, identifier
 
 _CREDENTIALS: Final = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 
@@ -20,7 +20,7 @@ def session_id(
     """
     metadata = body.get("metadata")
     given = (
-        headers.get(SESSION),
+        identifier(headers, SESSION),
         metadata.get("session_id") if isinstance(metadata, Mapping) else None,
         body.get("prompt_cache_key"),
     )

@@ -78,7 +78,7 @@ def response_headers(
     return [
         # The length and the encoding stay, because the body is relayed without decoding.
         *_without(response.headers.raw, _HOP_BY_HOP),
-        *((name.encode(), value.encode("latin-1", "replace")) for name, value in more.items()),
+        *((name.encode(), value.encode()) for name, value in more.items()),
     ]
 
 

@@ -76,6 +76,28 @@ async def test_an_element_that_cannot_be_stored_bypasses_its_own_call_alone(
     assert await scene.parts.rows("SELECT 1 FROM dead_letters") == []
 
 
+@pytest.mark.proves("G10", "X2")
+async def test_ids_of_other_scripts_pass_through_headers(scene: ProxyScene) -> None:
+    """As UTF-8, both ways; a client that writes Latin-1 names the same session."""
+    named: Json = {"metadata": {"session_id": "用户-7"}}
+
+    async def ask(headers: dict[str, bytes], **more: Any) -> httpx.Response:
+        return await scene.http.post(CHAT, json={"messages": [USER], **more}, headers=headers)
+
+    first = await ask({"x-turnfold-agent": "助手".encode()}, **named)
+    told = dict(first.headers.raw)[b"x-turnfold-session"]
+    answers = [
+        await ask({"x-turnfold-agent": "助手".encode(), "x-turnfold-session": told}),
+        await ask({"x-turnfold-session": "café".encode()}),
+        await ask({"x-turnfold-session": "café".encode("latin-1")}),
+    ]
+
+    assert told.decode() == "用户-7"
+    assert [BYPASSED in one.headers for one in [first, *answers]] == [False] * 4
+    assert (await scene.texts("用户-7", "助手"))[0] == ("user", USER["content"])
+    assert (await scene.texts("café"))[0] == ("user", USER["content"])
+
+
 @pytest.mark.proves("G10", "C79")
 async def test_a_dead_letter_of_the_past_does_not_bypass_a_session(scene: ProxyScene) -> None:
     session = scene.client.session("proxy", "past")
