@@ -50,8 +50,6 @@ EVENT_ID_TAKEN = (
     "this event id stands for other content or another session of the agent, and the event was not"
     " stored; publish it under an id of its own"
 )
-
-
 MODEL_MAX_CHARACTERS = 256
 LIMIT_AT_MOST = 1_000_000_000
 
@@ -148,10 +146,16 @@ def is_same_event(event: Event, stored: Event) -> bool:
         or (
             # Events without messages would be equal here: only their digests tell them apart.
             bool(event.parsed)
-            and (event.shape, event.parsed) == (stored.shape, stored.parsed)
+            and (event.shape, _said(event)) == (stored.shape, _said(stored))
             and event.is_error == stored.is_error
         )
     )
+
+
+def _said(event: Event) -> list[dict[str, Any]]:
+    # A result of JSON is compared by its value, not by the text that windows show.
+    pairs = zip(event.parsed, event.originals, strict=True)
+    return [one if json_ is None else one | {"content": json.loads(json_)} for one, json_ in pairs]
 
 
 def check_copy(kind: str, payload: bytes, stored: bytes, limits: EventLimits = LIMITS) -> None:

@@ -1,6 +1,7 @@
 """What a publisher learns of events that are not stored, over HTTP and from windows."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from tests.running_system import running_parts
 from turnfold.client import connect
+from turnfold.contracts.events import check_copy
+from turnfold.errors import Conflict
 
 PATH = "/v1/agents/support/sessions/user-42"
 EVENT: dict[str, Any] = {
@@ -46,6 +49,21 @@ async def test_other_content_under_a_known_id_is_a_conflict_and_stores_nothing(
     assert first.json() == copy.json()
     assert other.json()["error"]["code"] == moved.json()["error"]["code"] == "conflict"
     assert next_one.json()["seq"] == first.json()["seq"] + 1
+
+
+@pytest.mark.proves("G1", "L2")
+@pytest.mark.parametrize(
+    ("other", "is_same"),
+    [({"b": [2.0], "a": 1}, True), ('{"a":1,"b":[2]}', False), ({"a": 1}, False)],
+)
+def test_a_result_of_json_is_compared_by_its_value(other: Any, is_same: bool) -> None:
+    again, stored = (
+        json.dumps({**EVENT, "tool_call_id": "c", "content": content}).encode()
+        for content in (other, {"a": 1, "b": [2]})
+    )
+
+    with nullcontext() if is_same else pytest.raises(Conflict):
+        check_copy("tool.result", again, stored)
 
 
 @pytest.mark.proves("G1", "I5")

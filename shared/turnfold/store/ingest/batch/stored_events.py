@@ -149,8 +149,7 @@ def is_equal_content(connection: Connection, span: EventSpan, arrival: DecodedEv
         bool(is_error) == (arrival.is_error or message.is_error)
         and (element or 0) == (message.element or 0)
         and _is_same_json(
-            _published(body, original, element),
-            _published(message.body, message.original, message.element),
+            (body, original, element), (message.body, message.original, message.element)
         )
         for (_, body, is_error, original, element), message in zip(
             stored, arrival.messages, strict=True
@@ -158,19 +157,29 @@ def is_equal_content(connection: Connection, span: EventSpan, arrival: DecodedEv
     )
 
 
+_Texts = tuple[str, str | None, int | None]
+"""The body of a message, its original text, and the index of its element."""
+
+
+def _is_same_json(one: _Texts, other: _Texts) -> bool:
+    short, long = sorted((_published(*one), _published(*other)), key=len)
+    # First, because it takes a second to parse the largest text, and each of thousands of small
+    # events may have its id.
+    if len(long) - sum(map(long.count, " \n\r\t")) > MOST_TIMES * len(short):
+        return False
+    return _value(*one) == _value(*other)
+
+
 def _published(body: str, original: str | None, element: int | None) -> str:
     """Return the text that was published of a message."""
     return unpack(original, body) if element else body
 
 
-def _is_same_json(one: str, other: str) -> bool:
-    short, long = sorted((one, other), key=len)
-    # First, because it takes a second to parse the largest text, and each of thousands of small
-    # events may have its id.
-    if len(long) - sum(map(long.count, " \n\r\t")) > MOST_TIMES * len(short):
-        return False
+def _value(body: str, original: str | None, element: int | None) -> dict[str, Any]:
     # Older releases kept the mark of a program's message in its body.
-    return bool(without_mark(json.loads(one)) == without_mark(json.loads(other)))
+    value = without_mark(json.loads(_published(body, original, element)))
+    # A result of JSON is compared by its value, not by the text that windows show.
+    return value if element or original is None else {**value, "content": json.loads(original)}
 
 
 def newest_event_at_ms(
