@@ -33,16 +33,20 @@ async def answer_window(
         RequestError: as `turnfold.operations.query.context.context` does.
     """
     request = query.request()
-    tag = Headers(scope=scope).get("if-none-match")
-    if tag is not None and request.etag is None:
-        # A proxy that compresses answers may have marked the tag as weak.
-        etag = tag.strip().removeprefix("W/").strip('"')
-        request = request.model_copy(update={"etag": etag})
+    tags = [] if request.etag is not None else _tags(Headers(scope=scope))
+    if tags:
+        request = request.model_copy(update={"etag": tags[0]})
     key = session_key(agent_id, session_id)
     window = await dispatcher.context(key, request, place_of(scope))
-    if not window.is_modified:
+    if not window.is_modified or window.etag in tags:
         return Response(status_code=304, headers={"ETag": f'"{window.etag}"'})
     return bytes_response(window.body, ETag=f'"{window.etag}"')
+
+
+def _tags(headers: Headers) -> list[str]:
+    """Return the etags of the answers that the caller has, without the marks of weak ones."""
+    tags = headers.get("if-none-match", "").split(",")
+    return [tag.strip().removeprefix("W/").strip('"') for tag in tags if tag]
 
 
 class WindowRoute:

@@ -123,14 +123,13 @@ async def same_as_here(url: str, browser: httpx.AsyncClient) -> None:
             )
             assert (asked.status_code, asked.headers["etag"]) == (200, f'"{here.etag}"')
             assert asked.content == here.body
-            again = await browser.get(
-                f"{SESSION}/context", params=given, headers={"If-None-Match": asked.headers["etag"]}
-            )
-            assert (again.status_code, again.headers["etag"], again.content) == (
-                304,
-                asked.headers["etag"],
-                b"",
-            )
+            etag = asked.headers["etag"]
+            # A cache names each answer that it keeps, and may have made a tag weak.
+            for tags in (etag, f'"older", W/{etag}'):
+                again = await browser.get(
+                    f"{SESSION}/context", params=given, headers={"If-None-Match": tags}
+                )
+                assert (again.status_code, again.headers["etag"], again.content) == (304, etag, b"")
         refused = await browser.get(f"{SESSION}/context", params={"max_tokens": 10})
         with pytest.raises(CannotFit) as told:
             await query.context(
