@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import Any, Final, Literal
 
+from turnfold.core.text.calls import called_tool
 from turnfold_proxy.apis.api import (
     Calls,
     Element,
     LookupCall,
     ModelAnswer,
     RequestConversation,
+    are_pairable,
     arguments_identity,
     content_identity,
     content_text,
@@ -33,9 +35,11 @@ class ChatApi:
     shape: Literal["chat"] = "chat"
     uncounted_type = ""
 
-    def conversation(self, body: Mapping[str, Any]) -> RequestConversation:
+    def conversation(self, body: Mapping[str, Any]) -> RequestConversation | None:
         """Return the messages after the instructions at the beginning."""
         leading, rest = split_leading(elements_of(body.get("messages")))
+        if not all(are_pairable(_named_calls(one)) for one in rest):
+            return None
         tools = [body[name] for name in ("tools", "functions") if body.get(name)]
         # Clients write null for a limit that they do not set.
         limits = [body.get(name) for name in ("max_completion_tokens", "max_tokens")]
@@ -184,6 +188,11 @@ class ChatReader:
             # Some providers repeat the id in later pieces as an empty text.
             elif name != "index" and value not in (None, ""):
                 call[name] = value
+
+
+def _named_calls(element: Element) -> list[tuple[Any, Any]]:
+    calls = elements_of(element.get("tool_calls") or [])
+    return [(call.get("id"), (called_tool(call) or {}).get("name")) for call in calls]
 
 
 def _call_identity(call: Any) -> Any:

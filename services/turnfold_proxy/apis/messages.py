@@ -13,6 +13,7 @@ from turnfold_proxy.apis.api import (
     LookupCall,
     ModelAnswer,
     RequestConversation,
+    are_pairable,
     content_identity,
     content_text,
     dumped,
@@ -37,14 +38,16 @@ class MessagesApi:
     shape: Literal["anthropic"] = "anthropic"
     uncounted_type = ""
 
-    def conversation(self, body: Mapping[str, Any]) -> RequestConversation:
+    def conversation(self, body: Mapping[str, Any]) -> RequestConversation | None:
         """Return the messages; the system text stands beside them."""
-        tools = without_markers(body.get("tools"))
+        tools, elements = without_markers(body.get("tools")), elements_of(body.get("messages"))
+        if not all(are_pairable(_named_calls(one)) for one in elements):
+            return None
         return RequestConversation(
             instructions=content_text(body.get("system")),
             tools=dumped(tools) if tools else "",
             leading=(),
-            elements=elements_of(body.get("messages")),
+            elements=elements,
             max_output_tokens=whole_number(body.get("max_tokens")),
         )
 
@@ -200,6 +203,12 @@ class MessagesReader:
                 # At the limit of an answer, the provider ends a block whose JSON is cut off.
                 return
         self._ended.add(place)
+
+
+def _named_calls(element: Element) -> list[tuple[Any, Any]]:
+    content = element.get("content")
+    blocks = content if isinstance(content, list) else []
+    return [(block.get("id"), block.get("name")) for block in blocks if _kind(block) == "tool_use"]
 
 
 def _kind(block: Any) -> Any:

@@ -1,16 +1,25 @@
 """OpenAI's responses: `POST /v1/responses`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
+from itertools import groupby
 from typing import Any, Final, Literal
 
-from turnfold.core.shapes.responses import REASONING
+from turnfold.core.shapes.responses import (
+    CUSTOM,
+    FUNCTION,
+    REASONING,
+    is_call,
+    is_of_model,
+    kind_of,
+)
 from turnfold_proxy.apis.api import (
     Calls,
     Element,
     LookupCall,
     ModelAnswer,
     RequestConversation,
+    are_pairable,
     arguments_identity,
     content_identity,
     content_text,
@@ -39,6 +48,9 @@ class ResponsesApi:
         items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         leading, rest = split_leading(elements_of(items))
         if any(body.get(name) for name in _ELSEWHERE) or any(_is_reference(item) for item in rest):
+            return None
+        answers = (items for is_answer, items in groupby(rest, is_of_model) if is_answer)
+        if not all(are_pairable(_named_calls(items)) for items in answers):
             return None
         texts = [dumped(body.get("instructions") or "")]
         texts += [content_text(item.get("content")) for item in leading]
@@ -160,6 +172,15 @@ class ResponsesReader:
         cut = {place: _message(text) for place, text in texts.items() if text}
         items = [item for _, item in sorted((self._items | cut).items())]
         return ModelAnswer(items, self._usage)
+
+
+def _named_calls(items: Iterable[Element]) -> list[tuple[Any, Any]]:
+    calls = [(item, kind_of(item)) for item in items if is_call(item)]
+    return [
+        # Other calls are named after their type.
+        (item.get("call_id"), item.get("name") if kind in (FUNCTION, CUSTOM) else kind)
+        for item, kind in calls
+    ]
 
 
 def _is_reference(item: Element) -> bool:

@@ -98,6 +98,64 @@ async def test_ids_of_other_scripts_pass_through_headers(scene: ProxyScene) -> N
     assert (await scene.texts("café"))[0] == ("user", USER["content"])
 
 
+def _list_of(path: str, calls: list[tuple[str | None, str]]) -> list[Json]:
+    """Return a question, one answer with these calls by id and name, and their results."""
+    if path == CHAT:
+        entries = [
+            {"id": one, "function": {"name": name, "arguments": "{}"}} for one, name in calls
+        ]
+        results = [{"role": "tool", "tool_call_id": one, "content": "Ghent"} for one, _ in calls]
+        return [USER, {"role": "assistant", "content": None, "tool_calls": entries}, *results]
+    if path == RESPONSES:
+        items = [
+            {"type": "function_call", "call_id": one, "name": name, "arguments": "{}"}
+            for one, name in calls
+        ]
+        output = {"type": "function_call_output", "output": "Ghent"}
+        return [USER, *items, *({**output, "call_id": one} for one, _ in calls)]
+    uses: list[Json] = [
+        {"type": "tool_use", "id": one, "name": name, "input": {}} for one, name in calls
+    ]
+    blocks = [{"type": "tool_result", "tool_use_id": one, "content": "Ghent"} for one, _ in calls]
+    return [USER, {"role": "assistant", "content": uses}, {"role": "user", "content": blocks}]
+
+
+@pytest.mark.proves("G10", "L5")
+@pytest.mark.parametrize("path", LISTS)
+@pytest.mark.parametrize(
+    "calls",
+    [
+        pytest.param([("", "track")], id="empty id"),
+        pytest.param([(None, "track")], id="no id"),
+        pytest.param([("c1", "track"), ("c1", "find")], id="one id twice"),
+        pytest.param([("c1", "")], id="no name"),
+    ],
+)
+async def test_calls_that_cannot_be_told_apart_reach_the_provider_with_their_results(
+    scene: ProxyScene, path: str, calls: list[tuple[str | None, str]]
+) -> None:
+    """A window has no such calls: without their results, the model would call again and again."""
+    content = json.dumps({LISTS[path]: _list_of(path, calls)}, indent=3)
+
+    answer = await scene.http.post(path, content=content)
+
+    assert scene.provider.requests[-1].content.decode() == content
+    assert answer.headers[BYPASSED] == "unread"
+
+
+@pytest.mark.proves("G10", "L5")
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+async def test_an_id_of_an_earlier_answer_may_return(scene: ProxyScene, path: str) -> None:
+    """Some providers number the calls of each answer anew."""
+    elements = [*_list_of(path, [("c1", "track")]), *_list_of(path, [("c1", "track")])]
+    content = json.dumps({LISTS[path]: elements}, indent=3)
+
+    answer = await scene.http.post(path, content=content)
+
+    assert BYPASSED not in answer.headers
+    assert scene.provider.requests[-1].content.decode() == content
+
+
 @pytest.mark.proves("G10", "C79")
 async def test_a_dead_letter_of_the_past_does_not_bypass_a_session(scene: ProxyScene) -> None:
     session = scene.client.session("proxy", "past")

@@ -50,4 +50,7 @@ def test_marks_of_a_cache_are_not_stored_and_arguments_of_that_name_are() -> Non
 def test_a_limit_of_the_answer_counts_beside_one_that_is_null(limits: dict[str, None]) -> None:
     body = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 700, **limits}
 
-    assert ChatApi().conversation(body).max_output_tokens == 700
+    conversation = ChatApi().conversation(body)
+
+    assert conversation is not None
+    assert conversation.max_output_tokens == 700
