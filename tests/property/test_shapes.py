@@ -459,6 +459,22 @@ def test_a_call_that_is_answered_as_a_function_is_shown_as_one() -> None:
     assert [item.get("type") for item in shown[1:]] == ["function_call", "function_call_output"]
 
 
+@pytest.mark.proves("L5")
+def test_the_id_of_an_output_of_a_local_shell_is_that_of_its_call() -> None:
+    items = [
+        {"role": "user", "content": "Look."},
+        {"type": "local_shell_call", "id": "l1", "call_id": "c1", "action": {"command": ["ls"]}},
+        {"type": "local_shell_call_output", "id": "c1", "output": "a.py"},
+    ]
+    session = shaped_session([("responses", items[:2]), ("responses", items[2:])])
+
+    shown, _ = session.shown(
+        plan(session.stored, WindowRequest(shape=Shape.RESPONSES), PRESETS["balanced"])
+    )
+
+    assert shown == items
+
+
 @pytest.mark.proves("W6", "L5")
 @pytest.mark.parametrize("budget", [300, 600, FULL])
 @pytest.mark.parametrize("name", ["read", ""])

@@ -9,6 +9,7 @@ from turnfold.core.shapes.responses import (
     CUSTOM,
     FUNCTION,
     REASONING,
+    answered_id,
     is_call,
     is_of_model,
     kind_of,
@@ -96,7 +97,7 @@ class ResponsesApi:
 
     def calls(self, element: Element) -> Calls:
         """Return the id of the item if it is a call, or if it is the result of one."""
-        call_id, kind = {str(element.get("call_id"))}, str(element.get("type"))
+        call_id, kind = {str(answered_id(element))}, str(element.get("type"))
         if kind.endswith("_call_output"):
             return set(), call_id
         return (call_id if kind.endswith("_call") and "call_id" in element else set()), set()

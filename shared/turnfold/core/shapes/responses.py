@@ -25,6 +25,7 @@ MESSAGE: Final = "message"
 FUNCTION: Final = "function_call"
 CUSTOM: Final = "custom_tool_call"
 IMAGE: Final = "image_generation_call"
+_LOCAL_SHELL_OUTPUT: Final = "local_shell_call_output"
 OUTPUT: Final = "_output"
 CALL: Final = "_call"
 _FROM_CLIENT: Final = (OUTPUT, "_response", "_reference")
@@ -97,6 +98,14 @@ def is_call(item: Item) -> bool:
     )
 
 
+def answered_id(item: Item) -> Any:
+    """Return the id of the call that an output answers; None if it has none."""
+    if "call_id" in item or kind_of(item) != _LOCAL_SHELL_OUTPUT:
+        return item.get("call_id")
+    # In the API, the id of this output is that of its call.
+    return item.get("id")
+
+
 def _response(items: Sequence[Item], texts: Sequence[str], start: int) -> Iterator[ChatView]:
     message = response_message(items)
     element = Element.ITEM
@@ -159,7 +168,7 @@ def _chat_call(item: Item) -> dict[str, Any]:
 
 
 def _from_client(item: Item, text: str, index: int) -> ChatView:
-    kind, call_id = kind_of(item), item.get("call_id")
+    kind, call_id = kind_of(item), answered_id(item)
     if kind == MESSAGE:
         content = chat_content(item.get("content"))
         message = {"role": item["role"], "content": content}
