@@ -88,8 +88,7 @@ class ProxyApp:
     async def _forward(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
         headers = Headers(scope=scope)
         api = APIS.get(scope["path"]) if scope["method"] == "POST" else None
-        is_encoded = headers.get("content-encoding", "identity") != "identity"
-        if api is None or is_encoded:
+        if api is None:
             response = await self._sent(scope, receive, body, is_plain=False)
             await _relayed(relay(response, receive, send, headers={}))
             return
@@ -176,6 +175,8 @@ class ProxyApp:
         Raises:
             _Untouched: the request is none that the proxy understands.
         """
+        if headers.get("content-encoding", "identity") != "identity":
+            raise _Untouched
         try:
             parsed = read_json(body)
             conversation = api.conversation(parsed) if isinstance(parsed, dict) else None

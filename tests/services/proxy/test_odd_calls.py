@@ -1,5 +1,6 @@
 """Calls with something that Turnfold cannot store or tell: they go out, and disturb no others."""
 
+import gzip
 import json
 from typing import Any
 
@@ -272,6 +273,22 @@ async def test_a_message_without_role_gets_the_error_of_its_provider(scene: Prox
     answer = await scene.http.post("/v1/messages", json={"messages": [{"content": "Hello?"}]})
 
     assert (answer.status_code, answer.content) == (400, b'{"type": "error"}')
+
+
+@pytest.mark.proves("G10")
+async def test_a_compressed_call_reaches_the_provider_and_its_answer_says_that_it_was_not_read(
+    scene: ProxyScene,
+) -> None:
+    content = gzip.compress(json.dumps({"messages": [USER]}).encode())
+
+    answer = await scene.http.post(CHAT, content=content, headers={"content-encoding": "gzip"})
+    metrics = (await scene.http.get("/metrics")).text
+    sent = scene.provider.requests[-1]
+
+    assert (sent.content, sent.headers["content-encoding"]) == (content, "gzip")
+    assert answer.json()["choices"]
+    assert answer.headers[BYPASSED] == "unread"
+    assert 'turnfold_proxy_bypassed_total{reason="unread"}' in metrics
 
 
 @pytest.mark.proves("G10", "C79")
