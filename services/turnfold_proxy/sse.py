@@ -24,5 +24,7 @@ class SseDecoder:
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
             elif not line and self._data:
-                yield b"\n".join(self._data)
+                # An event without data is none: some providers keep connections alive with it.
+                if data := b"\n".join(self._data):
+                    yield data
                 self._data.clear()

@@ -17,7 +17,7 @@ from turnfold_proxy.sse import SseDecoder
 STREAM = "text/event-stream"
 
 
-def event(**delta: str) -> bytes:
+def event(**delta: Any) -> bytes:
     choices = [{"index": 0, "delta": {"role": "assistant", **delta}}]
     return b"data: " + json.dumps({"choices": choices}).encode()
 
@@ -32,6 +32,17 @@ def test_chunks_may_divide_events_anywhere(end: bytes, size: int) -> None:
 
     for start in range(0, len(stream), size):
         tap.feed(stream[start : start + size])
+
+    [element] = tap.answer().elements
+    assert element["content"] == "Hallo"
+
+
+@pytest.mark.proves("G10")
+@pytest.mark.parametrize("ping", [b"data:", b"data: ", b":", b"event: ping"])
+def test_an_event_without_data_is_no_part_of_an_answer(ping: bytes) -> None:
+    tap = AnswerTap(ChatApi().reader(), STREAM)
+
+    tap.feed(b"\n\n".join([event(content="Hal"), ping, event(content="lo"), b""]))
 
     [element] = tap.answer().elements
     assert element["content"] == "Hallo"
