@@ -27,6 +27,8 @@ from turnfold_proxy.apis.api import (
 
 _APPENDED: Final = ("content", "refusal", "reasoning_content", "reasoning")
 """The fields of a message that come in pieces, all of them texts."""
+_ANSWERS: Final = (*_APPENDED, "tool_calls", "function_call", "audio", "images")
+"""The fields of a message that say something."""
 
 
 class ChatApi:
@@ -130,6 +132,7 @@ class ChatReader:
         self._message: Element = {}
         # A string would be copied with each piece that is added to it.
         self._texts: dict[str, StringIO] = {}
+        self._spoken: dict[str, StringIO] = {}
         self._calls: dict[int, Element] = {}
         self._inputs: dict[tuple[int, str, str], StringIO] = {}
         self._usage: dict[str, Any] | None = None
@@ -150,13 +153,15 @@ class ChatReader:
     def answer(self) -> ModelAnswer:
         """Return the message of the assistant; none if it has neither text nor a whole call."""
         message = self._message | {name: text.getvalue() for name, text in self._texts.items()}
+        if self._spoken:
+            message["audio"] |= {name: text.getvalue() for name, text in self._spoken.items()}
         for (place, kind, name), text in self._inputs.items():
             self._calls[place][kind][name] = text.getvalue()
         if not self._is_whole:
             calls = [call for _, call in sorted(self._calls.items()) if _is_complete(call)]
             if calls:
                 message["tool_calls"] = calls
-        says = any(message.get(name) for name in (*_APPENDED, "tool_calls", "function_call"))
+        says = any(map(message.get, _ANSWERS))
         message = {"role": "assistant"} | {
             name: value for name, value in message.items() if value is not None
         }
@@ -167,12 +172,22 @@ class ChatReader:
             if name == "tool_calls":
                 for piece in value or ():
                     self._add_call(piece)
+            elif name == "audio" and isinstance(value, dict):
+                self._add_audio(value)
             elif name in _APPENDED and isinstance(value, str):
                 self._texts.setdefault(name, StringIO()).write(value)
             elif isinstance(value, list) and isinstance(before := self._message.get(name), list):
                 before += value
             elif value is not None and name not in ("role", "function_call"):
                 self._message[name] = value
+
+    def _add_audio(self, piece: Mapping[str, Any]) -> None:
+        audio = self._message.setdefault("audio", {})
+        for name, value in piece.items():
+            if name in ("data", "transcript") and isinstance(value, str):
+                self._spoken.setdefault(name, StringIO()).write(value)
+            else:
+                audio[name] = value
 
     def _add_call(self, piece: Mapping[str, Any]) -> None:
         place = piece.get("index", len(self._calls))

@@ -48,6 +48,32 @@ def test_an_event_without_data_is_no_part_of_an_answer(ping: bytes) -> None:
     assert element["content"] == "Hallo"
 
 
+AUDIO = {"id": "audio_1", "data": "UklGRg==", "transcript": "It left Ghent.", "expires_at": 1}
+IMAGES = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+
+
+@pytest.mark.proves("G10")
+@pytest.mark.parametrize(
+    ("said", "pieces"),
+    [
+        ({"audio": AUDIO}, [{"audio": {"id": "audio_1", "transcript": "It left "}},
+                            {"audio": {"data": "UklG"}}, {"audio": {"data": "Rg=="}},
+                            {"audio": {"transcript": "Ghent."}}, {"audio": {"expires_at": 1}}]),
+        ({"content": "", "images": IMAGES}, [{"content": ""}, {"images": IMAGES}]),
+    ],
+    ids=["audio", "images"],
+)  # fmt: skip
+def test_an_answer_without_words_is_an_answer(said: dict[str, Any], pieces: list[Any]) -> None:
+    whole, streamed = (AnswerTap(ChatApi().reader(), kind) for kind in ("application/json", STREAM))
+    message = {"role": "assistant", **said}
+
+    whole.feed(json.dumps({"choices": [{"index": 0, "message": message}]}).encode())
+    for delta in ({"role": "assistant"}, *pieces):
+        streamed.feed(event(**delta) + b"\n\n")
+
+    assert whole.answer().elements == streamed.answer().elements == [message]
+
+
 @pytest.mark.proves("G10", "X6")
 @pytest.mark.parametrize(
     "unit", [b"x", event(content="x" * 1_000) + b"\n\n"], ids=["one line", "events"]
