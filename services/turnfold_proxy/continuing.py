@@ -20,7 +20,7 @@ from cachetools import TTLCache
 from turnfold.client import Window
 from turnfold.client.mirrored_list import place_of
 from turnfold.core.shapes.anthropic import chat_views, is_thinking
-from turnfold.core.text.tokens import REASONING_FIELDS
+from turnfold.core.text.tokens import MEDIA_PARTS, REASONING_FIELDS
 from turnfold.errors import Conflict
 from turnfold_proxy.apis.api import INSTRUCTIONS, MARKER, Api, Element, dumped, without_markers
 
@@ -32,6 +32,7 @@ LIST_HEADER: Final = 5
 """The bytes of a list before its elements: a type and their number."""
 ELEMENT_TOKENS: Final = 8
 """The tokens of an element beside its text, with a reserve."""
+_MEDIA: Final = (*MEDIA_PARTS, "document", "computer_screenshot", "image_generation_call")
 
 Part = int | Element
 """A place in the caller's list, or an element that Turnfold wrote."""
@@ -186,11 +187,14 @@ def grown(
     new = own[known.listed.length :]
     if known.asked != asked or known.budget_tokens is None or known.factor is None or not new:
         return None
-    if not _is_continuation(api, new, has_recall=known.parts is not None):
+    is_next = _is_continuation(api, new, has_recall=known.parts is not None)
+    if not is_next or not own_bytes.begins_with(known.listed):
         return None
-    if not own_bytes.begins_with(known.listed):
+    texts = [dumped(one) for one in new]
+    # Media count by the piece, as only the services know: their bytes are not text.
+    if any(f'"type": "{kind}"' in text for text in texts for kind in _MEDIA):
         return None
-    counted = sum(count(dumped(one)) + ELEMENT_TOKENS for one in new)
+    counted = sum(count(text) + ELEMENT_TOKENS for text in texts)
     tokens = known.tokens + ceil(known.factor * counted)
     if tokens + max(beside_tokens - known.beside_tokens, 0) > known.budget_tokens:
         return None

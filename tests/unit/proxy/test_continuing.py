@@ -89,6 +89,24 @@ def test_anything_else_is_left_to_the_services(new: list[Json]) -> None:
     assert continued(new, window=[SUMMARY, OLD[2]]) is None
 
 
+@pytest.mark.proves("T5")
+@pytest.mark.parametrize("window", [None, [SUMMARY, OLD[2]]])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}},
+        {"type": "document", "source": {"type": "base64", "data": "AAAA"}},
+        {"type": "input_image", "image_url": "data:image/png;base64,AAAA"},
+        {"type": "computer_screenshot", "image_url": "data:image/png;base64,AAAA"},
+        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+    ],
+)
+def test_media_are_not_counted_as_text(window: list[Json] | None, part: Json) -> None:
+    """A screenshot would count as hundreds of thousands of tokens, which takes a second."""
+    assert continued([CALL, RESULT | {"content": [part]}], window=window) is None
+
+
 def test_a_window_never_grows_beyond_its_budget() -> None:
     result = RESULT | {"content": "Ghent " * 100}
 
