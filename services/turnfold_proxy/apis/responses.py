@@ -103,7 +103,13 @@ class ResponsesApi:
         return (call_id if kind.endswith("_call") and "call_id" in element else set()), set()
 
     def with_tools(self, body: Mapping[str, Any], tools: Sequence[Element]) -> dict[str, Any]:
-        """Return the request with more tools."""
+        """Return the request with more tools.
+
+        Raises:
+            ValueError: the caller asks for the answer later, where nobody answers its lookups.
+        """
+        if body.get("background"):
+            raise ValueError("the response is made in the background")
         # Without this field the API would make the schemas strict, which these are not.
         return with_more_tools(
             body, [{"type": "function", **tool, "strict": False} for tool in tools]

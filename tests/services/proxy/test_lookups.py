@@ -202,6 +202,21 @@ async def test_a_model_that_does_not_stop_and_a_provider_without_tools_get_the_p
 
 
 @pytest.mark.proves("G10", "F4")
+async def test_a_response_in_the_background_has_no_tools_that_its_caller_does_not_know(
+    scene: ProxyScene,
+) -> None:
+    """The caller asks for it later, and would have to answer the lookups itself."""
+    queued = {"id": "r", "object": "response", "status": "queued", "output": []}
+    scene.provider.script.append(ProviderReply([json.dumps(queued).encode()]))
+    content = json.dumps({"model": "gpt-5", "input": "Where is it?", "background": True})
+
+    answer = await scene.http.post(RESPONSES, content=content, headers=ON)
+
+    assert answer.json() == queued
+    assert scene.provider.requests[-1].content.decode() == content
+
+
+@pytest.mark.proves("G10", "F4")
 @pytest.mark.parametrize("name", [TOOL, "track"])
 async def test_a_response_that_ends_within_a_lookup_is_asked_for_again(
     scene: ProxyScene, name: str
