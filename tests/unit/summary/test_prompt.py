@@ -286,6 +286,19 @@ def test_prose_that_is_too_long_is_shortened_in_proportion_and_no_more(
     assert text.count("Sentence") == sentences
 
 
+@pytest.mark.proves("S3")
+@pytest.mark.parametrize("value", ["$2.5", "/srv/app/main.py", "v2.3.1", "example.org/a?b=c"])
+def test_prose_is_never_shortened_inside_a_value(value: str) -> None:
+    fact = f"Agreed for all of it is {value}, and nobody in the team may change that later. "
+
+    for before in range(60):
+        prose = "They spoke of it. " * before + fact + "They spoke of it. " * (60 - before)
+        text = shortened(prose, 100)
+
+        assert word_count(text) <= 100
+        assert fact.strip() in text or value.partition(".")[0] not in text
+
+
 @pytest.mark.proves("S4", "O10")
 def test_long_prose_is_brought_within_its_cap_in_few_steps() -> None:
     prose = " ".join(f"Sentence number {number} said this." for number in range(400))

@@ -20,7 +20,12 @@ MAX_ENTRY_DEPTH: Final = 16
 """Values that a model nests deeper inside an entry are left out."""
 
 _MIN_WORDS = 12
-_SENTENCE = re.compile(r"[^.!?。！？\n]*(?:[.!?](?=\s|\Z)[\s]*|[。！？\n]\s*|[.!?]|\Z)")
+_CLOSING = r"[\"'\u2019\u201d)\]*_`]{0,3}"
+# A stop inside a word ends no sentence: half of 2.5 is another number.
+_SENTENCE = re.compile(
+    rf"(?:[^.!?。！？\n]|[.!?](?!{_CLOSING}(?:\s|\Z)))*+"
+    rf"(?:[.!?]{_CLOSING}\s*|[。！？\n]\s*|\Z)"
+)
 _FENCE = re.compile(r"```[A-Za-z]*\s*\n?(.*?)(?:```|\Z)", re.DOTALL)
 _TRAILING_COMMA = re.compile(r",(\s*[}\]])")
 _KEY = re.compile(r'"(?:decisions|constraints|open_questions|file_changes|context)"\s*:')
