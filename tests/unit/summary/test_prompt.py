@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from tests.histories import counter
 from turnfold.core.summary.chunks import chunks
 from turnfold.core.summary.gate import Reason
 from turnfold.core.summary.model_answer import fitted, parse_answer, shortened
@@ -297,6 +298,31 @@ def test_prose_is_never_shortened_inside_a_value(value: str) -> None:
 
         assert word_count(text) <= 100
         assert fact.strip() in text or value.partition(".")[0] not in text
+
+
+@pytest.mark.proves("S4")
+@pytest.mark.parametrize("max_tokens", [100, 300, 700])
+@pytest.mark.parametrize(
+    "text", ["😀" * 900 + "a" * 3_000, "x1y2z3" * 400 + " a" * 3_000, "ก็" * 2_000, "漢字25万" * 400]
+)
+def test_a_text_without_sentences_is_cut_to_its_cap(text: str, max_tokens: int) -> None:
+    for record in ({"context": text}, {"constraints": [text]}):
+        whole, sections = parse_answer(json.dumps(record), "structured")
+
+        cut, _ = fitted(whole, sections, max_tokens=max_tokens, count=counter())
+
+        assert max_tokens / 3 < counter()(cut) <= max_tokens
+
+
+@pytest.mark.proves("S3", "S4")
+def test_a_text_without_sentences_is_cut_between_words() -> None:
+    names = [f"Donaudampfschiff-{number}.5," for number in range(300)]
+
+    in_words = shortened(" ".join(names), 50)
+    in_tokens, _ = fitted(" ".join(names), {"context": ""}, max_tokens=200, count=counter())
+
+    assert in_words.split() == names[: len(in_words.split())]
+    assert in_tokens.split() == names[: len(in_tokens.split())]
 
 
 @pytest.mark.proves("S4", "O10")

@@ -26,6 +26,9 @@ _SENTENCE = re.compile(
     rf"(?:[^.!?。！？\n]|[.!?](?!{_CLOSING}(?:\s|\Z)))*+"
     rf"(?:[.!?]{_CLOSING}\s*|[。！？\n]\s*|\Z)"
 )
+# Chinese, Japanese and Korean may be cut anywhere.
+_LAST_WORD = re.compile(r"[^\s\u2e80-\uffff]+\Z")
+_WORD_GOES_ON = re.compile(r"[^\s\u2e80-\uffff]{2}")
 _FENCE = re.compile(r"```[A-Za-z]*\s*\n?(.*?)(?:```|\Z)", re.DOTALL)
 _TRAILING_COMMA = re.compile(r",(\s*[}\]])")
 _KEY = re.compile(r'"(?:decisions|constraints|open_questions|file_changes|context)"\s*:')
@@ -88,10 +91,11 @@ def fitted(
     """
     sections = dict(sections)
     is_prose = set(sections) == {"context"}
-    while (tokens := count(text)) > max_tokens:
-        if not _shorten_once(sections, tokens, max_tokens):
-            return text[: max(1, len(text) * max_tokens // tokens)], sections
+    while (tokens := count(text)) > max_tokens and _shorten_once(sections, tokens, max_tokens):
         text = str(sections["context"]) if is_prose else render(sections)
+    # Its start may have more tokens per character than the whole.
+    while (tokens := count(text)) > max_tokens and len(text) > 1:
+        text = _start_of(text, min(len(text) - 1, len(text) * max_tokens // tokens))
     return text, sections
 
 
@@ -125,9 +129,18 @@ def _characters(sections: Mapping[str, Any], name: str) -> int:
 
 def _first_words(text: str, max_words: int) -> str:
     """Return the start of a text without sentences, as far as `max_words` words reach."""
-    start = " ".join(text.split()[:max_words])[: max_words * 8]
+    start = _start_of(" ".join(text.split()[:max_words]), max_words * 8)
     words = word_count(start)
-    return start if words <= max_words else start[: int(len(start) * max_words / words)]
+    return start if words <= max_words else _start_of(start, int(len(start) * max_words / words))
+
+
+def _start_of(text: str, characters: int) -> str:
+    """Return the first characters of a text, without half a word unless that is most of them."""
+    start = text[: max(1, characters)]
+    if _WORD_GOES_ON.match(text, len(start) - 1):
+        whole = _LAST_WORD.sub("", start)
+        return whole if len(whole) * 2 >= len(start) else start
+    return start
 
 
 def _not_empty(text: str, sections: dict[str, Any]) -> TextAndSections:
