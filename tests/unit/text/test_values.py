@@ -15,6 +15,11 @@ from turnfold.core.text.values import MAX_SCANNED_CHARACTERS, Value, values_in
         ("The total is 12,345.67 in all.", [Value("number", "12,345.67")]),
         ("It took 1,234.5 ms.", [Value("measure", "1,234.5 ms")]),
         ("It costs $5, $10 or $2,544.", [Value("price", f"${n}") for n in ("5", "10", "2,544")]),
+        ("The budget is 500,000-800,000.", []),
+        ("It has 500,000-800,000 bytes.", [Value("measure", "500,000-800,000 bytes")]),
+        ("It weighs 12,000kg.", [Value("measure", "12,000kg")]),
+        ("Write a 5,000-word essay.", []),
+        ("Call 010-8888,020-99999.", [Value("phone", "010-8888"), Value("phone", "020-99999")]),
     ],
 )
 @pytest.mark.proves("S6")

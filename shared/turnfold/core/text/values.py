@@ -90,6 +90,11 @@ _FIGURES = re.compile(r"\d[\d.,]*")
 # The digit comes before what must not precede it, so that the search skips all other characters.
 _GROUPED = re.compile(r"\d(?<![\w.,]\d)\d{0,2}(?:,\d{3})+\.\d+(?![\w,]|\.\d)")
 """A number with separators: each part alone is another number."""
+_GROUP_AND_MORE = re.compile(
+    r"\d(?<![\w.,]\d)\d{0,2}(?:,\d{3})*,"
+    r"(\d{3}(?:-\d{1,3}(?=,\d{3}(?!\d))|-[a-z]+|[A-Za-z]{1,2}))(?!\w)"
+)
+"""The last part of such a number, with the unit or the beginning of a number that follows it."""
 _UNITS = (
     "元块円人位名个間间晚泊天日小时時分钟秒周週月岁歳公里千米斤度次回倍万亿億层楼階号线路美民币% "
 )
@@ -185,6 +190,9 @@ def _join_groups(text: str, values: dict[Value, None], separated: Sequence[str])
         values.pop(Value("number", number.rpartition(",")[2]), None)
         if number not in known:
             values[Value("number", number)] = None
+    for match in _GROUP_AND_MORE.finditer(text):
+        values.pop(Value("phone", match[1]), None)
+        values.pop(Value("id", match[1]), None)
 
 
 def _measures_in(text: str) -> Iterator[re.Match[str]]:
