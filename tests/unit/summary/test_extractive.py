@@ -108,6 +108,18 @@ def test_modified_wins_over_read_and_is_carried_over_versions() -> None:
         ("bash", '{"command": "cd /w && sed -i s/a/b/ src/x.ts"}', [("src/x.ts", "modified")]),
         ("bash", '{"command": "head -5 README.md"}', [("README.md", "read")]),
         ("bash", '{"command": "awk \'$1 > 0.5\' a.csv > b.csv"}', [("b.csv", "modified")]),
+        (
+            "bash",
+            '{"command": "sudo tee /etc/app.conf > /dev/null <<EOF\\nx\\nEOF"}',
+            [("/etc/app.conf", "modified")],
+        ),
+        ("bash", '{"command": "cp a.txt /b/a.txt 2> /dev/null"}', [("/b/a.txt", "modified")]),
+        (
+            "bash",
+            '{"command": "rm old.txt > run.log"}',
+            [("run.log", "modified"), ("old.txt", "modified")],
+        ),
+        ("bash", '{"command": "cat a.txt > /dev/stderr"}', [("a.txt", "read")]),
         ("bash", '{"command": "echo \'a -> b > c.txt\'"}', []),
         ("bash", '{"command": "python -c \'\\nif x > 0.5:\\n    pass\'"}', []),
         ("bash", '{"command": "sed -i s/main-new/main/g x.ts"}', [("x.ts", "modified")]),

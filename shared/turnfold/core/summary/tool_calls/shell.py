@@ -6,6 +6,7 @@ misses what variables, loops and quoted names hide.
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from turnfold.core.summary.tool_calls.arguments import without_heredocs
 from turnfold.core.text.lines import clip
@@ -63,7 +64,9 @@ def touched_by_command(command: str) -> Iterator[tuple[str, str]]:
     for words in _steps(command):
         action = _file_action(words)
         if action is not None:
-            paths = _plain_paths(words[1:])
+            # Where its output goes is no file that the program itself is given.
+            given = [word for before, word in pairwise(words) if not before.endswith(">")]
+            paths = _plain_paths(given)
             # The other paths of `cp` are only read, but the copy is what matters.
             for path in paths[-1:] if _program(words) == "cp" else paths:
                 yield path, action
