@@ -235,7 +235,7 @@ def _with_known_files(
     text: str, sections: dict[str, Any], extracted: Evidence
 ) -> tuple[str, dict[str, Any]]:
     """Return the version with the files of the tool calls, whatever the model wrote of them."""
-    if "file_changes" not in sections or not extracted.files:
+    if "file_changes" not in sections or not extracted.has_known_files:
         return text, sections
     sections = sections | {"file_changes": [change.as_json() for change in extracted.files]}
     return render(sections), sections

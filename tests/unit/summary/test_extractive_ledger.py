@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from tests.unit.summary.drafts import UUID, assistant, count, drafted, tool, user
+from tests.unit.summary.drafts import UUID, assistant, count, drafted, reading, tool, user
+from turnfold.core.summary.extractive.evidence import collect_evidence, with_evidence
 from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.ledger.candidates import Origin
 from turnfold.core.summary.ledger.entries import entry_values
 from turnfold.core.summary.sentences import SentenceKind, sentence_kinds
-from turnfold.core.summary.sources import PreviousSummary, SummaryJob
+from turnfold.core.summary.sources import Draft, PreviousSummary, Source, SummaryJob
 from turnfold.core.text.values import Value, values_in
 
 
@@ -321,3 +322,28 @@ def test_the_origin_of_a_value_is_read_as_any_version_stored_it(
 def test_letters_before_a_unit_make_an_id_of_it() -> None:
     assert Value("id", "3XMS") in values_in("the part 3XMS of the machine")
     assert values_in("it took 17MS in all") == []
+
+
+@pytest.mark.parametrize(
+    ("later", "files"),
+    [
+        (user("Please add an index.", 2), [("modified", "model")]),
+        (reading("/srv/app/db.py"), [("read", None)]),
+        (assistant("", 3, ("edit", '{"path": "/srv/app/db.py"}')), [("modified", None)]),
+    ],
+)
+@pytest.mark.proves("S6", "C46")
+def test_a_file_is_modified_only_if_a_call_modified_it_whatever_a_model_says(
+    later: Source, files: list[tuple[str, str | None]]
+) -> None:
+    said = user("Look at /srv/app/db.py, but do not change it.")
+    claimed = {"file_changes": [{"path": "/srv/app/db.py", "action": "modified"}], "context": "Ok."}
+    by_model = Draft(text="Ok.", sections=claimed, ledger=(), kind="llm")
+    evidence = collect_evidence(SummaryJob(sources=(said,)), [said], count=count)
+
+    draft = drafted(later, previous=with_evidence(by_model, evidence))
+
+    found = draft.sections["file_changes"]
+    assert [(change["action"], change.get("by")) for change in found] == files
+    is_modified = files == [("modified", None)]
+    assert ("modified /srv/app/db.py" in draft.ledger) is is_modified

@@ -12,7 +12,7 @@ from turnfold.core.summary.extractive.picking import picked_lines
 from turnfold.core.summary.ledger.build import Ledger, LedgerLimits, build_ledger
 from turnfold.core.summary.redaction import redact
 from turnfold.core.summary.sources import Draft, Source, SummaryJob
-from turnfold.core.summary.tool_calls.actions import FileChange, file_changes
+from turnfold.core.summary.tool_calls.actions import FileChange, file_changes, stored_changes
 from turnfold.core.text.lines import clip
 from turnfold.core.text.values import Value
 
@@ -29,6 +29,11 @@ class Evidence(NamedTuple):
 
     files: tuple[FileChange, ...]
     ledger: Ledger
+
+    @property
+    def has_known_files(self) -> bool:
+        """Whether calls of tools show any of the files."""
+        return not all(change.is_claimed for change in self.files)
 
 
 def collect_evidence(
@@ -60,10 +65,16 @@ def collect_evidence(
 
 
 def with_evidence(draft: Draft, evidence: Evidence) -> Draft:
-    """Return the draft with the files and the ledger that code read."""
-    files = [change.as_json() for change in evidence.files]
+    """Return the draft with the files and the ledger that code read.
+
+    Files that only a model names are marked, so that no later version takes them for known.
+    """
+    files = evidence.files
+    if "file_changes" in draft.sections and not evidence.has_known_files:
+        stated = stored_changes(draft.sections["file_changes"])
+        files = tuple([replace(change, is_claimed=True) for change in stated])
     sections = draft.sections | {
-        "file_changes": files or draft.sections.get("file_changes", []),
+        "file_changes": [change.as_json() for change in files],
         "provenance": evidence.ledger.provenance,
         "left_out": dict(evidence.ledger.left_out),
         "names": evidence.ledger.names,

@@ -102,7 +102,7 @@ def add_files(candidates: dict[str, Candidate], files: Iterable[FileChange]) -> 
     """Add files that tools read or modified. A path that is a candidate already becomes one."""
     for change in files:
         # Bars separate the files of one entry, and each entry is one line.
-        if BAR in change.path or not change.path.isprintable():
+        if change.is_claimed or BAR in change.path or not change.path.isprintable():
             continue
         rank = RANK_BY_CALL if change.action == "modified" else RANK_BY_TOOL
         rank += KIND_WEIGHTS[change.action]

@@ -66,15 +66,20 @@ _PATCHED_FILE = re.compile(r"^\*\*\* (?:Update|Add|Delete) File: (.+)$", re.MULT
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """A file that a tool read or modified. `message_id` is empty if an earlier version named it."""
+    """A file that a tool read or modified. `message_id` is empty if an earlier version named it.
+
+    If `is_claimed`, no call shows it: only a model says so.
+    """
 
     path: str
     action: str
     message_id: str = ""
+    is_claimed: bool = False
 
     def as_json(self) -> dict[str, str]:
         """Return the change as the sections of a version store it."""
-        return {"path": self.path, "action": self.action}
+        claimed = {"by": "model"} if self.is_claimed else {}
+        return {"path": self.path, "action": self.action, **claimed}
 
 
 class Action(NamedTuple):
@@ -93,7 +98,7 @@ def file_changes(carried: Any, sources: Iterable[Source]) -> tuple[FileChange, .
     the oldest.
     """
     changes: dict[str, FileChange] = {}
-    for change in _carried_changes(carried):
+    for change in stored_changes(carried):
         changes[change.path] = change
     for source in sources:
         for name, arguments in source.calls:
@@ -101,7 +106,8 @@ def file_changes(carried: Any, sources: Iterable[Source]) -> tuple[FileChange, .
                 # Removed first, so that a file that is touched again moves to the end.
                 earlier = changes.pop(path, None)
                 was_modified = earlier is not None and earlier.action == "modified"
-                merged = "modified" if was_modified else action
+                is_known = earlier is not None and not earlier.is_claimed
+                merged = "modified" if was_modified and is_known else action
                 changes[path] = FileChange(path, merged, source.message_id)
     kept = list(changes.values())
     for action in ("read", "modified"):
@@ -171,13 +177,14 @@ def _action_of(name: str, arguments: str, message_id: str) -> Action | None:
     return Action(text, message_id, is_command=False) if text else None
 
 
-def _carried_changes(stored: Any) -> Iterator[FileChange]:
+def stored_changes(stored: Any) -> Iterator[FileChange]:
     """Yield the files of an earlier version. A model may have written them, in its own words."""
     for item in stored if isinstance(stored, Sequence) and not isinstance(stored, str) else ():
         if isinstance(item, Mapping) and isinstance(item.get("path"), str) and item["path"]:
             action = str(item.get("action") or "").lower()
             is_read = action.startswith(("read", "view", "inspect", "look"))
-            yield FileChange(item["path"], "read" if is_read else "modified")
+            is_claimed = item.get("by") == "model"
+            yield FileChange(item["path"], "read" if is_read else "modified", is_claimed=is_claimed)
         elif isinstance(item, str) and item:
             yield FileChange(item, "modified")
 
