@@ -1,11 +1,13 @@
 """Whatever a model does, from its HTTP to the stored version: real jobs in SQLite, the real child, real litellm."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.integration.model.desk import SHORT_SECONDS, TEN_MINUTES_MS, Desk
 from tests.model_server import ModelServer
+from tests.store_fixtures import turn
 from turnfold.operations.compact.compact import Committed, Retry
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -108,6 +110,24 @@ async def test_passing_trouble_twice_then_an_answer_is_one_version_after_three_c
     assert len(model.requests) == 3
     assert desk.rows("SELECT attempts, reason FROM compactions_view") == [(3, None)]
     assert (await desk.version()).kind == "llm"
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", " \n", [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]],
+)
+@pytest.mark.proves("S5", "C32")
+async def test_no_model_is_asked_about_messages_that_say_nothing(
+    desk: Desk, model: ModelServer, content: Any
+) -> None:
+    for _ in range(13):
+        await desk.stores.ingest(turn(desk.seq, {"role": "user", "content": content}))
+        desk.seq += 1
+
+    assert await desk.finish() == Committed(1, None)
+
+    assert not model.requests
+    assert (await desk.version()).text == ""
 
 
 @pytest.mark.parametrize(

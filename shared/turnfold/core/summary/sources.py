@@ -80,6 +80,12 @@ class SummaryJob:
     redactions: tuple[str, ...] = ()
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to summarize: a model would invent what it writes."""
+        said = any(source.text.strip() or source.calls for source in self.sources)
+        return self.previous is None and not said
+
+    @property
     def ledger_words(self) -> int:
         """The most words of the ledger: a share of a narrative summary's; 0 if it has no limit."""
         return self.max_words // NARRATIVE_LEDGER_PART if self.style == "narrative" else 0

@@ -158,6 +158,8 @@ async def _write(
     writing: SummaryConfig, count: Count, now_ms: Callable[[], int],
 ) -> Outcome:  # fmt: skip
     asked, began_ms = summary_job(job, job_input, model, writing), now_ms()
+    if asked.is_empty:
+        model, asked = None, without_model(asked)
     # During its cooldown the model is not called, and evicted messages do not wait for it.
     reason = _resting(job, writing)
     try:
