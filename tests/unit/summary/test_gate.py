@@ -50,6 +50,49 @@ def test_answer_commits_only_when_it_is_whole_and_meant(
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "I apologize, but I cannot assist with that request.",
+        "I apologize, but I'm unable to summarize this conversation.",
+        "Unfortunately, I can't help with that.",
+        "I'm afraid I can\u2019t help with this request.",
+        "Sorry, but I'm unable to help with that.",
+        "My apologies, but I can't do that.",
+        "I must respectfully decline this request.",
+        "I cannot create content that involves this.",
+        "I do not feel comfortable summarizing this.",
+        "Es tut mir leid, aber dabei kann ich nicht helfen.",
+        "Je suis désolé, mais je ne peux pas vous aider avec cette demande.",
+        "Lo siento, pero no puedo ayudar con eso.",
+        "Mi dispiace, ma non posso aiutarti.",
+        "Desculpe, não posso ajudar com isso.",
+        "죄송합니다. 도와드릴 수 없습니다.",
+        "作为一个AI助手，我无法总结这段对话。",
+    ],
+)
+@pytest.mark.proves("S5", "C36")
+def test_a_refusal_is_recognized_however_it_is_worded(text: str) -> None:
+    assert check(ModelResponse(text), input_tokens=1_000, output_tokens=20) is Reason.REFUSED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Unfortunately, this version of the library cannot parse dates, so Mia pinned 2.3.1.",
+        "Sorry was said twice; the order could not be found and was refunded.",
+        "The user apologized: they cannot attend on May 3. The room was booked for May 4.",
+        "I was unable to reproduce the crash. Mia will send the core file.",
+        "Mia asked why the model answers: I'm sorry, but I can't help with that. It was the filter.",
+        "Il client ne peut pas se connecter ; désolé a été dit.",
+        "我无法登录的问题已经解决。",
+    ],
+)
+@pytest.mark.proves("S5")
+def test_a_summary_that_tells_of_a_failure_is_no_refusal(text: str) -> None:
+    assert check(ModelResponse(text), input_tokens=1_000, output_tokens=20) is None
+
+
+@pytest.mark.parametrize(
     ("output_tokens", "reason"), [(99, None), (100, Reason.GREW), (101, Reason.GREW)]
 )
 @pytest.mark.proves("S5", "C36")

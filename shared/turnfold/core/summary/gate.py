@@ -53,18 +53,29 @@ _THOUGHT = re.compile(
 _THOUGHT_TO_END = re.compile(r"\A.*?^[ \t]*</think>[ \t]*$", re.DOTALL | re.MULTILINE)
 """Reasoning whose opening tag is in the prompt, so that the answer has only the closing one."""
 _WRAPPER = re.compile(rf"^[ \t]*<{_TAGS}|</{_TAGS}[ \t]*$", re.IGNORECASE | re.MULTILINE)
+_CANNOT = "can(?:['\u2019]t|not)|won['\u2019]t|unable|not able"
+_DECLINES = "i (?:must|have to|need to) (?:respectfully |politely )?decline"
 _REFUSALS = re.compile(
-    r"^\W*(?:(?:i['\u2019]?m|i am) (?:very |so |really )?sorry,? (?:but )?(?:i|this"
-    r"|that)\b.{0,40}\b(?:can(?:['\u2019]t|not)|won['\u2019]t|unable|not able)"
-    r"|sorry,? (?:but )?i (?:can(?:['\u2019]t|not)|won['\u2019]t|am unable)"
-    r"|i (?:can(?:['\u2019]t|not)|won['\u2019]t|am unable to|am not able to|must decline"
-    r"|have to decline)\b.{0,40}\b(?:help|assist|comply|summari[sz]e|provide|do|process|fulfil"
-    r"|continue)"
+    r"^\W*(?:"
+    r"(?:(?:i['\u2019]?m|i am) (?:very |so |really )?sorry|sorry|i (?:sincerely )?apologi[sz]e"
+    rf"|(?:my )?apologies),? (?:but )?(?:(?:i|this|that)\b.{{0,40}}\b(?:{_CANNOT})|{_DECLINES})"
+    rf"|(?:unfortunately|i['\u2019]m afraid|i am afraid),? (?:that )?"
+    rf"(?:i\b.{{0,40}}\b(?:{_CANNOT})|{_DECLINES})"
+    r"|i (?:can(?:['\u2019]t|not)|won['\u2019]t|am unable to|am not able to)\b.{0,40}\b(?:help"
+    r"|assist|comply|summari[sz]e|provide|do|process|fulfil|continue|create|engage|complete"
+    r"|generate|write|respond|answer)"
+    rf"|{_DECLINES}|i do(?:n['\u2019]t| not) feel comfortable"
     r"|i['\u2019]m (?:unable|not able|not comfortable)\b|as an ai\b.{0,60}\b(?:can(?:['\u2019]t"
     r"|not)|unable)"
     r"|(?:很)?(?:抱歉|对不起|不好意思)[，,。 ]*(?:但)?我(?:无法|不能|没法|不便)"
-    r"|我(?:无法|不能)(?:协助|提供|完成|满足|总结|处理)"
-    r"|(?:申し訳(?:ありません|ございません)|すみません)[^。]{0,40}(?:できません|いたしかねます))",
+    r"|(?:作为[^。]{0,20}，)?我(?:无法|不能)(?:协助|提供|完成|满足|总结|处理)"
+    r"|(?:申し訳(?:ありません|ございません)|すみません)[^。]{0,40}(?:できません|いたしかねます)"
+    r"|죄송합니다[^\n]{0,60}(?:수 없|어렵)"
+    r"|(?:es )?tut mir (?:sehr )?leid\b.{0,40}\bkann\b.{0,40}\bnicht"
+    r"|(?:je suis )?(?:vraiment )?désolée?\b.{0,40}\bne (?:peux|puis)\b"
+    r"|lo siento\b.{0,40}\bno puedo|mi dispiace\b.{0,40}\bnon posso"
+    r"|(?:desculpe|sinto muito|lamento)\b.{0,40}\bnão posso"
+    r")",
     re.IGNORECASE,
 )
 _MAX_REFUSAL_CHARACTERS = 800
