@@ -160,6 +160,9 @@ STRUCTURED = {
             }
         ),
         json.dumps(STRUCTURED | {"file_changes": ["src/db.py"], "extra": 1}),
+        json.dumps(json.dumps(STRUCTURED)),
+        json.dumps({"record": STRUCTURED}),
+        json.dumps({"type": "object", "properties": STRUCTURED}),
     ],
 )
 @pytest.mark.proves("S3")

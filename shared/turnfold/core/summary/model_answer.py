@@ -19,6 +19,7 @@ from turnfold.errors import SummarizerError
 MAX_ENTRY_DEPTH: Final = 16
 """Values that a model nests deeper inside an entry are left out."""
 
+_SECTIONS: Final = frozenset({*LIST_SECTIONS, "file_changes", "context"})
 _MIN_WORDS = 12
 _CLOSING = r"[\"'\u2019\u201d)\]*_`]{0,3}"
 # A stop inside a word ends no sentence: half of 2.5 is another number.
@@ -45,7 +46,7 @@ def parse_answer(text: str, style: str, *, max_words: int = 0) -> TextAndSection
     Raises:
         SummarizerError: `unparsable` for broken JSON, `empty_summary` for an answer without text.
     """
-    answer = printable(response_text(text))
+    answer = _from_string(printable(response_text(text)))
     record = None if style == "narrative" else _object_in(answer)
     if record is None:
         prose = shortened(_without_fence(answer), max_words)
@@ -176,10 +177,26 @@ def _object_in(answer: str) -> Mapping[str, Any] | None:
             continue
         # Prose may contain another object, such as an example.
         if isinstance(value, Mapping) and (has_key or start == 0):
-            return value
+            return _unwrapped(value)
     if start == 0 or fenced or has_key or starts_as_json:
         raise SummarizerError(Reason.UNPARSABLE, "the answer is no JSON")
     return None
+
+
+def _unwrapped(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the record, which models also put into an object of its own, as in a schema."""
+    inner = [item for item in value.values() if isinstance(item, Mapping)]
+    is_record = not _SECTIONS.isdisjoint(value)
+    return value if is_record or len(inner) != 1 else inner[0]
+
+
+def _from_string(answer: str) -> str:
+    """Return the text of an answer that is one JSON string."""
+    try:
+        text = json.loads(answer, strict=False) if answer.startswith('"') else answer
+    except ValueError:
+        return answer
+    return printable(text).strip() if isinstance(text, str) else answer
 
 
 def _items(value: Any) -> Sequence[Any]:
