@@ -3,10 +3,12 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, make_url, select, text
 from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
 
 from tests.chaos.crashing_worker import Life, living
@@ -51,6 +53,45 @@ async def test_what_a_full_or_damaged_disk_refuses_is_no_dead_letter_and_is_stor
             lambda connection: connection.execute(text("SELECT count(*) FROM events")).scalar()
         )
         assert stored
+
+
+@pytest.mark.proves("L1")
+@pytest.mark.parametrize(
+    ("taking", "giving"),
+    [
+        ("REVOKE INSERT ON messages FROM {}", "GRANT INSERT ON messages TO {}"),
+        ("ALTER ROLE {} NOLOGIN", "ALTER ROLE {} LOGIN"),
+    ],
+    ids=["a right", "the login"],
+)
+async def test_what_a_role_may_not_do_is_no_dead_letter_and_is_stored_once_it_may(
+    postgres_url: str, taking: str, giving: str
+) -> None:
+    await upgrade(postgres_url)
+    role = f"role_{uuid4().hex}"
+    owner = Database(postgres_url, writes=True)
+
+    async def execute(*statements: str) -> None:
+        for statement in statements:
+            await owner.write(partial(Connection.execute, statement=text(statement.format(role))))
+
+    await execute(
+        "CREATE ROLE {} LOGIN",
+        "GRANT ALL ON ALL TABLES IN SCHEMA public TO {}",
+        "GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {}",
+    )
+    try:
+        url = str(make_url(postgres_url).set(username=role))
+        await execute(taking)
+        async with living(Life(deed="", database_url=url)) as worker:
+            with pytest.raises(Unavailable):
+                await worker.do("ingest", "1")
+
+            await execute(giving)
+            await worker.do("ingest", "1")
+    finally:
+        await execute("DROP OWNED BY {}", "DROP ROLE {}")
+        await owner.close()
 
 
 @pytest.mark.proves("O2")

@@ -254,11 +254,14 @@ class TranslatedErrors:
             ) from error
 
 
-_TRANSIENT_STATES = ("08", "25", "3D", "40", "53", "55", "57", "58", "XX")
-"""Classes of SQLSTATE that do not blame the statement.
+_TRANSIENT_STATES = (
+    "08", "25", "26", "28", "3D", "40", "42501", "42P05", "53", "55", "57", "58", "XX",
+)  # fmt: skip
+"""Beginnings of SQLSTATEs that do not blame the statement.
 
-These are connections, transactions (after a failover a server may only read), a database that is
-being replaced, deadlocks, resources, locks, operators, the system, and damage.
+These are connections, transactions (after a failover a server may only read), a pooler that mixes
+prepared statements, logins and rights, a database that is being replaced, deadlocks, resources,
+locks, operators, the system, and damage.
 """
 _TRANSIENT_CLASSES = (
     "OperationalError",
@@ -276,7 +279,7 @@ migrated after a statement was prepared.
 def is_transient_error(error: BaseException | None) -> bool:
     """Return whether the same statement may succeed later."""
     sqlstate = getattr(error, "sqlstate", None) or ""
-    return sqlstate[:2] in _TRANSIENT_STATES or type(error).__name__ in _TRANSIENT_CLASSES
+    return sqlstate.startswith(_TRANSIENT_STATES) or type(error).__name__ in _TRANSIENT_CLASSES
 
 
 def _first_line(error: BaseException | None) -> str:
