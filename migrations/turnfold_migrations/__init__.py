@@ -16,13 +16,14 @@ from turnfold.bus.connection import connect
 from turnfold.bus.streams import ensure_streams, first_sequence
 from turnfold.errors import StartError
 from turnfold.settings import Settings
-from turnfold.store.database.engine import Database, split_ssl_options
+from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import (
     bind_to_stream,
     bound_stream,
     next_seq,
     refuse_early_schema,
 )
+from turnfold.store.database.postgres_url import split_ssl_options
 from turnfold.store.database.schema import REVISION
 from turnfold.store.database.sqlite_files import BUSY_SECONDS, connect_sqlite
 

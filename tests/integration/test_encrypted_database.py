@@ -141,3 +141,26 @@ async def test_a_parameter_that_cannot_be_used_is_told_of(name: str) -> None:
         await upgrade(url)
     with pytest.raises(StartError, match=f"has the parameter {name}, which cannot be used"):
         Database(url, writes=False)
+
+
+@pytest.mark.proves("O3", "O5")
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        "port=x",
+        "port=99999",
+        "host=a:1&host=b:0",
+        "host=a&host=b&port=1",
+        "prepared_statement_cache_size=x",
+        "prepared_statement_cache_size=1&prepared_statement_cache_size=2",
+    ],
+)
+async def test_a_parameter_whose_value_cannot_be_used_is_told_of(parameters: str) -> None:
+    url = f"postgresql+asyncpg://turnfold:secret@127.0.0.1:1/turnfold?{parameters}"
+
+    with pytest.raises(StartError, match="TURNFOLD_DATABASE_URL cannot be used") as told:
+        await upgrade(url)
+    with pytest.raises(StartError, match="TURNFOLD_DATABASE_URL cannot be used"):
+        Database(url, writes=False)
+
+    assert "secret" not in str(told.value)

@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
-from urllib.parse import urlencode
 
 from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine, event, text
 from sqlalchemy.dialects import postgresql, sqlite
@@ -16,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from turnfold.errors import StartError
 from turnfold.process.caller_order import HAS_BEGUN, Turns
 from turnfold.store.database.inline_reader import InlineReader, RawConnection, WouldBlock
+from turnfold.store.database.postgres_url import split_ssl_options
 from turnfold.store.database.sqlite_files import (
     BUSY_SECONDS,
     make_private,
@@ -60,14 +60,6 @@ SERVER_IDENTITY = """
 LONGEST_REQUEST_SECONDS = 15.0
 """A request that began before a change of the server has ended after so long."""
 LOCK_NOT_AVAILABLE = "55P03"
-TEXT_PARAMETERS = frozenset(
-    (
-        "host", "port", "user", "password", "database", "passfile", "service", "servicefile",
-        "ssl", "direct_tls", "target_session_attrs", "krbsrvname", "gsslib",
-        "prepared_statement_cache_size",
-    )
-)  # fmt: skip
-"""The parameters of a URL that asyncpg and its dialect accept as texts."""
 MANY_DEAD_ROWS = """
     SELECT relname FROM pg_stat_user_tables
      WHERE schemaname = current_schema()
@@ -343,27 +335,6 @@ class Database:
                 "TURNFOLD_DATABASE_URL names no file; sqlite+aiosqlite:///path/to/turnfold.db does"
             )
         return self.url.set(database=f"file:{_quoted(path)}", query={"mode": "ro", "uri": "true"})
-
-
-def split_ssl_options(url: URL) -> tuple[URL, dict[str, Any]]:
-    """Move libpq's TLS options (`sslmode`, `sslrootcert`) from the URL to a DSN.
-
-    asyncpg reads them in a DSN only.
-
-    Raises:
-        StartError: the URL of a PostgreSQL database has a parameter that cannot be used.
-    """
-    words = {
-        name: value for name, value in url.query.items() if name.startswith("ssl") and name != "ssl"
-    }
-    unknown = sorted(url.query.keys() - words.keys() - TEXT_PARAMETERS)
-    if unknown and url.get_backend_name() == "postgresql":
-        raise StartError(
-            f"TURNFOLD_DATABASE_URL has the parameter {unknown[0]}, which cannot be used; remove it"
-        )
-    return url.difference_update_query(words), {
-        "dsn": f"postgresql://?{urlencode(words)}"
-    } if words else {}
 
 
 def _emptied(connection: Any) -> bool:
