@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, event, inspect, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DatabaseError, InterfaceError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from turnfold.bus.connection import connect
@@ -95,7 +95,7 @@ async def _with_connection(database_url: str, work: Callable[[Connection], None]
             await _run(engine, work)
         except OSError as error:
             raise StartError(f"the database cannot be reached: {error}") from error
-        except (DatabaseError, InterfaceError) as error:
+        except DBAPIError as error:
             name = f" {url.database}" if is_sqlite else ""
             raise StartError(f"the database{name} cannot be migrated: {error.orig}") from error
         finally:

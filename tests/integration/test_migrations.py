@@ -13,7 +13,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Connection, Engine, inspect, make_url, text
 from sqlalchemy.event import listen
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -36,7 +36,7 @@ from tests.store_fixtures import (
     turns,
     user,
 )
-from turnfold.errors import StartError
+from turnfold.errors import StartError, Unavailable
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import wait_for_schema
 from turnfold.store.database.schema import REVISION, metadata, word_index
@@ -181,6 +181,28 @@ async def test_a_database_of_an_early_release_is_refused_with_a_way_to_carry_it_
 
     assert await looked_up(database_url, everything) == before
     await database.close()
+
+
+@pytest.mark.proves("O3")
+@pytest.mark.parametrize(
+    ("role", "name", "told"),
+    [
+        (None, "nobody_made_it", 'database "nobody_made_it" does not exist'),
+        ("nobody_made_it", None, 'role "nobody_made_it" does not exist'),
+    ],
+)
+async def test_a_database_or_role_that_does_not_exist_is_named(
+    postgres_url: str, role: str | None, name: str | None, told: str
+) -> None:
+    url = make_url(postgres_url).set(username=role, database=name)
+    database = Database(str(url), writes=False)
+    try:
+        with pytest.raises(StartError, match=told):
+            await upgrade(str(url))
+        with pytest.raises(Unavailable, match=told):
+            await wait_for_schema(database, seconds=0)
+    finally:
+        await database.close()
 
 
 @pytest.mark.proves("O6")

@@ -157,18 +157,22 @@ async def wait_for_schema(
 
     Raises:
         StartError: the tables are still older after `seconds`, or an early release made them.
+        Unavailable: the database cannot be reached after `seconds`.
     """
     began = asyncio.get_running_loop().time()
     has_reported = False
     while True:
+        revision, trouble = None, None
         try:
             revision = await database.snapshot(
                 lambda connection: connection.exec_driver_sql(
                     "SELECT version_num FROM alembic_version"
                 ).scalar()
             )
-        except (Unavailable, DBAPIError):
-            revision = None
+        except (Unavailable, DBAPIError) as error:
+            # Without the table it is no trouble, nor is a file that is not there yet.
+            is_made = isinstance(error, Unavailable) and not database.is_sqlite
+            trouble = error if is_made else None
         refuse_early_schema(revision)
         # Compared as text; revisions have four digits. A newer database is accepted, so that
         # services of two versions can run during an upgrade.
@@ -179,7 +183,7 @@ async def wait_for_schema(
             has_reported = True
             on_wait()
         if waited_seconds > seconds:
-            raise StartError(
+            raise trouble or StartError(
                 f"the tables are not there after {seconds:g} s; run `turnfold migrate` first"
             )
         await asyncio.sleep(POLL_SECONDS)
