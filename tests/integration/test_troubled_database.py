@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
@@ -21,6 +22,7 @@ from turnfold.store.database.statements import Prepared
 from turnfold.store.database.transactions import Result, is_transient_error
 from turnfold_migrations import upgrade
 
+ENCRYPTION_WANTED = bytes.fromhex("00000008 04d2162f")
 DAMAGE = """
 CREATE FUNCTION damage() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN RAISE EXCEPTION 'could not extend file "base/1/1": File too large' USING ERRCODE = 'XX000'; END $$;
@@ -92,6 +94,60 @@ async def test_what_a_role_may_not_do_is_no_dead_letter_and_is_stored_once_it_ma
     finally:
         await execute("DROP OWNED BY {}", "DROP ROLE {}")
         await owner.close()
+
+
+@pytest.mark.proves("L1")
+async def test_a_pooler_that_mixes_connections_makes_no_dead_letters(postgres_url: str) -> None:
+    await upgrade(postgres_url)
+    async with living(Life(deed="", database_url=postgres_url)) as worker:
+        await worker.do("ingest", "1")
+        # A pooler in another mode than that of sessions goes on with another connection, which
+        # does not know the statements that this one has prepared.
+        await worker.database.write(
+            lambda connection: connection.exec_driver_sql("DEALLOCATE ALL").close()
+        )
+
+        with pytest.raises(Unavailable, match="does not exist"):
+            await worker.do("ingest", "10")
+
+
+@asynccontextmanager
+async def pooled(url: str) -> AsyncGenerator[str]:
+    """The URL of a database behind a pooler: it takes no parameters that it does not know."""
+    address = make_url(url)
+    known = {b"user", b"database", b"client_encoding", b"application_name", b""}
+
+    async def passed(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+        while data := await source.read(65_536):
+            to.write(data)
+        to.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        begun = await reader.readexactly(8)
+        if begun == ENCRYPTION_WANTED:
+            writer.write(b"N")
+            begun = await reader.readexactly(8)
+        told = await reader.readexactly(int.from_bytes(begun[:4]) - 8)
+        if set(told.split(b"\0")[::2]) <= known:
+            there, back = await asyncio.open_connection(address.host, address.port)
+            back.write(begun + told)
+            await asyncio.gather(passed(reader, back), passed(there, writer))
+        else:
+            fault = b"SFATAL\0C08P01\0Munsupported startup parameter\0\0"
+            writer.write(b"E" + (len(fault) + 4).to_bytes(4) + fault)
+            writer.close()
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        yield address.set(port=port).render_as_string(hide_password=False)
+
+
+@pytest.mark.proves("O2")
+async def test_a_worker_stores_through_a_pooler(postgres_url: str) -> None:
+    async with pooled(postgres_url) as url:
+        await upgrade(url)
+        async with living(Life(deed="", database_url=url)) as worker:
+            await worker.do("ingest", "1")
 
 
 @pytest.mark.proves("O2")

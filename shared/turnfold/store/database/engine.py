@@ -295,12 +295,8 @@ class Database:
     def _engine(self, connections: int, *, writes: bool = False) -> AsyncEngine:
         """Create the engine for awaited statements, on PostgreSQL."""
         url, arguments = split_ssl_options(self.url)
-        options = {}
-        if writes:
-            limit = f"{ABANDONED_SECONDS}s"
-            arguments["server_settings"] = {"idle_in_transaction_session_timeout": limit}
-        else:
-            options["isolation_level"] = "REPEATABLE READ"  # One snapshot for a transaction.
+        # One snapshot for a transaction.
+        options = {} if writes else {"isolation_level": "REPEATABLE READ"}
         engine = create_async_engine(
             url,
             connect_args=arguments,
@@ -310,6 +306,8 @@ class Database:
             pool_pre_ping=True,
             **options,
         )
+        if writes:
+            event.listen(engine.sync_engine, "connect", _end_if_abandoned)
         ping_rarely(engine)
         return engine
 
@@ -335,6 +333,14 @@ class Database:
                 "TURNFOLD_DATABASE_URL names no file; sqlite+aiosqlite:///path/to/turnfold.db does"
             )
         return self.url.set(database=f"file:{_quoted(path)}", query={"mode": "ro", "uri": "true"})
+
+
+def _end_if_abandoned(connection: Any, _record: object) -> None:
+    """Limit the silence within transactions. Poolers refuse such a parameter of a connection."""
+    cursor = connection.cursor()
+    cursor.execute(f"SET idle_in_transaction_session_timeout = '{ABANDONED_SECONDS}s'")
+    cursor.close()
+    connection.commit()
 
 
 def _emptied(connection: Any) -> bool:
