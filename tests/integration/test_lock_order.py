@@ -24,6 +24,7 @@ from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.summary.sources import ChunkSummary
 from turnfold.messages import SessionId, SessionKey
 from turnfold.ports.compact import Job
+from turnfold.store.database import instance_lock
 
 WAITING = """SELECT count(*) FROM pg_stat_activity
     WHERE datname = current_database() AND wait_event_type = 'Lock'"""
@@ -159,3 +160,32 @@ async def test_an_erasure_of_an_agent_locks_its_policy_before_its_sessions(
         assert erased.sessions == 1
         policy = await stores.history.wishes(KEY.agent_id)
         assert policy[0].mode == "manual"
+
+
+@pytest.mark.proves("A6")
+async def test_a_batch_that_waited_for_an_erasure_knows_it_whatever_the_default_of_transactions_is(
+    postgres: Postgres,
+) -> None:
+    url = await new_postgres(postgres)
+    address = url.replace("+asyncpg", "")
+    await postgres.set(url.rpartition("/")[2], "default_transaction_isolation", "repeatable read")
+    async with sql_stores(url) as stores:
+        eraser, watcher = await asyncpg.connect(address), await asyncpg.connect(address)
+        erasing = eraser.transaction()
+        await erasing.start()
+        await eraser.execute(f"SELECT pg_advisory_xact_lock({instance_lock._STORING})")
+
+        storing = asyncio.create_task(stores.ingest(turn(1, user("hi"))))
+        async with asyncio.timeout(20):
+            while not await watcher.fetchval(WAITING):  # noqa: ASYNC110 - a server tells nobody
+                await asyncio.sleep(0.01)
+        tombstone = (
+            "INSERT INTO erasures (agent_id, session_id, last_seq, at_ms) VALUES ($1, $2, 1, 1)"
+        )
+        await eraser.execute(tombstone, *KEY)
+        await erasing.commit()
+        await storing
+
+        assert await watcher.fetchval("SELECT count(*) FROM events") == 0
+        await eraser.close()
+        await watcher.close()

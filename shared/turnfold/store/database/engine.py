@@ -295,16 +295,16 @@ class Database:
     def _engine(self, connections: int, *, writes: bool = False) -> AsyncEngine:
         """Create the engine for awaited statements, on PostgreSQL."""
         url, arguments = split_ssl_options(self.url)
-        # One snapshot for a transaction.
-        options = {} if writes else {"isolation_level": "REPEATABLE READ"}
         engine = create_async_engine(
             url,
             connect_args=arguments,
+            # Whatever the database's default: one snapshot for a transaction that reads, and none
+            # from before its locks for one that writes.
+            isolation_level="READ COMMITTED" if writes else "REPEATABLE READ",
             pool_size=connections,
             max_overflow=0,
             # A server that restarted has closed the connections of the pool.
             pool_pre_ping=True,
-            **options,
         )
         if writes:
             event.listen(engine.sync_engine, "connect", _end_if_abandoned)
