@@ -39,13 +39,15 @@ async def upgrade(database_url: str, revision: str = "head") -> None:
     """Migrate the database to this revision, and create it if necessary; safe to run concurrently.
 
     Raises:
-        StartError: the database cannot be reached or written, or an early release made it. The text
-            says why.
+        StartError: the database cannot be reached or written, an early release made it, or it is
+            new and cannot hold every text. The text says why.
     """
 
     def work(connection: Connection) -> None:
         current = revision_of(connection)
         refuse_early_schema(current)
+        if current is None:
+            _refuse_encoding(connection)
         # A newer database stays as it is: older services that start beside newer ones migrate, too.
         if revision != "head" or (current or "") < REVISION:
             from alembic import command  # noqa: PLC0415
@@ -54,6 +56,22 @@ async def upgrade(database_url: str, revision: str = "head") -> None:
             command.upgrade(_config(connection), revision)
 
     await _with_connection(database_url, work)
+
+
+def _refuse_encoding(connection: Connection) -> None:
+    """Refuse a PostgreSQL database that lacks characters, or counts bytes instead of them.
+
+    Raises:
+        StartError: its encoding is not UTF8.
+    """
+    if connection.dialect.name != "postgresql":
+        return
+    encoding = connection.execute(text("SHOW server_encoding")).scalar_one()
+    if encoding != "UTF8":
+        raise StartError(
+            f"the database has the encoding {encoding} and would not store every text; make it "
+            "with CREATE DATABASE … ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0"
+        )
 
 
 async def downgrade(database_url: str, revision: str) -> None:

@@ -205,6 +205,21 @@ async def test_a_database_or_role_that_does_not_exist_is_named(
         await database.close()
 
 
+@pytest.mark.proves("L1", "I2")
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+async def test_a_database_that_would_not_store_every_text_is_refused_before_it_has_tables(
+    postgres: Postgres, encoding: str
+) -> None:
+    name = await postgres.create_database(like=f"template0 ENCODING '{encoding}'")
+    try:
+        with pytest.raises(StartError, match=f"has the encoding {encoding} .*ENCODING 'UTF8'"):
+            await upgrade(postgres.url(name))
+
+        assert await looked_up(postgres.url(name), everything) == set()
+    finally:
+        await postgres.drop_database(name)
+
+
 @pytest.mark.proves("O6")
 async def test_a_service_that_waits_for_the_tables_reports_it_once(database_url: str) -> None:
     waits: list[None] = []
