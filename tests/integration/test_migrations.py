@@ -184,6 +184,24 @@ async def test_a_database_of_an_early_release_is_refused_with_a_way_to_carry_it_
 
 
 @pytest.mark.proves("O3")
+@pytest.mark.parametrize("revision", ["ae1027a6acf0", "0a1b2c3d4e5f", "1002_users"])
+async def test_a_database_whose_tables_are_another_applications_is_refused(
+    database_url: str, revision: str
+) -> None:
+    await upgrade(database_url)
+    async with engine_of(database_url) as engine, engine.begin() as connection:
+        await connection.execute(text(f"UPDATE alembic_version SET version_num = '{revision}'"))
+    database = Database(database_url, writes=False)
+
+    with pytest.raises(StartError, match=f"another application's .schema {revision}"):
+        await upgrade(database_url)
+    with pytest.raises(StartError, match="another application's"):
+        await wait_for_schema(database, seconds=0)
+
+    await database.close()
+
+
+@pytest.mark.proves("O3")
 @pytest.mark.parametrize(
     ("role", "name", "told"),
     [

@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import os
+import re
 from collections.abc import Callable
 from hashlib import sha256
 from typing import IO
@@ -27,6 +28,7 @@ from turnfold.store.database.statements import Prepared, SupportsStatements
 
 POLL_SECONDS = 0.1
 REPORT_SECONDS = 3.0
+FORM_OF_REVISION = re.compile(r"\d{4}", re.ASCII)
 
 
 _STORING = int.from_bytes(sha256(b"turnfold.erasures").digest()[:7])
@@ -194,7 +196,13 @@ def refuse_early_schema(revision: str | None) -> None:
 
     Raises:
         StartError: an early release made the database; the text says how to move its conversations.
+            Or another application did.
     """
+    if revision is not None and not FORM_OF_REVISION.fullmatch(revision):
+        raise StartError(
+            f"the tables of this database are another application's (schema {revision}); "
+            "use a database that Turnfold has for itself"
+        )
     if revision is not None and revision < FIRST_REVISION:
         raise StartError(
             f"this database was made by an early release (schema {revision}) and cannot be "
