@@ -57,6 +57,9 @@ TELLING = {
     "auto_explain.log_nested_statements": "on",
 }  # fmt: skip
 """Has a server send the plan of each statement, and what it did, to whoever asked."""
+ERASED = """INSERT INTO erasures (agent_id, session_id, last_seq, at_ms)
+    SELECT 'ada', 'erased/' || n, 1, 1 FROM generate_series(1, 20000) AS n"""
+"""The agent has erased as many sessions: their tombstones stay."""
 SHIFTED = {
     "sid": "sid + 1000 * n", "compaction_id": "compaction_id + 1000000 * n", "session_id": "session_id || '/' || n",
     "event_id": "event_id || '/' || n", "position": "position + 100000 * 1024 * n", "stream_seq": "stream_seq + 100000 * n",
@@ -97,6 +100,7 @@ async def fill(url: str) -> None:
                 f"INSERT INTO {name} ({', '.join(COLUMNS[name])}) SELECT {values} FROM {name}, {series}"
             )
             await database.write(partial(Connection.execute, statement=copied))
+        await database.write(lambda connection: connection.execute(text(ERASED)))
         await database.write(lambda connection: connection.execute(text("ANALYZE")))
         await database.close()
         # Few wait for their summary at any time, however many sessions there are.

@@ -9,6 +9,7 @@ from sqlalchemy import (
     Table,
     bindparam,
     case,
+    func,
     literal_column,
     select,
 )
@@ -41,11 +42,18 @@ _LAST = PreparedPairs(
     ),
     (erasures.c.agent_id.type, erasures.c.session_id.type),
 )
-_TOUCHED = PreparedIn(
-    select(erasures.c.agent_id)
-    .where(erasures.c.agent_id.in_(bindparam("ids", expanding=True)))
-    .distinct(),
-    "ids",
+_lowest = erasures.alias("lowest")
+_TOUCHED = PreparedPairs(
+    # Of many of an agent, one is looked at.
+    select(erasures.c.agent_id).where(
+        erasures.c.agent_id == _pairs.c.a,
+        erasures.c.session_id
+        == select(func.min(_lowest.c.session_id))
+        .where(_lowest.c.agent_id == _pairs.c.a)
+        .correlate(_pairs)
+        .scalar_subquery(),
+    ),
+    (erasures.c.agent_id.type, erasures.c.session_id.type),
 )
 _KNOWN = PreparedIn(
     select(erased_events.c.digest).where(
@@ -159,10 +167,10 @@ def _stored_before_erasure(
     placed: Sequence[tuple[SessionKey, int]],
 ) -> set[int]:
     """Return the sequences of events that were stored once, and erased."""
-    agent_ids = sorted({key.agent_id for key, _ in placed})
+    agents = sorted({_whole_agent(key) for key, _ in placed})
     touched = {
         agent_id
-        for portion in in_portions(agent_ids)
+        for portion in in_portions(agents)
         for (agent_id,) in _TOUCHED.rows(connection, portion)
     }
     # Events of agents that erased nothing need no digest.
