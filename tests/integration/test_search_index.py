@@ -6,16 +6,17 @@ from functools import partial
 import pytest
 from sqlalchemy import Connection, text
 
-from tests.store_fixtures import KEY, Stores, sql_stores, turn, user
+from tests.store_fixtures import KEY, NOON, Stores, sql_stores, turn, user
 from turnfold.core.text.search import Lookup, SearchQuery
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.ports.search import Scope
 from turnfold.store.database.engine import Database
 from turnfold.store.database.word_segments import read_index
+from turnfold.store.ingest.word_index import search_index
 from turnfold.store.ingest.word_index.removal import delete_indexed
 from turnfold.store.ingest.word_index.search_index import SqlSearchIndex
 from turnfold.store.query.search import SqlSearchStore
-from turnfold_migrations import upgrade
+from turnfold_migrations import downgrade, upgrade
 
 KEYS = [SessionKey(AgentId("ada"), SessionId(f"s-{number}")) for number in (1, 2)]
 TEXTS = (
@@ -91,6 +92,35 @@ async def test_what_is_forgotten_is_in_no_list_and_the_rest_is(url: str) -> None
     assert part == [{1, 7, 9, 11}, before[1]]
     assert whole == [set(), before[1]]
     assert left == 6 * len(TEXTS)
+
+
+@pytest.mark.proves("F1", "O6", "A6")
+async def test_an_index_of_earlier_terms_is_filled_anew_but_with_nothing_of_erased_sessions(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await upgrade(url)
+    await downgrade(url, "1017")
+    async with sql_stores(url) as stores:
+        with monkeypatch.context() as patch:
+            patch.setattr(search_index, "terms", lambda _: frozenset(["xearlier"]))
+            await filled(stores, 4)
+        await stores.changes.erase(KEYS[1], last_seq=8, now_ms=NOON + 10)
+        before = await known(stores, KEYS[0])
+
+    await upgrade(url)
+
+    database = Database(url, writes=True)
+    async with sql_stores(url) as stores:
+        while await stores.index.index_some():
+            pass
+        after = await known(stores, KEYS[0])
+        left = await database.snapshot(rows)
+        await stores.delete_rows()
+        await remove(database, [1, 3, 5, 7])
+        nothing = await database.snapshot(rows)
+    await database.close()
+    assert (before, after) == (set(), {1, 3, 5, 7})
+    assert (left, nothing) == (4 * len(TEXTS), 0)
 
 
 @pytest.mark.proves("F1", "L2", "O2")

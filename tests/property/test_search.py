@@ -34,7 +34,7 @@ from turnfold.ports.search import Candidates, Scope, SearchStore
 
 PIECES = (
     "amber", "Amber", "ambers", "pendant", "dé", "straße", "STRASSE", "ﬁnd", "a", "7", "17.5 kg", "3 days", "5月3日", "$5", "#118", "50%", "v2.4.1",
-    "琥珀色的吊坠", "吊坠", "珀", "蜃気楼を見ました", "カタカナ", "ｶﾀｶﾅ", "서울에서", "서울", "𠮷野家", "в доме",
+    "琥珀色的吊坠", "吊坠", "珀", "蜃気楼を見ました", "カタカナ", "ｶﾀｶﾅ", "서울에서", "서울", "𠮷野家", "в доме", "दिल्ली", "फली", "ฉันแพ้อาหาร", "อาหาร", "ั", "İstanbul", "ısparta",
     "/srv/zephyr-7719/config.toml", "zephyr", "config.toml:12", "src\\new\\file.py", "a\\nb", "https://example.org/a/b?c=d&e=f#g", "example.org",
     "8b8a5eb0c4d2", "8b8a5", "user_id", "TF-118", "x" * 70, "x" * 64, "\0", "\ud800", "\u200b", "\n", ",", "(", '"', "'", "*", "AND", "NEAR(", ":",
 )  # fmt: skip

@@ -27,6 +27,10 @@ async def told(stores: Stores, name: str, **arguments: Any) -> str:
         *((word, word) for word in ("broker", "foundation", "founder", "thoughts", "rod", "many")),
         ("thinking", "thought"),
         ("gone", "go"),
+        ("पानी", "पानी लाओ"),
+        ("गाड़ी", "नई गाड़ियाँ, पुरानी गाड़ी"),
+        ("ทะเล", "ฉันแพ้อาหารทะเล"),
+        ("ısparta", "ISPARTA gülü"),
     ],
 )
 async def test_a_word_is_found_by_itself_and_by_the_forms_of_its_verb(

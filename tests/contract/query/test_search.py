@@ -134,6 +134,35 @@ async def test_words_characters_and_values_are_found_whole_and_in_part(garden: S
     }
 
 
+SCRIPTS = {
+    "दिल्ली": "मैं दिल्ली में रहती हूँ",
+    "தமிழ்": "எனக்கு தமிழ் தெரியும்",
+    "ọ̀rẹ́": "ọ̀rẹ́ mi ni",
+    "อาหาร": "ฉันแพ้อาหารทะเล",
+    "ທະເລ": "ຂ້ອຍແພ້ອາຫານທະເລ",
+    "អាហារ": "ខ្ញុំចូលចិត្តអាហារ",
+    "အစား": "ကျွန်တော်အစားစား",
+    "istanbul": "İstanbul'a gittim",
+    "ığdır": "IĞDIR soğuk",
+}
+"""Words whose marks, missing spaces or capital letters hid them, and the texts that have them."""
+
+
+@pytest.mark.proves("F1")
+@pytest.mark.parametrize("is_indexed", [True, False])
+async def test_a_word_is_found_in_every_script_and_no_other_one_of_its_letters(
+    stores: Stores, is_indexed: bool
+) -> None:
+    texts = [*SCRIPTS.values(), "दाल और लाल दाल", "ทะอาเล", "மழை தோழி", "ọrẹ", "ı̇ dır"]
+    await stores.ingest(turn(1, *map(user, texts)))
+    if is_indexed:
+        await indexed(stores)
+
+    found_by = {q: await ids(stores, q) for q in SCRIPTS}
+
+    assert found_by == {q: [f"e1#{place}"] for place, q in enumerate(SCRIPTS)}
+
+
 @pytest.mark.proves("F1", "X2")
 async def test_what_looks_like_the_syntax_of_an_index_is_only_text(garden: Stores) -> None:
     for q in (

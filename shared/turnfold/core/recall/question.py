@@ -35,7 +35,7 @@ _ENDINGS: Final = (
 """English endings, and the minimum of letters before them."""
 _SHORT_ENDINGS: Final = ("", "s", "e", "es", "ed", "er", "ing")
 """The forms of a word whose stem is too short to be looked up by its beginning."""
-_LETTERS: Final = re.compile(r"[^\W\d_]+")
+_DIGIT: Final = re.compile(r"\d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def _telling_stem(word: str) -> str | None:
     if (
         not LEAST_PREFIX <= len(word) <= WORD_CHARACTERS
         or word in FUNCTION_WORDS
-        or not _LETTERS.fullmatch(word)
+        or _DIGIT.search(word)
         or is_cjk(word[0])
     ):
         return None
@@ -137,7 +137,7 @@ def _each_form(word: str) -> Iterator[Lookup]:
     if is_cjk(word[0]):
         yield from ((term,) for term in terms_of(word))
         return
-    if len(word) > WORD_CHARACTERS or not _LETTERS.fullmatch(word):
+    if len(word) > WORD_CHARACTERS or _DIGIT.search(word):
         yield (Term(word_term(word)),)
         return
     # Only an exact form matches the others: `founder` is not a form of `find`.

@@ -7,22 +7,33 @@ from hashlib import blake2b
 
 from turnfold.core.text.caches import cached_text
 
-EAST = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+EAST = (
+    "\u0e01-\u0e3a\u0e40-\u0e4e\u0e81-\u0ece\u1000-\u103f\u1050-\u109d\u1780-\u17d3"
+    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+)
 """Characters of languages without spaces between words, for a regular expression class."""
 
+_MARKS = "".join(
+    chr(code) for code in range(0x300, 0xAC00) if unicodedata.category(chr(code)) in ("Mn", "Mc")
+)
+"""Vowel signs and other marks. They are parts of words, but no letters for Python."""
 LETTER = rf"[^\W_{EAST}]"
+# A mark on an ASCII letter ends the word, because plain texts are split by ASCII letters alone.
+_WORD = rf"{LETTER}+(?:(?<=[^\x00-\x7f])[{_MARKS}]+{LETTER}*)*"
 WORD_CHARACTERS = 64
 """A longer word is indexed by this many first characters, and by a digest of the whole."""
 MOST_BYTES = 600_000
 """The most bytes of different terms that are indexed; PostgreSQL stores no more per row."""
 
-_RUNS = re.compile(rf"[{EAST}]+|{LETTER}+")
+_RUNS = re.compile(rf"(?=\w)[{EAST}]+|{LETTER}+")
+_MARK = re.compile(rf"[{_MARKS}]")
+_MARKED_RUNS = re.compile(rf"(?=\w)[{EAST}]+|{_WORD}")
 _ONLY_WORDS = bytes(code if chr(code).isalnum() and code < 128 else 32 for code in range(256))
 _FOREIGN = re.compile(r"[^\W\x00-\x7f]")
 _BESIDE_A_DIGIT = re.compile(r" (?:(?=[0-9])|(?<=[0-9] ))")
 _FIRST = re.compile(r"[a-z0-9]+")
 _ASCII_WORD = "abcdefghijklmnopqrstuvwxyz0123456789"
-_BEFORE_EAST = "\u2fff"
+_BEFORE_EAST = "\u0e00"
 _IS_EAST = re.compile(rf"[{EAST}]")
 # A word followed only by punctuation, as most are, is not a value; it matches as an empty text.
 _VALUES = re.compile(
@@ -35,17 +46,17 @@ _ENDS = ".,:;?*=&"
 _MOST_FOLDERS = 8
 _DIGIT = re.compile(r"[0-9]")
 _DIGITS = frozenset("0123456789")
-ESCAPED = re.compile(rf"\\[ntr]({LETTER}+)")
+ESCAPED = re.compile(rf"\\[ntr]({_WORD})")
 """A word after an escaped line end or tab."""
 
 
 def normalize(text: str) -> str:
     """Return a text for comparison: without case and full-width forms."""
-    return (
-        text.lower()
-        if text.isascii()
-        else unicodedata.normalize("NFKC", _LONG_MARKS.sub(_few_marks, text)).casefold()
-    )
+    if text.isascii():
+        return text.lower()
+    folded = unicodedata.normalize("NFKC", _LONG_MARKS.sub(_few_marks, text)).casefold()
+    # Turkish has both, also as capital letters, which lose the difference.
+    return folded.replace("i\u0307", "i").replace("\u0131", "i")
 
 
 MARKS_ON_A_LETTER = 30
@@ -81,7 +92,12 @@ def runs(text: str) -> list[str]:
     """Return the words of a normalized text in order; a run of CJK characters is one."""
     if _is_plain(text):
         return text.encode("ascii", "replace").translate(_ONLY_WORDS).decode().split()
-    return _RUNS.findall(text)
+    return _pattern(text).findall(text)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """Return what matches the words of a text. Most have no marks, and split faster."""
+    return _MARKED_RUNS if _MARK.search(text) else _RUNS
 
 
 def _is_plain(text: str) -> bool:
@@ -168,7 +184,7 @@ def _pairs(text: str) -> Iterator[str]:
         yield from _plain_pairs(text)
         return
     before, end = "", -2
-    for match in _RUNS.finditer(text):
+    for match in _pattern(text).finditer(text):
         word, start = match[0], match.start()
         if (
             start - end <= 1

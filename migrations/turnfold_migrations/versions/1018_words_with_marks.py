@@ -1,0 +1,29 @@
+"""Words with vowel signs and other marks, which the index had in pieces."""
+
+from alembic import op
+
+revision = "1018"
+down_revision = "1017"
+branch_labels = None
+depends_on = None
+
+EMPTY = {
+    "sqlite": (
+        "INSERT INTO word_index (word_index) VALUES ('delete-all')",
+        "DELETE FROM index_removals",
+    ),
+    "postgresql": ("TRUNCATE word_index, word_index_segments",),
+}
+
+
+def upgrade() -> None:
+    """Empty the index. A worker indexes all messages again, and marks their lines."""
+    for statement in EMPTY[op.get_bind().dialect.name]:
+        op.execute(statement)
+    op.execute("DELETE FROM marked_lines")
+    op.execute("UPDATE sessions SET unindexed_from = 0 WHERE messages_total > 0 AND agent_id <> ''")
+
+
+def downgrade() -> None:
+    """The same: without texts, SQLite's index can only be emptied by who has filled it."""
+    upgrade()
