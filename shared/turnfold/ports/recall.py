@@ -17,12 +17,11 @@ class SearchedSession:
     """The matches of a question's lookups in a session.
 
     `positions` and `tokens` are those of every message, in order; messages that are never recalled
-    have 0 tokens. There is one mask per lookup of `question`, or in a session of
-    more than `MOST_MASKED` messages no `masks`, but `matches`. `speakers` are those whom the
-    question names. `look_up` searches the index
-    of a short session alone, and finds nothing for a lookup with more than a number of places.
-    `texts` reads the texts of messages, and `marked_lines` the marked lines of so many of the
-    newest ones. `is_own` has 1 for each message of the agent itself.
+    have 0 tokens. There is one mask per lookup of `question`, or in a session of more than
+    `MOST_MASKED` messages no `masks`, but `matches`. `speakers` are those whom the question names.
+    `look_up` searches a short session, and finds nothing for a lookup with more than a number of
+    places. `texts` reads the texts of messages, and `marked_lines` the marked lines of so many of
+    the newest ones. `is_own` has 1 for each message of the agent itself.
     """
 
     question: RecallQuestion

@@ -9,7 +9,7 @@ from tests.contract.query.test_search import indexed
 from tests.store_fixtures import KEY, Stores, retracted, turn, user
 from turnfold.cache import SessionCaches
 from turnfold.core.recall.question import question_of
-from turnfold.core.text.words import word_terms
+from turnfold.core.text.words import terms
 from turnfold.messages import position_of
 from turnfold.ports.recall import Choice, SearchedSession
 from turnfold.store.query import recall as recall_in_sql
@@ -93,6 +93,24 @@ async def test_what_a_server_remembers_finds_the_same_as_one_that_remembers_noth
         assert remembered[:2] == by_positions[:2]
 
 
+@pytest.mark.proves("F2")
+async def test_messages_that_the_index_lacks_are_found_by_the_same_words_and_values(
+    stores: Stores,
+) -> None:
+    """Otherwise a block would differ from that of a server which decides it a moment later."""
+    assert isinstance(stores.recall, SqlRecallStore)
+    random = Random(7)
+    texts = [" ".join(random.choices(WORDS, k=3)) for _ in range(12)]
+    await stores.ingest(*[turn(seq, user(text)) for seq, text in enumerate(texts, start=1)])
+    sid = (await stores.history.counts(KEY)).sid
+
+    waiting = await found(stores.recall, sid, " ".join(WORDS), END)
+    await indexed(stores)
+    SessionCaches(*stores.recall.caches).clear()
+
+    assert await found(stores.recall, sid, " ".join(WORDS), END) == waiting
+
+
 @pytest.mark.proves("F2", "X6")
 async def test_each_message_is_split_into_words_once_however_many_windows_follow(
     stores: Stores, monkeypatch: pytest.MonkeyPatch
@@ -101,11 +119,11 @@ async def test_each_message_is_split_into_words_once_however_many_windows_follow
     assert isinstance(stores.recall, SqlRecallStore)
     texts: list[str] = []
 
-    def counted(text: str) -> set[str]:
+    def counted(text: str) -> frozenset[str] | None:
         texts.append(text)
-        return word_terms(text)
+        return terms(text)
 
-    monkeypatch.setattr(session_order, "word_terms", counted)
+    monkeypatch.setattr(session_order, "terms", counted)
     await stores.ingest(turn(1, user("coral")))
     sid = (await stores.history.counts(KEY)).sid
     for seq in range(2, 10):

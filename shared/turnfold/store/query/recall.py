@@ -196,7 +196,7 @@ class SqlRecallStore:
             of_session.found_masks(lookups) if is_short else None,
             () if is_short else of_session.found(lookups),
             [order.speakers[word] for word in sorted(named)],
-            of_session.indexed_masks,
+            of_session.rare_masks,
             lambda ordinals: stored.texts([order.positions[ordinal] for ordinal in ordinals]),
             marked_lines,
             order.is_own,

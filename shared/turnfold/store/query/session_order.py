@@ -16,7 +16,7 @@ from turnfold.core.recall.quotes import MarkedLine, mark_lines, read_marks
 from turnfold.core.recall.ranking import Speaker, ordinals_of
 from turnfold.core.text.search import Lookup, searchable
 from turnfold.core.text.tokens import MESSAGE_TOKENS, token_upper_bound
-from turnfold.core.text.words import normalize, runs, word_terms
+from turnfold.core.text.words import normalize, runs, terms
 from turnfold.store.database.schema import marked_lines, messages
 from turnfold.store.database.statements import Prepared, SupportsStatements
 
@@ -94,7 +94,7 @@ class NewestWords:
             return
         for ordinal, body in bodies.items():
             bit = 1 << ordinal - self.first
-            for word in word_terms(searchable(json.loads(body))):
+            for word in terms(searchable(json.loads(body))) or ():
                 self._holders[word] = self._holders.get(word, 0) | bit
         if len(bodies) < end - self.end:
             missing = set(range(self.end, end)) - bodies.keys()

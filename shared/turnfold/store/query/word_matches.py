@@ -230,7 +230,7 @@ class WordMatches:
 
 @dataclass(frozen=True, slots=True)
 class SessionLookups:
-    """The lookups of a session: in its index, and for `found` also in the words of newer messages.
+    """The lookups of a session: in its index, and in the terms of newer messages.
 
     The index holds every message before the ordinal `indexed`; those before `end` are searched.
     """
@@ -267,9 +267,13 @@ class SessionLookups:
         rare = [mask if mask.bit_count() <= MOST_PLACES else 0 for mask in found]
         return rare if any(rare) else [newest_in(mask, NEWEST_PLACES) for mask in found]
 
-    def indexed_masks(self, lookups: Sequence[Lookup], most: int) -> list[Mask]:
-        """Return the masks of lookups in the index, empty for one with more than `most` matches."""
-        return [mask or 0 for mask in self._masks(lookups, most)]
+    def rare_masks(self, lookups: Sequence[Lookup], most: int) -> list[Mask]:
+        """Return the masks of lookups, empty for one with more than `most` matches."""
+        masks = [
+            0 if indexed is None else indexed | self.order.newest.unindexed(lookup, self.end)
+            for lookup, indexed in zip(lookups, self._masks(lookups, most), strict=True)
+        ]
+        return [mask if mask.bit_count() <= most else 0 for mask in masks]
 
     def _masks(self, lookups: Sequence[Lookup], most: int) -> list[Mask | None]:
         """Return the masks of lookups in the index, None for one with more than `most` matches.
@@ -315,9 +319,8 @@ class SessionLookups:
         others = []
         for lookup in behind:
             before = known[lookup]
-            # Exact values, which begin with `y`, are found by the index alone.
             # A long message before `whole_from` may match, and its words are not here.
-            if before.messages < newest.whole_from or any(term.text[0] == "y" for term in lookup):
+            if before.messages < newest.whole_from:
                 others.append(lookup)
             else:
                 mask = before.mask | newest.matches(lookup) & in_index
