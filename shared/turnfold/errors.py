@@ -27,6 +27,14 @@ from typing import Any, ClassVar, Self
 class TurnfoldError(Exception):
     """Everything this project raises on purpose."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy without `__init__`, which not every error calls with its text alone."""
+        return _restored, (type(self), self.args), self.__dict__
+
+
+def _restored(kind: type[TurnfoldError], args: tuple[Any, ...]) -> TurnfoldError:
+    return kind.__new__(kind, *args)
+
 
 class RequestError(TurnfoldError):
     """A request that cannot be answered, in the words of the contract."""

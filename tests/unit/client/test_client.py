@@ -1,7 +1,10 @@
 """What the client makes of what it is given and told, before anything travels."""
 
+import copy
 import doctest
 import json
+import pickle
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -16,12 +19,15 @@ from turnfold.client.replies import error_from_json
 from turnfold.contracts.events import read_event
 from turnfold.errors import (
     BadRequest,
+    BudgetSpent,
     CannotFit,
     Conflict,
+    ContextOverflow,
     NotAllowed,
     RequestError,
     StartError,
     TooLarge,
+    TurnfoldError,
     Unavailable,
     UnknownSession,
 )
@@ -218,6 +224,26 @@ def test_what_cannot_fit_tells_what_would() -> None:
 
     assert isinstance(error, CannotFit)
     assert (error.needed_tokens, error.needed_messages) == (5120, None)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ContextOverflow(limit_tokens=8_192, tokens=9_000),
+        CannotFit("too small", needed_tokens=5_120),
+        Unavailable("try again", retry_after_ms=200, is_answer=True),
+        BudgetSpent("rate_limited", until_ms=1),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_reaches_another_process_with_all_that_it_tells(
+    error: TurnfoldError, copied: Callable[[TurnfoldError], TurnfoldError]
+) -> None:
+    received = copied(error)
+
+    assert (type(received), str(received)) == (type(error), str(error))
+    assert vars(received) == vars(error)
 
 
 # --- the manual
