@@ -207,6 +207,63 @@ TEXTS: list[tuple[str, str, int | None, int | None]] = [
         None,
         None,
     ),
+    (
+        "vllm",
+        "This model's maximum context length is 32768 tokens. However, your request has 40000 input tokens. Please reduce the length of the input messages.",
+        32_768,
+        40_000,
+    ),
+    (
+        "vllm",
+        "You passed 65537 input characters and requested 100 output tokens. However, the model's context length is only 4096 tokens, resulting in a maximum input length of 3996 tokens (at most 63936 characters). Please reduce the length of the input prompt.",
+        4096,
+        None,
+    ),
+    (
+        "vllm",
+        "The engine prompt length 227861 exceeds the max_model_len 131072. Please reduce prompt.",
+        131_072,
+        227_861,
+    ),
+    (
+        "bedrock",
+        "The model returned the following errors: Input Tokens Exceeded: Number of input tokens exceeds maximum length. Please update the input to try again.",
+        None,
+        None,
+    ),
+    (
+        "gemini",
+        "The input token count exceeds the maximum number of tokens allowed 1048576.",
+        1_048_576,
+        None,
+    ),
+    (
+        "lm studio",
+        "The number of tokens to keep from the initial prompt is greater than the context length (n_keep: 8485 >= n_ctx: 8192).",
+        8192,
+        8485,
+    ),
+    ("lm studio", "Cannot truncate prompt with n_keep (9214) >= n_ctx (4096)", 4096, 9214),
+    ("zhipu", "Prompt 超长", None, None),
+    ("zhipu", "tokens in request more than max tokens allowed", None, None),
+    (
+        "deepinfra",
+        "Requested input length 39818 exceeds maximum input length 32767",
+        32_767,
+        39_818,
+    ),
+    (
+        "cloudflare",
+        "5021: The estimated number of input and maximum output tokens (35000) exceeded this model context window limit (24000)",
+        24_000,
+        35_000,
+    ),
+    (
+        "volcengine",
+        "Total tokens of image and text exceed max message tokens. Request id: 0217",
+        None,
+        None,
+    ),
     ("any", "context_window_exceeded", None, None),
     ("any", "Prompt has too many tokens", None, None),
     ("any", "输入超过最大长度", None, None),
@@ -251,6 +308,10 @@ NEVER = [
     ),
     (400, "max_tokens is too large: 100000. This model supports at most 16384 completion tokens"),
     (400, "Tool names must have a maximum length of 64"),
+    (
+        400,
+        "too many tokens: max tokens must be less than or equal to 4096, the maximum output for this model - received 8192.",
+    ),
     (None, "Connection reset by peer"),
 ]
 
@@ -286,7 +347,7 @@ def test_every_wording_of_the_table_recognises_a_text_and_they_are_of_more_than_
     }
 
     assert used == set(WORDINGS)
-    assert len({wording.provider for wording in WORDINGS} - {"any"}) == 26
+    assert len({wording.provider for wording in WORDINGS} - {"any"}) == 29
 
 
 @pytest.mark.proves("R2", "C60")

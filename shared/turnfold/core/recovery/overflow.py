@@ -67,12 +67,16 @@ WORDINGS: Final = (
         r"length of <limit>",
     ),
     _wording(
-        "vllm", r"you passed <tokens> input tokens.{0,80}context length is only <limit> tokens"
+        "vllm",
+        r"you passed (?:<tokens> input tokens|<n> input characters).{0,80}context length is only "
+        r"<limit> tokens",
     ),
     _wording(
         "vllm",
-        r"maximum context length is <limit> tokens and your request has <tokens> input tokens",
+        r"maximum context length is <limit> tokens(?: and|\. however,) your request has <tokens> "
+        r"input tokens",
     ),
+    _wording("vllm", r"prompt length <tokens> exceeds the max_model_len <limit>"),
     _wording(
         "sglang",
         r"maximum context length of <limit> tokens\. you requested a total of <total> tokens"
@@ -98,12 +102,16 @@ WORDINGS: Final = (
         r"exceeds? context limit|request exceeds the maximum (?:allowed )?(?:number of bytes|size)",
     ),
     _wording("bedrock", r"max input tokens: <limit>, request input token count: <tokens>"),
-    _wording("bedrock", r"input is too long for requested model|too many input tokens"),
+    _wording(
+        "bedrock",
+        r"input is too long for requested model|too many input tokens|number of input tokens "
+        r"exceeds maximum length",
+    ),
     _wording(
         "gemini",
         r"input token count \(<tokens>\) exceeds the maximum number of tokens allowed \(<limit>\)",
     ),
-    _wording("gemini", r"exceeds the maximum number of tokens allowed"),
+    _wording("gemini", r"exceeds the maximum number of tokens allowed(?: <limit>)?"),
     _wording(
         "vertex", r"input token count is <tokens> but (?:the )?model only supports up to <limit>"
     ),
@@ -143,12 +151,19 @@ WORDINGS: Final = (
         "lm studio", r"keep the first <tokens> tokens.{0,120}context length of only <limit> tokens"
     ),
     _wording(
-        "lm studio", r"tokens to keep from the initial prompt is greater than the context length"
+        "lm studio",
+        r"tokens to keep from the initial prompt is greater than the context length"
+        r"(?: \(n_keep: <tokens> >= n_ctx: <limit>\))?",
     ),
+    _wording("lm studio", r"cannot truncate prompt with n_keep \(<tokens>\) >= n_ctx \(<limit>\)"),
     _wording("qwen", r"range of input length should be \[<n>, ?<limit>\]"),
     _wording("kimi", r"exceeded model token limit: <limit>(?: \(requested: <tokens>\))?"),
     _wording("minimax", r"context window exceeds limit"),
-    _wording("zhipu", r"prompt exceeds max(?:imum)? length|model_context_window_exceeded"),
+    _wording(
+        "zhipu",
+        r"prompt exceeds max(?:imum)? length|model_context_window_exceeded|prompt 超长|tokens in "
+        r"request more than max tokens allowed",
+    ),
     _wording(
         "watsonx", r"number of input tokens <tokens> cannot exceed the total tokens limit <limit>"
     ),
@@ -156,6 +171,13 @@ WORDINGS: Final = (
         "poolside",
         r"input length <tokens> exceeds the maximum allowed input length of <limit> tokens",
     ),
+    _wording("deepinfra", r"requested input length <tokens> exceeds maximum input length <limit>"),
+    _wording(
+        "cloudflare",
+        r"input and maximum output tokens \(<total>\) exceeded this model context window limit "
+        r"\(<limit>\)",
+    ),
+    _wording("volcengine", r"tokens of image and text exceed max message tokens"),
     _wording(
         "any",
         r"context[_ ](?:length|window|size)[_ ]exceeded|exceeds? (?:the |this )?(?:model'?s? "
@@ -167,7 +189,8 @@ WORDINGS: Final = (
     ),
     _wording(
         "any",
-        r"maximum context (?:length|window|size)|too many tokens",
+        # Cohere says the second of these to a call that wants too long an answer, too.
+        r"maximum context (?:length|window|size)|too many tokens(?!: max tokens must)",
     ),
     _wording(
         "any",
