@@ -15,6 +15,7 @@ from turnfold.operations.compact.compact import Committed, Retry, RolledBack
 from turnfold.process import http_server
 from turnfold.settings.parsers import SETTING_NAMES
 from turnfold.settings.reading import as_variable
+from turnfold.store.database.sqlite_files import BUSY_SECONDS
 from turnfold_worker.app import STOP_SECONDS
 from turnfold_worker.metrics import WorkerMetrics
 
@@ -207,6 +208,38 @@ def test_each_alert_leads_to_a_heading_of_the_documentation() -> None:
             page = (ROOT / "docs" / f"{found[1]}.md").read_text(encoding="utf-8")
             headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
             assert found[2] in {heading.lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    ("returned_at", "fires"),
+    [
+        # As a locked SQLite database does: each attempt waits for the lock.
+        (range(BUSY_SECONDS, 1_200, 2 * BUSY_SECONDS), True),
+        # As PostgreSQL does while it restarts: all attempts fail at once.
+        (range(60), False),
+        (range(0), False),
+    ],
+    ids=["locked", "restarted", "well"],
+)
+def test_the_alert_of_a_database_that_refuses_fires_while_it_does(
+    returned_at: range, fires: bool
+) -> None:
+    [rules] = documents(DEPLOY / "prometheus" / "alerts.yaml")
+    [rule] = [
+        rule for rule in rules["groups"][0]["rules"] if rule["alert"] == "TurnfoldDatabaseRefuses"
+    ]
+    query = re.fullmatch(
+        r"sum\(increase\(turnfold_batches_returned_total\[(\d+)m\]\)\) > (\d+)", rule["expr"]
+    )
+    assert query
+    seconds, least, held = 60 * int(query[1]), int(query[2]), int(rule["for"].removesuffix("m"))
+
+    # Prometheus asks once a minute.
+    is_true = [
+        sum(now - seconds < at <= now for at in returned_at) > least for now in range(0, 1_200, 60)
+    ]
+
+    assert any(all(is_true[at : at + held + 1]) for at in range(len(is_true) - held)) == fires
 
 
 def selected(metrics: WorkerMetrics, matchers: str) -> float:
