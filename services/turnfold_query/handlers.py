@@ -131,6 +131,17 @@ class QueryDispatcher:
         Raises:
             RequestError: it cannot be given; the error says what to do.
         """
+        if isinstance(request, ContextRequest) and isinstance(key, SessionKey):
+            return (await self.context(key, request, place)).body
+        began = time.perf_counter()
+        try:
+            return await self._answer(name, key, request, place)
+        finally:
+            self._metrics.answered(name, time.perf_counter() - began)
+
+    async def _answer(
+        self, name: str, key: SessionKey | AgentId, request: Request, place: Place
+    ) -> bytes:
         if isinstance(request, PolicyReadRequest):
             return json.dumps(
                 await policy.policy_in_force(key, store=self._histories, explain=self._explain)
@@ -139,12 +150,10 @@ class QueryDispatcher:
             return await self._listed(name, key, request, place)
         if not isinstance(key, SessionKey):
             raise BadRequest(f"{name} takes an agent and a session")
-        if isinstance(request, ContextRequest):
-            return (await self.context(key, request, place)).body
         is_fresh = None
         if isinstance(request, HistoryRequest) and is_newest(request):
             newest, reply = await self._newest.beside(
-                key, lambda: self._timed(name, self._reply(name, key, request, place))
+                key, lambda: self._in_time(self._reply(name, key, request, place))
             )
             if reply is not None:
                 return _with_freshness(reply, is_fresh=True)
@@ -152,19 +161,16 @@ class QueryDispatcher:
         if isinstance(request, FreshRequest) and request.after is not None:
             request = await self._with_sequence(key, request)
             is_fresh = await self._ingested(request, place)
-        reply = await self._timed(name, self._reply(name, key, request, place))
+        reply = await self._in_time(self._reply(name, key, request, place))
         return reply if is_fresh is None else _with_freshness(reply, is_fresh=is_fresh)
 
-    async def _timed(self, name: str, reading: Awaitable[Read]) -> Read:
-        """Return what is read within the time of a request, and measure that."""
-        began = time.perf_counter()
+    async def _in_time(self, reading: Awaitable[Read]) -> Read:
+        """Return what is read within the time of a request."""
         try:
             async with asyncio.timeout(self._seconds):
                 return await reading
         except TimeoutError:
             raise self._too_long() from None
-        finally:
-            self._metrics.answered(name, time.perf_counter() - began)
 
     async def _listed(
         self,
@@ -182,7 +188,7 @@ class QueryDispatcher:
             reading = agent_lists.sessions(key, request, lists=self._lists)
         else:
             reading = agent_lists.known_events(key, request, lists=self._lists)
-        return json.dumps(await self._timed(name, reading)).encode()
+        return json.dumps(await self._in_time(reading)).encode()
 
     async def _reply(self, name: str, key: SessionKey, request: Request, place: Place) -> bytes:
         if isinstance(request, SearchRequest | ExpandRequest | ToolRequest):

@@ -415,6 +415,19 @@ async def test_the_figures_tell_what_happened(scene: Scene) -> None:
     )
 
 
+@pytest.mark.proves("O4")
+@pytest.mark.parametrize("name", ["context.get", "history.get", "history.search"])
+async def test_the_time_to_answer_has_the_wait_for_an_event_in_it(scene: Scene, name: str) -> None:
+    line = f'turnfold_request_seconds_sum{{request="{name}"}}'
+    before = await scene.figure("query", line)
+    async with client_of(scene.system) as client:
+        asked = {"after": 10**9, "wait_ms": 1_000} | ({"q": "x"} if "search" in name else {})
+        answer = await client.session("ada", "written").ask(name, asked, patience_seconds=1)
+
+    assert answer["fresh"] is False
+    assert await scene.figure("query", line) - before > 0.9
+
+
 @pytest.mark.proves("O4", "A6")
 async def test_a_reason_whose_dead_letters_are_erased_is_counted_no_more() -> None:
     metrics = QueryMetrics()
