@@ -483,6 +483,14 @@ def test_few_words_are_enough(text: str) -> None:
     assert overflow_in(BadRequestError(text, 429)) is None
 
 
+TOO_LONG_ANSWERED = {
+    "code": 400,
+    "message": "Provider returned error",
+    "metadata": {"raw": '{"message": "prompt is too long: 17000 tokens > 16000 maximum"}'},
+}
+"""As OpenRouter answers it, with the words of the provider."""
+
+
 def completion(content: Any, finish_reason: str = "error") -> dict[str, Any]:
     message = {"role": "assistant", "content": content}
     return {"choices": [{"finish_reason": finish_reason, "message": message}]}
@@ -506,8 +514,11 @@ def completion(content: Any, finish_reason: str = "error") -> dict[str, Any]:
                 )
             ]
         ),
+        {"choices": None, "error": TOO_LONG_ANSWERED},
+        {"choices": [{"finish_reason": "error", "error": TOO_LONG_ANSWERED}]},
+        SimpleNamespace(choices=None, error=TOO_LONG_ANSWERED),
     ],
-    ids=["dictionary", "one answer", "objects"],
+    ids=["dictionary", "one answer", "objects", "error", "error of a choice", "error of an object"],
 )
 def test_an_error_that_a_host_answers_as_text_is_overflow(answer: object) -> None:
     assert overflow_answered(answer) == Overflow("anthropic", 16_000, 17_000)
@@ -530,6 +541,8 @@ def test_an_error_that_a_host_answers_as_text_may_name_its_class() -> None:
         completion(None),
         completion([{"type": "text", "text": "too many tokens"}]),
         {"choices": []},
+        {"choices": None, "error": TOO_LONG_ANSWERED | {"code": 429}},
+        {"choices": None, "error": {"code": 400, "message": "Invalid value for 'temperature'"}},
         "too many tokens",
         None,
     ],

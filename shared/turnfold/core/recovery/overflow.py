@@ -275,15 +275,22 @@ def overflow_answered(response: object) -> Overflow | None:
     """Return the overflow of an error that a host answers as text, with `finish_reason` "error".
 
     A response is an object or a dictionary: a completion with choices, or one answer with
-    `content`. The text counts as that of an exception.
+    `content`. The text counts as that of an exception. OpenRouter answers the `error` itself, in
+    the choice or in a response without choices.
     """
     choices = _field(response, "choices")
     answer = choices[0] if isinstance(choices, list) and choices else response
-    if _field(answer, "finish_reason") != "error":
-        return None
-    message = _field(answer, "message")
-    content = _field(answer if message is None else message, "content")
-    if not isinstance(content, str):
+    if error := _field(answer, "error"):
+        code = _field(error, "code")
+        if isinstance(code, int) and code not in STATUSES:
+            return None
+        content = str(error)
+    elif _field(answer, "finish_reason") == "error":
+        message = _field(answer, "message")
+        content = _field(answer if message is None else message, "content")
+        if not isinstance(content, str):
+            return None
+    else:
         return None
     text = _ends(content)
     if RATES.search(text):
