@@ -245,11 +245,7 @@ class ContextRecovery:
             return budget
         # Providers count otherwise than we do. The failed call shows by how much.
         factor = counted / overflow.tokens if overflow.tokens else 1.0
-        # The host may reserve an answer of another size than the call names.
-        output_tokens = overflow.output_tokens or call_budget.output_tokens
-        room_tokens = replace(call_budget, output_tokens=output_tokens).of_window(
-            overflow.limit_tokens
-        )
+        room_tokens = call_budget.of_limit(overflow, overflow.limit_tokens)
         budget = int(room_tokens * min(1.0, max(MIN_CORRECTION, factor)))
         budget = min(call_budget.budget_tokens, budget)
         # Later windows may use the whole limit. Only this attempt has to be below what failed.

@@ -102,6 +102,39 @@ async def test_a_limit_that_counts_the_answer_leaves_the_messages_all_the_rest(
     assert max(sent[-20:]) > 3_300
 
 
+@pytest.mark.proves("R1", "C59")
+@pytest.mark.parametrize("names_answer", [True, False])
+@pytest.mark.parametrize(("window", "answer"), [(2_048, 1_000), (4_096, 2_000), (6_000, 4_000)])
+async def test_a_small_window_that_the_answer_shares_overflows_once(
+    window: int, answer: int, names_answer: bool
+) -> None:
+    """R1: such a limit leaves less than 4,096 tokens, the least budget of a policy."""
+    refused = 0
+
+    async def call(*, messages: list[Json], **_: Any) -> str:
+        nonlocal refused
+        tokens = COUNTING.tokens(messages)
+        if tokens + answer <= window:
+            return "ok"
+        refused += 1
+        limit = f"This model's maximum context length is {window} tokens"
+        raise TooLong(
+            f"{limit}. However, you requested {tokens + answer} tokens ({tokens} in the messages,"
+            f" {answer} in the completion)."
+            if names_answer
+            else f"'max_tokens' is too large: {answer}. {limit} and your request has {tokens} input"
+            f" tokens ({answer} > {window} - {tokens})."
+        )
+
+    complete = ContextRecovery(call)
+    messages: list[Json] = []
+    for _ in range(40):
+        messages.append({"role": "user", "content": words(150)})
+        await complete(messages=messages, model="unknown-model", max_tokens=answer)
+
+    assert refused == 1
+
+
 @pytest.mark.proves("R1", "L6")
 async def test_what_no_model_could_be_sent_is_refused_before_the_call() -> None:
     model = SmallModel(8_000, tells_sizes=True)
