@@ -154,8 +154,13 @@ class PortalClient:
             raise
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine, such as a method of a session, and block this thread until it ends."""
+        """Run a coroutine, such as a method of a session, and block this thread until it ends.
+
+        Raises:
+            Unavailable: as the coroutine, and in a coroutine that `run` itself runs: await there.
+        """
         try:
+            self._require_other_thread()
             with self._running_loop() as loop:
                 result = asyncio.run_coroutine_threadsafe(coroutine, loop)
         except Unavailable:
@@ -172,6 +177,7 @@ class PortalClient:
 
     def close(self) -> None:
         """Publish what is in the buffer, as `connect` does at its end, and end the thread."""
+        self._require_other_thread()
         with self._starting:
             self._is_closed = True
             loop, self._loop = self._loop, None
@@ -193,6 +199,11 @@ class PortalClient:
         # both processes share.
         _inherited.extend([*used, self._client])
         self._begin()
+
+    def _require_other_thread(self) -> None:
+        """Raise `Unavailable` in the client's own thread, which would wait for itself for ever."""
+        if threading.current_thread() is self._thread:
+            raise Unavailable("a coroutine that `run` runs cannot block this client; await instead")
 
     @contextmanager
     def _running_loop(self) -> Generator[asyncio.AbstractEventLoop]:

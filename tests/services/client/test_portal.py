@@ -160,3 +160,44 @@ async def test_a_forked_process_and_its_parent_both_use_the_client(server: NatsS
 
     assert [int(line) for line in output.split()] == [1, 2, 3, 4, 5]
     assert program.returncode == 0
+
+
+NESTED = """
+import sys
+import turnfold
+
+client = turnfold.PortalClient(sys.argv[1], environ={})
+session = client.session("support", "user-42")
+
+async def agent():
+    for block in (lambda: client.run(session.status()), client.close, client.notices("support").__next__):
+        try:
+            block()
+        except turnfold.Unavailable as error:
+            print(error, flush=True)
+    return await session.turn_completed([{"role": "user", "content": "Where is order 7341?"}])
+
+print(client.run(agent()).seq)
+client.close()
+"""
+
+
+@pytest.mark.proves("G2")
+async def test_a_tool_that_would_block_the_client_in_its_own_thread_is_told_to_await(
+    server: NatsServer,
+) -> None:
+    """An agent that `run` runs may call a tool that calls `run`, which waited for ever."""
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-W", "error", "-c", NESTED, server.url),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        output, _ = await asyncio.wait_for(program.communicate(), 30)
+    finally:
+        if program.returncode is None:
+            program.kill()
+
+    *told, seq = output.decode().splitlines()
+    assert len(told) == 3
+    assert all("await instead" in line for line in told)
+    assert (seq, program.returncode) == ("1", 0)
