@@ -45,7 +45,8 @@ class Session(SessionHistory):
             BadRequest: the name cannot be part of an id.
         """
         own, name = self.key.session_id, name if name is not None else new_event_id()
-        if len(f"{own}/{name}".encode()) > ID_MAX_BYTES:
+        # With the lone surrogates of a name, which is then refused.
+        if len(f"{own}/{name}".encode(errors="surrogatepass")) > ID_MAX_BYTES:
             own = SessionId(blake2b(own.encode(), digest_size=16).hexdigest())
         return Session(self._client, session_key(self.key.agent_id, f"{own}/{name}"))
 

@@ -539,3 +539,12 @@ async def test_the_id_of_a_long_sessions_sub_agent_is_still_an_id(client: Client
     assert long.subsession("a-name").key.session_id.endswith("/a-name")
     assert long.subsession("one").key != client.session("support", "y" * 250).subsession("one").key
     assert long.subsession().key != long.subsession().key
+
+
+@pytest.mark.proves("R4", "X2")
+@pytest.mark.parametrize("name", ["\ud800", "a\n", "x" * 250])
+async def test_a_name_that_a_model_gives_and_no_id_can_have_is_refused(
+    session: Session, name: str
+) -> None:
+    with pytest.raises(BadRequest):
+        session.subsession(name)
