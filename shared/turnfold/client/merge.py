@@ -1,6 +1,7 @@
 """Merge the service's history with the agent's own messages, without duplicates or gaps."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -14,6 +15,8 @@ from turnfold.messages import META_MARK, Json
 
 LEAST_SHOWN: Final = 16
 """The characters that a cut text must show. With fewer, it could be one of many messages."""
+SHORTENED: Final = re.compile(r"TRUNCATED original~\d|\d tokens left out")
+"""What a window writes into each text, result and call that it shortens."""
 
 
 class MergedHistory(NamedTuple):
@@ -148,22 +151,31 @@ def _newer(own: Sequence[dict[str, Any]], provided: Sequence[Json]) -> list[dict
 def _ends_longest_run(
     own: Sequence["_Side"], provided: Sequence["_Side"], end: int, candidates: Sequence[int]
 ) -> int:
-    """Return the first of the candidate positions at which the longest run ends."""
-    best, longest = candidates[0], 0
-    for place in candidates:
-        run = 0
+    """Return the first of the candidate positions at which the longest run ends.
+
+    Ids of calls may be used again, so a run with more equal messages precedes a longer one, and
+    ends for it where two calls or results of one id tell something else.
+    """
+
+    def rank(place: int) -> tuple[int, int, int]:
+        equal = alike = run = 0
         while run <= min(place, end) and _is_same(own[place - run], provided[end - run]):
+            one, other = own[place - run], provided[end - run]
+            is_equal = one.told == other.told
+            if alike == run and (is_equal or one.is_shortened or other.is_shortened):
+                alike += 1
+                equal += is_equal
             run += 1
-        if run > longest:
-            best, longest = place, run
-    return best
+        return equal, alike, run
+
+    return max(candidates, key=rank)
 
 
 class _Side(NamedTuple):
     """A message as it is compared.
 
     Of a cut text, `head` and `tail` are what stands before and after the mark. Otherwise, both are
-    the whole text.
+    the whole text. `told` is the text with the calls.
     """
 
     key: str
@@ -171,17 +183,23 @@ class _Side(NamedTuple):
     head: str
     tail: str
     is_cut: bool
+    told: str
+    is_shortened: bool
 
 
 def _side(body: Json) -> _Side:
-    text = text_of(body)
+    text, calls = text_of(body), body.get("tool_calls")
+    functions = [
+        call.get("function", call.get("custom")) if isinstance(call, Mapping) else call
+        for call in (calls if isinstance(calls, list) else ())
+    ]
+    told = f"{text}{functions}" if functions else text
+    is_shortened = SHORTENED.search(told) is not None
     # Calls and results are compared by their ids alone.
-    is_text = body.get("role") != "tool" and not body.get("tool_calls")
+    is_text = body.get("role") != "tool" and not calls
     marks = list(CUT_MARK.finditer(text)) if is_text else []
-    if not marks:
-        return _Side(_key(body), body.get("role"), text, text, is_cut=False)
-    head, tail = text[: marks[0].start()], text[marks[-1].end() :]
-    return _Side(_key(body), body.get("role"), head, tail, is_cut=True)
+    head, tail = (text[: marks[0].start()], text[marks[-1].end() :]) if marks else (text, text)
+    return _Side(_key(body), body.get("role"), head, tail, bool(marks), told, is_shortened)
 
 
 def _is_same(one: _Side, other: _Side) -> bool:

@@ -135,6 +135,42 @@ def cut(message: Json, budget_tokens: int) -> Json:
     return shown.messages[1]
 
 
+def reading(number: int) -> list[Json]:
+    """A call and its result. Hosts of models that give calls no ids use the tool's name for one."""
+    function = {"name": "read", "arguments": f'{{"path": "{number}.txt"}}'}
+    call = {"id": "read", "type": "function", "function": function}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        result("read", f"Text {number}"),
+    ]
+
+
+LINE = result("read", "[read 4.txt: 900 tokens left out, original: e4#0]")
+
+
+@pytest.mark.proves("R1", "I1")
+@pytest.mark.parametrize(
+    ("told", "own"),
+    [
+        # Steps between the request and the window's newest have been evicted.
+        (reading(4), range(1, 7)),
+        ([reading(4)[0], LINE], range(1, 7)),
+        # The agent goes on with what an emergency window left it.
+        ([*reading(3), *reading(4)], range(4, 7)),
+        ([*reading(3), reading(4)[0], LINE], range(4, 7)),
+        ([reading(3)[0], LINE, *reading(4)], range(4, 6)),
+    ],
+    ids=["evicted", "evicted, a line", "after an overflow", "then a line", "before a line"],
+)
+def test_an_id_that_every_call_has_hides_and_repeats_no_step(told: list[Json], own: range) -> None:
+    request = user("Read them all.")
+    listed = [request, *[body for number in own for body in reading(number)]]
+
+    sent = together(listed, [request, *told])
+
+    assert sent == [request, *told, *listed[listed.index(reading(5)[0]) :]]
+
+
 @pytest.mark.proves("R1", "L2")
 def test_a_long_answer_that_the_window_has_cut_is_not_sent_whole_as_well() -> None:
     told = [user("A list."), cut(LIST, 900)]
