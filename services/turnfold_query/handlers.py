@@ -1,4 +1,4 @@
-"""What is asked on the bus becomes a reading operation, and its outcome an answer."""
+"""Requests that read: run each as an operation, and answer it with the outcome."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from nats.aio.msg import Msg
 
 from turnfold.bus.answering import answer, most_answer_bytes
 from turnfold.bus.broker import passthrough_decoder
-from turnfold.contracts.catalog import REQUESTS
+from turnfold.contracts.catalog import REQUESTS, wildcard_subject
 from turnfold.contracts.history_requests import (
     AuditRequest,
     EventsKnownRequest,
@@ -76,12 +76,10 @@ from turnfold_query.newest import NewestLookup, is_newest
 log = structlog.get_logger()
 
 CONTEXT = "context.get"
-"""Asked before every call of a model, and nobody waits for anything else."""
+"""The request for a window, for which agents wait before each call of their model."""
 HISTORY = "history.get"
 DIRECT = (CONTEXT, HISTORY)
-"""Taken from the bus without a framework, because agents wait for them."""
-OF_AGENTS = ("agent.policy", *AGENT_READS)
-"""Requests whose subjects name an agent alone."""
+"""Requests that are taken from the bus without a framework, because agents wait for them."""
 MODELS: Final[Mapping[str, type[Request]]] = {
     **{name: REQUESTS[name].request for name in (*READS, *AGENT_READS)},
     **dict.fromkeys(POLICY_READS, PolicyReadRequest),
@@ -94,7 +92,7 @@ Read = TypeVar("Read")
 
 
 class QueryDispatcher:
-    """The read operations by their names on the bus; they return JSON, also for HTTP."""
+    """Run the operation of each request that reads, from the bus or HTTP, and return its JSON."""
 
     def __init__(  # noqa: PLR0913  # all parts that answer
         self,
@@ -126,10 +124,10 @@ class QueryDispatcher:
     async def answer(
         self, name: str, key: SessionKey | AgentId, request: Request, place: Place
     ) -> bytes:
-        """The JSON of an answer; it holds this place meanwhile.
+        """Return the JSON of an answer. `place` is the place that the request holds.
 
         Raises:
-            RequestError: it cannot be given; the error says what to do.
+            RequestError: the request cannot be answered; the error says what to do.
         """
         if isinstance(request, ContextRequest) and isinstance(key, SessionKey):
             return (await self.context(key, request, place)).body
@@ -165,7 +163,7 @@ class QueryDispatcher:
         return reply if is_fresh is None else _with_freshness(reply, is_fresh=is_fresh)
 
     async def _in_time(self, reading: Awaitable[Read]) -> Read:
-        """Return what is read within the time of a request."""
+        """Await an operation within the time limit of a request."""
         try:
             async with asyncio.timeout(self._seconds):
                 return await reading
@@ -179,7 +177,7 @@ class QueryDispatcher:
         request: EventsKnownRequest | SessionListRequest,
         place: Place,
     ) -> bytes:
-        """Answer a request about what an agent has."""
+        """Answer a request about the sessions or events of an agent."""
         if isinstance(key, SessionKey):
             raise BadRequest(f"{name} takes an agent alone")
         if isinstance(request, SessionListRequest):
@@ -233,10 +231,10 @@ class QueryDispatcher:
             case SessionRequest():
                 return json.dumps(await history.session(key, request, store=self._histories))
             case _:
-                raise BadRequest(f"{name} is no question")
+                raise BadRequest(f"{name} is no request that reads")
 
     async def context(self, key: SessionKey, request: ContextRequest, place: Place) -> ContextReply:
-        """A window; see `turnfold.operations.query.context.context`."""
+        """Return a window; see `turnfold.operations.query.context.context`."""
         began = time.perf_counter()
         try:
             answer = None
@@ -284,18 +282,18 @@ class QueryDispatcher:
 
 
 def _with_freshness(reply: bytes, *, is_fresh: bool) -> bytes:
-    """Add to an answer whether the event is ingested that the request named."""
+    """Add to an answer whether the event that its request named is ingested."""
     # A history and a result of a search have at least one field, so a comma may follow.
     return b'{"fresh": %s, ' % json.dumps(is_fresh).encode() + reply.removeprefix(b"{")
 
 
 class QueryServer:
-    """Answers requests concurrently, so that one that waits for an event delays no other."""
+    """Answer requests concurrently, so that one that waits for an event delays no other."""
 
     def __init__(
-        self, questions: QueryDispatcher, metrics: QueryMetrics, admission: ConcurrencyLimiter
+        self, dispatcher: QueryDispatcher, metrics: QueryMetrics, admission: ConcurrencyLimiter
     ) -> None:
-        self._questions = questions
+        self._dispatcher = dispatcher
         self._metrics = metrics
         self._admission = admission
         self._open: set[asyncio.Task[None]] = set()
@@ -311,8 +309,10 @@ class QueryServer:
     async def listen(self, client: NatsClient, name: str) -> None:
         """Subscribe without a framework, whose work per message takes as long as most windows."""
         handover = Handover(partial(self.take, name))
-        heard = await client.subscribe(f"{name}.*.*", queue=QUERY_QUEUE, future=handover)
-        self._drains.append(partial(client.drain_subscription, heard))
+        subscription = await client.subscribe(
+            wildcard_subject(name), queue=QUERY_QUEUE, future=handover
+        )
+        self._drains.append(partial(client.drain_subscription, subscription))
 
     async def close(self) -> None:
         """Stop taking requests, and finish those in progress."""
@@ -342,13 +342,11 @@ class QueryServer:
 
     async def _answered(self, name: str, message: Msg) -> bytes:
         key = _key_of(name, message.subject)
-        if not isinstance(key, SessionKey) and name not in OF_AGENTS:
-            raise BadRequest(f"{name} takes an agent and a session")
         check_size(message.data)
         agent_id = key.agent_id if isinstance(key, SessionKey) else key
         await self._admission.turn(agent_id)
         with self._admission.admitted(agent_id) as place:
-            body = await self._questions.answer(
+            body = await self._dispatcher.answer(
                 name, key, read_asked(MODELS[name], key, message.data), place
             )
         # The connection of the request, which nats-py does not publish.
@@ -362,7 +360,7 @@ class QueryServer:
 
 
 def read_asked(shape: type[Request], key: SessionKey | AgentId, data: bytes) -> Request:
-    """The request; one of a subject that also writes may name no ids but those of its subject."""
+    """Read a request. If its subject also writes, its body may name only the ids of the subject."""
     return (
         read_command(shape, key, data) if issubclass(shape, Command) else read_request(shape, data)
     )
@@ -371,13 +369,13 @@ def read_asked(shape: type[Request], key: SessionKey | AgentId, data: bytes) -> 
 _key_of = lru_cache(maxsize=1_024)(key_of_subject)
 
 
-def make_router(desk: QueryServer, names: Iterable[str]) -> NatsRouter:
-    """One subscriber a request, all in one queue group with every other query server."""
+def make_router(server: QueryServer, names: Iterable[str]) -> NatsRouter:
+    """Return one subscriber per request. All query servers share one queue group."""
     router = NatsRouter()
 
     def listens(name: str) -> None:
         @router.subscriber(
-            f"{name}.*" if name in OF_AGENTS else f"{name}.*.*",
+            wildcard_subject(name),
             queue=QUERY_QUEUE,
             decoder=passthrough_decoder,
             no_reply=True,
@@ -388,7 +386,7 @@ def make_router(desk: QueryServer, names: Iterable[str]) -> NatsRouter:
             assert isinstance(raw, Msg)
             # Workers answer the same subject when the request writes.
             if name not in POLICY_READS or is_policy_read(raw.data):
-                desk.take(name, raw)
+                server.take(name, raw)
 
     for name in names:
         listens(name)

@@ -11,10 +11,15 @@ from nats.aio.msg import Msg
 
 from turnfold.bus.answering import answer, is_led
 from turnfold.bus.broker import passthrough_decoder
-from turnfold.contracts.catalog import REQUESTS, address
+from turnfold.contracts.catalog import REQUESTS, wildcard_subject
 from turnfold.contracts.reading import is_policy_read, read_command
 from turnfold.contracts.requests import Command
-from turnfold.contracts.subjects import POLICY_READS, WORKER_QUEUE, key_of_subject
+from turnfold.contracts.subjects import (
+    INSTALLATION_REQUESTS,
+    POLICY_READS,
+    WORKER_QUEUE,
+    key_of_subject,
+)
 from turnfold.errors import NotAllowed, RequestError, TurnfoldError, Unavailable
 from turnfold.process.request_limits import INSTALLATION, ConcurrencyLimiter, check_size
 from turnfold_worker.actors import Actors
@@ -42,7 +47,7 @@ class CommandServer:
         """
 
         @router.subscriber(
-            f"{name}{'.*' * _ids_of(name)}",
+            wildcard_subject(name),
             queue=WORKER_QUEUE,
             decoder=passthrough_decoder,
             no_reply=True,
@@ -81,15 +86,11 @@ class CommandServer:
         # After the turn: a request that waits for its turn takes no place from others.
         with self._limiter.admitted(agent_id):
             actor = await self._actors.actor_of(message)
-            key = key_of_subject(name, message.subject) if _ids_of(name) else None
+            is_of_installation = name in INSTALLATION_REQUESTS
+            key = None if is_of_installation else key_of_subject(name, message.subject)
             model = REQUESTS[name].request
             assert issubclass(model, Command)  # a worker answers no other request
             return await handle(key, read_command(model, key, message.data), actor)
-
-
-def _ids_of(name: str) -> int:
-    """Return the number of ids at the end of a request's subject."""
-    return address(name).count("{")
 
 
 def _agent_of(name: str, subject: str) -> str:

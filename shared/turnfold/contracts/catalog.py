@@ -4,6 +4,7 @@ OpenAPI, AsyncAPI and the tests read this table, so a request that is missing he
 nowhere and fails the tests.
 """
 
+import re
 from typing import NamedTuple
 
 from turnfold.contracts.answers.base import Answer
@@ -129,3 +130,8 @@ def address(name: str) -> str:
         return name
     is_of_agent = name in AGENT_READS or name in AGENT_WRITES
     return f"{name}.{{agent_id}}" if is_of_agent else f"{name}.{{agent_id}}.{{session_id}}"
+
+
+def wildcard_subject(name: str) -> str:
+    """Return the subject by which services subscribe to a request: its address for any ids."""
+    return re.sub(r"{\w+}", "*", address(name))
