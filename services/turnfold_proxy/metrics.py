@@ -1,4 +1,4 @@
-"""What the proxy counts."""
+"""The Prometheus metrics of a proxy."""
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.platform_collector import PlatformCollector
@@ -62,5 +62,5 @@ class ProxyMetrics:
         self._lookups.inc(calls)
 
     def text(self) -> bytes:
-        """Everything in the Prometheus format."""
+        """Return all metrics in the Prometheus format."""
         return generate_latest(self.registry)

@@ -90,7 +90,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
-    """What is sent instead of a call: its `body`, or None if it is sent as it came.
+    """The request that is sent for a call: its `body`, or None if it is sent as it came.
 
     `tokens` counts instructions, tools and window. `version` is the summary in it, or 0.
     """

@@ -30,7 +30,7 @@ class UpstreamBroken(Exception):
 
 
 class AnswerTap:
-    """Reads the bytes of an answer that pass by. What it cannot read is not recorded."""
+    """Read the bytes of an answer that pass by. Those that it cannot read are not recorded."""
 
     def __init__(self, reader: AnswerReader, content_type: str) -> None:
         self._reader = reader

@@ -36,7 +36,7 @@ _GRANT = "turnfold.grant"
 
 
 class AuthMiddleware:
-    """Passes on requests for the agents of a bearer token; an operator's token reaches everything.
+    """Pass on requests for the agents of a bearer token; an operator's token reaches everything.
 
     It runs before the routes and sees the same path, so a new route is closed until it is opened
     here.
@@ -72,7 +72,7 @@ class AuthMiddleware:
 
 
 def request_grant(scope: Scope) -> Grant:
-    """What whoever asks may reach; everything, where nobody has to show a token."""
+    """Return what the caller of a request may reach: everything, if no token is required."""
     # With tokens in force, only health checks come without a grant, and they read no session.
     grant: Grant = scope.get(_GRANT, EVERYTHING)
     return grant

@@ -1,13 +1,11 @@
-"""What windows depend on besides what is stored."""
+"""The settings and caches with which the query server and its lane build windows."""
 
 from turnfold.cache import LRUCache
 from turnfold.model_info.context_windows import ModelWindows
 from turnfold.operations.policy import policy_resolver
 from turnfold.operations.query.environment import REPLIES_BYTES, QueryEnvironment
 from turnfold.operations.query.recall_decisions import Recall
-from turnfold.ports.recall import (
-    RecallStore,
-)
+from turnfold.ports.recall import RecallStore
 from turnfold.settings import Settings
 
 

@@ -1,4 +1,4 @@
-"""What the query service counts."""
+"""The Prometheus metrics of a query server."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
@@ -87,11 +87,11 @@ class QueryMetrics(Collector):
         self._refused.labels(name, code).inc()
 
     def disturbed(self) -> None:
-        """Count a reply of somebody else where the stream was to acknowledge."""
+        """Count a reply to a publication that did not come from the stream."""
         self._foreign.inc()
 
     def lane_died(self) -> None:
-        """Count an end of the process for searches and large windows."""
+        """Count a crash or a hang of the process for searches and large windows."""
         self._lane_deaths.inc()
 
     def ready(self, *, is_ready: bool) -> None:
@@ -106,7 +106,7 @@ class QueryMetrics(Collector):
             self._dead_letters.labels(reason).set(number)
 
     def collect(self) -> Iterable[Metric]:
-        """The plain numbers as metrics."""
+        """Return the plain numbers as metrics."""
         requests = HistogramMetricFamily(
             "turnfold_request_seconds",
             "Time to answer a `request`, including the wait for freshness.",
@@ -135,25 +135,25 @@ class QueryMetrics(Collector):
         return requests, built, answers, trims
 
     def text(self) -> bytes:
-        """Everything in the Prometheus format."""
+        """Return all metrics in the Prometheus format."""
         return generate_latest(self.registry)
 
 
 class _Times:
-    """How often something took how long."""
+    """The durations of one kind of work, as a histogram."""
 
     def __init__(self) -> None:
         self.sum = 0.0
         self._counts = [0] * len(_EDGES)
 
     def add(self, seconds: float) -> None:
-        """Count one."""
+        """Count a duration."""
         self.sum += seconds
         # A bucket of Prometheus includes its upper edge.
         self._counts[bisect_left(SECONDS, seconds)] += 1
 
     def buckets(self) -> list[tuple[str, float]]:
-        """How many took at most so long, for each edge."""
+        """Return the number of durations up to each edge."""
         seen, buckets = 0, []
         for edge, count in zip(_EDGES, self._counts, strict=True):
             seen += count

@@ -40,7 +40,7 @@ class Telemetry:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What a running worker is made of, besides its loops. The creator closes the parts."""
+    """The parts of a running worker, besides its loops. Their creator closes them."""
 
     settings: Settings
     database: Database

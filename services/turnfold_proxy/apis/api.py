@@ -166,7 +166,7 @@ def split_leading(elements: Sequence[Element]) -> tuple[list[Element], list[Elem
 def without_markers(value: Any) -> Any:
     """Return messages, blocks or tools without the marks of a provider's cache.
 
-    What else they hold stays as it is: a tool may have an argument of that name.
+    All else in them stays as it is: a tool may have an argument of that name.
     """
     if isinstance(value, list):
         return [without_markers(one) for one in value]

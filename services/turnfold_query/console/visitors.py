@@ -22,7 +22,7 @@ TOKEN_CHARACTERS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who looks at a page, and what the API lets them reach.
+    """The person who looks at a page, and what the API lets them reach.
 
     `form_key` is the value of a cookie that the browser keeps. `is_signed_in` is false where
     nobody needs a token.

@@ -51,7 +51,7 @@ class IngestLoop:
         """Set once no older events are missing. New events must not be stored before them."""
 
     def is_busy(self) -> bool:
-        """Whether background work should be deferred."""
+        """Return whether background work should be deferred."""
         return self._receiver.held >= BUSY_EVENTS
 
     @property

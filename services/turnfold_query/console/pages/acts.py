@@ -1,4 +1,4 @@
-"""What operators do: each act has a page that asks, and a form that does it."""
+"""Changes that operators make: each has a page that asks, and a form that does it."""
 
 from starlette.responses import Response
 

@@ -36,7 +36,7 @@ FORMS = {
     "digest": "A short text about messages that are neither shown nor summarized yet.",
     "recall": "Quotes earlier messages that share words with the newest request.",
 }
-"""What each form of a message in a window means."""
+"""The meaning of each form of a message in a window."""
 
 
 async def timeline(view: PageView) -> Response:
