@@ -93,11 +93,11 @@ class SessionTimeline:
 
 
 def state_as_of(
-    at_ms: int, until: int, past: SessionTimeline, *, in_force: int | None = None
+    at_ms: int, until: int, past: SessionTimeline, *, in_force: int | None
 ) -> StateAsOf:
     """Return the state of a session at a time, with the messages up to a position.
 
-    `in_force` chooses the version; without it, the version in force at that time counts.
+    `in_force` chooses the version; if it is None, the version in force at that time counts.
     """
     known = {version.version: version for version in past.versions}
     if in_force is None:

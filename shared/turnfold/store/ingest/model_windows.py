@@ -58,9 +58,7 @@ class NamedModel(NamedTuple):
     seq: int
 
 
-def limits_of(
-    connection: SupportsStatements, sid: int, until_ms: int = ALWAYS_MS
-) -> Mapping[str, int]:
+def limits_of(connection: SupportsStatements, sid: int, until_ms: int) -> Mapping[str, int]:
     """Return the limits of a session by model, in tokens, as known at a time.
 
     The newest report of a model counts, or the largest call that succeeded after it.

@@ -255,7 +255,7 @@ def _defused(text: str, ledger: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
 
 
 @cached_text(128)
-def digest_message(digest: DigestText, digests: tuple[str, ...] = ()) -> str:
+def digest_message(digest: DigestText, digests: tuple[str, ...]) -> str:
     """Return the message with a digest. Cached, because it stays the same until the next trim."""
     if not digest.is_framed:
         return _message("user", digest.text)

@@ -131,7 +131,7 @@ def retry_job(
     model: str | None,
     retry_at_ms: int,
     now_ms: int,
-    is_attempt: bool = True,
+    is_attempt: bool,
 ) -> None:
     """Return a job after a failed attempt.
 
