@@ -17,7 +17,7 @@ from turnfold.ports.query import (
 )
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import SLOW_SECONDS, RawConnection, WouldBlock
-from turnfold.store.query.message_cache import AT_HAND, KNOWN_AT_HAND
+from turnfold.store.query.message_cache import KNOWN_INLINE, READ_INLINE
 
 
 @pytest.fixture
@@ -110,15 +110,15 @@ async def test_a_window_is_decided_on_the_spot_however_much_waits_for_a_summary_
     tmp_path: Path,
 ) -> None:
     async with sql_stores(new_sqlite(tmp_path), SMALL) as stores:
-        await say(stores, 1, AT_HAND // 2 + 20)
+        await say(stores, 1, READ_INLINE // 2 + 20)
         far, _ = await decided_in(stores)
         near, known = await decided_in(stores)
         assert len(known.pending) > 20
-        assert len(known.messages) == AT_HAND + 40
+        assert len(known.messages) == READ_INLINE + 40
         assert far is not near is current_thread()
 
         # The next evictions and turns are read; what is known is not.
-        await say(stores, AT_HAND, 30)
+        await say(stores, READ_INLINE, 30)
         thread, more = await decided_in(stores)
         assert thread is current_thread()
         assert more.messages[: len(known.messages)] != known.messages
@@ -126,8 +126,8 @@ async def test_a_window_is_decided_on_the_spot_however_much_waits_for_a_summary_
             one.position for one in known.messages
         ]
 
-        await say(stores, 2 * AT_HAND, (KNOWN_AT_HAND - len(more.messages)) // 2 + 1)
+        await say(stores, 2 * READ_INLINE, (KNOWN_INLINE - len(more.messages)) // 2 + 1)
         assert (await decided_in(stores))[0] is not current_thread()
         thread, facts = await decided_in(stores)
-        assert len(facts.messages) > KNOWN_AT_HAND
+        assert len(facts.messages) > KNOWN_INLINE
         assert thread is not current_thread()

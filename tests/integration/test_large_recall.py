@@ -10,7 +10,7 @@ from turnfold.core.recall.question import question_of
 from turnfold.ports.recall import Choice, SearchedSession
 from turnfold.store.database import inline_reader
 from turnfold.store.database.inline_reader import INLINE_CHARACTERS
-from turnfold.store.query.recall import MOST_LINES_NEAR
+from turnfold.store.query.recall import MOST_LINES_INLINE
 
 ALL = 1 << 60
 
@@ -51,7 +51,7 @@ async def test_large_messages_are_recalled_in_a_thread_and_small_ones_are_not(
         assert await asked(stores, reads=reads) == [True, True]
 
         large = (
-            "\n".join(f"amber_{number} = value_{number}" for number in range(MOST_LINES_NEAR))
+            "\n".join(f"amber_{number} = value_{number}" for number in range(MOST_LINES_INLINE))
             if reads == "lines"
             else "amber " * (INLINE_CHARACTERS // 20)
         )

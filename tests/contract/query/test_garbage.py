@@ -58,7 +58,7 @@ async def test_windows_leave_no_garbage_for_the_collector(
 ) -> None:
     """O9: also where windows are read in a thread, as after a slow read."""
     if is_far:
-        monkeypatch.setattr(inline_reader, "FAR_SECONDS", 600.0)
+        monkeypatch.setattr(inline_reader, "PAUSE_SECONDS", 600.0)
         monkeypatch.setattr(inline_reader, "SLOW_SECONDS", -1.0)
     await stores.ingest(*turns(1, 9))
     (job,) = await stores.claim()

@@ -90,12 +90,12 @@ class Database:
         self._reader: ThreadTransactions | AwaitedTransactions
         self._small_reader: ThreadTransactions | AwaitedTransactions
         self._writer: ThreadTransactions | AwaitedTransactions | None = None
-        self._near: InlineReader | None = None
+        self._inline: InlineReader | None = None
         self._server: AsyncEngine | None = None
         if self.is_sqlite:
             self._reader = ThreadTransactions(self._thread_engine(writes=False), READERS)
             self._small_reader = self._reader
-            self._near = InlineReader(self._thread_engine(writes=False))
+            self._inline = InlineReader(self._thread_engine(writes=False))
             if writes:
                 self._writer = ThreadTransactions(self._thread_engine(writes=True), 1)
         else:
@@ -267,9 +267,9 @@ class Database:
         Raises:
             WouldBlock: use `snapshot`, which blocks no other request.
         """
-        if self._near is None:
+        if self._inline is None:
             raise WouldBlock
-        return self._near.read(work)
+        return self._inline.read(work)
 
     async def read_small(self, work: Callable[[Any], Result]) -> Result:
         """Read a few rows of an index: in this thread if possible, else as `snapshot`.
@@ -286,8 +286,8 @@ class Database:
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._near is not None:
-            self._near.close()
+        if self._inline is not None:
+            self._inline.close()
         await self._reader.close()
         if self._writer is not None:
             await self._writer.close()

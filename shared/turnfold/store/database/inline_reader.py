@@ -10,7 +10,8 @@ from sqlalchemy.engine import Dialect
 from turnfold.errors import Unavailable
 
 SLOW_SECONDS = 0.05
-FAR_SECONDS = 1.0
+PAUSE_SECONDS = 1.0
+"""The time for which reads are refused after one that took longer than `SLOW_SECONDS`."""
 INLINE_CHARACTERS = 200_000
 """The most characters that a statement reads here, in about a millisecond."""
 ROWS_AT_ONCE = 8
@@ -41,8 +42,8 @@ class InlineReader:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._held: PoolProxiedConnection | None = None
-        self._bare: RawConnection | None = None
-        self._far_until = 0.0
+        self._raw: RawConnection | None = None
+        self._refused_until = 0.0
 
     def read(self, work: Callable[[RawConnection], Result]) -> Result:
         """Read a few rows in one snapshot; `work` sends its statements to the driver directly.
@@ -51,16 +52,16 @@ class InlineReader:
             WouldBlock: read in a thread instead.
         """
         began = time.monotonic()
-        if began < self._far_until:
+        if began < self._refused_until:
             raise WouldBlock
         try:
-            bare = self._bare or self._opened()
-            bare.connection.execute("BEGIN")
+            raw = self._raw or self._opened()
+            raw.connection.execute("BEGIN")
             try:
-                return work(bare)
+                return work(raw)
             finally:
                 # At once: the log cannot be truncated while a snapshot of it is open.
-                bare.connection.execute("ROLLBACK")
+                raw.connection.execute("ROLLBACK")
         except Unavailable as error:
             raise WouldBlock from error
         except self._engine.dialect.loaded_dbapi.Error as error:
@@ -70,7 +71,7 @@ class InlineReader:
             if ended - began > SLOW_SECONDS:
                 # One slow read means that pages are read from the disk. The next ones would block
                 # the loop, too.
-                self._far_until = ended + FAR_SECONDS
+                self._refused_until = ended + PAUSE_SECONDS
 
     def close(self) -> None:
         """Close the connection."""
@@ -80,10 +81,10 @@ class InlineReader:
 
     def _opened(self) -> RawConnection:
         self._held = self._engine.raw_connection()
-        self._bare = RawConnection(self._engine.dialect, self._held.driver_connection)
+        self._raw = RawConnection(self._engine.dialect, self._held.driver_connection)
         # The event loop must not wait for a lock. A thread takes over instead.
-        self._bare.connection.execute("PRAGMA busy_timeout=0")
-        return self._bare
+        self._raw.connection.execute("PRAGMA busy_timeout=0")
+        return self._raw
 
 
 def fetch_small(cursor: Any, length: Callable[[Sequence[Any]], int]) -> list[Sequence[Any]]:

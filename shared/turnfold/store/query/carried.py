@@ -8,7 +8,7 @@ from turnfold.contracts.envelope import CARRY_MARK, carried_texts
 from turnfold.errors import TooLarge
 from turnfold.messages import split_message_id
 from turnfold.ports.query import OriginalMessage
-from turnfold.store.database.inline_reader import WouldBlock
+from turnfold.store.database.inline_reader import INLINE_CHARACTERS, WouldBlock
 from turnfold.store.database.schema import events, sessions
 from turnfold.store.database.statements import (
     PLACES,
@@ -20,8 +20,6 @@ from turnfold.store.database.statements import (
 
 CARRIED_CHARACTERS = 8_000_000
 """The most that events may carry for one answer: it is not limited by tokens, but by memory."""
-CHARACTERS_AT_HAND = 200_000
-"""The most that is read in the event loop's thread."""
 
 # The key of events begins with the agent: an event id is unique only within its agent.
 _of_agent = events.c.agent_id == (
@@ -55,19 +53,19 @@ def with_carry(
     sid: int,
     originals: Sequence[OriginalMessage],
     *,
-    is_near: bool = False,
+    is_inline: bool = False,
 ) -> Sequence[OriginalMessage]:
     """Return messages with what their events carry for them.
 
     Raises:
         TooLarge: that is too much for an answer.
-        WouldBlock: that is too much for the thread of the event loop (`is_near`).
+        WouldBlock: that is too much for the thread of the event loop (`is_inline`).
     """
     event_ids = {original.message_id.rpartition("#")[0] for original in originals}
     lengths: dict[str, int] = {
         row[0]: row[1] for row in rows_at(_LENGTHS, connection, sid, sorted(event_ids))
     }
-    if is_near and sum(lengths.values()) > CHARACTERS_AT_HAND:
+    if is_inline and sum(lengths.values()) > INLINE_CHARACTERS:
         raise WouldBlock
     if sum(lengths.values()) > CARRIED_CHARACTERS:
         raise TooLarge(

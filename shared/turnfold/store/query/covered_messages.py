@@ -53,18 +53,22 @@ _SYSTEM = Prepared(
 
 
 def refresh_covered(
-    connection: SupportsStatements, session: SessionSnapshot, known: CachedSession, *, is_near: bool
+    connection: SupportsStatements,
+    session: SessionSnapshot,
+    known: CachedSession,
+    *,
+    is_inline: bool,
 ) -> None:
     """Read the covered messages again, where those in the cache may be others.
 
     Raises:
-        WouldBlock: too much must be read for the thread of the event loop (`is_near`).
+        WouldBlock: too much must be read for the thread of the event loop (`is_inline`).
     """
     requests = _requests_within(known.summary, known.messages)
     calls_of = (session.version, session.evicted_changes, *requests)
     if known.calls_of != calls_of:
         known.covered_calls = ()
-        if requests and is_near:
+        if requests and is_inline:
             raise WouldBlock
         known.covered_calls = _calls_in(
             connection, session.sid, _EVICTED_CALLS, known.messages, known.summary

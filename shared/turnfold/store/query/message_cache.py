@@ -18,10 +18,10 @@ CHANGING_COLUMNS = [
     messages.c[name] for name in ("position", "answers_position", "answers_slot", "is_copy")
 ]
 """The columns that can change while a message stays live: which call it answers."""
-AT_HAND = 512
+READ_INLINE = 512
 """The most messages that are read in the event loop's thread; more would delay other requests."""
 
-KNOWN_AT_HAND = 2_048
+KNOWN_INLINE = 2_048
 """The most messages, most of them cached, for which a window is decided in the loop's thread."""
 
 KNOWN = 32_768
@@ -86,14 +86,14 @@ class CachedSession:
         """Return whether only new messages must be read."""
         return self.arrangement == arrangement_of(session) and self.total <= session.messages_total
 
-    def is_at_hand(self, session: SessionSnapshot, evictions: Sequence[Sequence[Any]]) -> bool:
+    def can_read_inline(self, session: SessionSnapshot, evictions: Sequence[Sequence[Any]]) -> bool:
         """Return whether few enough messages must be read to do it in the loop's thread."""
         live = session.live_messages
         # After a change, none is known: all evicted messages are then read again.
         known = self.evicted if self.changes == session.evicted_changes else {}
         unknown: int = sum([row[1] for row in evictions if row[0] not in known])
         size: int = live + sum([row[1] for row in evictions])
-        return size <= KNOWN_AT_HAND and max(0, live - len(self.live)) + unknown <= AT_HAND
+        return size <= KNOWN_INLINE and max(0, live - len(self.live)) + unknown <= READ_INLINE
 
 
 _POSITION = FACTS.index(messages.c.position)

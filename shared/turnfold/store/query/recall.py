@@ -56,12 +56,12 @@ ORDERS_BYTES = 32_000_000
 marked line, of which the newest messages may have 20,000."""
 HEADERS_BYTES = 8_000_000
 """The most bytes of cached headers of segments, on PostgreSQL."""
-MOST_NEAR, MOST_NEW_NEAR, MOST_READ_NEAR = 2_000, 100, 200
+MOST_INLINE, MOST_NEW_INLINE, MOST_READ_INLINE = 2_000, 100, 200
 """The longest session that is searched in the event loop's thread, in two or three milliseconds.
 
 So many messages at most may be missing in its cached order or in the index, and so many are read.
 """
-MOST_LINES_NEAR = 1_000
+MOST_LINES_INLINE = 1_000
 """The most marked lines that are compared there: a few large results may have 256 each."""
 _decode: Final = json.JSONDecoder().raw_decode
 _BODY_PLACE: Final = len(RECALLED) - 1
@@ -109,7 +109,7 @@ class _Asked(NamedTuple):
     until: int
     total: int
     unindexed_from: int | None
-    is_near: bool
+    is_inline: bool
 
 
 class SqlRecallStore:
@@ -131,22 +131,22 @@ class SqlRecallStore:
     ) -> Recollection:
         """Return the chosen messages and lines, from one snapshot."""
 
-        def read(connection: SupportsStatements, *, is_near: bool = False) -> Recollection:
+        def read(connection: SupportsStatements, *, is_inline: bool = False) -> Recollection:
             rows = _SESSION.rows(connection, sid)
             total, unindexed_from, *changes = next(iter(rows), (0, None, 0, 0))
-            if is_near and total > MOST_NEAR:
+            if is_inline and total > MOST_INLINE:
                 raise WouldBlock
-            most = MOST_NEW_NEAR if is_near else total
+            most = MOST_NEW_INLINE if is_inline else total
             order = self._order(connection, sid, total, tuple(changes), most)
             with self._using(sid, order):
-                if is_near and order.has_many_lines:
+                if is_inline and order.has_many_lines:
                     raise WouldBlock
-                asked = _Asked(sid, until, total, unindexed_from, is_near)
+                asked = _Asked(sid, until, total, unindexed_from, is_inline)
                 return self._recall(connection, order, asked, question, choose)
 
         try:
             # Tried first: a thread takes up to a quarter longer for a short session.
-            return self._database.read_inline(lambda connection: read(connection, is_near=True))
+            return self._database.read_inline(lambda connection: read(connection, is_inline=True))
         except WouldBlock:
             return await self._database.snapshot(read)
 
@@ -163,7 +163,7 @@ class SqlRecallStore:
         Raises:
             WouldBlock: it takes too long for the event loop's thread.
         """
-        sid, until, total, unindexed_from, is_near = asked
+        sid, until, total, unindexed_from, is_inline = asked
         wanted = question(lambda position: _body(connection, sid, position))
         end = bisect_left(order.positions, until)
         # Who speaks only later must not change what was decided before.
@@ -177,18 +177,18 @@ class SqlRecallStore:
         is_short = end <= MOST_MASKED
         indexed_to = until if unindexed_from is None else min(unindexed_from, until)
         indexed = bisect_left(order.positions, indexed_to)
-        _add_words(connection, sid, order, indexed, end, MOST_NEW_NEAR if is_near else total)
+        _add_words(connection, sid, order, indexed, end, MOST_NEW_INLINE if is_inline else total)
         words = WordMatches(connection, sid, until, messages=total, headers=self._headers)
         of_session = SessionLookups(words, order, indexed, end)
 
         def marked_lines(most: int) -> Mapping[int, Sequence[MarkedLine]]:
             marked = marks_before(connection, sid, order, indexed, end, most)
-            order.has_many_lines = sum(map(len, marked.values())) > MOST_LINES_NEAR
-            if is_near and order.has_many_lines:
+            order.has_many_lines = sum(map(len, marked.values())) > MOST_LINES_INLINE
+            if is_inline and order.has_many_lines:
                 raise WouldBlock
             return marked
 
-        stored = _StoredMessages(connection, sid, _few if is_near else all_rows)
+        stored = _StoredMessages(connection, sid, _few if is_inline else all_rows)
         session = SearchedSession(
             wanted,
             order.positions if end == total else order.positions[:end],
@@ -202,7 +202,7 @@ class SqlRecallStore:
             order.is_own,
         )
         choice = choose(session)
-        if is_near and len(choice.messages) > MOST_READ_NEAR:
+        if is_inline and len(choice.messages) > MOST_READ_INLINE:
             raise WouldBlock
         material = _read(stored, choice, until, order)
         is_partial = end - indexed > UNINDEXED_MESSAGES

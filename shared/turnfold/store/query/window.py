@@ -53,8 +53,8 @@ from turnfold.store.query.covered_messages import (
     refresh_covered,
 )
 from turnfold.store.query.message_cache import (
-    AT_HAND,
     KNOWN,
+    READ_INLINE,
     CachedSession,
     append_new,
     arrangement_of,
@@ -136,7 +136,7 @@ class SqlWindowStore:
         """Read a session in one snapshot."""
 
         def read(
-            connection: SupportsStatements, *, is_near: bool = False
+            connection: SupportsStatements, *, is_inline: bool = False
         ) -> tuple[Chosen, Mapping[int, str]]:
             facts = read_head(connection, key, refused_to)
             seen = on_session(facts)
@@ -148,7 +148,7 @@ class SqlWindowStore:
             # Taken out while it is used: two reader threads must not change one entry.
             known = self._known.pop(sid) or CachedSession()
             try:
-                texts = self._refresh(connection, facts.session, known, is_near=is_near)
+                texts = self._refresh(connection, facts.session, known, is_inline=is_inline)
             # After any other error the entry is dropped: it may hold a part of a change.
             except (TooLargeHere, WouldBlock):
                 self._known.put(sid, known, known.size)
@@ -172,7 +172,7 @@ class SqlWindowStore:
 
         try:
             # Tried first: the way to a thread and back costs more than a small window.
-            return self._database.read_inline(lambda connection: read(connection, is_near=True))
+            return self._database.read_inline(lambda connection: read(connection, is_inline=True))
         except WouldBlock:
             return await self._database.snapshot(read)
 
@@ -182,20 +182,20 @@ class SqlWindowStore:
         session: SessionSnapshot,
         known: CachedSession,
         *,
-        is_near: bool,
+        is_inline: bool,
     ) -> Mapping[int, str]:
         """Bring the cache up to date, and return the texts of new messages, if they are few.
 
         Raises:
             TooLargeHere: the session is too large for this process.
-            WouldBlock: too much must be read for the thread of the event loop (`is_near`).
+            WouldBlock: too much must be read for the thread of the event loop (`is_inline`).
         """
         sid, is_longer = session.sid, known.has_all_but_new(session)
         evictions = known.evictions if is_longer else _PENDING.rows(connection, sid)
         messages_now = session.live_messages + sum([row[1] for row in evictions])
         if Size(messages_now, session.live_tokens).exceeds(self._most):
             raise TooLargeHere
-        if is_near and not known.is_at_hand(session, evictions):
+        if is_inline and not known.can_read_inline(session, evictions):
             raise WouldBlock
         texts = append_new(connection, session, known) if is_longer else None
         if texts is None:
@@ -204,7 +204,7 @@ class SqlWindowStore:
         calls = sum([len(message.calls) for message in known.messages])
         if self._most is not None and calls > CALLS_AT_ONCE:
             raise TooLargeHere
-        refresh_covered(connection, session, known, is_near=is_near)
+        refresh_covered(connection, session, known, is_inline=is_inline)
         return texts
 
     async def window_as_of(
@@ -268,18 +268,18 @@ class SqlWindowStore:
         """
 
         def read(
-            connection: SupportsStatements, *, is_near: bool = False
+            connection: SupportsStatements, *, is_inline: bool = False
         ) -> Sequence[OriginalMessage]:
-            if is_near and len(positions) > AT_HAND:
+            if is_inline and len(positions) > READ_INLINE:
                 raise WouldBlock
             found = list(originals_at(connection, sid, positions))
             if missing := sorted(set(positions) - {original.position for original in found}):
                 # A window of the past shows messages that were retracted since.
                 found += originals_at(connection, sid, missing, with_retracted=True)
-            return with_carry(connection, sid, found, is_near=is_near)
+            return with_carry(connection, sid, found, is_inline=is_inline)
 
         try:
-            found = self._database.read_inline(lambda connection: read(connection, is_near=True))
+            found = self._database.read_inline(lambda connection: read(connection, is_inline=True))
         except WouldBlock:
             found = await self._database.snapshot(read)
         return {MessageId(original.message_id): original for original in found}
