@@ -145,11 +145,11 @@ async def _serve(
         request_seconds=settings.request_seconds,
         explain=_explanation_of(settings),
     )
-    admission = ConcurrencyLimiter(settings)
-    server = QueryServer(dispatcher, metrics, admission)
+    limiter = ConcurrencyLimiter(settings)
+    server = QueryServer(dispatcher, metrics, limiter)
     broker = _broker(settings, server, [name for name in MODELS if name not in DIRECT])
     app = _http_app(
-        settings, database, client, dispatcher, metrics, admission, bearers, is_stopping=stop.is_set
+        settings, database, client, dispatcher, metrics, limiter, bearers, is_stopping=stop.is_set
     )
     listener = _http_server(app, settings)
 
@@ -238,7 +238,7 @@ def _http_app(  # all collaborators of the routes
     client: NatsClient,
     dispatcher: QueryDispatcher,
     metrics: QueryMetrics,
-    admission: ConcurrencyLimiter,
+    limiter: ConcurrencyLimiter,
     bearers: TokenRegistry | None,
     *,
     is_stopping: Callable[[], bool],
@@ -269,7 +269,7 @@ def _http_app(  # all collaborators of the routes
         limits=settings.event_limits,
         is_ready=is_ready,
         asyncapi=lambda: asyncapi_document(redacted(settings.nats_url)),
-        admission=admission,
+        limiter=limiter,
         memory_bytes=settings.max_body_memory,
         request_seconds=settings.request_seconds,
         bearers=bearers,

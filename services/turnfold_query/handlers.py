@@ -291,11 +291,11 @@ class QueryServer:
     """Answer requests concurrently, so that one that waits for an event delays no other."""
 
     def __init__(
-        self, dispatcher: QueryDispatcher, metrics: QueryMetrics, admission: ConcurrencyLimiter
+        self, dispatcher: QueryDispatcher, metrics: QueryMetrics, limiter: ConcurrencyLimiter
     ) -> None:
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._admission = admission
+        self._limiter = limiter
         self._open: set[asyncio.Task[None]] = set()
         self._drains: list[Callable[[], Awaitable[None]]] = []
 
@@ -344,8 +344,8 @@ class QueryServer:
         key = _key_of(name, message.subject)
         check_size(message.data)
         agent_id = key.agent_id if isinstance(key, SessionKey) else key
-        await self._admission.turn(agent_id)
-        with self._admission.admitted(agent_id) as place:
+        await self._limiter.turn(agent_id)
+        with self._limiter.admitted(agent_id) as place:
             body = await self._dispatcher.answer(
                 name, key, read_asked(MODELS[name], key, message.data), place
             )

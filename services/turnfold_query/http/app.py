@@ -68,7 +68,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     limits: EventLimits,
     is_ready: Callable[[], Awaitable[list[str]]],
     asyncapi: Callable[[], Mapping[str, Any]],
-    admission: ConcurrencyLimiter,
+    limiter: ConcurrencyLimiter,
     memory_bytes: int,
     request_seconds: float,
     read_secret: ReadSecret,
@@ -93,7 +93,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     event_bytes = limits.bytes + ENVELOPE_BYTES
     limited = ConcurrencyMiddleware(
         WindowRoute(app, dispatcher),
-        admission,
+        limiter,
         BodyMemory(memory_bytes, max(int(memory_bytes * BODY_SHARE), event_bytes)),
         most_bytes=lambda scope: (
             event_bytes if scope["path"].endswith("/events") else REQUEST_BYTES

@@ -86,7 +86,7 @@ class ConcurrencyMiddleware:
     def __init__(
         self,
         app: ASGIApp,
-        admission: ConcurrencyLimiter,
+        limiter: ConcurrencyLimiter,
         memory: BodyMemory,
         *,
         most_bytes: Callable[[Scope], int],
@@ -94,7 +94,7 @@ class ConcurrencyMiddleware:
         on_refusal: Callable[[str], object],
     ) -> None:
         self._app = app
-        self._admission = admission
+        self._limiter = limiter
         self._memory = memory
         self._most_bytes = most_bytes
         self._seconds = seconds
@@ -125,8 +125,8 @@ class ConcurrencyMiddleware:
         answer: "_Answer",
         askers: tuple[Hashable, ...],
     ) -> None:
-        await self._admission.turn(askers[-1])
-        with self._admission.admitted(*askers) as place:
+        await self._limiter.turn(askers[-1])
+        with self._limiter.admitted(*askers) as place:
             # The work is done when the answer begins: a slow reader keeps a connection, no place.
             answer.on_begin = place.release
             # In this scope and no copy: tracing reads from it which route took the request.

@@ -110,13 +110,13 @@ class ConcurrencyLimiter:
 class Place:
     """The place of one request. It starts as a place for a running request."""
 
-    __slots__ = ("_admission", "_askers", "_held")
+    __slots__ = ("_askers", "_held", "_limiter")
 
-    def __init__(self, admission: ConcurrencyLimiter, askers: tuple[Hashable, ...]) -> None:
-        admission.requests.take(askers)
-        self._admission = admission
+    def __init__(self, limiter: ConcurrencyLimiter, askers: tuple[Hashable, ...]) -> None:
+        limiter.requests.take(askers)
+        self._limiter = limiter
         self._askers = askers
-        self._held: list[Places] = [admission.requests]
+        self._held: list[Places] = [limiter.requests]
 
     def __enter__(self) -> Self:
         return self
@@ -126,7 +126,7 @@ class Place:
 
     async def turn(self) -> None:
         """Take turns as in `ConcurrencyLimiter.turn`, after the request has waited."""
-        await self._admission.rounds.turn(self._askers[-1])
+        await self._limiter.rounds.turn(self._askers[-1])
 
     def wait(self) -> None:
         """Exchange the place for one of a waiting request, until the request ends.
@@ -134,13 +134,13 @@ class Place:
         Raises:
             Unavailable: the limit of waiting requests is reached.
         """
-        admission = self._admission
-        if self._held[0] is admission.requests:
+        limiter = self._limiter
+        if self._held[0] is limiter.requests:
             # Taken before the other place is released, so that a rejected request keeps what it
             # had.
-            admission.waiting.take(self._askers)
-            admission.requests.release(self._askers)
-            self._held[0] = admission.waiting
+            limiter.waiting.take(self._askers)
+            limiter.requests.release(self._askers)
+            self._held[0] = limiter.waiting
 
     def search(self) -> None:
         """Take a place for a search as well, unless the request has one.
@@ -148,10 +148,10 @@ class Place:
         Raises:
             Unavailable: the limit of searches is reached.
         """
-        if self._admission.searches in self._held:
+        if self._limiter.searches in self._held:
             return
-        self._admission.searches.take(self._askers)
-        self._held.append(self._admission.searches)
+        self._limiter.searches.take(self._askers)
+        self._held.append(self._limiter.searches)
 
     def release(self) -> None:
         """Release the places."""

@@ -193,20 +193,20 @@ async def test_of_a_burst_one_request_of_each_asker_begins_in_a_round() -> None:
 
 @pytest.mark.proves("X6")
 async def test_places_waiting_places_and_searches_are_counted_apart_and_given_back() -> None:
-    admission = ConcurrencyLimiter(
+    limiter = ConcurrencyLimiter(
         Settings(max_requests=8, max_waiting=16, max_searches=8, agent_share=0.25)
     )
-    with admission.admitted("greedy") as first, admission.admitted("greedy"):
-        with pytest.raises(Unavailable) as told, admission.admitted("greedy"):
+    with limiter.admitted("greedy") as first, limiter.admitted("greedy"):
+        with pytest.raises(Unavailable) as told, limiter.admitted("greedy"):
             pass
         first.wait()
-        with admission.admitted("greedy") as third:
+        with limiter.admitted("greedy") as third:
             third.search()
-        with admission.admitted("patient"):
+        with limiter.admitted("patient"):
             pass
 
     assert told.value.retry_after_ms == 1_000
-    with admission.admitted("greedy"), admission.admitted("greedy"):
+    with limiter.admitted("greedy"), limiter.admitted("greedy"):
         pass
 
 
