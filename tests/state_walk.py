@@ -197,12 +197,12 @@ async def outcome(work: Awaitable[Any]) -> Outcome:
 
 
 async def window_of(
-    key: SessionKey, max_tokens: int | None, stores: Stores, answering: QueryEnvironment
+    key: SessionKey, max_tokens: int | None, stores: Stores, environment: QueryEnvironment
 ) -> dict[str, Any]:
     request = ContextRequest(max_tokens=max_tokens, wait_ms=0)
     try:
         answer = await context(
-            key, request, store=stores.windows, answering=answering, arrivals=NoArrivals()
+            key, request, store=stores.windows, environment=environment, ingest_signal=NoArrivals()
         )
     except CannotFit as error:
         return error.as_json()

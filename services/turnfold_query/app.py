@@ -41,7 +41,7 @@ from turnfold.store.query.inspection import SqlInspectionStore
 from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.window import AT_ONCE, SqlWindowStore
 from turnfold_query.asyncapi import asyncapi_document
-from turnfold_query.environment import answering_of
+from turnfold_query.environment import query_environment
 from turnfold_query.erasures import ErasureFollower
 from turnfold_query.handlers import DIRECT, MODELS, QueryDispatcher, QueryServer, make_router
 from turnfold_query.hints import HintSender
@@ -129,16 +129,16 @@ async def _serve(
     model_windows = installed_windows()
     # At the start, and not in the first request, while others wait.
     model_windows.read()
-    answering = answering_of(settings, recall, model_windows)
+    environment = query_environment(settings, recall, model_windows)
     hints = HintSender(client.publish)
-    arrivals = NatsIngestSignal(windows.ingested_to)
+    ingest_signal = NatsIngestSignal(windows.ingested_to)
     dispatcher = QueryDispatcher(
         windows=windows,
         histories=SqlHistoryStore(database),
         lists=SqlAgentLists(database),
         lane=lane,
-        answering=answering,
-        arrivals=arrivals,
+        environment=environment,
+        ingest_signal=ingest_signal,
         newest=NewestLookup(client, windows.ingested_to),
         hints=hints,
         metrics=metrics,
@@ -154,14 +154,16 @@ async def _serve(
     listener = _http_server(app, settings)
 
     erasures = ErasureFollower(
-        windows, SessionCaches(*windows.caches, *recall.caches, *answering.caches)
+        windows, SessionCaches(*windows.caches, *recall.caches, *environment.caches)
     )
     database.on_new_server(erasures.forget_all)
     sending = asyncio.create_task(hints.run(), name="hints")
     trimming = asyncio.create_task(return_freed_memory(), name="memory")
     forgetting = asyncio.create_task(erasures.run(), name="erasures")
     try:
-        if await unless(stop, _begin(client, lane, arrivals, erasures, server, broker, listener)):
+        if await unless(
+            stop, _begin(client, lane, ingest_signal, erasures, server, broker, listener)
+        ):
             # After the start: objects that exist by now are exempt from garbage collection.
             tune_interpreter()
             announcer.begin({"lane": lane.pid})
@@ -170,7 +172,7 @@ async def _serve(
     finally:
         await at_most(STOP_SECONDS, _stop(listener, broker, server))
         # After `_stop`, because the requests that end there may still wait for an event.
-        await arrivals.close()
+        await ingest_signal.close()
         await cancel_and_wait(sending, trimming, forgetting)
     log.info("query.stopped")
 
@@ -178,7 +180,7 @@ async def _serve(
 async def _begin(
     client: NatsClient,
     lane: Lane,
-    arrivals: NatsIngestSignal,
+    ingest_signal: NatsIngestSignal,
     erasures: ErasureFollower,
     server: QueryServer,
     broker: Broker,
@@ -192,7 +194,7 @@ async def _begin(
         lane.notify_of_erasure()
 
     # Before any request: a session that was cached before would outlive its erasure in memory.
-    await follow_notices(client, on_ingested=arrivals.notify, on_erased=on_erased)
+    await follow_notices(client, on_ingested=ingest_signal.notify, on_erased=on_erased)
     for name in DIRECT:
         await server.listen(client, name)
     await broker.start()

@@ -9,14 +9,14 @@ from turnfold.ports.recall import RecallStore
 from turnfold.settings import Settings
 
 
-def answering_of(
+def query_environment(
     settings: Settings,
     recall: RecallStore,
     windows: ModelWindows,
     *,
     replies_bytes: int = REPLIES_BYTES,
 ) -> QueryEnvironment:
-    """Return how this installation builds windows; recall searches this store."""
+    """Return the environment of an installation. Recall searches `recall`."""
     return QueryEnvironment(
         policy=policy_resolver(settings.preset, settings.policy_of, settings.allowance),
         model_window=lambda model, policy: windows(model, override=policy.context_window),

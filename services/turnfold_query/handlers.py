@@ -101,8 +101,8 @@ class QueryDispatcher:
         histories: HistoryStore,
         lists: AgentLists,
         lane: Lane,
-        answering: QueryEnvironment,
-        arrivals: query.IngestSignal,
+        environment: QueryEnvironment,
+        ingest_signal: query.IngestSignal,
         newest: NewestLookup,
         hints: HintSender,
         metrics: QueryMetrics,
@@ -113,8 +113,8 @@ class QueryDispatcher:
         self._histories = histories
         self._lists = lists
         self.lane = lane
-        self._answering = answering
-        self._arrivals = arrivals
+        self._environment = environment
+        self._ingest_signal = ingest_signal
         self._newest = newest
         self._hints = hints
         self._metrics = metrics
@@ -202,7 +202,7 @@ class QueryDispatcher:
         seq = request.after_seq
         if not seq or seq <= await self._windows.ingested_to():
             return True
-        await PlacedSignal(self._arrivals, place).reached(seq, request.wait_seconds)
+        await PlacedSignal(self._ingest_signal, place).reached(seq, request.wait_seconds)
         # The wait may also have ended by its time limit.
         return seq <= await self._windows.ingested_to()
 
@@ -257,7 +257,7 @@ class QueryDispatcher:
         # The past is read from all versions and evictions, which costs as much as a search.
         if request.as_of is not None:
             place.search()
-        arrivals = PlacedSignal(self._arrivals, place)
+        ingest_signal = PlacedSignal(self._ingest_signal, place)
         try:
             async with asyncio.timeout(self._seconds + request.wait_seconds):
                 try:
@@ -265,8 +265,8 @@ class QueryDispatcher:
                         key,
                         request,
                         store=self._windows,
-                        answering=self._answering,
-                        arrivals=arrivals,
+                        environment=self._environment,
+                        ingest_signal=ingest_signal,
                     )
                 except TooLargeHere:
                     if request.as_of is None:

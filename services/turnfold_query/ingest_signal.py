@@ -38,7 +38,7 @@ class NatsIngestSignal:
         if seq <= self._newest:
             self._signal.set()
         if self._poller is None:
-            self._poller = asyncio.create_task(self._poll(), name="arrivals")
+            self._poller = asyncio.create_task(self._poll(), name="ingest signal")
         try:
             await at_most(seconds, waiter)
         finally:
@@ -73,18 +73,17 @@ class NatsIngestSignal:
 
 
 class PlacedSignal:
-    """Waits for events, in a place among those who wait."""
+    """A signal for one request, which exchanges its place for one of a waiting request."""
 
-    __slots__ = ("_arrivals", "_place")
+    __slots__ = ("_place", "_signal")
 
-    def __init__(self, arrivals: IngestSignal, place: Place) -> None:
-        self._arrivals = arrivals
+    def __init__(self, signal: IngestSignal, place: Place) -> None:
+        self._signal = signal
         self._place = place
 
     async def reached(self, seq: int, seconds: float) -> None:
-        """Return when everything up to this sequence is ingested, or after so many seconds."""
-        # Hundreds may wait for one event. They give up their places meanwhile, and take turns
-        # afterwards.
+        """Return when every event up to `seq` is ingested, or after `seconds`."""
+        # Hundreds may wait for one event, so all of them take turns afterwards.
         self._place.wait()
-        await self._arrivals.reached(seq, seconds)
+        await self._signal.reached(seq, seconds)
         await self._place.turn()

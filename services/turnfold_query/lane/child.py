@@ -38,7 +38,7 @@ from turnfold.store.query.history import SqlHistoryStore
 from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.search import SqlSearchStore
 from turnfold.store.query.window import SqlWindowStore
-from turnfold_query.environment import answering_of
+from turnfold_query.environment import query_environment
 from turnfold_query.erasures import ErasureFollower
 from turnfold_query.lane import wire
 from turnfold_query.posted_events import EventBody, PostedEvent, read_posted
@@ -86,12 +86,14 @@ class LaneServer:
         self._searching = SqlSearchStore(self._database)
         self._recall = SqlRecallStore(self._database)
         self._tools = tools.ToolStores(self._histories, self._searching, self._recall)
-        self._answering = answering_of(
+        self._environment = query_environment(
             settings, self._recall, installed_windows(), replies_bytes=REPLIES_BYTES
         )
         self._writer = writer
         self._open: dict[int, asyncio.Task[Answer]] = {}
-        caches = SessionCaches(*self._windows.caches, *self._recall.caches, *self._answering.caches)
+        caches = SessionCaches(
+            *self._windows.caches, *self._recall.caches, *self._environment.caches
+        )
         self.erasures = ErasureFollower(self._windows, caches)
         self._database.on_new_server(self.erasures.forget_all)
 
@@ -139,7 +141,11 @@ class LaneServer:
             return read_posted(request)
         if isinstance(request, ContextRequest):
             return await query.context(
-                key, request, store=self._windows, answering=self._answering, arrivals=_NoWait()
+                key,
+                request,
+                store=self._windows,
+                environment=self._environment,
+                ingest_signal=_NoWait(),
             )
         if isinstance(request, SearchRequest):
             return (await search.search(key, request, store=self._searching)).encode()

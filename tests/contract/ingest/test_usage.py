@@ -183,8 +183,14 @@ async def test_windows_are_billed_by_the_factor_and_what_is_stored_stays_as_coun
     await compacted(stores)
 
     request = ContextRequest(max_tokens=50_000, wait_ms=0)
-    answering = QueryEnvironment(stores.policy, stores.installation.model_window)
-    answer = await context(KEY, request, store=stores.windows, answering=answering, arrivals=None)  # type: ignore[arg-type]  # nobody waits
+    environment = QueryEnvironment(stores.policy, stores.installation.model_window)
+    answer = await context(
+        KEY,
+        request,
+        store=stores.windows,
+        environment=environment,
+        ingest_signal=None,  # type: ignore[arg-type]  # nobody waits
+    )
 
     counts = await stores.history.counts(KEY)
     (version,) = (await stores.history.versions(KEY))[1]

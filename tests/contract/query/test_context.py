@@ -55,7 +55,7 @@ class Asker:
         self._stores = stores
         self._key = key
         policy_of = installation_of(policy)[1] if policy else stores.policy
-        self._answering = QueryEnvironment(
+        self._environment = QueryEnvironment(
             policy_of, model_window=lambda _, numbers: numbers.context_window or 128_000
         )
 
@@ -65,16 +65,16 @@ class Asker:
             self._key,
             request,
             store=self._stores.windows,
-            answering=self._answering,
-            arrivals=NoArrivals(),
+            environment=self._environment,
+            ingest_signal=NoArrivals(),
         )
 
     def forget(self) -> None:
-        SessionCaches(*self._answering.caches).clear()
+        SessionCaches(*self._environment.caches).clear()
 
     @property
     def windows_kept(self) -> int:
-        return len(self._answering.builders._entries)
+        return len(self._environment.builders._entries)
 
     async def told(self, **fields: Any) -> Json:
         found: Json = json.loads((await self.answer(**fields)).body)

@@ -26,20 +26,24 @@ class Server:
     def __init__(self, stores: Stores) -> None:
         assert isinstance(stores.windows, SqlWindowStore)
         assert isinstance(stores.recall, SqlRecallStore)
-        self._answering = QueryEnvironment(
+        self._environment = QueryEnvironment(
             stores.policy,
             model_window=lambda _, numbers: numbers.context_window or 128_000,
             recall=Recall(stores.recall),
         )
         self.store = stores.windows
         self.caches = SessionCaches(
-            *self.store.caches, *stores.recall.caches, *self._answering.caches
+            *self.store.caches, *stores.recall.caches, *self._environment.caches
         )
 
     async def window(self, key: SessionKey) -> ContextReply:
         request = ContextRequest(max_tokens=1_000, query="question 7")
         return await context(
-            key, request, store=self.store, answering=self._answering, arrivals=NoArrivals()
+            key,
+            request,
+            store=self.store,
+            environment=self._environment,
+            ingest_signal=NoArrivals(),
         )
 
 

@@ -78,7 +78,7 @@ async def test_windows_leave_no_garbage_for_the_collector(
                 assert budget == 20
             await stores.ingest(turn(seq, user(f"and {seq}?")))
             await asker.told(max_tokens=max(budget, 500), entries=True)
-        SessionCaches(*asker.answering.caches).clear()
+        SessionCaches(*asker.environment.caches).clear()
 
     assert not garbage
 

@@ -57,7 +57,7 @@ class Asker:
     def __init__(self, stores: Stores, policy: Policy | None = None) -> None:
         self._windows = stores.windows
         assert isinstance(stores.recall, SqlRecallStore)
-        self.answering = QueryEnvironment(
+        self.environment = QueryEnvironment(
             installation_of(policy)[1] if policy else stores.policy,
             model_window=lambda _, numbers: numbers.context_window or 128_000,
             recall=Recall(stores.recall),
@@ -66,7 +66,11 @@ class Asker:
     async def told(self, **fields: Any) -> Json:
         request = ContextRequest.model_validate(fields)
         reply = await context(
-            KEY, request, store=self._windows, answering=self.answering, arrivals=NoArrivals()
+            KEY,
+            request,
+            store=self._windows,
+            environment=self.environment,
+            ingest_signal=NoArrivals(),
         )
         told: Json = json.loads(reply.body)
         assert validation_errors(told["messages"]) == [] or "system" in told

@@ -41,8 +41,8 @@ async def asked(asker: Asker, stores: Stores, **fields: Any) -> dict[str, Any]:
         KEY,
         ContextRequest.model_validate({"max_tokens": 1_000, "wait_ms": 0, **fields}),
         store=stores.windows,
-        answering=asker.answering,
-        arrivals=NoArrivals(),
+        environment=asker.environment,
+        ingest_signal=NoArrivals(),
     )
     answer: dict[str, Any] = json.loads(reply.body)
     return answer
@@ -134,7 +134,7 @@ async def test_a_smaller_block_in_the_policy_is_in_force_at_once(stores: Stores,
     assert (await asker.told(max_tokens=2_000))["recall"]["tokens"] > most
     smaller = replace(policy, recall_max_tokens=most)
 
-    asker.answering = replace(asker.answering, policy=installation_of(smaller)[1])
+    asker.environment = replace(asker.environment, policy=installation_of(smaller)[1])
 
     told = await asker.told(max_tokens=2_000)
     assert told["recall"] == (await Asker(stores, smaller).told(max_tokens=2_000))["recall"]

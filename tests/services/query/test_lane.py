@@ -29,7 +29,7 @@ from turnfold.store.database.engine import Database
 from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.search import SqlSearchStore
 from turnfold.store.query.window import AT_ONCE, SqlWindowStore
-from turnfold_query.environment import answering_of
+from turnfold_query.environment import query_environment
 from turnfold_query.posted_events import LANE_BYTES, LANE_VALUES
 
 KEY = SessionKey(AgentId("a"), SessionId("large"))
@@ -106,9 +106,9 @@ async def same_as_here(url: str, browser: httpx.AsyncClient) -> None:
     """Compare what the lane answers with what the same code answers in this process."""
     database = Database(url, writes=False)
     try:
-        windows, answering = (
+        windows, environment = (
             SqlWindowStore(database),
-            answering_of(read_settings({}), SqlRecallStore(database), installed_windows()),
+            query_environment(read_settings({}), SqlRecallStore(database), installed_windows()),
         )
         asked_for: tuple[dict[str, int | str], ...] = (
             {"max_tokens": 90_000},
@@ -119,7 +119,7 @@ async def same_as_here(url: str, browser: httpx.AsyncClient) -> None:
             asked = await browser.get(f"{SESSION}/context", params=given)
             request = ContextRequest.model_validate(given)
             here = await query.context(
-                KEY, request, store=windows, answering=answering, arrivals=Nobody()
+                KEY, request, store=windows, environment=environment, ingest_signal=Nobody()
             )
             assert (asked.status_code, asked.headers["etag"]) == (200, f'"{here.etag}"')
             assert asked.content == here.body
@@ -136,8 +136,8 @@ async def same_as_here(url: str, browser: httpx.AsyncClient) -> None:
                 KEY,
                 ContextRequest(max_tokens=10),
                 store=windows,
-                answering=answering,
-                arrivals=Nobody(),
+                environment=environment,
+                ingest_signal=Nobody(),
             )
         assert (refused.status_code, refused.json()) == (CannotFit.status, told.value.as_json())
         found = await browser.get(f"{SESSION}/search", params={"q": "order 77"})

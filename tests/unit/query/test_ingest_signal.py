@@ -22,17 +22,17 @@ async def test_what_was_ingested_just_before_a_request_waits_needs_no_further_si
     async def ingested_to() -> int:
         return sequence
 
-    arrivals = NatsIngestSignal(ingested_to)
+    signal = NatsIngestSignal(ingested_to)
     async with asyncio.timeout(30):
-        arrivals.notify()
-        await arrivals.reached(7, LONG_SECONDS)
-        waiting = asyncio.create_task(arrivals.reached(9, LONG_SECONDS))
+        signal.notify()
+        await signal.reached(7, LONG_SECONDS)
+        waiting = asyncio.create_task(signal.reached(9, LONG_SECONDS))
         sequence = 8
-        arrivals.notify()
-        await arrivals.reached(8, LONG_SECONDS)
+        signal.notify()
+        await signal.reached(8, LONG_SECONDS)
 
-        await arrivals.reached(8, LONG_SECONDS)
+        await signal.reached(8, LONG_SECONDS)
 
     assert not waiting.done()
     await cancel_and_wait(waiting)
-    await arrivals.close()
+    await signal.close()

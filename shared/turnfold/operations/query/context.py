@@ -47,8 +47,8 @@ async def context(
     request: ContextRequest,
     *,
     store: WindowStore,
-    answering: QueryEnvironment,
-    arrivals: IngestSignal,
+    environment: QueryEnvironment,
+    ingest_signal: IngestSignal,
 ) -> ContextReply:
     """Answer `context.get`; wait for the sequence that the request names, within a limit.
 
@@ -65,7 +65,7 @@ async def context(
     while True:
         patience, began = deadline - loop.time(), time.perf_counter()
         reading = WindowReading(
-            key, request, answering, may_wait=patience > 0, chars_per_token=chars_per_token
+            key, request, environment, may_wait=patience > 0, chars_per_token=chars_per_token
         )
         if moment is None:
             seen, bodies = await store.window(
@@ -86,9 +86,9 @@ async def context(
             case ContextReply():
                 return seen
             case Stale():
-                await arrivals.reached(request.after_seq, patience)
+                await ingest_signal.reached(request.after_seq, patience)
             case PlannedWindow(max_characters=limit):
-                planned = await with_recall(seen, reading, store, answering.recall)
+                planned = await with_recall(seen, reading, store, environment.recall)
                 rendered = _rendered(planned, bodies)
                 if limit and (characters := _characters(planned, rendered)) > limit:
                     # It grows by a quarter or more: the window fits, or `CannotFit` ends the loop.
@@ -97,7 +97,7 @@ async def context(
                 if moment is not None and planned.plan.shape is Shape.RESPONSES:
                     planned = _recounted(planned, rendered)
                 originals = await _originals(planned, store)
-                return _reply(planned, rendered, originals, began, answering)
+                return _reply(planned, rendered, originals, began, environment)
 
 
 def _rendered(planned: PlannedWindow, bodies: Mapping[int, str]) -> Rendered:
