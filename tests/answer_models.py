@@ -30,7 +30,7 @@ from turnfold.store.database.outbox import Notice
 from turnfold_query.http.commands import add_commands
 from turnfold_query.http.description import DescribedApp, models_of
 from turnfold_query.http.inspections import add_inspections
-from turnfold_query.http.pages import add_lists
+from turnfold_query.http.lists import add_lists
 from turnfold_query.http.publish import add_publish
 from turnfold_query.http.reads import add_reads
 

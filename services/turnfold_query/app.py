@@ -47,7 +47,7 @@ from turnfold_query.handlers import DIRECT, MODELS, QueryDispatcher, QueryServer
 from turnfold_query.hints import HintSender
 from turnfold_query.http.app import make_http
 from turnfold_query.http.inspector import Inspector
-from turnfold_query.http.pages import PROBE_SECONDS
+from turnfold_query.http.service import PROBE_SECONDS
 from turnfold_query.ingest_signal import NatsIngestSignal
 from turnfold_query.lane import Lane
 from turnfold_query.metrics import QueryMetrics

@@ -40,8 +40,8 @@ from turnfold_query.http.commands import Forwarder, add_commands
 from turnfold_query.http.description import DescribedApp
 from turnfold_query.http.inspections import add_inspections
 from turnfold_query.http.inspector import Inspector
+from turnfold_query.http.lists import add_lists
 from turnfold_query.http.middleware import EncodedPaths, TracingMiddleware
-from turnfold_query.http.pages import add_lists, add_probes, add_references
 from turnfold_query.http.publish import add_publish, reader_of
 from turnfold_query.http.reads import add_reads
 from turnfold_query.http.request_reading import (
@@ -49,6 +49,7 @@ from turnfold_query.http.request_reading import (
     BodyMemory,
     ConcurrencyMiddleware,
 )
+from turnfold_query.http.service import add_probes, add_references
 from turnfold_query.http.windows import WindowRoute
 from turnfold_query.metrics import QueryMetrics
 

@@ -1,0 +1,64 @@
+"""Routes that list sessions and dead letters."""
+
+from typing import Annotated
+
+from fastapi import FastAPI, Path, Query, Request, Response
+
+from turnfold.contracts.answers.history import SessionListAnswer
+from turnfold.contracts.answers.installation import DeadLetterAnswer, DeadLetterListAnswer
+from turnfold.messages import MOST_INT64
+from turnfold.operations.query import dead_letters, history
+from turnfold.ports.admin import DeadLetterStore
+from turnfold.ports.query import HistoryStore
+from turnfold_query.http.description import EVERYWHERE, described
+from turnfold_query.http.inspector import Limit, agents_among
+from turnfold_query.http.responses import json_response
+
+
+def add_lists(app: FastAPI, histories: HistoryStore, letter_store: DeadLetterStore) -> None:
+    """Add the routes that list sessions and dead letters."""
+
+    @app.get(
+        "/v1/sessions",
+        **described(
+            "sessions", "Sessions, newest event first", SessionListAnswer, errors=EVERYWHERE
+        ),
+    )
+    async def get_sessions(
+        http: Request,
+        agent_id: str | None = None,
+        after: Annotated[
+            str | None, Query(max_length=100, description="`next_after` of the page before.")
+        ] = None,
+        limit: Limit = 100,
+    ) -> Response:
+        agent_ids = agents_among(http, agent_id)
+        return json_response(
+            await history.sessions(agent_ids=agent_ids, after=after, limit=limit, store=histories)
+        )
+
+    @app.get(
+        "/v1/deadletters",
+        **described(
+            "dead letters",
+            "Events that could not be stored",
+            DeadLetterListAnswer,
+            errors=EVERYWHERE,
+        ),
+    )
+    async def get_dead_letters(
+        after: Annotated[int, Query(ge=0, le=MOST_INT64)] = 0,
+        limit: Limit = 100,
+    ) -> Response:
+        return json_response(await history.dead_letters(after=after, limit=limit, store=histories))
+
+    @app.get(
+        "/v1/deadletters/{dead_letter_id}",
+        **described(
+            "dead letters", "A dead letter with its bytes", DeadLetterAnswer, errors=EVERYWHERE
+        ),
+    )
+    async def get_dead_letter(
+        dead_letter_id: Annotated[int, Path(ge=1, le=MOST_INT64)],
+    ) -> Response:
+        return json_response(await dead_letters.show(dead_letter_id, store=letter_store))
