@@ -20,7 +20,6 @@ from turnfold.errors import RequestError, Unavailable
 from turnfold.model_info.context_windows import installed_windows
 from turnfold.operations.query import context as query
 from turnfold.operations.query import expand, search, tools
-from turnfold.operations.query.environment import ContextReply
 from turnfold.process.caller_order import ASKER
 from turnfold.process.child_process import (
     decode_message,
@@ -41,11 +40,11 @@ from turnfold.store.query.window import SqlWindowStore
 from turnfold_query.environment import query_environment
 from turnfold_query.erasures import ErasureFollower
 from turnfold_query.lane import wire
-from turnfold_query.posted_events import EventBody, PostedEvent, read_posted
+from turnfold_query.posted_events import EventBody, read_posted
 
 log = structlog.get_logger()
 
-Answer = bytes | ContextReply | PostedEvent | RequestError | None
+Outcome = wire.Answer | RequestError | None
 REPLIES_BYTES = 4_000_000
 """The most bytes of cached replies. Those of the lane are large, and hardly asked for again."""
 
@@ -90,7 +89,7 @@ class LaneServer:
             settings, self._recall, installed_windows(), replies_bytes=REPLIES_BYTES
         )
         self._writer = writer
-        self._open: dict[int, asyncio.Task[Answer]] = {}
+        self._open: dict[int, asyncio.Task[Outcome]] = {}
         caches = SessionCaches(
             *self._windows.caches, *self._recall.caches, *self._environment.caches
         )
@@ -112,7 +111,7 @@ class LaneServer:
             case wire.Erased():
                 self.erasures.notify()
 
-    async def _answer(self, message: wire.Ask) -> Answer:
+    async def _answer(self, message: wire.Ask) -> Outcome:
         # Each request is a task with a context of its own, so this names its caller alone.
         ASKER.set(message.asker)
         try:
@@ -128,14 +127,14 @@ class LaneServer:
             log.exception("request.failed", request=type(message.request).__name__)
             return Unavailable("the request failed; the log of the query service says why")
 
-    def _reply(self, number: int, task: asyncio.Task[Answer]) -> None:
+    def _reply(self, number: int, task: asyncio.Task[Outcome]) -> None:
         """Send the answer; None if the request was cancelled."""
         del self._open[number]
         answer = None if task.cancelled() else task.result()
         # Without `drain`: the query server has at most two requests here, so few answers wait.
         self._writer.write(encode_frame(encode_message(wire.Answered(number, answer))))
 
-    async def _execute(self, message: wire.Ask) -> bytes | ContextReply | PostedEvent:
+    async def _execute(self, message: wire.Ask) -> wire.Answer:
         key, request = message.key, message.request
         if isinstance(request, EventBody):
             return read_posted(request)

@@ -15,6 +15,7 @@ from turnfold.operations.query.environment import ContextReply
 from turnfold_query.posted_events import EventBody, PostedEvent
 
 Request = SearchRequest | ExpandRequest | ContextRequest | ToolRequest | EventBody
+Answer = bytes | ContextReply | PostedEvent
 
 
 class Ask(NamedTuple):
@@ -37,7 +38,7 @@ class Erased(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """From the lane: a request has ended with this answer; None if it was cancelled."""
+    """From the lane: a request has ended with this answer, or an error; None if cancelled."""
 
     number: int
-    answer: bytes | ContextReply | PostedEvent | RequestError | None
+    answer: Answer | RequestError | None
