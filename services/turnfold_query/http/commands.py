@@ -26,7 +26,7 @@ from turnfold.contracts.requests import (
     ReplayRequest,
     SummaryRequest,
 )
-from turnfold.contracts.subjects import session_subject, token_of
+from turnfold.contracts.subjects import agent_subject, session_subject
 from turnfold.errors import BadRequest, RequestError, Unavailable
 from turnfold.nats_client.connection import NatsClient
 from turnfold_query.auth import ReadSecret, actor_headers
@@ -214,7 +214,7 @@ def _endpoint(path: str, request: str, forward: Forward) -> Callable[..., Awaita
         return await forward(session_subject(request, session_key(agent_id, session_id)), http)
 
     async def of_agent(agent_id: AgentPath, http: Request) -> Response:
-        return await forward(f"{request}.{token_of(agent_key(agent_id))}", http)
+        return await forward(agent_subject(request, agent_key(agent_id)), http)
 
     async def of_installation(http: Request) -> Response:
         return await forward(request, http)
