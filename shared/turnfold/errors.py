@@ -43,11 +43,11 @@ class RequestError(TurnfoldError):
     status: ClassVar[int] = 400
 
     def as_json(self) -> dict[str, Any]:
-        """The answer that tells the caller."""
+        """Return the error as an answer of the contract."""
         return {"error": {"code": self.code, "message": str(self), **self.more()}}
 
     def more(self) -> dict[str, Any]:
-        """Further fields of the answer."""
+        """Return further fields of the answer."""
         return {}
 
 
@@ -86,7 +86,7 @@ class CannotFit(RequestError):
         self.needed_messages = needed_messages
 
     def more(self) -> dict[str, Any]:
-        """What would fit."""
+        """Return the smallest limits that work, as far as they are known."""
         needs = {"needed_tokens": self.needed_tokens, "needed_messages": self.needed_messages}
         return {name: value for name, value in needs.items() if value is not None}
 
@@ -123,7 +123,7 @@ class Unavailable(RequestError):
         self.is_answer = is_answer
 
     def more(self) -> dict[str, Any]:
-        """When to try again, where that is known."""
+        """Return when to try again, if that is known."""
         return {} if self.retry_after_ms is None else {"retry_after_ms": self.retry_after_ms}
 
 
@@ -213,7 +213,7 @@ class SummarizerError(TurnfoldError):
 
 
 class BudgetSpent(SummarizerError):
-    """What an agent's summaries may take in a day is spent; no model was asked."""
+    """An agent's summaries have used up its tokens of the day; no model was asked."""
 
     def __init__(self, reason: str, *, until_ms: int) -> None:
         super().__init__(reason, "the agent's tokens of the day are spent", is_transient=False)

@@ -44,7 +44,7 @@ SYSTEM_ROLES: Final = ("system", "developer")
 
 
 class Role(StrEnum):
-    """Who speaks; `developer` is a system message by another name."""
+    """The author of a message; `developer` is another name for `system`."""
 
     SYSTEM = "system"
     DEVELOPER = "developer"
@@ -89,7 +89,7 @@ SHAPE_OF_FORMAT: Final[Mapping[WindowFormat, Shape]] = {
 
 
 class Element(IntEnum):
-    """What was published as a message; see `turnfold.core.shapes`.
+    """The form in which a message was published; see `turnfold.core.shapes`.
 
     ITEM and JOINED are items of the Responses API. A response is one chat message: its first item
     holds it, and its other items are JOINED to that one. BLOCKS is a message of the Anthropic API.
@@ -256,12 +256,12 @@ def pinnable_in(messages: Iterable[Message]) -> list[Message]:
 
 
 def position_of(stream_seq: int, index: int) -> int:
-    """Where a message stands in its session's history."""
+    """Return the position of a message in its session."""
     return stream_seq * MESSAGES_PER_EVENT + index
 
 
 def split_message_id(message_id: str) -> tuple[EventId, int] | None:
-    """The event and the index a message id names, or None when it names none."""
+    """Return the event and the index that a message id names; None if it is not such an id."""
     event_id, _, index = message_id.rpartition("#")
     is_number = index.isascii() and index.isdigit() and (index == "0" or index[0] != "0")
     # Python refuses to read thousands of digits.

@@ -63,7 +63,7 @@ def divide_responses(items: Sequence[Message]) -> Iterator[list[Message]]:
 def chat_from_responses(items: Sequence[Message]) -> list[dict[str, Any]]:
     """Return items of the Responses API as chat messages.
 
-    What the model wrote at one time (a run of reasoning, messages and calls) becomes one message.
+    A run of reasoning, messages and calls, which the model wrote at one time, becomes one message.
     Reasoning is left out. Items of unknown types are told as JSON text.
 
     Raises:

@@ -117,7 +117,7 @@ class Token(NamedTuple):
     name: str | None = None
 
     def actor_name(self, digest: str) -> str:
-        """The name in the audit log: its own, or else the prefix of its hash."""
+        """Return its name in the audit log: its own, or else the prefix of its hash."""
         return self.name or digest[:NAME_OF_HASH]
 
 

@@ -63,7 +63,7 @@ def _open_streams() -> None:
 def _run(words: list[str]) -> int:
     from turnfold.cli.services import SERVICES
 
-    # What starts a system skips the parser, which takes a third of a second to load.
+    # Commands that start a system skip the parser, which takes a third of a second to load.
     if len(words) == 1 and words[0] in SERVICES:
         return SERVICES[words[0]]()
     if words[:1] == ["up"] and COMPLETE_VARIABLE not in os.environ:

@@ -24,7 +24,7 @@ Failed attempts count as well, but the third failure ends a job.
 """
 NEARLY_FULL, FULL = 0.8, 0.98
 DISK_WARNING, DISK_FAILED = (0.05, 1 << 30), (0.01, 200 << 20)
-"""What is left of a disk, as a share and in bytes, below which there is something to say."""
+"""The free share and bytes of a disk below which `doctor` reports it."""
 
 Outcome = Literal["ok", "unknown", "warning", "failed"]
 

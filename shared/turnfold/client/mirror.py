@@ -1,8 +1,8 @@
 """Keep a session equal to a list of messages, for hosts that send the whole list each time.
 
 The id of an event names a number of elements and the hash of the list up to there. So the newest
-message of the session tells how much of a list is stored, also after a restart of the host. What
-was retracted before is published again under other ids: they end with a mark of the newest message
+message of the session tells how much of a list is stored, also after a restart of the host.
+Retracted elements are published again under other ids, which end with a mark of the newest message
 that was there.
 """
 
@@ -229,7 +229,7 @@ async def _common(session: Session, listed: ElementList, *, compare_all: bool) -
         and run is not None
         and newest.state != "retracted"
         and listed.is_beginning(run._replace(start=0), total - listed.uncounted_before(run.end))
-        # What joins the newest event has to be published with it, in an event that replaces it.
+        # An element that joins the newest event is published with it, in an event that replaces it.
         and not listed.joins(run.end)
     ):
         return _Common(run.end, total, newest.message_id, False, newest.message_id, run.mark)

@@ -266,7 +266,7 @@ class ContextRecovery:
         model = call_budget.model
         budget = ContextBudget(budget_tokens=call_budget.budget_tokens, model=model)
         window = await self._window(own, budget, compressor)
-        # What the agent's programmer set is not second-guessed.
+        # A limit that the agent's programmer set is taken as it is.
         is_explicit = self._budget_tokens is not None or self._context_window is not None
         if self._reported_window is None or is_explicit:
             return call_budget, window

@@ -144,7 +144,7 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
     ) -> None:
         """Publish messages; return when the stream has stored them.
 
-        What the end of the session has already is left out, for hosts that save a whole transcript
+        Messages at the end of the session are not repeated, for hosts that save a whole transcript
         again.
 
         Raises:

@@ -198,7 +198,7 @@ def _event(session: Session, entry: Mapping[str, Any], event_id: str) -> tuple[O
         return turn_event(session.key, [CARRIER], event_id=event_id, carry=[carry]), False
     element = {"role": message["role"], "content": message["content"]}
     if views == 1:
-        # What the element has is not stored twice. Of several views, each has a part of it.
+        # Fields of the element are not stored twice. Of several views, each has a part of it.
         others = {name: value for name, value in message.items() if name not in element}
         carry = {"entry": {**entry, "message": others}, "in_element": list(element)}
     is_meta = bool(entry.get("isMeta") or entry.get("isCompactSummary"))

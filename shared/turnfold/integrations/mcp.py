@@ -176,7 +176,7 @@ def _window_text(window: Window) -> str:
     for message_id, message in reversed(pairs):
         shown: Any = message
         text = json.dumps(message, ensure_ascii=False)
-        # What Turnfold wrote has no id and is never cut: it holds many messages, and no media.
+        # Texts of Turnfold have no id and are never cut: they stand for many messages.
         if message_id is not None and len(text) > MESSAGE_CHARACTERS:
             omitted = len(text) - MESSAGE_CHARACTERS
             shown = f"{text[:MESSAGE_CHARACTERS]} [{omitted} characters left out]"

@@ -133,7 +133,7 @@ def _refusal(failure: object) -> Rejection | None:
 
 
 class _Lookup(Enum):
-    """What the stream may hold at an acknowledged sequence."""
+    """The result of looking up the acknowledged sequence in the stream."""
 
     OURS = auto()
     ANOTHER = auto()

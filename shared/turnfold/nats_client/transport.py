@@ -29,7 +29,7 @@ class ConnectionTransport(TcpTransport):
     """
 
     def __bool__(self) -> bool:
-        """Whether nats-py may use it; it would replace one that has not connected yet."""
+        """Return True, also before it is connected: nats-py would replace a false transport."""
         return True
 
     async def connect(self, uri: Any, buffer_size: int, connect_timeout: int) -> None:

@@ -1,1 +1,1 @@
-"""What the services do, as functions over ports: `ingest`, `compact` and `query`."""
+"""The operations of the services, as functions over ports: `ingest`, `compact` and `query`."""

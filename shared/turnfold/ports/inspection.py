@@ -105,8 +105,8 @@ class AgentTotals(NamedTuple):
 class ModelCosts(NamedTuple):
     """The cost of the versions of one model; `model` is None for those written without a model.
 
-    `cost` is in US dollars and sums what providers and price lists told. `unpriced` counts the
-    versions for which nobody told a cost.
+    `cost` is in US dollars, from providers and price lists. `unpriced` counts the versions without
+    a known cost.
     """
 
     model: str | None

@@ -1,4 +1,4 @@
-"""What every child process does for its parent: announce that it is ready, and end with it."""
+"""The duties of a child process: announce that it is ready, and end with its parent."""
 
 import ctypes
 import json

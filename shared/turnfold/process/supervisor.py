@@ -53,7 +53,7 @@ PROXY: Sequence[str] = (*TURNFOLD, "proxy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemConfig:
-    """What to run and where. Port 0 stands for any free port.
+    """The services to run, their addresses and their data. Port 0 stands for any free port.
 
     Without `database_url`, the database is a SQLite file in the data directory. A proxy runs only
     with a `proxy_upstream`. With `copies`, our services are copies of this process.

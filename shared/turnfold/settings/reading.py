@@ -98,7 +98,7 @@ def read_settings(
         port = values.get("http_port", DEFAULT_HTTP_PORT)
         values["http_url"] = http_url(host, port, is_encrypted="http_certificate" in values)
     if "nats_url" not in values and values.get("data_dir"):
-        # What was set explicitly overrides the ready line.
+        # Settings that were made explicitly override the ready line.
         values = _running_system(values["data_dir"]) | values
     settings = _with_policy(values, numbers, short_overrides(environ))
     _check_key(settings)

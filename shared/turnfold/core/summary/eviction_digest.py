@@ -74,7 +74,7 @@ def digest_eviction(
 
 def _quoted(spoken: Sequence[Message]) -> Sequence[Message]:
     older, newest = spoken[:-DIGEST_MESSAGES], spoken[-DIGEST_MESSAGES:]
-    # Who asks, and for what: the newest messages seldom repeat it.
+    # The newest messages seldom repeat the request that led to them.
     request = next((message for message in older if message.is_request), None)
     return newest if request is None else [request, *newest[1:]]
 

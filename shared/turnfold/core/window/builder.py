@@ -181,7 +181,7 @@ class WindowBuilder:
         self.total += block.tokens
         self.size += block.size
         if message.role is Role.ASSISTANT:
-            # Whatever the model wrote next, it had seen the results before that.
+            # The model has seen all results before its next answer.
             self.unseen = block if block.results else None
         self.candidates.add_block(block, is_newest_request=is_request)
         if block.results:

@@ -240,7 +240,7 @@ def end_regenerations(
 ) -> None:
     """End regenerations that have nothing to write, or were to extend what was taken back.
 
-    What lost its version is folded first, and then written again.
+    Messages that lost their version are folded first, and then written again.
     """
     is_void = session.version is None and not uncovered(connection, session.sid)
     for compaction_id, stored in _REGENERATIONS.rows(connection, session.sid):
@@ -270,7 +270,7 @@ def fence_off(
             status=JobStatus.PENDING,
             lease_until_ms=None,
             next_attempt_at_ms=now_ms,
-            # What was stopped is no attempt that failed.
+            # A stopped attempt is no failed one.
             attempts=compactions.c.attempts - 1,
         )
     )

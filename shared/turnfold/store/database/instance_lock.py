@@ -74,7 +74,7 @@ def _foreign(bound: str | None, created: str | None) -> StartError:
 
 
 def _next_seq(connection: Connection) -> int:
-    # What is erased may have waited still, and new events up to there would count as erased.
+    # An erasure may name sequences that are not ingested yet. New events must come after them.
     columns = (ingested_ranges.c.last_seq, erasures.c.last_seq)
     return max(connection.scalar(select(func.max(column))) or 0 for column in columns) + 1
 

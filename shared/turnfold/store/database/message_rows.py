@@ -217,7 +217,7 @@ PLAIN_CONSTANTS: Mapping[str, bool | None] = {
     "calls": None, "tool_call_id": None, "content_digest": None, "answers_position": None,
     "answers_slot": None, "is_copy": False, "cuts": None, "original": None, "element": None,
 }  # fmt: skip
-"""What these columns hold for most messages, which SQLite stores a quarter faster without them."""
+"""The usual values of these columns. SQLite stores messages a quarter faster without them."""
 PLAIN = tuple([name for name in STORED if name not in PLAIN_CONSTANTS])
 
 

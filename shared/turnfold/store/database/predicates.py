@@ -1,7 +1,7 @@
 """SQL conditions that several statements share.
 
-What never changes is a literal and no parameter: a planner uses a partial index only if the
-statement shows what the index excludes. For the same reason `is_uncovered` is text: SQLite's
+Constants are literals and no parameters: a planner uses a partial index only if the statement
+shows what the index excludes. For the same reason `is_uncovered` is text: SQLite's
 planner does not recognize `is_covered = 0`.
 """
 

@@ -120,7 +120,7 @@ class SessionRow:
 
     @property
     def gauge(self) -> UsageState:
-        """What its model reported, as if no compaction had ever been."""
+        """The usage that its model reported, as if no compaction had ever been."""
         return UsageState(
             self.factor,
             self.reported_seq,

@@ -113,5 +113,5 @@ def prepare_sqlite(engine: Engine, *, writes: bool) -> None:
         cursor.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
         cursor.close()
 
-    # Whoever listens for the event of that name has every statement ask who listens.
+    # Not as a listener for the event `begin`: SQLAlchemy then looks for listeners per statement.
     engine.dialect.do_begin = begin  # type: ignore[assignment]  # the dialect is this engine's own

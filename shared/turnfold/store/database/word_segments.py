@@ -211,7 +211,7 @@ def rare_terms(  # the same as `find_terms`, and a limit
 ) -> Mapping[Term, set[int] | None]:
     """Return the positions before `until` of each term, None if it surely has more than `most`.
 
-    What a frequent word has in a segment is counted without decoding it.
+    The places of a frequent word in a segment are counted without decoding them.
     """
     found: dict[Term, list[tuple[StoredSegment, PostingList]]] = {term: [] for term in terms}
     for term, stored, postings in _postings(connection, sid, segments, terms):

@@ -286,7 +286,7 @@ def erase_some(
     if is_last and scope.is_agent:
         counted, usage = session_counts, summary_token_usage
         connection.execute(delete(counted).where(counted.c.agent_id == scope.agent_id))
-        # What was spent today still counts, or an agent could lift its daily limit by an erasure.
+        # Not that of today, or an agent could lift its daily limit by an erasure.
         is_past = (usage.c.agent_id == scope.agent_id) & (usage.c.day < erasure.at_ms // DAY_MS)
         connection.execute(delete(usage).where(is_past))
         policy = connection.execute(delete(agents).where(agents.c.agent_id == scope.agent_id))

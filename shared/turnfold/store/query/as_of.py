@@ -188,7 +188,7 @@ def timeline_state(
             named = next((version for version in past.versions if version.version == number), None)
             if named is None:
                 raise BadRequest(f"as_of: there is no version {number} in this session")
-            # What a version speaks for had come before it, whatever the clocks say.
+            # A version is newer than the messages it covers, even if the clocks disagree.
             at_ms = named.created_at_ms
             until = max(_newest_by(connection, sid, at_ms), named.last_position)
             return _state(connection, sid, past, _Place(at_ms, until), in_force=number)
@@ -230,7 +230,7 @@ def _state(
     left_with = Counter([message.compaction_id for message in retracted])
     state = state_as_of(place.at_ms, place.until, past, in_force=in_force)
     taken = _taken(connection, sid, state, retracted)
-    # What a restored eviction had is not counted any more if it was retracted before or since.
+    # Of a restored eviction, retracted messages do not count, whenever they were retracted.
     evictions = tuple(
         [
             replace(

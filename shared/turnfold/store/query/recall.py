@@ -166,7 +166,7 @@ class SqlRecallStore:
         sid, until, total, unindexed_from, is_inline = asked
         wanted = question(lambda position: _body(connection, sid, position))
         end = bisect_left(order.positions, until)
-        # Who speaks only later must not change what was decided before.
+        # A speaker who speaks only later must not change an earlier decision.
         named = {
             word
             for word in wanted.words & order.speakers.keys()

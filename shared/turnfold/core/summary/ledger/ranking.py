@@ -1,7 +1,7 @@
 """Rank the candidates of the ledger, and choose as many of the best as fit.
 
-What the user stated precedes everything else. Other candidates are ranked by their worth per token.
-The choice uses estimates of tokens. The tokenizer then counts the whole ledger, never one value.
+Values that the user stated precede all others, which are ranked by their worth per token. The
+choice uses estimates of tokens. The tokenizer then counts the whole ledger, never one value.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

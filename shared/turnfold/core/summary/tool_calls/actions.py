@@ -1,4 +1,4 @@
-"""What tool calls did: files read and modified, commands run, and other actions.
+"""The actions of tool calls: files read and modified, commands run, and others.
 
 They are derived from names and arguments of calls, without a model. The names of tools differ from
 agent to agent, so the words in a name decide: `write_file` and `deletePath` modify a file.

@@ -30,7 +30,7 @@ _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?([^\n]*)(?:\n.*?(?:\n[ \t]*\1\b|
 def parsed_arguments(arguments: str) -> dict[str, Any]:
     """Return the printable arguments of a call; an empty mapping if they are not a JSON object.
 
-    What is read from them is stored, and databases reject half of a character.
+    Printable, because they are stored, and databases reject half of a character.
     """
     if len(arguments) > _MAX_PARSED_CHARACTERS:
         # Such arguments hold a whole file. Its path is near the start or the end.

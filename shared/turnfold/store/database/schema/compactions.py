@@ -77,12 +77,12 @@ compactions = Table(
     # When its messages left the window, and when they came back.
     Column("evicted_at_ms", Big),
     Column("restored_at_ms", Big),
-    # What a regeneration was asked for, as JSON, and the campaign that asked.
+    # The options of a regeneration, as JSON, and the campaign that requested it.
     Column("wanted", Text),
     Column("campaign_id", Big),
     # The trace of the event that set it off, where there is one.
     Column("trace", Text),
-    # Who asked for it; null where nobody did.
+    # The actor who requested it; null if nobody did.
     Column("actor", Text),
     UniqueConstraint("sid", "ordinal"),
     CheckConstraint(
@@ -154,7 +154,7 @@ summaries = Table(
     Column("messages_covered", Big, nullable=False),
     # How many versions ago one was written from the originals; that one is 1.
     Column("depth", Integer, nullable=False, server_default=text("1")),
-    # What the provider counted, and what it costs in US dollars; null where nobody said.
+    # The counts of the provider, and the cost in US dollars; null if nobody reported them.
     Column("prompt_tokens", Big),
     Column("completion_tokens", Big),
     Column("cost", Float),

@@ -77,7 +77,7 @@ sessions = Table(
     Column("failures", Integer, nullable=False, server_default=text("0")),
     Column("cooldown_until_ms", Big, nullable=False, server_default=text("0")),
     Column("cooldown_reason", Text),
-    # What was restored stays until the session has grown to so many tokens, or somebody asks.
+    # Restored messages stay until the session has grown to so many tokens, or a request evicts.
     Column("held_to_tokens", Big, nullable=False, server_default=text("0")),
     # The first message that the search index may not have; null when it has all.
     Column("unindexed_from", Big),
@@ -124,7 +124,7 @@ events = Table(
     Column("stream_seq", Big, nullable=False),
     # Compared with that of a duplicate, before any text is.
     Column("digest", LargeBinary, nullable=False),
-    # What the event said besides its messages, as JSON; null where it said nothing.
+    # The fields of the event besides its messages, as JSON; null if it has none.
     Column("envelope", Text),
     # Erasing a session.
     Index("ix_events_sid", "sid"),
@@ -177,10 +177,10 @@ messages = Table(
     # The message as a window shows it. `original` is what was published, if that differs.
     Column("original", Text),
     Column("body", Text, nullable=False),
-    # What a digest may tell of it without reading its body; null if there is nothing.
+    # The texts that a digest may show of it without reading its body; null if there are none.
     Column("gist", Text),
-    # What was published if it was no chat message, as a number of `messages.Element`; otherwise
-    # null. `original` is the element then, packed; see `core.shapes.packing`.
+    # A number of `messages.Element` if no chat message was published; otherwise null. `original`
+    # is the element then, packed; see `core.shapes.packing`.
     Column("element", SmallInteger),
     CheckConstraint("role IN ('system', 'developer', 'user', 'assistant', 'tool')", name="role"),
     CheckConstraint("(answers_position IS NULL) = (answers_slot IS NULL)", name="answer"),
@@ -276,7 +276,7 @@ retractions = Table(
     Column("sid", Big, ForeignKey("sessions.sid", ondelete="CASCADE"), primary_key=True),
     Column("stream_seq", Big, primary_key=True, autoincrement=False),
     Column("at_ms", Big, nullable=False),
-    # What it names, as JSON: `message_ids`, `after` or `all`.
+    # The messages that it names, as JSON: `message_ids`, `after` or `all`.
     Column("named", Text, nullable=False),
     Column("actor", Text, nullable=False),
     sqlite_with_rowid=False,
