@@ -310,7 +310,9 @@ def restore(
     """Undo a compaction: its messages are live again, and the previous version is in force."""
     system = system_here(changes=True)
     # Chosen before the question, so that a compaction that comes meanwhile is not undone.
-    chosen = compaction_id or asyncio.run(_newest_compaction(system, agent, session))
+    chosen = compaction_id
+    if chosen is None:
+        chosen = asyncio.run(_newest_compaction(system, agent, session))
     question = (
         f"Undo compaction {chosen} and make its messages live again, in the system {system.name}?"
     )

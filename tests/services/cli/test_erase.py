@@ -1,4 +1,4 @@
-"""`turnfold erase`, on a running system."""
+"""`turnfold erase` and `restore`, on a running system."""
 
 from pathlib import Path
 
@@ -57,3 +57,28 @@ async def test_a_prefix_names_the_sessions_to_erase_and_the_command_says_so(tmp_
     assert (of_policy.status, of_nobody.status, of_letter.status) == (0, 1, 0)
     assert "the session s of cyd: 0 sessions, 0 messages, 1 dead letter." in of_letter.out
     assert "no message, policy or dead letter of the agent bob" in of_nobody.err
+
+
+@pytest.mark.proves("A5", "O3")
+async def test_an_empty_compaction_id_undoes_nothing(tmp_path: Path) -> None:
+    """As `turnfold restore "$AGENT" "$SESSION" "$ID"` gives where the variable is not set."""
+    named = {"TURNFOLD_DATA_DIR": str(tmp_path / "system")}
+    async with (
+        running_system(tmp_path / "system") as system,
+        turnfold.connect(system.nats_url, environ={}) as client,
+    ):
+        session = client.session("ada", "s-1")
+        await session.ask("session.policy", {"preset": "static-buffer"})
+        for number in range(20):
+            await session.turn_completed([{"role": "user", "content": f"Order {number}."}])
+        await session.context(wait_ms=5_000)
+        evicted = await session.ask("compaction.request", {})
+
+        forgotten = await command("restore", "ada", "s-1", "", environ=named)
+        live = (await session.ask("session.get", {}))["messages_live"]
+        newest = await command("restore", "ada", "s-1", environ=named)
+
+    assert evicted["compaction_id"] is not None
+    assert (forgotten.status, live) == (1, 10)
+    assert "compaction_id" in forgotten.err
+    assert f"Undid compaction {evicted['compaction_id']}" in newest.out
