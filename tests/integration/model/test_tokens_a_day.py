@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -9,6 +10,8 @@ from structlog.testing import capture_logs
 from tests.integration.model.desk import DAY_MS, SHORT_SECONDS, TEN_MINUTES_MS, Desk, desk_with
 from tests.model_server import ModelServer
 from tests.store_fixtures import KEY, SMALL
+from turnfold.contracts.requests import PolicyRequest
+from turnfold.core.policy.presets import Commit
 from turnfold.models import ChildSummarizer
 from turnfold.operations.compact.compact import Committed, Retry
 
@@ -80,6 +83,31 @@ async def test_what_was_only_extracted_waits_for_the_next_day_when_the_budget_is
         assert due_ms % DAY_MS == 0
         assert 0 < due_ms - desk.now_ms <= DAY_MS
         assert len(model.requests) == 1
+
+
+@pytest.mark.parametrize("chosen", [KEY, KEY.agent_id], ids=["session", "agent"])
+@pytest.mark.parametrize("commit", [Commit.IMMEDIATE, Commit.ON_SUMMARY])
+@pytest.mark.proves("S7")
+async def test_a_policy_with_a_larger_budget_or_without_a_model_ends_the_waiting(
+    summarizer: ChildSummarizer, model: ModelServer, tmp_path: Path, chosen: Any, commit: Commit
+) -> None:
+    policy = replace(SMALL, summary_tokens_per_day=1, commit=commit)
+    async for desk in desk_with(summarizer, model, tmp_path, policy):
+        for _ in range(2):
+            await desk.evict()
+            await desk.attempt()
+        desk.now_ms += TEN_MINUTES_MS
+        if commit is Commit.IMMEDIATE:
+            assert await desk.attempt() == Retry("rate_limited")
+        assert desk.outcomes[-1] == Retry("rate_limited")
+
+        await desk.stores.changes.set_policy(
+            chosen, PolicyRequest(overrides={"summary_tokens_per_day": 0}),
+            installation=desk.stores.installation, now_ms=desk.now_ms,
+        )  # fmt: skip
+
+        assert type(await desk.attempt()).__name__ == "Committed"
+        assert (await desk.version()).kind == "llm"
 
 
 @pytest.mark.proves("S7")

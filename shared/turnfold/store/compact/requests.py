@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from turnfold.contracts.requests import (
     PolicyRequest,
@@ -13,12 +13,16 @@ from turnfold.core.eviction.triggers import idle_at_ms
 from turnfold.core.history.audit_chain import LOCAL, SEALED_FIELDS, seal
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, preset_named
+from turnfold.core.summary.cooldown import COOLDOWN_MAX_MS
+from turnfold.core.summary.gate import Reason
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CompactionId, SessionKey
+from turnfold.ports.compact import JobStatus
 from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.instance_lock import lock_storing
-from turnfold.store.database.schema import agents, audit, sessions
+from turnfold.store.database.predicates import has_status, is_open
+from turnfold.store.database.schema import agents, audit, compactions, sessions
 from turnfold.store.database.session_rows import SessionJournal, lock_by_key
 from turnfold.store.ingest.erase import EraseResult, Erasure, erase_some
 from turnfold.store.ingest.erased_letters import ErasureScope, erase_letters
@@ -124,6 +128,7 @@ def _set_for_session(
     journal = SessionJournal(actor)
     if changes := session.wishes.differences(before):
         journal.add_audit_row(session, "policy", at_ms=now_ms, **changes)
+        _end_waiting(connection, compactions.c.sid == session.sid, now_ms)
     # A tighter policy may make an eviction due, and no event may ever arrive to notice it.
     evict_now(connection, session, None, installation, journal, now_ms=now_ms)
     journal.write(connection, [session])
@@ -164,7 +169,24 @@ def _set_for_agent(
         # The next search for idle sessions examines them, each by its own policy.
         changed["idle_at_ms"] = sessions.c.last_event_at_ms
     connection.execute(update(sessions).where(is_agent).values(**changed))
+    if changes:
+        _end_waiting(
+            connection, compactions.c.sid.in_(select(sessions.c.sid).where(is_agent)), now_ms
+        )
     return {"agent_id": agent_id, **_overrides_as_json(wishes)}
+
+
+def _end_waiting(connection: Connection, is_chosen: ColumnElement[bool], now_ms: int) -> None:
+    """Make compactions due that wait for the next day: their model or its budget may differ now."""
+    waits = (
+        is_open & has_status(JobStatus.PENDING),
+        compactions.c.reason == str(Reason.RATE_LIMITED),
+        # A provider that limits its rate is waited for, which takes less time.
+        compactions.c.next_attempt_at_ms > now_ms + COOLDOWN_MAX_MS,
+    )
+    connection.execute(
+        update(compactions).where(is_chosen, *waits).values(next_attempt_at_ms=now_ms)
+    )
 
 
 def _record_for_agent(
