@@ -347,3 +347,18 @@ def test_a_file_is_modified_only_if_a_call_modified_it_whatever_a_model_says(
     assert [(change["action"], change.get("by")) for change in found] == files
     is_modified = files == [("modified", None)]
     assert ("modified /srv/app/db.py" in draft.ledger) is is_modified
+
+
+@pytest.mark.proves("S6")
+def test_a_sentence_that_the_ledger_cuts_shows_it() -> None:
+    said = (
+        "Let's go with the cheapest option and charge whatever is missing to the gift card and then "
+        "to the credit card from my profile, as long as the total cost doesn't exceed $500."
+    )
+
+    draft = drafted(user(said))
+
+    (entry,) = [entry for entry in draft.ledger if entry.startswith("decision")]
+    assert entry.endswith("…")
+    assert said.startswith(entry.removeprefix("decision ").removesuffix("…"))
+    assert drafted(user("Please book it now.", 2), previous=draft).ledger.count(entry) == 1

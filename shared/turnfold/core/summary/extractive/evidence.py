@@ -90,7 +90,8 @@ def _verbatim_lines(
         kind = _LEDGER_KINDS.get(line.section)
         if kind is not None:
             source = sources[line.order]
-            text = clip(line.text, _VERBATIM_CHARACTERS).rstrip("…")
+            # The mark of a cut stays: without its end, a sentence may say the opposite.
+            text = clip(line.text, _VERBATIM_CHARACTERS)
             # A line may differ from its message by list marks or control characters.
-            if text and text in source.text:
+            if (start := text.rstrip("…")) and start in source.text:
                 yield Value(kind, text), source.message_id
