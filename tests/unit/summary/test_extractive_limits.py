@@ -211,8 +211,10 @@ def test_the_oldest_modified_files_go_first_when_there_are_too_many() -> None:
     ]
 
 
-def test_a_long_command_that_is_cut_does_not_end_with_a_space() -> None:
-    first_words = "git commit -m " + "x" * 105
-    command = json.dumps({"command": first_words + " " + "y" * 40})
+@pytest.mark.proves("S6")
+@pytest.mark.parametrize("last_word", ["x" * 105, "a-file " * 14 + "a-file"])
+def test_a_long_command_that_is_cut_ends_with_a_whole_word_and_an_ellipsis(last_word: str) -> None:
+    first_words = "git commit -m " + last_word
+    command = json.dumps({"command": first_words + " /srv/app/" + "y" * 40})
 
-    assert list(commands_of("bash", command)) == [first_words]
+    assert list(commands_of("bash", command)) == [first_words + "…"]

@@ -90,7 +90,7 @@ def new_candidate(
 
 def estimate_tokens(value: Value) -> float:
     """Estimate the tokens of a value from its characters. Digits cost most."""
-    text = value.text
+    text = value.text.removesuffix("…")
     if not text.isascii():
         return 2 + len(text)
     return (

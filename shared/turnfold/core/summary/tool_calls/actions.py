@@ -152,7 +152,7 @@ def actions(sources: Iterable[Source]) -> tuple[Action, ...]:
 def commands_of(name: str, arguments: str) -> Iterator[str]:
     """Yield the steps of a shell call that do more than look around, verbatim.
 
-    A long step is cut to its first characters.
+    A long step is cut to its first words, with an ellipsis.
     """
     command = shell_command(short_tool_name(name), parsed_arguments(arguments))
     if command is not None:

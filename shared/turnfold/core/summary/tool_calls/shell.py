@@ -36,11 +36,13 @@ _OPENED_QUOTE = re.compile(r'"(?>(?:[^"\\]|\\.)*)')
 
 
 def telling_steps(command: str) -> Iterator[str]:
-    """Yield the steps that do more than look around, verbatim, each cut to 120 characters."""
+    """Yield the steps that do more than look around, verbatim up to 120 characters."""
     for step in _separated(command[:_MAX_CHARACTERS].partition("<<")[0]):
         words = step.split()
         if len(words) > 1 and _is_telling(words):
-            yield step.strip()[:MAX_ACTION_CHARACTERS].rstrip()
+            # With the mark of a cut: half a command may be another one.
+            is_long = len(step := step.strip()) > MAX_ACTION_CHARACTERS
+            yield clip(step, MAX_ACTION_CHARACTERS) if is_long else step
 
 
 def telling_command(command: str) -> str:
