@@ -1,7 +1,9 @@
 """PostgreSQL is asked rarely whether a connection still works, and one that it has closed is not used."""
 
 import asyncio
+import socket
 
+import pytest
 from sqlalchemy import Connection, text
 
 from tests.postgres import running_postgres
@@ -72,3 +74,37 @@ async def test_a_small_read_is_in_no_transaction_and_a_later_snapshot_is(postgre
 
     assert small == (False, "read committed")
     assert whole == (True, "repeatable read")
+
+
+@pytest.mark.proves("O2")
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="another system")
+@pytest.mark.parametrize("writes", [False, True])
+async def test_a_server_whose_machine_is_gone_is_given_up_within_half_a_minute(
+    postgres_url: str, writes: bool
+) -> None:
+    database = Database(postgres_url, writes=writes)
+
+    def options(connection: Connection) -> tuple[int, int, int]:
+        driver = connection.connection.driver_connection
+        assert driver
+        connected = driver._transport.get_extra_info("socket")
+        idle, each, times, unanswered = (
+            connected.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (
+                socket.TCP_KEEPIDLE,
+                socket.TCP_KEEPINTVL,
+                socket.TCP_KEEPCNT,
+                socket.TCP_USER_TIMEOUT,
+            )
+        )
+        is_asked = connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        return is_asked, idle + each * times, unanswered
+
+    is_asked, silent_seconds, unanswered_ms = await (
+        database.write(options) if writes else database.snapshot(options)
+    )
+    await database.close()
+
+    assert is_asked
+    assert silent_seconds <= 30
+    assert 0 < unanswered_ms <= 30_000

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from turnfold.errors import StartError
 from turnfold.process.caller_order import HAS_BEGUN, Turns
 from turnfold.store.database.inline_reader import InlineReader, RawConnection, WouldBlock
+from turnfold.store.database.lost_servers import give_up_lost_servers
 from turnfold.store.database.postgres_url import split_ssl_options
 from turnfold.store.database.sqlite_files import (
     BUSY_SECONDS,
@@ -308,6 +309,7 @@ class Database:
         )
         if writes:
             event.listen(engine.sync_engine, "connect", _end_if_abandoned)
+        give_up_lost_servers(engine)
         ping_rarely(engine)
         return engine
 
