@@ -264,6 +264,28 @@ async def test_a_database_that_newer_code_brought_further_is_left_as_it_is_and_s
     await database.close()
 
 
+@pytest.mark.proves("A2", "O6")
+async def test_auditors_keep_their_rights_on_the_views_and_their_own_views_of_them(
+    postgres_url: str,
+) -> None:
+    await upgrade(postgres_url, "1001")
+    views = [row["viewname"] for row in await rows(postgres_url, VIEWS_OF_TURNFOLD)]
+    async with engine_of(postgres_url) as engine, engine.begin() as connection:
+        for view in views:
+            await connection.execute(text(f"GRANT SELECT ON {view} TO PUBLIC"))
+            await connection.execute(text(f"CREATE VIEW my_{view} AS SELECT * FROM {view}"))
+
+    await upgrade(postgres_url)
+    await downgrade(postgres_url, "1001")
+
+    granted = await rows(
+        postgres_url, "SELECT relname FROM pg_class WHERE relacl::text LIKE '%,=r/%'"
+    )
+    kept = {row["relname"] for row in granted}
+    assert kept >= set(views)
+
+
+VIEWS_OF_TURNFOLD = "SELECT viewname FROM pg_views WHERE schemaname = 'public'"
 OF_1001 = (
     "INSERT INTO sessions (sid, agent_id, session_id) VALUES (7, 'ada', 's-1')",
     "INSERT INTO events (agent_id, event_id, sid, stream_seq, digest) VALUES ('ada', 'e', 7, 1, '1')",

@@ -1,5 +1,7 @@
 """The views, whose columns the contract names."""
 
+from alembic import op
+
 # The databases cannot hold NUL or a lone surrogate in a text: such a text is shown as in the body.
 # SQLite ends a text at NUL. A lone surrogate has the bytes ED A. or ED B., which can also be parts
 # of other characters, so GLOB is asked as well: it reads a lone surrogate as U+FFFD.
@@ -130,3 +132,14 @@ VIEWS = {
                replayed_at_ms AS replayed_at
           FROM dead_letters""",
 }
+
+
+def replace_view(name: str, select: str) -> None:
+    """Replace a view. PostgreSQL keeps the rights on it, and others' views that read it."""
+    connection = op.get_bind()
+    if connection.dialect.name == "sqlite":
+        op.execute(f"DROP VIEW {name}")
+        # Not `op.execute`, which would read colons and backslashes as parameters and escapes.
+        connection.exec_driver_sql(f"CREATE VIEW {name} AS {select}")
+    else:
+        connection.exec_driver_sql(f"CREATE OR REPLACE VIEW {name} AS {select}")

@@ -3,13 +3,15 @@
 import sqlalchemy as sa
 from alembic import op
 
+from turnfold_migrations.first_schema.views import replace_view
+
 revision = "1004"
 down_revision = "1003"
 branch_labels = None
 depends_on = None
 
+NAME = "compactions_view"
 VIEW = """
-    CREATE VIEW compactions_view AS
     SELECT CAST(c.compaction_id AS TEXT) AS compaction_id, s.agent_id, s.session_id,
            {trigger} AS trigger, c.status, c.messages_evicted, c.tokens_before, c.tokens_after,
            c.attempts, c.reason, c.requested_at_ms AS requested_at,
@@ -21,13 +23,12 @@ def upgrade() -> None:
     """Add the columns. Workers of revision 1003 read the trigger `tokens` where it is `budget`."""
     op.add_column("sessions", sa.Column("asked_budgets", sa.Text(), nullable=True))
     op.add_column("compactions", sa.Column("is_by_budget", sa.Boolean(), nullable=True))
-    op.execute("DROP VIEW compactions_view")
-    op.execute(VIEW.format(trigger="CASE WHEN c.is_by_budget THEN 'budget' ELSE c.trigger END"))
+    by_budget = "CASE WHEN c.is_by_budget THEN 'budget' ELSE c.trigger END"
+    replace_view(NAME, VIEW.format(trigger=by_budget))
 
 
 def downgrade() -> None:
     """Remove them."""
-    op.execute("DROP VIEW compactions_view")
+    replace_view(NAME, VIEW.format(trigger="c.trigger"))
     op.drop_column("compactions", "is_by_budget")
     op.drop_column("sessions", "asked_budgets")
-    op.execute(VIEW.format(trigger="c.trigger"))

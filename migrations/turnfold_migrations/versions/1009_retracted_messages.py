@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from turnfold_migrations.first_schema.views import BODY, TEXT, VIEWS
+from turnfold_migrations.first_schema.views import BODY, TEXT, VIEWS, replace_view
 
 revision = "1009"
 down_revision = "1008"
@@ -41,7 +41,7 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     _create_retracted_messages()
-    _create_view(VIEWS["messages_view"] + RETRACTED)
+    _replace_view(VIEWS["messages_view"] + RETRACTED)
 
 
 COLUMNS = """sid, position, event_id, role, tokens, content_tokens, reasoning_tokens, characters,
@@ -71,11 +71,10 @@ def downgrade() -> None:
     op.execute(
         f"INSERT INTO messages ({COLUMNS}) SELECT {COLUMNS} FROM retracted_messages"  # noqa: S608
     )
-    op.execute("DROP VIEW messages_view")
+    _replace_view(VIEWS["messages_view"])
     op.drop_table("retracted_messages")
     op.drop_table("retractions")
     op.drop_column("sessions", "retracted_seq")
-    _create_view(VIEWS["messages_view"], is_new=True)
 
 
 def _create_retracted_messages() -> None:
@@ -128,11 +127,7 @@ def _create_retracted_messages() -> None:
     )
 
 
-def _create_view(select: str, *, is_new: bool = False) -> None:
-    connection = op.get_bind()
-    dialect = connection.dialect.name
-    if not is_new:
-        op.execute("DROP VIEW messages_view")
+def _replace_view(select: str) -> None:
+    dialect = op.get_bind().dialect.name
     columns = select.replace("{text}", TEXT[dialect]).replace("{body}", BODY[dialect])
-    # Not `op.execute`, which would read the colons and backslashes as parameters and escapes.
-    connection.exec_driver_sql(f"CREATE VIEW messages_view AS {columns}")
+    replace_view("messages_view", columns)

@@ -5,7 +5,7 @@ from importlib import import_module
 import sqlalchemy as sa
 from alembic import op
 
-from turnfold_migrations.first_schema.views import BODY, TEXT, VIEWS
+from turnfold_migrations.first_schema.views import BODY, TEXT, VIEWS, replace_view
 
 revision = "1013"
 down_revision = "1012"
@@ -45,9 +45,6 @@ def _views() -> dict[str, str]:
 
 
 def _replace(name: str, view: str) -> None:
-    connection = op.get_bind()
-    dialect = connection.dialect.name
-    op.execute(f"DROP VIEW {name}")
+    dialect = op.get_bind().dialect.name
     columns = view.replace("{text}", TEXT[dialect]).replace("{body}", BODY[dialect])
-    # Not `op.execute`, which would read the colons and backslashes as parameters and escapes.
-    connection.exec_driver_sql(f"CREATE VIEW {name} AS {columns}")
+    replace_view(name, columns)

@@ -1,8 +1,6 @@
 """Retracted messages in the view of periods outside the window."""
 
-from alembic import op
-
-from turnfold_migrations.first_schema.views import VIEWS
+from turnfold_migrations.first_schema.views import VIEWS, replace_view
 
 revision = "1015"
 down_revision = "1014"
@@ -36,14 +34,9 @@ RETRACTED = """
 
 def upgrade() -> None:
     """Add their evictions, and the period from the retraction on, which has no compaction."""
-    _replace(MOVES + RETRACTED)
+    replace_view("moves_view", MOVES + RETRACTED)
 
 
 def downgrade() -> None:
     """Leave them out."""
-    _replace(MOVES)
-
-
-def _replace(select: str) -> None:
-    op.execute("DROP VIEW moves_view")
-    op.get_bind().exec_driver_sql(f"CREATE VIEW moves_view AS {select}")
+    replace_view("moves_view", MOVES)

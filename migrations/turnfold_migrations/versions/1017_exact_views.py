@@ -7,7 +7,7 @@ from importlib import import_module
 
 from alembic import op
 
-from turnfold_migrations.first_schema.views import BODY, TEXT, VIEWS
+from turnfold_migrations.first_schema.views import BODY, TEXT, VIEWS, replace_view
 
 revision = "1017"
 down_revision = "1016"
@@ -45,7 +45,7 @@ HAS_HOLE = {
 def upgrade() -> None:
     """Show each element as it was published, and tell of each version whether it is in force."""
     dialect = op.get_bind().dialect.name
-    _replace("summaries_view", SUMMARIES.replace(*IN_FORCE))
+    replace_view("summaries_view", SUMMARIES.replace(*IN_FORCE))
     _replace_messages(
         f"""CASE WHEN m.element IS NULL OR m.original IS NULL THEN {BODY[dialect]}
                  WHEN {HAS_HOLE[dialect]} THEN {ELEMENT[dialect]}
@@ -56,15 +56,9 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Show what was stored of elements, within their chat views."""
     _replace_messages(BODY[op.get_bind().dialect.name])
-    _replace("summaries_view", SUMMARIES)
+    replace_view("summaries_view", SUMMARIES)
 
 
 def _replace_messages(body: str) -> None:
     text = TEXT[op.get_bind().dialect.name]
-    _replace("messages_view", MESSAGES.replace("{text}", text).replace("{body}", body))
-
-
-def _replace(name: str, select: str) -> None:
-    op.execute(f"DROP VIEW {name}")
-    # Not `op.execute`, which would read the colons and backslashes as parameters and escapes.
-    op.get_bind().exec_driver_sql(f"CREATE VIEW {name} AS {select}")
+    replace_view("messages_view", MESSAGES.replace("{text}", text).replace("{body}", body))
