@@ -176,6 +176,19 @@ async def test_the_newest_request_asks_where_no_query_is_given(stores: Stores) -
 
 
 @pytest.mark.proves("F2")
+@pytest.mark.parametrize("blank", ["", " \n"])
+async def test_a_blank_query_is_none(stores: Stores, blank: str) -> None:
+    await long_ago(stores, user(QUESTION))
+    asker = Asker(stores)
+
+    unasked = await asker.told(max_tokens=400)
+
+    assert FACT in block_of(unasked)
+    for fields in ({"query": blank}, {"recall": {"query": blank}}):
+        assert (await asker.told(max_tokens=400, **fields))["messages"] == unasked["messages"]
+
+
+@pytest.mark.proves("F2")
 @pytest.mark.parametrize(
     "off", [{"recall": False}, {"mode": "emergency"}, {"recall": {"tokens": 5}}]
 )

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from turnfold.cache import LRUCache
 from turnfold.contracts.requests import (
     ContextRequest,
+    RecallFields,
 )
 from turnfold.core.history.blocks import is_turn_boundary
 from turnfold.core.policy.presets import Policy
@@ -101,10 +102,13 @@ class RecallWish:
         asked = request.recall
         if asked is False or request.mode == "emergency":
             return None
-        if asked is None:
-            return RecallWish(request.query) if policy.recall_share else None
+        if asked is None and not policy.recall_share:
+            return None
+        asked = asked or RecallFields()
         query = request.query if asked.query is None else asked.query
-        return RecallWish(query, asked.tokens, asked.share)
+        # Callers fill the query from a form or a variable that may be blank.
+        is_blank = query is None or not query.strip()
+        return RecallWish(None if is_blank else query, asked.tokens, asked.share)
 
 
 @dataclass(frozen=True, slots=True)
