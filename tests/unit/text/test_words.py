@@ -169,8 +169,9 @@ def test_words_of_three_letters_are_found_by_their_beginning() -> None:
 def test_of_equal_answers_the_newest_is_first_and_of_a_value_the_one_that_named_it() -> None:
     def order(query: str) -> list[int]:
         question = SearchQuery.of(query)
-        graded = {place: grade for place in range(4) if (grade := question.grade("amber 8443"))}
+        text = normalize("amber 8443 दिल्ली ทะเล")
+        graded = {place: grade for place in range(4) if (grade := question.grade(text))}
         return [one.position for one in ranked(question, graded)]
 
-    assert order("amber") == [3, 2, 1, 0]
+    assert order("amber") == order("दिल्ली") == order("ทะเล ") == [3, 2, 1, 0]
     assert order("8443") == [0, 3, 2, 1]

@@ -90,8 +90,10 @@ class SearchQuery:
     @property
     def is_value(self) -> bool:
         """Whether the query looks like an exact value: a path, an id or a number."""
-        return len(self.text) <= 500 and any(
-            not character.isalpha() and character != " " for character in self.text
+        # Not `isalpha`: vowel signs are parts of words, but no letters for Python.
+        return len(self.text) <= 500 and (
+            any(map(str.isdigit, self.text))
+            or "".join(runs(self.text)) != self.text.replace(" ", "")
         )
 
     def lookups(self) -> tuple[Lookup, ...]:
