@@ -99,10 +99,17 @@ NAMES = tuple(option.name for option in fields(Identity))
 
 
 def public_key(seed: str) -> str:
-    """Return the public key of a seed."""
+    """Return the public key of a seed.
+
+    Raises:
+        ValueError: the seed is mistyped. The message does not quote it.
+    """
     import nkeys  # noqa: PLC0415  # libsodium is loaded only if there is a key
 
-    return bytes(nkeys.from_seed(bytearray(seed.encode())).public_key).decode()
+    try:
+        return bytes(nkeys.from_seed(bytearray(seed.encode())).public_key).decode()
+    except nkeys.NkeysError as error:
+        raise ValueError(f"the seed of the nkey is mistyped ({type(error).__name__})") from None
 
 
 def _seed_in(path: str, variable: str, *, needs: str = "") -> str:

@@ -327,6 +327,19 @@ async def test_credentials_that_cannot_be_read_are_told_and_not_shown(name: str,
 
 
 @pytest.mark.proves("X1", "O5")
+async def test_a_seed_that_is_mistyped_is_told_and_not_shown() -> None:
+    environ = {"TURNFOLD_NATS_NKEY": f"SUZZ{'A' * 54}"}
+
+    with pytest.raises(StartError, match="the seed of the nkey is mistyped") as stopped:
+        await connect(read_settings(environ), name="test")
+    with pytest.raises(NotAllowed, match="the seed of the nkey is mistyped"):
+        async with turnfold.connect(environ=environ):
+            pass
+
+    assert "SUZZ" not in "".join(traceback.format_exception(stopped.value))
+
+
+@pytest.mark.proves("X1", "O5")
 async def test_a_file_with_a_seed_alone_is_not_taken_for_one_with_a_jwt(tmp_path: Path) -> None:
     seed = tmp_path / "worker.nk"
     seed.write_text(f"SU{'A' * 54}EQ\n")
