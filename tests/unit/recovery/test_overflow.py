@@ -456,6 +456,18 @@ def test_an_error_of_rates_is_none_by_its_class_whatever_it_says() -> None:
             Overflow("any", 8_192, 9_000),
         ),
         ({"usage": {"input_tokens": 9_000}}, 8_192, Overflow("any", 8_192, 9_000)),
+        (
+            {
+                "usage": {
+                    "input_tokens": 7,
+                    "cache_read_input_tokens": 8_900,
+                    "cache_creation_input_tokens": 93,
+                }
+            },
+            8_192,
+            Overflow("any", 8_192, 9_000),
+        ),
+        ({"usage": {"prompt_tokens": 8_000, "cache_read_input_tokens": 7_000}}, 8_192, None),
         ({"usage": {"prompt_tokens": 8_192}}, 8_192, None),
         ({"usage": {"prompt_tokens": 9_000}}, None, None),
         ({"usage": None}, 8_192, None),

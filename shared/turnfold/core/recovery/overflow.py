@@ -229,6 +229,11 @@ OTHER_NAMES: Final = frozenset(
         "TooManyRequests",
     }
 )
+ANTHROPIC_INPUT: Final = (
+    "input_tokens",
+    "cache_read_input_tokens",
+    "cache_creation_input_tokens",
+)
 STATUSES: Final = frozenset({None, 400, 413, 422, 500, 502, 503})
 """HTTP statuses of an overflow; gateways turn some of them into server errors."""
 
@@ -315,10 +320,14 @@ def overflow_reported(response: object, window_tokens: int | None) -> Overflow |
 def prompt_tokens_of(response: object) -> int:
     """Return the input tokens that the `usage` of a response counts; 0 if it counts none."""
     usage = _field(response, "usage")
-    tokens = _field(usage, "prompt_tokens")
-    if not isinstance(tokens, int):
-        tokens = _field(usage, "input_tokens")
-    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else 0
+    tokens = _number(usage, "prompt_tokens")
+    # Anthropic counts cached input apart; it fills the window all the same.
+    return tokens or sum([_number(usage, name) for name in ANTHROPIC_INPUT])
+
+
+def _number(usage: object, name: str) -> int:
+    value = _field(usage, name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def _status(error: BaseException) -> int | None:
