@@ -140,8 +140,7 @@ class ProxyApp:
         if not call.tools:
             response = await self._sent(scope, receive, content)
             is_answer = 200 <= response.status_code < 300
-            kind = response.headers.get("content-type", "")
-            tap = AnswerTap(call.api.reader(), kind) if is_answer else None
+            tap = AnswerTap(call.api.reader()) if is_answer else None
             await _relayed(relay(response, receive, send, headers=added, tap=tap, ended=ended))
             return
         lookups = self._tools.lookups(call, prepared.body or call.body, plain=content)

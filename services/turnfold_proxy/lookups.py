@@ -24,7 +24,7 @@ from turnfold_proxy.apis.api import Element, LookupCall, ModelAnswer
 from turnfold_proxy.pauses import Pauses
 from turnfold_proxy.recorder import Call
 from turnfold_proxy.relay import AnswerTap, UpstreamBroken, until_gone
-from turnfold_proxy.sse import SseDecoder
+from turnfold_proxy.sse import SseDecoder, is_json
 from turnfold_proxy.upstream import encoded, response_headers
 
 ROUNDS: Final = 5
@@ -185,8 +185,7 @@ class Lookups:
         # An answer that names none of these tools need not be parsed a second time.
         if self._called.search(body) is None:
             return False
-        is_stream = "event-stream" in held.response.headers.get("content-type", "")
-        events = SseDecoder().feed(body) if is_stream else [body]
+        events = [body] if is_json(body) else SseDecoder().feed(body)
         return any(
             self._called.search(event) and not self._names.isdisjoint(_called_names(event))
             for event in events
@@ -223,7 +222,7 @@ class Lookups:
     async def _held(self, response: httpx.Response, receive: Receive) -> HeldAnswer:
         """Read an answer to its end."""
         chunks: list[bytes] = []
-        tap = AnswerTap(self._api.reader(), response.headers.get("content-type", ""))
+        tap = AnswerTap(self._api.reader())
 
         async def read() -> bool:
             size = 0

@@ -9,7 +9,7 @@ import httpx
 from starlette.types import Receive, Send
 
 from turnfold_proxy.apis.api import AnswerReader, ModelAnswer
-from turnfold_proxy.sse import SseDecoder
+from turnfold_proxy.sse import SseDecoder, is_json
 from turnfold_proxy.upstream import response_headers
 
 READ_BYTES: Final = 64 * 1024 * 1024
@@ -32,10 +32,11 @@ class UpstreamBroken(Exception):
 class AnswerTap:
     """Read the bytes of an answer that pass by. Those that it cannot read are not recorded."""
 
-    def __init__(self, reader: AnswerReader, content_type: str) -> None:
+    def __init__(self, reader: AnswerReader) -> None:
         self._reader = reader
-        self._events = SseDecoder() if "event-stream" in content_type else None
+        self._events = SseDecoder()
         self._body = bytearray()
+        self._is_json: bool | None = None
         self._left = READ_BYTES
         self._can_read = True
 
@@ -45,7 +46,9 @@ class AnswerTap:
         self._can_read = self._can_read and self._left >= 0
         if not self._can_read:
             return
-        if self._events is None:
+        if self._is_json is None:
+            self._is_json = is_json(chunk)
+        if self._is_json:
             self._body += chunk
             return
         for data in self._events.feed(chunk):
@@ -57,7 +60,7 @@ class AnswerTap:
         """Return the answer so far."""
         # A stream was read event by event. Of a JSON body that was cut off, nothing can be read;
         # but it may be complete, and only its end have been missing.
-        if self._events is None and self._can_read:
+        if self._is_json and self._can_read:
             self._add(bytes(self._body))
         try:
             return self._reader.answer() if self._can_read else ModelAnswer([])

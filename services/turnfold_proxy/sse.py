@@ -1,6 +1,9 @@
 """Server-sent events: the data of each event, from chunks of bytes."""
 
 from collections.abc import Iterator
+from typing import Final
+
+_BEFORE_JSON: Final = b"\xef\xbb\xbf \t\r\n"
 
 
 class SseDecoder:
@@ -28,3 +31,12 @@ class SseDecoder:
                 if data := b"\n".join(self._data):
                     yield data
                 self._data.clear()
+
+
+def is_json(beginning: bytes) -> bool | None:
+    """Return whether an answer is JSON and no stream; None as long as it has not begun.
+
+    Not by its content type, which some providers leave out and no client reads.
+    """
+    text = beginning.lstrip(_BEFORE_JSON)
+    return text.startswith(b"{") if text else None

@@ -202,6 +202,19 @@ async def test_a_model_that_does_not_stop_and_a_provider_without_tools_get_the_p
 
 
 @pytest.mark.proves("G10", "F4")
+async def test_a_lookup_in_a_stream_of_another_content_type_is_answered(scene: ProxyScene) -> None:
+    reply = looking(CHAT, is_streamed=True)
+    reply.kind = "text/plain"
+    scene.provider.script += [reply, spoken(CHAT, is_streamed=True)]
+    request = request_of(CHAT, "typed", is_streamed=True)
+
+    answer = await scene.http.post(CHAT, json=request, headers=ON)
+
+    assert answer.headers["x-turnfold-lookups"] == "1"
+    assert answer.content == b"".join(spoken(CHAT, is_streamed=True).chunks)
+
+
+@pytest.mark.proves("G10", "F4")
 async def test_a_response_in_the_background_has_no_tools_that_its_caller_does_not_know(
     scene: ProxyScene,
 ) -> None:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from tests.provider import ProviderReply
+from tests.provider import ProviderReply, chunks, completion
 from tests.running_system import eventually
 from tests.services.proxy.conftest import ProxyScene
 from turnfold.client import Client, Session, Window
@@ -289,6 +289,37 @@ async def test_a_compressed_call_reaches_the_provider_and_its_answer_says_that_i
     assert answer.json()["choices"]
     assert answer.headers[BYPASSED] == "unread"
     assert 'turnfold_proxy_bypassed_total{reason="unread"}' in metrics
+
+
+@pytest.mark.proves("G10")
+@pytest.mark.parametrize(
+    ("pieces", "kind"),
+    [
+        pytest.param(chunks({"content": "It left Ghent."}), "text/plain", id="stream"),
+        pytest.param(chunks({"content": "It left Ghent."}), "application/json", id="as json"),
+        pytest.param(completion("It left Ghent.").chunks, "text/event-stream", id="no stream"),
+        pytest.param([b" \n", *completion("It left Ghent.").chunks], "", id="no type"),
+    ],
+)
+async def test_an_answer_is_read_whatever_its_content_type(
+    scene: ProxyScene, pieces: list[bytes], kind: str, request: pytest.FixtureRequest
+) -> None:
+    """Clients know what they have asked for, and do not read the type."""
+    name = f"typed {request.node.callspec.id}"
+    scene.provider.script.append(ProviderReply(pieces, kind))
+
+    answer = await scene.http.post(
+        CHAT, json={"messages": [USER], "stream": True}, headers={"x-turnfold-session": name}
+    )
+    texts = await eventually(lambda: _with_answer(scene, name))
+
+    assert answer.content == b"".join(pieces)
+    assert texts[-1] == ("assistant", "It left Ghent.")
+
+
+async def _with_answer(scene: ProxyScene, name: str) -> list[tuple[str, object]] | None:
+    texts = await scene.texts(name)
+    return texts if len(texts) > 1 else None
 
 
 @pytest.mark.proves("G10", "C79")

@@ -14,8 +14,6 @@ from turnfold_proxy.apis.responses import ResponsesReader
 from turnfold_proxy.relay import READ_BYTES, AnswerTap
 from turnfold_proxy.sse import SseDecoder
 
-STREAM = "text/event-stream"
-
 
 def event(**delta: Any) -> bytes:
     choices = [{"index": 0, "delta": {"role": "assistant", **delta}}]
@@ -28,7 +26,7 @@ def event(**delta: Any) -> bytes:
 def test_chunks_may_divide_events_anywhere(end: bytes, size: int) -> None:
     lines = [event(content="Hal"), b"", event(content="lo"), b"", b"data: [DONE]", b"", b""]
     stream = end.join(lines)
-    tap = AnswerTap(ChatApi().reader(), STREAM)
+    tap = AnswerTap(ChatApi().reader())
 
     for start in range(0, len(stream), size):
         tap.feed(stream[start : start + size])
@@ -40,7 +38,7 @@ def test_chunks_may_divide_events_anywhere(end: bytes, size: int) -> None:
 @pytest.mark.proves("G10")
 @pytest.mark.parametrize("ping", [b"data:", b"data: ", b":", b"event: ping"])
 def test_an_event_without_data_is_no_part_of_an_answer(ping: bytes) -> None:
-    tap = AnswerTap(ChatApi().reader(), STREAM)
+    tap = AnswerTap(ChatApi().reader())
 
     tap.feed(b"\n\n".join([event(content="Hal"), ping, event(content="lo"), b""]))
 
@@ -64,7 +62,7 @@ IMAGES = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA
     ids=["audio", "images"],
 )  # fmt: skip
 def test_an_answer_without_words_is_an_answer(said: dict[str, Any], pieces: list[Any]) -> None:
-    whole, streamed = (AnswerTap(ChatApi().reader(), kind) for kind in ("application/json", STREAM))
+    whole, streamed = AnswerTap(ChatApi().reader()), AnswerTap(ChatApi().reader())
     message = {"role": "assistant", **said}
 
     whole.feed(json.dumps({"choices": [{"index": 0, "message": message}]}).encode())
@@ -79,7 +77,7 @@ def test_an_answer_without_words_is_an_answer(said: dict[str, Any], pieces: list
     "unit", [b"x", event(content="x" * 1_000) + b"\n\n"], ids=["one line", "events"]
 )
 def test_of_a_stream_without_end_no_more_is_kept_than_of_a_long_answer(unit: bytes) -> None:
-    tap = AnswerTap(ChatApi().reader(), STREAM)
+    tap = AnswerTap(ChatApi().reader())
     chunk = unit * (1_000_000 // len(unit))
 
     for _ in range(READ_BYTES // len(chunk) + 2):
