@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import Any, Final, Literal
 
-from turnfold.core.text.calls import called_tool
+from turnfold.core.text.calls import called_tool, is_custom
 from turnfold_proxy.apis.api import (
     Calls,
     Element,
@@ -137,6 +137,7 @@ class ChatReader:
         self._inputs: dict[tuple[int, str, str], StringIO] = {}
         self._usage: dict[str, Any] | None = None
         self._is_whole = False
+        self._has_all_calls = False
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Add a chunk, or the whole completion."""
@@ -149,6 +150,8 @@ class ChatReader:
                 self._message, self._is_whole = dict(message), True
             elif isinstance(delta := choice.get("delta"), dict):
                 self._add_delta(delta)
+            # At the limit of an answer, the provider ends it within a call.
+            self._has_all_calls |= choice.get("finish_reason") not in (None, "length")
 
     def answer(self) -> ModelAnswer:
         """Return the message of the assistant; none if it has neither text nor a whole call."""
@@ -158,7 +161,7 @@ class ChatReader:
         for (place, kind, name), text in self._inputs.items():
             self._calls[place][kind][name] = text.getvalue()
         if not self._is_whole:
-            calls = [call for _, call in sorted(self._calls.items()) if _is_complete(call)]
+            calls = [call for _, call in sorted(self._calls.items()) if self._is_complete(call)]
             if calls:
                 message["tool_calls"] = calls
         says = any(map(message.get, _ANSWERS))
@@ -204,6 +207,18 @@ class ChatReader:
             elif name != "index" and value not in (None, ""):
                 call[name] = value
 
+    def _is_complete(self, call: Mapping[str, Any]) -> bool:
+        tool = called_tool(call) or {}
+        arguments = None if is_custom(call) else tool.get("arguments")
+        # Free text, or none, may be the beginning of more.
+        if not arguments:
+            return self._has_all_calls and bool(tool.get("name"))
+        try:
+            json.loads(arguments)
+        except (ValueError, RecursionError):
+            return False
+        return bool(tool.get("name"))
+
 
 def _named_calls(element: Element) -> list[tuple[Any, Any]]:
     calls = elements_of(element.get("tool_calls") or [])
@@ -218,13 +233,3 @@ def _call_identity(call: Any) -> Any:
         return call
     given = inner.get("arguments", inner.get("input"))
     return [call.get("id"), inner.get("name"), arguments_identity(given)]
-
-
-def _is_complete(call: Mapping[str, Any]) -> bool:
-    if "function" not in call:
-        return bool(call.get("custom", {}).get("name"))
-    try:
-        json.loads(call["function"].get("arguments") or "{}")
-    except (ValueError, RecursionError):
-        return False
-    return bool(call["function"].get("name"))

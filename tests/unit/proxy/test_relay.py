@@ -46,6 +46,47 @@ def test_an_event_without_data_is_no_part_of_an_answer(ping: bytes) -> None:
     assert element["content"] == "Hallo"
 
 
+@pytest.mark.proves("C79")
+@pytest.mark.parametrize(
+    ("call", "is_cut"),
+    [
+        ({"type": "custom", "custom": {"name": "patch", "input": "*** Beg"}}, True),
+        ({"type": "function", "function": {"name": "write", "arguments": ""}}, True),
+        ({"type": "function", "function": {"name": "write", "arguments": '{"a'}}, True),
+        ({"type": "function", "function": {"name": "write", "arguments": '{"a": 1}'}}, False),
+    ],
+)
+@pytest.mark.parametrize("ended", [None, "length"])
+def test_a_call_that_may_have_been_cut_off_is_left_out(
+    call: dict[str, Any], is_cut: bool, ended: str | None
+) -> None:
+    """The rest of its arguments, or all of them, may be missing."""
+    tap = AnswerTap(ChatApi().reader())
+
+    tap.feed(event(content="I write.", tool_calls=[{"index": 0, "id": "c1", **call}]) + b"\n\n")
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": ended}]}
+    tap.feed(b"data: " + json.dumps(last).encode() + b"\n\n")
+
+    [element] = tap.answer().elements
+    assert ("tool_calls" not in element) == is_cut
+
+
+@pytest.mark.proves("G10")
+@pytest.mark.parametrize("call", [{"type": "custom", "custom": {"name": "patch", "input": "a"}},
+                                  {"type": "function", "function": {"name": "list", "arguments": ""}}])  # fmt: skip
+def test_a_call_of_free_text_or_without_arguments_is_complete_at_the_end(
+    call: dict[str, Any],
+) -> None:
+    tap = AnswerTap(ChatApi().reader())
+
+    tap.feed(event(tool_calls=[{"index": 0, "id": "c1", **call}]) + b"\n\n")
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
+    tap.feed(b"data: " + json.dumps(last).encode() + b"\n\n")
+
+    [element] = tap.answer().elements
+    assert element["tool_calls"] == [{"id": "c1", **call}]
+
+
 AUDIO = {"id": "audio_1", "data": "UklGRg==", "transcript": "It left Ghent.", "expires_at": 1}
 IMAGES = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
 
