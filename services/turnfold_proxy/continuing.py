@@ -220,15 +220,15 @@ def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Eleme
     entries = window.entries or [{}] * len(messages)
     for message, message_ids, entry in zip(messages, window.message_ids, entries, strict=True):
         ids = message_ids if isinstance(message_ids, list) else [message_ids]
-        known = [one for one in ids if one is not None]
-        if (numbers := _numbers_of(known)) is not None:
-            found = [steps[one] for one in numbers if one is not None and one < len(steps)]
-            elements += [one for *reasoning, _ in found for one in reasoning]
-            mine = [element for *_, element in found]
+        stored = [message_id for message_id in ids if message_id is not None]
+        if (numbers := _numbers_of(stored)) is not None:
+            taken = [steps[place] for place in numbers if place is not None and place < len(steps)]
+            elements += [item for *reasoning, _ in taken for item in reasoning]
+            sources = [element for *_, element in taken]
             if message is not None:
-                elements += _changed_message(api, mine, numbers, message, entry)
-            elif mine:
-                elements.append(_shown_part(api, mine[0], known[0]))
+                elements += _changed_message(api, sources, numbers, message, entry)
+            elif sources:
+                elements.append(_shown_part(api, sources[0], stored[0]))
             else:
                 raise Conflict("another publisher writes to this session")
     return elements + last
@@ -244,20 +244,20 @@ def _numbers_of(message_ids: Sequence[str]) -> list[int | None] | None:
 
 def _changed_message(
     api: Api,
-    mine: Sequence[Element],
+    sources: Sequence[Element],
     places: Sequence[int | None],
     message: Element,
     entry: Mapping[str, Any],
 ) -> Sequence[Element]:
-    """Return what is sent for a changed message; `mine` are the elements at its places."""
-    shown = _without_thoughts(api, mine, message)
-    first = places[0] if len(mine) == len(places) > 0 else None
+    """Return what is sent for a changed message; `sources` are the elements at its places."""
+    shown = _without_thoughts(api, sources, message)
+    first = places[0] if len(sources) == len(places) > 0 else None
     are_neighbors = first is not None and places == [*range(first, first + len(places))]
     # Results of one message are several messages of a session, and neighbors of one role are
     # merged: their window is one message. Others became neighbors only there, and stay merged.
-    if are_neighbors and _in_blocks(shown) == _merged([api.stored(one) for one in mine]):
-        return mine
-    own = mine[0] if len(mine) == len(places) == 1 else None
+    if are_neighbors and _in_blocks(shown) == _merged([api.stored(source) for source in sources]):
+        return sources
+    own = sources[0] if len(sources) == len(places) == 1 else None
     return [_with_fields_of(api, own, shown, entry.get("without") or ())]
 
 
@@ -271,15 +271,15 @@ def _steps(api: Api, own: Sequence[Element]) -> tuple[list[list[Element]], list[
     return steps[:-1], steps[-1]
 
 
-def _without_thoughts(api: Api, mine: Sequence[Element], shown: Element) -> Element:
+def _without_thoughts(api: Api, sources: Sequence[Element], shown: Element) -> Element:
     """Return a message of Anthropic without its thoughts, if the caller has left them out."""
     content = shown.get("content")
     if api.shape != "anthropic" or not isinstance(content, list):
         return shown
-    own = [one["content"] for one in mine if isinstance(one.get("content"), list)]
+    own = [source["content"] for source in sources if isinstance(source.get("content"), list)]
     if any(is_thinking(block) for blocks in own for block in blocks):
         return shown
-    return {**shown, "content": [one for one in content if not is_thinking(one)] or content}
+    return {**shown, "content": [block for block in content if not is_thinking(block)] or content}
 
 
 def _shown_part(api: Api, element: Element, message_id: str) -> Element:
@@ -309,7 +309,7 @@ def _with_fields_of(
     shown = _with_own_calls(own, shown)
     element = _changed(api, own, shown)
     if "reasoning" in without:
-        element = {key: one for key, one in element.items() if key not in REASONING_FIELDS}
+        element = {name: value for name, value in element.items() if name not in REASONING_FIELDS}
     is_silent = element.get("content") is None and not element.get("tool_calls")
     if is_silent and shown.get("content") is not None:
         element["content"] = shown["content"]
@@ -320,10 +320,10 @@ def _with_own_calls(own: Element, shown: Element) -> Element:
     """Return a shortened message whose calls have the fields of the caller's."""
     if not isinstance(calls := shown.get("tool_calls"), list):
         return shown
-    mine = {call.get("id"): call for call in own.get("tool_calls") or ()}
+    own_calls = {call.get("id"): call for call in own.get("tool_calls") or ()}
     return {
         **shown,
-        "tool_calls": [_with_own_fields(mine.get(one.get("id")), one) for one in calls],
+        "tool_calls": [_with_own_fields(own_calls.get(call.get("id")), call) for call in calls],
     }
 
 
@@ -386,7 +386,7 @@ def _merged(elements: Sequence[Element]) -> Element | None:
     first, *others = map(_in_blocks, elements)
     if not others:
         return first
-    contents = [one.get("content") for one in (first, *others)]
+    contents = [message.get("content") for message in (first, *others)]
     if not all(isinstance(content, list) and content for content in contents):
         return None
     return {**first, "content": [block for content in contents for block in content or ()]}

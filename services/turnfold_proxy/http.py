@@ -165,8 +165,8 @@ class ProxyApp:
         except Exception as error:  # noqa: BLE001 - the caller gets the answer all the same
             log.warning("proxy.unrecorded", error=type(error).__name__)
             is_recorded = False
-        told = ("recorded" if is_whole else "cut") if is_recorded else "unrecorded"
-        self._metrics.answered(told)
+        recorded = "recorded" if is_whole else "cut"
+        self._metrics.answered(recorded if is_recorded else "unrecorded")
 
     def _call(self, api: Api, headers: Headers, body: bytes) -> Call:
         """Read a model call.

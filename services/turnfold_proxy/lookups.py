@@ -175,7 +175,7 @@ class Lookups:
 
     def _own_calls(self, answer: ModelAnswer) -> list[LookupCall]:
         try:
-            return [one for one in self._api.lookups(answer.elements) if one.name in self._names]
+            return [call for call in self._api.lookups(answer.elements) if call.name in self._names]
         except (TypeError, AttributeError, LookupError):
             return []
 
@@ -257,11 +257,11 @@ def _called_names(data: bytes) -> set[str]:
     try:
         event = json.loads(data)
         response = event.get("response") or event
-        found = [event.get("item"), event.get("content_block")]
-        found += [*(response.get("output") or ()), *(response.get("content") or ())]
+        calls = [event.get("item"), event.get("content_block")]
+        calls += [*(response.get("output") or ()), *(response.get("content") or ())]
         for choice in event.get("choices") or ():
             message = choice.get("delta") or choice.get("message") or {}
-            found += [call.get("function") for call in message.get("tool_calls") or ()]
+            calls += [call.get("function") for call in message.get("tool_calls") or ()]
     except (ValueError, TypeError, AttributeError, RecursionError):
         return set()
-    return {str(one.get("name")) for one in found if isinstance(one, dict)}
+    return {str(call.get("name")) for call in calls if isinstance(call, dict)}

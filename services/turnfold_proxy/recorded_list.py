@@ -91,13 +91,13 @@ def shows_all(window: Window, mirrored: MirroredList, *, is_compared: bool) -> b
     """
     if is_compared:
         return window.account.total == mirrored.messages
-    shown = [one if isinstance(one, list) else [one] for one in window.message_ids]
+    shown = [ids if isinstance(ids, list) else [ids] for ids in window.message_ids]
     return (
         window.account.total == mirrored.messages
         and bool(shown)
         and mirrored.is_newest(shown[-1])
         # Ids are None for messages that are not stored, such as the summary.
-        and all(one is None or place_of(one) is not None for ids in shown for one in ids)
+        and all(name is None or place_of(name) is not None for ids in shown for name in ids)
     )
 
 

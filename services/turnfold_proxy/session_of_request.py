@@ -19,14 +19,14 @@ def session_id(
     it shows none of them, and agents with different keys never share one.
     """
     metadata = body.get("metadata")
-    given = (
+    candidates = (
         identifier(headers, SESSION),
         metadata.get("session_id") if isinstance(metadata, Mapping) else None,
         body.get("prompt_cache_key"),
     )
-    for one in given:
-        if isinstance(one, str) and one:
-            return one
+    for candidate in candidates:
+        if isinstance(candidate, str) and candidate:
+            return candidate
     credential = "\n".join(headers.get(name, "") for name in _CREDENTIALS)
     digest = blake2b(digest_size=16)
     for part in (credential, conversation.instructions, conversation.first_user_text):

@@ -33,8 +33,9 @@ class RequestConversation:
     @property
     def first_user_text(self) -> str:
         """The first element of the user, as text."""
-        found = next((one for one in self.elements if one.get("role") == "user"), None)
-        return content_text(found.get("content")) if found is not None else ""
+        of_user = (element for element in self.elements if element.get("role") == "user")
+        first = next(of_user, None)
+        return content_text(first.get("content")) if first is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Api(Protocol):
         """
         ...
 
-    def calls(self, element: Element) -> "Calls":
+    def calls(self, element: Element) -> Calls:
         """Return the ids of the calls in an element, and of the calls that it answers."""
         ...
 
@@ -149,7 +150,7 @@ def elements_of(value: Any) -> list[Element]:
     Raises:
         ValueError: the value is something else.
     """
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+    if not isinstance(value, list) or not all(isinstance(element, dict) for element in value):
         raise ValueError("the conversation is no list of objects")
     return value
 
@@ -157,7 +158,7 @@ def elements_of(value: Any) -> list[Element]:
 def split_leading(elements: Sequence[Element]) -> tuple[list[Element], list[Element]]:
     """Split a list into the instructions at its beginning and the rest."""
     place = next(
-        (place for place, one in enumerate(elements) if one.get("role") not in INSTRUCTIONS),
+        (place for place, item in enumerate(elements) if item.get("role") not in INSTRUCTIONS),
         len(elements),
     )
     return list(elements[:place]), list(elements[place:])
@@ -169,11 +170,11 @@ def without_markers(value: Any) -> Any:
     All else in them stays as it is: a tool may have an argument of that name.
     """
     if isinstance(value, list):
-        return [without_markers(one) for one in value]
+        return [without_markers(item) for item in value]
     if isinstance(value, dict):
         return {
-            name: without_markers(one) if name in _HOLDS_BLOCKS else one
-            for name, one in value.items()
+            name: without_markers(field) if name in _HOLDS_BLOCKS else field
+            for name, field in value.items()
             if name != MARKER
         }
     return value
@@ -221,11 +222,14 @@ def with_more_tools(body: Mapping[str, Any], tools: Sequence[Element]) -> dict[s
         ValueError: the caller's tools are no list of objects, or one of them has such a name.
     """
     own = elements_of(body.get("tools") or [])
-    # Chat completions hold a tool in `function`; in the other APIs it has its name itself.
-    names = {str((one.get("function") or one).get("name")) for one in tools}
-    if any(str((one.get("function") or one).get("name")) in names for one in own):
+    if not set(map(_name_of_tool, tools)).isdisjoint(map(_name_of_tool, own)):
         raise ValueError("a tool of the caller has the name of another")
     return {**body, "tools": [*own, *tools]}
+
+
+def _name_of_tool(tool: Element) -> str:
+    # Chat completions hold a tool in `function`; in the other APIs it has its name itself.
+    return str((tool.get("function") or tool).get("name"))
 
 
 def parsed_arguments(arguments: Any) -> Any:

@@ -45,9 +45,9 @@ class ChatApi:
         tools = [body[name] for name in ("tools", "functions") if body.get(name)]
         # Clients write null for a limit that they do not set.
         limits = [body.get(name) for name in ("max_completion_tokens", "max_tokens")]
-        output = next((one for one in limits if one is not None), None)
+        output = next((limit for limit in limits if limit is not None), None)
         return RequestConversation(
-            instructions="\n".join(content_text(one.get("content")) for one in leading),
+            instructions="\n".join(content_text(message.get("content")) for message in leading),
             tools=dumped(tools) if tools else "",
             leading=leading,
             elements=rest,
@@ -62,7 +62,7 @@ class ChatApi:
 
     def stored(self, element: Element) -> Element:
         """Return a message without marks of a cache and without empty fields."""
-        kept = {name: one for name, one in element.items() if one is not None and one != []}
+        kept = {name: value for name, value in element.items() if value is not None and value != []}
         message: Element = without_markers(kept)
         return message if "content" in message else {**message, "content": None}
 
@@ -95,7 +95,7 @@ class ChatApi:
 
     def lookups(self, elements: Sequence[Element]) -> list[LookupCall]:
         """Return the calls of functions in a message."""
-        calls = [call for one in elements for call in one.get("tool_calls") or ()]
+        calls = [call for message in elements for call in message.get("tool_calls") or ()]
         return [
             LookupCall(call["id"], function["name"], parsed_arguments(function.get("arguments")))
             for call in calls
@@ -111,10 +111,10 @@ class ChatApi:
     ) -> dict[str, Any]:
         """Return the request with the message, and a message for each result."""
         answered: list[Element] = []
-        for one in elements:
-            calls = one.get("tool_calls") or ()
+        for message in elements:
+            calls = message.get("tool_calls") or ()
             kept = [call for call in calls if (call.get("function") or {}).get("name") in names]
-            answered.append({**self.stored(one), "tool_calls": kept})
+            answered.append({**self.stored(message), "tool_calls": kept})
         tools = [
             {"role": "tool", "tool_call_id": call_id, "content": text} for call_id, text in results
         ]
@@ -231,5 +231,5 @@ def _call_identity(call: Any) -> Any:
     inner = call.get("function") or call.get("custom") or {}
     if not isinstance(inner, dict):
         return call
-    given = inner.get("arguments", inner.get("input"))
-    return [call.get("id"), inner.get("name"), arguments_identity(given)]
+    arguments = inner.get("arguments", inner.get("input"))
+    return [call.get("id"), inner.get("name"), arguments_identity(arguments)]

@@ -101,8 +101,8 @@ class MessagesApi:
         """Return the blocks that call tools."""
         return [
             LookupCall(block["id"], block["name"], block.get("input"))
-            for one in elements
-            for block in one["content"]
+            for message in elements
+            for block in message["content"]
             if _kind(block) == "tool_use"
         ]
 
@@ -116,14 +116,14 @@ class MessagesApi:
         """Return the request with the message, its thoughts included, and one of the results."""
         answered = [
             {
-                **one,
+                **message,
                 "content": [
                     block
-                    for block in one["content"]
+                    for block in message["content"]
                     if _kind(block) != "tool_use" or block.get("name") in names
                 ],
             }
-            for one in elements
+            for message in elements
         ]
         blocks = [
             {"type": "tool_result", "tool_use_id": call_id, "content": text}

@@ -45,9 +45,7 @@ class ResponsesApi:
 
     def conversation(self, body: Mapping[str, Any]) -> RequestConversation | None:
         """Return the items after the instructions; None if the provider keeps a part of them."""
-        given = body.get("input")
-        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        leading, rest = split_leading(elements_of(items))
+        leading, rest = split_leading(elements_of(_items(body.get("input"))))
         if any(body.get(name) for name in _ELSEWHERE) or any(_is_reference(item) for item in rest):
             return None
         answers = (items for is_answer, items in groupby(rest, is_of_model) if is_answer)
@@ -82,8 +80,8 @@ class ResponsesApi:
         if kind == "message":
             return [element.get("role"), content_identity(element.get("content"))]
         if kind in ("function_call", "custom_tool_call"):
-            given = element.get("arguments", element.get("input"))
-            return [kind, element.get("call_id"), element.get("name"), arguments_identity(given)]
+            arguments = arguments_identity(element.get("arguments", element.get("input")))
+            return [kind, element.get("call_id"), element.get("name"), arguments]
         if kind in ("function_call_output", "custom_tool_call_output"):
             return [kind, element.get("call_id"), content_identity(element.get("output"))]
         if kind == self.uncounted_type:
@@ -131,8 +129,6 @@ class ResponsesApi:
         results: Sequence[tuple[str, str]],
     ) -> dict[str, Any]:
         """Return the request with the items of the response, and one for each result."""
-        given = body["input"]
-        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         answered = [
             item for item in elements if not self.calls(item)[0] or item.get("name") in names
         ]
@@ -140,7 +136,7 @@ class ResponsesApi:
             {"type": "function_call_output", "call_id": call_id, "output": text}
             for call_id, text in results
         ]
-        return {**body, "input": [*items, *answered, *outputs]}
+        return {**body, "input": [*_items(body["input"]), *answered, *outputs]}
 
     def reader(self) -> "ResponsesReader":
         """Return a reader of one response."""
@@ -188,6 +184,11 @@ def _named_calls(items: Iterable[Element]) -> list[tuple[Any, Any]]:
         (item.get("call_id"), item.get("name") if kind in (FUNCTION, CUSTOM) else kind)
         for item, kind in calls
     ]
+
+
+def _items(value: Any) -> Any:
+    """Return the input of a request as items; a text stands for one message of the user."""
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 def _is_reference(item: Element) -> bool:

@@ -77,7 +77,7 @@ async def _messages(
     dispatcher: QueryDispatcher, key: SessionKey, ids: list[str], moment: str | None, place: Place
 ) -> dict[str, Json]:
     """Return messages by id with the states of a moment."""
-    found: dict[str, Json] = {}
+    messages: dict[str, Json] = {}
     groups = [ids[first : first + IDS] for first in range(0, len(ids), IDS)]
     while groups:
         group = groups.pop()
@@ -90,5 +90,5 @@ async def _messages(
             half = len(group) // 2
             groups += [group[:half], group[half:]]
             continue
-        found |= {stored["message_id"]: stored for stored in page["messages"]}
-    return found
+        messages |= {stored["message_id"]: stored for stored in page["messages"]}
+    return messages

@@ -183,13 +183,13 @@ class ReceiverChild:
 
     async def _decoded(self, deliveries: Sequence[Delivery]) -> DecodedBatch:
         batch = DecodedBatch.empty()
-        for some in portions(deliveries):
-            if len(some[0].payload) > DECODE_BYTES:
+        for portion in portions(deliveries):
+            if len(portion[0].payload) > DECODE_BYTES:
                 # It may take seconds, and a receiver without heartbeats would be ended: the event
                 # would be delivered again, and intake would stop for good.
-                batch.add(await asyncio.to_thread(self._decode, some))
+                batch.add(await asyncio.to_thread(self._decode, portion))
                 continue
-            batch.add(self._decode(some))
+            batch.add(self._decode(portion))
             # Heartbeats and acknowledgements run in between.
             await asyncio.sleep(0)
         return batch
