@@ -136,8 +136,8 @@ def anthropic_from_chat(
     for role, blocks in _turns(messages[start:]):
         turns.add(role, blocks, None)
     texts, _ = turns.finished(is_needed=bool(messages))
-    told = "\n\n".join(text for text in system if text.strip())
-    return told or None, [json.loads(text) for text in texts]
+    system_text = "\n\n".join(text for text in system if text.strip())
+    return system_text or None, [json.loads(text) for text in texts]
 
 
 def _turns(messages: Sequence[Message]) -> Iterator[tuple[str, list[str]]]:

@@ -212,9 +212,9 @@ async def _show_recalled(out: Console, session: Session, question: str) -> None:
     if recalled is None:
         out.print("  nothing is recalled: the window shows every message")
         return
-    told = recalled.partition(f"<{RECALL_TAG}>")[2].partition(f"</{RECALL_TAG}>")[0].strip()
+    quoted = recalled.partition(f"<{RECALL_TAG}>")[2].partition(f"</{RECALL_TAG}>")[0].strip()
     out.print(Text("recalled from messages that left the window:", style="dim"))
-    for line in told.split("\n"):
+    for line in quoted.split("\n"):
         show_text(out, Text(clip(line, LINE_CHARACTERS)), indent=2)
 
 

@@ -110,8 +110,8 @@ def first_fault(faults: Sequence[Mapping[str, Any]]) -> str:
     where = _field(first)
     if first["type"] == "extra_forbidden":
         return f"unknown field {where[:MAX_NAME_CHARACTERS]!r}; correct its name or omit it"
-    told = "; or: ".join(fault["msg"] for fault in faults if _field(fault) == where)
-    return f"{where}: {told}" if where else told
+    messages = "; or: ".join(fault["msg"] for fault in faults if _field(fault) == where)
+    return f"{where}: {messages}" if where else messages
 
 
 def _field(fault: Mapping[str, Any]) -> str:

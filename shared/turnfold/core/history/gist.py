@@ -114,11 +114,11 @@ def _bounded_opening(text: str, text_tokens: int) -> Item:
     tokens = token_upper_bound(SEPARATOR + opening)
     # A defused tag may have more tokens than the tag itself.
     if not markers_in(text):
-        words, told = text.split(), opening.removesuffix("…").split()
+        words, opening_words = text.split(), opening.removesuffix("…").split()
         bound = FRAME_TOKENS + text_tokens + ELLIPSIS_TOKENS * opening.endswith("…")
-        if words[: len(told)] == told:
+        if words[: len(opening_words)] == opening_words:
             # No token reaches from one word into the next, so each word left out is at least one.
-            bound -= len(words) - len(told)
+            bound -= len(words) - len(opening_words)
         tokens = min(tokens, bound)
     return Item(opening, SEAM_TOKENS + tokens)
 

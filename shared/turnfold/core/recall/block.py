@@ -114,7 +114,7 @@ class RecallBlock:
 
 
 def write_block(
-    told: RecallMaterial,
+    material: RecallMaterial,
     room: int,
     *,
     quotes_share: float = 0.0,
@@ -127,19 +127,19 @@ def write_block(
     they do not fit. The window shows messages at the positions `shown`, perhaps shortened: the
     block quotes lines of them at most, and does not count them.
     """
-    quoted = [quote.of for quote in told.quotes]
-    writer = _BlockWriter([*quoted, *told.messages, *told.partners], shown)
+    quoted = [quote.of for quote in material.quotes]
+    writer = _BlockWriter([*quoted, *material.messages, *material.partners], shown)
     room -= FRAME_TOKENS
-    if told.quotes:
+    if material.quotes:
         # Messages within their share, then lines, then messages in the room that lines have left.
         writer.room = int((1 - quotes_share) * room)
-        for recalled in told.messages:
+        for recalled in material.messages:
             writer.add(recalled)
         writer.room = room
-        for quote in told.quotes:
+        for quote in material.quotes:
             writer.quote(quote)
     writer.room = room
-    for recalled in told.messages:
+    for recalled in material.messages:
         writer.add(recalled)
     return writer.written()
 
@@ -191,13 +191,13 @@ class _BlockWriter:
             least += _least_tokens(part)
         if least > self.room:
             return False
-        told, tokens = {}, 0
+        new_texts, tokens = {}, 0
         for part in new:
-            told[part.message.position], of_part = self._told(part)
+            new_texts[part.message.position], of_part = self._text_of(part)
             tokens += of_part
         if not self._takes(new, tokens):
             return False
-        texts.update(told)
+        texts.update(new_texts)
         return True
 
     def quote(self, quote: Quote) -> None:
@@ -254,8 +254,8 @@ class _BlockWriter:
         """Return the block; None if it is empty."""
         for position, quoted in self._quoted.items():
             # In the order of the message: the best line was quoted first.
-            told = [text for _, text in sorted(quoted.lines)]
-            text = f"{self._speaker_in_part(quoted.of)}{PART} {chr(10).join(told)}"
+            lines = [text for _, text in sorted(quoted.lines)]
+            text = f"{self._speaker_in_part(quoted.of)}{PART} {chr(10).join(lines)}"
             self._texts[position] = defused(without_labels(text, self._labels)[0])
         chosen = [self._by_position[position] for position in sorted(self._texts)]
         if not chosen:
@@ -298,7 +298,7 @@ class _BlockWriter:
             before = recalled.ordinal
             yield self._texts[recalled.position]
 
-    def _told(self, recalled: RecalledMessage) -> tuple[str, int]:
+    def _text_of(self, recalled: RecalledMessage) -> tuple[str, int]:
         """Return a message as text, and an upper bound of its tokens in the block.
 
         The text has the speaker, the message and its calls. The count of the content

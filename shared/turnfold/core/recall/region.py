@@ -81,14 +81,14 @@ class Region:
 
     def scores(self) -> defaultdict[int, float]:
         """Return the score of each message, by its ordinal."""
-        told = self._total.to_bytes(_SCORE_BYTES * self.size, "little")
+        packed = self._total.to_bytes(_SCORE_BYTES * self.size, "little")
         unit = _STEP / _UNITS
         return defaultdict(
             float,
             {
                 ordinal: unit * score
                 for ordinal, score in zip(
-                    self._ordinals(), struct.unpack(f"<{self.size}I", told), strict=True
+                    self._ordinals(), struct.unpack(f"<{self.size}I", packed), strict=True
                 )
                 if score
             },

@@ -178,8 +178,8 @@ def _from_client(item: Item, text: str, index: int) -> ChatView:
         content = chat_content(item["output"]) if "output" in item else _fields_text(item)
         result = {"role": "tool", "tool_call_id": call_id, "content": content}
         return ChatView(result, text, Element.ITEM, index, _extra(item))
-    told = {"role": "user", "content": compact(item)}
-    return ChatView(told, text, Element.ITEM, index, is_meta=True)
+    message = {"role": "user", "content": compact(item)}
+    return ChatView(message, text, Element.ITEM, index, is_meta=True)
 
 
 def chat_content(content: object) -> Any:

@@ -62,7 +62,7 @@ def _gist_of_calls(
     body: Json, calls: Sequence[ToolCall], text_tokens: int | None, count: Count
 ) -> str:
     arguments = [_arguments(body, call) for call in calls]
-    told = [
+    texts = [
         call_text(printable(call.name), printable(main_arguments(argument, call.path)))
         for call, argument in zip(calls, arguments, strict=True)
     ]
@@ -71,7 +71,7 @@ def _gist_of_calls(
         for call, argument in zip(calls, arguments, strict=True)
         for value in values_of_call(printable(call.name), argument)
     ]
-    items = tuple([Item(text, _tokens(text, count)) for text in told])
+    items = tuple([Item(text, _tokens(text, count)) for text in texts])
     return encode(Gist(None, items, _counted(best_values(ranked), count), text_tokens))
 
 

@@ -347,7 +347,7 @@ def with_block(
     plan: WindowPlan, window: WindowBuilder, asked: WindowRequest, factor: float, block: RecallBlock
 ) -> WindowPlan:
     """Return the plan of a window with a block that fits, directly before the newest request."""
-    shown = [shown for shown in window.blocks if shown.is_shown]
+    shown = [other for other in window.blocks if other.is_shown]
     # A plan has one part per shown block, in the same order, so one index fits both.
     place = shown.index(window.request) if window.request is not None else len(shown)
     return replace(

@@ -145,8 +145,12 @@ class RecallDecision:
     @property
     def weight(self) -> int:
         """About how many bytes it takes."""
-        told = self.recollection.material
-        recalled = [*told.messages, *told.partners, *(quote.of for quote in told.quotes)]
+        material = self.recollection.material
+        recalled = [
+            *material.messages,
+            *material.partners,
+            *(quote.of for quote in material.quotes),
+        ]
         return sum(MESSAGE_BYTES + 4 * entry.message.characters for entry in recalled)
 
     @property

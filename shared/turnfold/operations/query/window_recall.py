@@ -146,8 +146,8 @@ class _Deciding:
 def _names_told(planned: PlannedWindow) -> frozenset[NameNumber]:
     """Return the names in what a window shows of the summary, and in its digest."""
     digest = planned.plan.digest
-    told = {row.compaction_id: row.digest for row in planned.snapshot.pending}
-    digests = [digest.text, *map(told.__getitem__, digest.compaction_ids)]
+    digest_of = {row.compaction_id: row.digest for row in planned.snapshot.pending}
+    digests = [digest.text, *map(digest_of.__getitem__, digest.compaction_ids)]
     lines = [line for text in digests for line in text.split("\n")]
     summary = planned.snapshot.summary
     if summary is not None:

@@ -91,9 +91,9 @@ _RESTORED = PreparedIn(
     ),
     "chosen",
 )
-# For each version: how many messages it told of when it was written, and how many of those that it
+# For each version: how many messages it covered when it was written, and how many of those that it
 # added to its base are left.
-_TOLD = Prepared(
+_COVERED_COUNTS = Prepared(
     select(
         _versions.c.version,
         _versions.c.messages_covered,
@@ -162,9 +162,9 @@ def valid_version(connection: Connection, sid: int, version: int | None) -> int 
         return None
     valid, left = None, 0
     # A base has a lower number than its version, so the counts add up from the oldest on.
-    for number, told, added in _TOLD.rows(connection, sid, version):
+    for number, covered, added in _COVERED_COUNTS.rows(connection, sid, version):
         left += int(added)
-        if left >= told:
+        if left >= covered:
             valid = int(number)
     return valid
 

@@ -121,8 +121,12 @@ def learn_limits(
             session.window_limits = json.dumps(limits) if limits else None
             seqs = {arrival.stream_seq for arrival in named}
             # Of a report that comes late, a newer one decides.
-            told = {one.model: one.limit_tokens for one in newest.values() if one.seq in seqs}
-            _record_successes(session, {**before, **told}, limits, journal)
+            reported = {
+                report.model: report.limit_tokens
+                for report in newest.values()
+                if report.seq in seqs
+            }
+            _record_successes(session, {**before, **reported}, limits, journal)
     return changes
 
 

@@ -314,19 +314,19 @@ def _read(
     belonging = _partners(stored.connection, stored.sid, whole) - set(positions)
     partners = sorted([position for position in belonging if position < until])
     stored.add(partners)
-    told = _told({*positions, *quoted, *partners}, found, order)
+    recalled = _recallable({*positions, *quoted, *partners}, found, order)
     return RecallMaterial(
-        [told[position] for position in positions if position in told],
-        [told[position] for position in partners if position in told],
+        [recalled[position] for position in positions if position in recalled],
+        [recalled[position] for position in partners if position in recalled],
         [
-            Quote(told[position], line)
+            Quote(recalled[position], line)
             for position, (_, line) in zip(quoted, choice.lines, strict=True)
-            if position in told
+            if position in recalled
         ],
     )
 
 
-def _told(
+def _recallable(
     wanted: Collection[int], stored: Mapping[int, tuple[Message, str]], order: SessionOrder
 ) -> dict[int, RecalledMessage]:
     """Return the messages at these positions as they may be recalled, without copies."""

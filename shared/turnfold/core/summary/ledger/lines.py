@@ -96,12 +96,12 @@ def best_lines(
 
 def without_told(values: Iterable[Candidate], lines: Iterable[Candidate]) -> list[Candidate]:
     """Return the values in no chosen line, modified files, and values that the user stated."""
-    told: set[str] = set()
+    in_lines: set[str] = set()
     for line in lines:
         text = line.value.text
-        told |= {text, *names_in(text), *(value.text for value in values_in(text))}
+        in_lines |= {text, *names_in(text), *(value.text for value in values_in(text))}
     return [
         value
         for value in values
-        if value.is_stated or value.value.kind == "modified" or value.value.text not in told
+        if value.is_stated or value.value.kind == "modified" or value.value.text not in in_lines
     ]

@@ -107,9 +107,9 @@ def _planned(shown: ShownMessage) -> ShownForm:
 
 def _addition(text: str) -> EntryForm:
     """Return the kind of a message that is not stored, but written by this service."""
-    told = text_of(json.loads(text))
+    written = text_of(json.loads(text))
     for form, heading in _HEADINGS:
-        if told.startswith(heading):
+        if written.startswith(heading):
             return form
     return "stand_in"
 

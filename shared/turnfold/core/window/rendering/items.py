@@ -76,15 +76,19 @@ def _items_of_response(
     known = tuple([call for call in head.message.calls if call.call_id in calls])
     if len(known) < len(head.message.calls):
         head = head._replace(message=replace(head.message, calls=known))
-    told = _told_as_functions(head, rest, calls, bodies)
+    as_functions = _called_as_functions(head, rest, calls, bodies)
     own = [(row.message_id, bodies[row.position]) for row in rows]
-    shown = own if head.form is WHOLE and not told else _shortened(head, own, items, told)
+    shown = (
+        own
+        if head.form is WHOLE and not as_functions
+        else _shortened(head, own, items, as_functions)
+    )
     # An output that came first stands first: in a block, results are in the order of calls.
     outputs = sorted([entry for entry in rest if _call_id(entry) in calls], key=entry_position)
-    return shown, calls | dict.fromkeys(told, FUNCTION), outputs
+    return shown, calls | dict.fromkeys(as_functions, FUNCTION), outputs
 
 
-def _told_as_functions(
+def _called_as_functions(
     head: ShownMessage, rest: list[Entry], calls: Mapping[str, str], bodies: Mapping[int, str]
 ) -> set[str]:
     """Return the ids of the answered calls that are shown as calls of functions."""
@@ -154,9 +158,9 @@ def _shortened(
     shown: ShownMessage,
     own: Sequence[tuple[MessageId, str]],
     items: Sequence[dict[str, Any]],
-    told: set[str],
+    as_functions: set[str],
 ) -> list[tuple[MessageId, str]]:
-    """Return the items of a message in its form; calls in `told` become function calls."""
+    """Return the items of a message in its form; calls in `as_functions` become function calls."""
     if not is_of_model(items[0]):
         (item,), ((message_id, _),) = items, own
         content = entry_body(shown, _chat_of(item))["content"]
@@ -174,7 +178,7 @@ def _shortened(
         if is_call(item):
             slot += 1
             if slot in entries:
-                is_same = slot not in caps and item.get("call_id") not in told
+                is_same = slot not in caps and item.get("call_id") not in as_functions
                 kept.append((message_id, text if is_same else _call(item, entries[slot])))
         elif shown.form.cut is None or not told_texts(item):
             kept.append((message_id, text))
