@@ -80,9 +80,9 @@ def _in_stream_order(
 ) -> Sequence[CallPosition | ResultPosition | _Naming]:
     seen: list[CallPosition | ResultPosition | _Naming] = [*calls, *results]
     seen += [
-        _Naming(position_of(one.named_seq, 0), -one.position, one)
-        for one in seen
-        if isinstance(one, ResultPosition) and one.named_seq is not None
+        _Naming(position_of(result.named_seq, 0), -result.position, result)
+        for result in results
+        if result.named_seq is not None
     ]
     # A call, a result and a retraction never share a position; calls of one message are ordered by
     # slot.
