@@ -140,10 +140,12 @@ def show_explanations(explained: Sequence[Explanation], window: Window, *, as_js
         show_json(*(explanation._asdict() for explanation in explained))
         return
     rows: list[dict[str, Any]] = []
-    for _, stretch in groupby(explained, lambda one: (one.is_shown, one.state, one.shown)):
+    for _, stretch in groupby(
+        explained, lambda message: (message.is_shown, message.state, message.shown)
+    ):
         group = list(stretch)
         if len(group) <= LONGEST_LIST or group[0].is_shown:
-            rows += [_row([one]) for one in group]
+            rows += [_row([message]) for message in group]
         else:
             rows.append(_row(group))
     title = f"{window.tokens:,} tokens"

@@ -70,8 +70,10 @@ async def _read(
 ) -> list[StoredMessage]:
     async with connected_session(agent, session) as chosen:
         if not newest:
-            stored = [one async for one in chosen.originals(include_retracted=True, as_of=as_of)]
-            return [one for one in stored if state in (None, one.state)]
+            stored = [
+                original async for original in chosen.originals(include_retracted=True, as_of=as_of)
+            ]
+            return [original for original in stored if state in (None, original.state)]
         return await _newest(chosen, state, newest, as_of)
 
 
@@ -90,7 +92,7 @@ async def _newest(
             include_retracted=True,
             as_of=as_of,
         )
-        found = [one for one in page.messages if state in (None, one.state)] + found
+        found = [original for original in page.messages if state in (None, original.state)] + found
         before = page.previous_position
         if before is None:
             break

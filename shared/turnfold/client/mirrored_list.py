@@ -209,7 +209,7 @@ class ElementList:
         if self._shape != "anthropic":
             return [1] * len(self._elements)
         counts = [0] * len(self._elements)
-        for view in chat_views(self._elements, [json.dumps(one) for one in self._elements]):
+        for view in chat_views(self._elements, [json.dumps(element) for element in self._elements]):
             counts[view.source] += 1
         return counts
 

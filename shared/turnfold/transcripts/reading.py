@@ -308,5 +308,5 @@ class _Reader:
 
 def _shape(messages: Sequence[Any]) -> Shape:
     """Return the shape of a list: one item of the Responses API makes all of them items."""
-    is_responses = any(isinstance(one, Mapping) and is_item(one) for one in messages)
+    is_responses = any(isinstance(message, Mapping) and is_item(message) for message in messages)
     return Shape.RESPONSES if is_responses else Shape.CHAT

@@ -40,16 +40,18 @@ class SavedHistory:
 
     def conversations(self, fallback_name: str) -> Iterator[ParsedConversation]:
         """Iterate over the one conversation, if it has messages."""
-        kept = [one for one in self._stored.values() if one["state"] != State.RETRACTED]
-        are_items = all(one.get("shape") == Shape.RESPONSES for one in kept)
+        kept = [message for message in self._stored.values() if message["state"] != State.RETRACTED]
+        are_items = all(message.get("shape") == Shape.RESPONSES for message in kept)
         if not are_items:
             # The chat message of a response is that of its first item; the others have none.
-            kept = [one for one in kept if one["message"]]
+            kept = [message for message in kept if message["message"]]
         if kept:
             yield ParsedConversation(
                 fallback_name,
                 shape=Shape.RESPONSES if are_items else Shape.CHAT,
-                messages=[one["element"] if are_items else _chat_message(one) for one in kept],
+                messages=[
+                    message["element"] if are_items else _chat_message(message) for message in kept
+                ],
                 machine_made_indexes={i for i, one in enumerate(kept) if one.get("is_meta")},
             )
 

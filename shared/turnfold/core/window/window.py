@@ -129,7 +129,9 @@ class WindowPlan:
         ]
         if self.pinned is not None and self.shows_pinned_as_stored:
             messages.append(self.pinned)
-        return frozenset([one.position for one in messages if one.element.shape is self.shape])
+        return frozenset(
+            [message.position for message in messages if message.element.shape is self.shape]
+        )
 
     @property
     def shows_pinned_as_stored(self) -> bool:

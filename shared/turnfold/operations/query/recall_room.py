@@ -38,7 +38,7 @@ def share_for_recall(policy: Policy, messages: Sequence[Message], *, is_asked: b
     places = range(len(messages) - 1, -1, -1)
     request = next((place for place in places if messages[place].is_request), 0)
     earlier = messages[:request]
-    if is_at_work(earlier) or not any(one.is_request for one in earlier):
+    if is_at_work(earlier) or not any(message.is_request for message in earlier):
         return policy.recall_share
     return 1 - (ASKED_TALK_RATIO if is_asked else TALK_RATIO) * (1 - policy.recall_share)
 

@@ -44,7 +44,7 @@ def window_json(planned: PlannedWindow, rendered: Rendered, originals: Originals
                 for text, entry in zip(messages, shown, strict=True)
             ]
     ids = ", ".join(
-        [_quoted(one) if isinstance(one, str) else json.dumps(one) for one in message_ids]
+        [_quoted(ids) if isinstance(ids, str) else json.dumps(ids) for ids in message_ids]
     )
     budget = "null" if plan.budget_tokens is None else plan.budget_tokens
     counts = ", ".join([f'"{name}": {getattr(plan.account, name)}' for name in _COUNTS])

@@ -55,7 +55,7 @@ class SqlAgentLists:
 
         def read(connection: Connection) -> KnownEvents:
             kept = {name: bool(is_kept) for name, is_kept in connection.execute(of_agent)}
-            erased = {digests[bytes(one)] for one in connection.execute(forgotten).scalars()}
+            erased = {digests[bytes(digest)] for digest in connection.execute(forgotten).scalars()}
             stored = frozenset(name for name, is_kept in kept.items() if is_kept)
             # An erased session keeps its rows for a while, and its events get no digest before.
             return KnownEvents(stored, frozenset(erased | kept.keys()) - stored)

@@ -136,8 +136,10 @@ def _calls_in(
     # What is shown after the summary changes without a new version.
     first, last = requests[0], summary.last_position
     found = [message_of(row) for row in calls.rows(connection, sid, first, last)]
-    found += [one for one in retracted if one.calls and first <= one.position <= last]
-    covered = sorted([one for one in found if one.position not in known], key=_position)
+    found += [
+        message for message in retracted if message.calls and first <= message.position <= last
+    ]
+    covered = sorted([message for message in found if message.position not in known], key=_position)
     if not covered:
         return ()
     request = requests[bisect_right(requests, covered[-1].position) - 1]

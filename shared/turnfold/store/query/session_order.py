@@ -194,7 +194,9 @@ class SessionOrder:
         number = len(self.positions)
         of_masks = (LOOKUP_BYTES + number // 8) * len(self.known)
         of_lookups = LOOKUP_BYTES * len(self.frequent) + of_masks
-        said = sum([len(one.messages) + len(one.firsts) for one in self.speakers.values()])
+        said = sum(
+            [len(speaker.messages) + len(speaker.firsts) for speaker in self.speakers.values()]
+        )
         of_speakers = LOOKUP_BYTES * len(self.speakers) + SAID_BYTES * said
         return 24 * number + of_lookups + of_speakers + self.newest.weight + self.marks.weight
 

@@ -289,7 +289,7 @@ class SessionLookups:
         self._keep(known)
         # A known mask may reach further: a window of the past ends earlier than one of now.
         before = (1 << self.end) - 1
-        masks = [known[one].mask & before if one in known else None for one in lookups]
+        masks = [known[lookup].mask & before if lookup in known else None for lookup in lookups]
         return [None if mask is None or mask.bit_count() > most else mask for mask in masks]
 
     def _bring_up_to_date(self, known: dict[Lookup, KnownMask], most: int) -> None:

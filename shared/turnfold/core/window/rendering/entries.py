@@ -69,7 +69,7 @@ def entry_of(
     `text` is its JSON, in any format, `forms` are the planned ones, and `originals` the published
     messages as JSON; those that no format can show are not among them.
     """
-    stored = [one for one in (ids if isinstance(ids, tuple) else (ids,)) if one is not None]
+    stored = [name for name in (ids if isinstance(ids, tuple) else (ids,)) if name is not None]
     if not stored:
         return ShownForm(_addition(text))
     if isinstance(ids, str) and _is_same(text, originals.get(ids)):

@@ -272,7 +272,7 @@ def _of_one_job(connection: Connection, sid: int, due: Sequence[_OpenRow]) -> Se
     """Return the oldest of these rows that one job may summarize; a large fold goes by itself."""
     folds = [row for row in due if row.is_fold]
     lost = uncovered(connection, sid) if folds else []
-    messages, tokens = sum([one.messages for one in lost]), sum([one.tokens for one in lost])
+    messages, tokens = sum([row.messages for row in lost]), sum([row.tokens for row in lost])
     first = due[0]
     if folds and exceeds_limits(messages + first.messages_evicted, tokens + first.tokens_evicted):
         return folds[:1]

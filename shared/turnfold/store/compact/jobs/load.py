@@ -124,7 +124,7 @@ def load_input(connection: Connection, job: Job, *, now_ms: int, by_model: bool)
     gone = {message.position for message in leaving.evicted} if leaving else set()
     rows = _FOLLOWING.rows(connection, job.sid, MOST_FOLLOWING)
     following = [body for position, body in reversed(rows) if position not in gone]
-    requests = [one.position for one, _ in job_input.evicted if one.is_request]
+    requests = [message.position for message, _ in job_input.evicted if message.is_request]
     rows = _ANSWERS.rows(connection, job.sid, max(requests, default=0), MOST_FOLLOWING)
     answers = [body for position, body in rows if position not in gone]
     return replace(job_input, following=tuple(following), answers=tuple(answers))
@@ -173,8 +173,8 @@ def added_evictions(connection: Connection, job: Job) -> list[int]:
             own = [row[0] for row in _EVICTING.rows(connection, compaction_ids(job))]
             lost = uncovered(connection, job.sid) if job.folds else []
             # The oldest of them. The commit opens a compaction for the others.
-            first = lost[: within_limits((one.messages, one.tokens) for one in lost)]
-            return [*(one.compaction_id for one in first), *own]
+            first = lost[: within_limits((row.messages, row.tokens) for row in lost)]
+            return [*(row.compaction_id for row in first), *own]
 
 
 def _next_input(connection: Connection, job: Job, *, by_model: bool) -> JobInput:

@@ -68,7 +68,7 @@ class SqlJobStore(SqlModelCallStore):
             return [job for job in jobs if job is not None]
 
         claimed = await self._aside.together(
-            sids, lambda some: self._database.write(partial(claim, sids=some))
+            sids, lambda portion: self._database.write(partial(claim, sids=portion))
         )
         return [job for jobs in claimed for job in jobs]
 
