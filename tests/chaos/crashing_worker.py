@@ -279,7 +279,7 @@ class Worker:
             job,
             store=self.jobs,
             summarizer=self._summarizer,
-            writing=writing,
+            config=writing,
             count=words,
             now_ms=lambda: self.now_ms,
         )

@@ -112,7 +112,7 @@ class Compactor(PollingLoop):
                 job,
                 store=self._store,
                 summarizer=self._summarizer,
-                writing=self._config,
+                config=self._config,
                 count=self._installation.count,
                 now_ms=now_ms,
             )

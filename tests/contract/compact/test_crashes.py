@@ -39,7 +39,7 @@ async def attempt(stores: Stores, summarizer: Any, due_ms: int) -> Outcome:
         await claimed(stores, due_ms),
         store=stores.jobs,
         summarizer=summarizer,
-        writing=WRITING,
+        config=WRITING,
         count=words,
         now_ms=lambda: due_ms,
     )

@@ -215,7 +215,7 @@ async def test_the_lease_is_renewed_for_as_long_as_the_model_writes(stores: Stor
         leased,
         store=stores.jobs,
         summarizer=slow,
-        writing=SummaryConfig(lease_seconds=0.3),
+        config=SummaryConfig(lease_seconds=0.3),
         count=words,
         now_ms=lambda: next(clock),
     )

@@ -34,7 +34,7 @@ async def compacted(stores: Stores) -> Outcome:
         job,
         store=stores.jobs,
         summarizer=Extractive(),
-        writing=SummaryConfig(),
+        config=SummaryConfig(),
         count=words,
         now_ms=lambda: NOON + 1_000,
     )

@@ -260,7 +260,7 @@ async def test_an_attempt_that_is_cancelled_is_due_again_at_once(stores: Stores)
             job,
             store=stores.jobs,
             summarizer=summarizer,
-            writing=SummaryConfig(),
+            config=SummaryConfig(),
             count=words,
             now_ms=lambda: now_ms,
         )
@@ -288,7 +288,7 @@ async def test_where_no_model_writes_nothing_stands_in_for_one(stores: Stores) -
             job,
             store=stores.jobs,
             summarizer=summarizer,
-            writing=SummaryConfig(),
+            config=SummaryConfig(),
             count=words,
             now_ms=lambda: due_ms,
         )

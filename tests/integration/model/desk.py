@@ -58,7 +58,7 @@ class Desk:
             job,
             store=self.stores.jobs,
             summarizer=self.summarizer,
-            writing=self.writing,
+            config=self.writing,
             count=words,
             now_ms=lambda: self.now_ms,
         )

@@ -45,7 +45,7 @@ class SummaryConfig:
     redactions: tuple[str, ...] = ()
 
 
-def model_of(job: Job, writing: SummaryConfig) -> str | None:
+def model_of(job: Job, config: SummaryConfig) -> str | None:
     """Choose the model: the requested one, else the policy's, else the installation's.
 
     None means that the summary is extractive. This is the last check before a call. A model that is
@@ -54,12 +54,12 @@ def model_of(job: Job, writing: SummaryConfig) -> str | None:
     """
     if not job.policy.uses_model:
         return None
-    for named in (job.wanted.model, job.policy.summary_model, writing.model):
+    for named in (job.wanted.model, job.policy.summary_model, config.model):
         model = job.model if named == SESSION_MODEL else named
         if model is None:
             continue
         # The installation's own model needs no permission. The name in an event does.
-        if (named == writing.model and named != SESSION_MODEL) or writing.allowance.allows_model(
+        if (named == config.model and named != SESSION_MODEL) or config.allowance.allows_model(
             model
         ):
             return model
@@ -70,12 +70,12 @@ def model_of(job: Job, writing: SummaryConfig) -> str | None:
 
 
 def summary_job(
-    job: Job, job_input: JobInput, model: str | None, writing: SummaryConfig
+    job: Job, job_input: JobInput, model: str | None, config: SummaryConfig
 ) -> SummaryJob:
     """Build the input of the summarizer."""
     policy, wanted = job.policy, job.wanted
     # An agent may name a model at another provider, which must not receive the operator's key.
-    has_key = model is not None and (model == writing.model or is_named(model, writing.key_models))
+    has_key = model is not None and (model == config.model or is_named(model, config.key_models))
     following = [json.loads(body) for body in job_input.following]
     evicted = [(entry.message, entry.body, entry.message.is_error) for entry in job_input.evicted]
     return SummaryJob(
@@ -90,14 +90,14 @@ def summary_job(
         max_words=policy.summary_max_words,
         ledger_max_tokens=policy.ledger_max_tokens,
         model=model,
-        timeout_seconds=writing.call_timeout_seconds,
-        job_timeout_seconds=writing.job_timeout_seconds,
-        window_tokens=writing.window(model) if model else 0,
+        timeout_seconds=config.call_timeout_seconds,
+        job_timeout_seconds=config.job_timeout_seconds,
+        window_tokens=config.window(model) if model else 0,
         chunk_share=policy.chunk_share,
-        task=wanted.prompt or writing.task,
-        redactions=writing.redactions,
-        api_base=writing.api_base if has_key else None,
-        api_key=writing.api_key if has_key else None,
+        task=wanted.prompt or config.task,
+        redactions=config.redactions,
+        api_base=config.api_base if has_key else None,
+        api_key=config.api_key if has_key else None,
     )
 
 

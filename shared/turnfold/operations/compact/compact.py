@@ -80,7 +80,7 @@ async def compact(
     *,
     store: JobStore,
     summarizer: Summarizer,
-    writing: SummaryConfig,
+    config: SummaryConfig,
     count: Count,
     now_ms: Callable[[], int],
 ) -> Outcome:
@@ -90,7 +90,7 @@ async def compact(
     once.
     """
     try:
-        return await _attempt(job, store, summarizer, writing, count, now_ms)
+        return await _attempt(job, store, summarizer, config, count, now_ms)
     except LostLease:
         # The rows that this worker still holds would otherwise wait for the end of their lease.
         await store.discard(job, now_ms=now_ms())
@@ -103,43 +103,43 @@ async def compact(
 
 
 async def _attempt(
-    job: Job, store: JobStore, summarizer: Summarizer, writing: SummaryConfig, count: Count,
+    job: Job, store: JobStore, summarizer: Summarizer, config: SummaryConfig, count: Count,
     now_ms: Callable[[], int],
 ) -> Outcome:  # fmt: skip
-    model = model_of(job, writing)
+    model = model_of(job, config)
     try:
-        if job.attempt > writing.attempts and not job.can_stand_in:
+        if job.attempt > config.attempts and not job.can_stand_in:
             # Its workers died with it, or lost the database: nothing recorded these attempts.
             crash = SummarizerError(Reason.CRASHED, "attempts ended without a result")
-            outcome = await _end_attempt(job, crash, model, store, writing, now_ms())
+            outcome = await _end_attempt(job, crash, model, store, config, now_ms())
             return outcome or RolledBack(Reason.CRASHED)
-        is_called = model is not None and _resting(job, writing) is None
+        is_called = model is not None and _resting(job, config) is None
         job_input = await store.load(job, now_ms=now_ms(), by_model=is_called)
         if nothing := _nothing_to_do(job, job_input, model):
             await store.fail(
                 job, ending=JobStatus.STALE, reason=None, detail=nothing, now_ms=now_ms()
             )
             return RolledBack(None)
-        async with renewed_lease(job, store, writing.lease_seconds, now_ms):
-            return await _write(job, job_input, model, store, summarizer, writing, count, now_ms)
+        async with renewed_lease(job, store, config.lease_seconds, now_ms):
+            return await _write(job, job_input, model, store, summarizer, config, count, now_ms)
     # `compact` discards after a lost lease. Without a database, nothing can be recorded.
     except (LostLease, Unavailable):
         raise
     except Exception as error:
         log.exception("compaction.crashed", compaction_id=job.compaction_ids[-1])
         crash = SummarizerError(Reason.CRASHED, type(error).__name__)
-        outcome = await _end_attempt(job, crash, model, store, writing, now_ms())
+        outcome = await _end_attempt(job, crash, model, store, config, now_ms())
         # Even the extractive summary may crash, and its messages must not lose their job.
-        return outcome or await _retry(job, crash, model, store, writing, now_ms())
+        return outcome or await _retry(job, crash, model, store, config, now_ms())
 
 
-def _resting(job: Job, writing: SummaryConfig) -> str | None:
+def _resting(job: Job, config: SummaryConfig) -> str | None:
     """Return why the model is not called now, or None.
 
     An attempt may crash after the model was called. Without this limit, a job that always crashes
     would pay for a call at each attempt.
     """
-    if job.cooling is None and job.can_stand_in and job.attempt > writing.attempts:
+    if job.cooling is None and job.can_stand_in and job.attempt > config.attempts:
         return Reason.CRASHED
     return job.cooling
 
@@ -155,13 +155,13 @@ def _nothing_to_do(job: Job, job_input: JobInput, model: str | None) -> str | No
 
 async def _write(
     job: Job, job_input: JobInput, model: str | None, store: JobStore, summarizer: Summarizer,
-    writing: SummaryConfig, count: Count, now_ms: Callable[[], int],
+    config: SummaryConfig, count: Count, now_ms: Callable[[], int],
 ) -> Outcome:  # fmt: skip
-    asked, began_ms = summary_job(job, job_input, model, writing), now_ms()
+    asked, began_ms = summary_job(job, job_input, model, config), now_ms()
     if asked.is_empty:
         model, asked = None, without_model(asked)
     # During its cooldown the model is not called, and evicted messages do not wait for it.
-    reason = _resting(job, writing)
+    reason = _resting(job, config)
     try:
         with span("summarise", messages=len(asked.sources)) as summarising:
             draft = await write_version(
@@ -178,7 +178,7 @@ async def _write(
             )
     except SummarizerError as error:
         reason = error.reason
-        outcome = await _end_attempt(job, error, asked.model, store, writing, now_ms())
+        outcome = await _end_attempt(job, error, asked.model, store, config, now_ms())
         if outcome is not None:
             return outcome
         # The attempts are used up, and messages that left the window must not stay without a
@@ -206,16 +206,16 @@ async def _end_attempt(
     error: SummarizerError,
     model: str | None,
     store: JobStore,
-    writing: SummaryConfig,
+    config: SummaryConfig,
     now_ms: int,
 ) -> Retry | RolledBack | None:
     """Record a failed attempt; None if an extractive summary should be written instead."""
-    if error.is_transient and job.attempt < writing.attempts:
-        return await _retry(job, error, model, store, writing, now_ms)
+    if error.is_transient and job.attempt < config.attempts:
+        return await _retry(job, error, model, store, config, now_ms)
     if job.can_stand_in:
         return None
     if isinstance(error, BudgetSpent):
-        return await _retry(job, error, model, store, writing, now_ms)
+        return await _retry(job, error, model, store, config, now_ms)
     reason = error.reason
     ending: FailureStatus = JobStatus.FAILED if reason in PROVIDER_REASONS else JobStatus.REJECTED
     await store.fail(
@@ -229,14 +229,14 @@ async def _retry(
     error: SummarizerError,
     model: str | None,
     store: JobStore,
-    writing: SummaryConfig,
+    config: SummaryConfig,
     now_ms: int,
 ) -> Retry:
     """Record a failed attempt, and when the next one is due."""
     if isinstance(error, BudgetSpent):
         retry_at_ms = error.until_ms
     else:
-        retry_at_ms = now_ms + int(1000 * _pause(job.attempt, error, writing))
+        retry_at_ms = now_ms + int(1000 * _pause(job.attempt, error, config))
     await store.retry_later(
         job, reason=error.reason, detail=str(error), retry_at_ms=retry_at_ms, now_ms=now_ms,
         model=model, is_attempt=not isinstance(error, BudgetSpent),
@@ -275,16 +275,16 @@ MOST_DOUBLINGS = 20
 """The most doublings of a pause: the attempts of a job that crashes have no limit."""
 
 
-def _pause(attempt: int, error: SummarizerError, writing: SummaryConfig) -> float:
+def _pause(attempt: int, error: SummarizerError, config: SummaryConfig) -> float:
     """Return the seconds before the next attempt: doubling, with jitter.
 
     A provider may ask for a longer pause.
     """
     # More attempts than allowed have crashed: an operator must fix the cause.
-    is_crashing = attempt > writing.attempts
-    cap = CRASHED_BACKOFF_MAX_SECONDS if is_crashing else writing.backoff_max_seconds
-    longest = min(writing.backoff_seconds * 2 ** min(attempt - 1, MOST_DOUBLINGS), cap)
-    asked_for = min(error.retry_after_seconds or 0.0, writing.retry_after_max_seconds)
+    is_crashing = attempt > config.attempts
+    cap = CRASHED_BACKOFF_MAX_SECONDS if is_crashing else config.backoff_max_seconds
+    longest = min(config.backoff_seconds * 2 ** min(attempt - 1, MOST_DOUBLINGS), cap)
+    asked_for = min(error.retry_after_seconds or 0.0, config.retry_after_max_seconds)
     # With jitter: jobs that failed together must not be retried together.
     return asked_for + uniform(longest / 2, longest)  # noqa: S311  # jitter keeps no secret
 
