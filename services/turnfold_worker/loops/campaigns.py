@@ -18,5 +18,5 @@ class CampaignRunner(PollingLoop):
     async def work(self) -> float:
         """Open as many jobs as the campaigns may have at once."""
         if await self._store.advance(installation=self._installation, now_ms=now_ms()):
-            self._wakeups.after_eviction()
+            self._wakeups.after_due_jobs()
         return self.poll_seconds

@@ -23,7 +23,7 @@ class IdleEvictor(PollingLoop):
         while await self._store.evict_idle(
             limit=self.batch_sessions, installation=self._installation, now_ms=now_ms()
         ):
-            self._wakeups.after_eviction()
+            self._wakeups.after_due_jobs()
         at_ms = await self._store.next_idle_ms()
         if at_ms is None:
             return self.poll_seconds

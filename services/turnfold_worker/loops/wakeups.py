@@ -37,8 +37,8 @@ class Wakeups:
         loop.call_later(SUMMARY_DELAY_MS / 1000, self.relay.set)
         loop.call_later(SUMMARY_DELAY_MS / 1000, self.compactor.set)
 
-    def after_eviction(self) -> None:
-        """Wake for jobs that an idle session or a campaign has opened."""
+    def after_due_jobs(self) -> None:
+        """Wake for jobs that are due at once: those of idle sessions and campaigns."""
         self.compactor.set()
 
     def after_job(self, job: Job) -> None:
