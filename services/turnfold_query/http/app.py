@@ -73,8 +73,8 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     memory_bytes: int,
     request_seconds: float,
     read_secret: ReadSecret,
-    bearers: TokenRegistry | None = None,
-    is_local: bool = True,
+    bearers: TokenRegistry | None,
+    is_local: bool,
 ) -> ASGIApp:
     """Build the HTTP application and the console.
 
