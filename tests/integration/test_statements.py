@@ -137,7 +137,7 @@ async def test_an_event_at_a_sequence_that_another_took_is_tried_again_and_leave
     async with sql_stores(url) as stores:
         await stores.ingest(turn(1, user("first"), event_id="e1"))
 
-        with pytest.raises(Unavailable, match="two workers met at one event; try again"):
+        with pytest.raises(Unavailable, match="another worker stored the same event; retry"):
             await stores.ingest(turn(1, user("other"), event_id="e2"))
 
         assert [one.message_id for one in (await stores.facts()).messages] == ["e1#0"]

@@ -106,9 +106,9 @@ def add_fields(body: bytes, path_fields: dict[str, Any]) -> bytes:
     try:
         body_json = json.loads(body or b"{}")
     except (ValueError, RecursionError):
-        raise BadRequest("the body is no JSON") from None
+        body_json = None
     if not isinstance(body_json, dict):
-        raise BadRequest("the body is no JSON object")
+        raise BadRequest("request body must be a JSON object")
     # The path goes last, so that no field of the body replaces what the URL names.
     return json.dumps(body_json | path_fields).encode()
 

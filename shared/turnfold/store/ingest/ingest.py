@@ -66,7 +66,7 @@ class SqlIngestStore:
             )
         except IntegrityError as error:
             # Another worker stored one of these events between our look and our insert.
-            raise Unavailable("two workers met at one event; try again") from error
+            raise Unavailable("another worker stored the same event; retry") from error
         except (
             DataError,
             InterfaceError,
