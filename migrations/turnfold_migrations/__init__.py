@@ -23,7 +23,7 @@ from turnfold.store.database.instance_lock import (
     next_seq,
     refuse_early_schema,
 )
-from turnfold.store.database.postgres_url import split_ssl_options
+from turnfold.store.database.postgres.url import split_ssl_options
 from turnfold.store.database.schema import REVISION
 from turnfold.store.database.sqlite_files import BUSY_SECONDS, connect_sqlite
 

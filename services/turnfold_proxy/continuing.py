@@ -187,12 +187,10 @@ def grown(
     new = own[known.listed.length :]
     if known.asked != asked or known.budget_tokens is None or known.factor is None or not new:
         return None
-    is_next = _is_continuation(api, new, has_recall=known.parts is not None)
-    if not is_next or not own_bytes.begins_with(known.listed):
+    if not _is_continuation(api, new, has_recall=known.parts is not None):
         return None
     texts = [dumped(one) for one in new]
-    # Media count by the piece, as only the services know: their bytes are not text.
-    if any(f'"type": "{kind}"' in text for text in texts for kind in _MEDIA):
+    if any(map(_has_media, texts)) or not own_bytes.begins_with(known.listed):
         return None
     counted = sum(count(text) + ELEMENT_TOKENS for text in texts)
     tokens = known.tokens + ceil(known.factor * counted)
@@ -203,6 +201,11 @@ def grown(
         elements = [own[part] if isinstance(part, int) else part for part in known.parts]
         elements += new
     return GrownWindow(elements, tokens, known.version)
+
+
+def _has_media(text: str) -> bool:
+    # Media count by the piece, as only the services know: their bytes are not text.
+    return any(f'"type": "{kind}"' in text for kind in _MEDIA)
 
 
 def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Element]:

@@ -161,9 +161,8 @@ async def _serve(
     trimming = asyncio.create_task(return_freed_memory(), name="memory")
     forgetting = asyncio.create_task(erasures.run(), name="erasures")
     try:
-        if await unless(
-            stop, _begin(client, lane, ingest_signal, erasures, server, broker, listener)
-        ):
+        begun = _begin(client, lane, ingest_signal, erasures, server, broker, listener)
+        if await unless(stop, begun):
             # After the start: objects that exist by now are exempt from garbage collection.
             tune_interpreter()
             announcer.begin({"lane": lane.pid})

@@ -461,7 +461,7 @@ def test_a_call_that_is_answered_as_a_function_is_shown_as_one() -> None:
 
 @pytest.mark.proves("L5")
 def test_the_id_of_an_output_of_a_local_shell_is_that_of_its_call() -> None:
-    items = [
+    items: list[dict[str, Any]] = [
         {"role": "user", "content": "Look."},
         {"type": "local_shell_call", "id": "l1", "call_id": "c1", "action": {"command": ["ls"]}},
         {"type": "local_shell_call_output", "id": "c1", "output": "a.py"},

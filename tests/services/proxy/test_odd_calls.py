@@ -83,7 +83,8 @@ async def test_ids_of_other_scripts_pass_through_headers(scene: ProxyScene) -> N
     named: Json = {"metadata": {"session_id": "用户-7"}}
 
     async def ask(headers: dict[str, bytes], **more: Any) -> httpx.Response:
-        return await scene.http.post(CHAT, json={"messages": [USER], **more}, headers=headers)
+        names = {name.encode(): value for name, value in headers.items()}
+        return await scene.http.post(CHAT, json={"messages": [USER], **more}, headers=names)
 
     first = await ask({"x-turnfold-agent": "助手".encode()}, **named)
     told = dict(first.headers.raw)[b"x-turnfold-session"]

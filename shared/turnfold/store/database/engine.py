@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from turnfold.errors import StartError
 from turnfold.process.caller_order import HAS_BEGUN, Turns
 from turnfold.store.database.inline_reader import InlineReader, RawConnection, WouldBlock
-from turnfold.store.database.lost_servers import give_up_lost_servers
-from turnfold.store.database.postgres_url import split_ssl_options
+from turnfold.store.database.postgres.lost_servers import give_up_lost_servers
+from turnfold.store.database.postgres.url import split_ssl_options
 from turnfold.store.database.sqlite_files import (
     BUSY_SECONDS,
     make_private,

@@ -1,0 +1,1 @@
+"""Addresses of PostgreSQL servers, and connections to servers that are gone."""
