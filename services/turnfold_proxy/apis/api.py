@@ -1,7 +1,7 @@
 """The interface of an API, and what all of them share."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
@@ -87,7 +87,7 @@ class Api(Protocol):
     def conversation(self, body: Mapping[str, Any]) -> RequestConversation | None:
         """Return the conversation of a request.
 
-        None if the request does not hold all of it, or has calls that are not `are_pairable`.
+        None if the request does not hold all of it, or has calls that are not pairable.
         """
         ...
 
@@ -236,19 +236,6 @@ def parsed_arguments(arguments: Any) -> Any:
     """Return the arguments of a call as JSON; None if they are none."""
     parsed = arguments_identity(arguments or "{}")
     return None if isinstance(parsed, str) else parsed
-
-
-def are_pairable(calls: Iterable[tuple[Any, Any]]) -> bool:
-    """Return whether calls of one answer, by id and name, can be told from each other.
-
-    A window would leave out the others with their results, and the model would call again.
-    """
-    ids: set[str] = set()
-    for call_id, name in calls:
-        if not all(isinstance(one, str) and one for one in (call_id, name)) or call_id in ids:
-            return False
-        ids.add(call_id)
-    return True
 
 
 def whole_number(value: Any) -> int | None:

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from io import StringIO
 from typing import Any, Final, Literal
 
-from turnfold.core.text.calls import called_tool, is_custom
+from turnfold.core.text.calls import called_tool, has_pairable_calls, is_custom
 from turnfold_proxy.apis.api import (
     Calls,
     Element,
     LookupCall,
     ModelAnswer,
     RequestConversation,
-    are_pairable,
     arguments_identity,
     content_identity,
     content_text,
@@ -40,7 +39,7 @@ class ChatApi:
     def conversation(self, body: Mapping[str, Any]) -> RequestConversation | None:
         """Return the messages after the instructions at the beginning."""
         leading, rest = split_leading(elements_of(body.get("messages")))
-        if not all(are_pairable(_named_calls(one)) for one in rest):
+        if not all(map(has_pairable_calls, rest)):
             return None
         tools = [body[name] for name in ("tools", "functions") if body.get(name)]
         # Clients write null for a limit that they do not set.
@@ -219,11 +218,6 @@ class ChatReader:
         except (ValueError, RecursionError):
             return False
         return bool(tool.get("name"))
-
-
-def _named_calls(element: Element) -> list[tuple[Any, Any]]:
-    calls = elements_of(element.get("tool_calls") or [])
-    return [(call.get("id"), (called_tool(call) or {}).get("name")) for call in calls]
 
 
 def _call_identity(call: Any) -> Any:

@@ -6,6 +6,7 @@ from io import StringIO
 from typing import Any, Final, Literal
 
 from turnfold.core.shapes.anthropic import is_thinking
+from turnfold.core.text.calls import are_pairable
 from turnfold_proxy.apis.api import (
     MARKER,
     Calls,
@@ -13,7 +14,6 @@ from turnfold_proxy.apis.api import (
     LookupCall,
     ModelAnswer,
     RequestConversation,
-    are_pairable,
     content_identity,
     content_text,
     dumped,

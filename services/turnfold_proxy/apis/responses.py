@@ -14,13 +14,13 @@ from turnfold.core.shapes.responses import (
     is_of_model,
     kind_of,
 )
+from turnfold.core.text.calls import are_pairable
 from turnfold_proxy.apis.api import (
     Calls,
     Element,
     LookupCall,
     ModelAnswer,
     RequestConversation,
-    are_pairable,
     arguments_identity,
     content_identity,
     content_text,

@@ -3,7 +3,7 @@
 import json
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from turnfold.contracts.elements import FAULTS
 from turnfold.core.shapes.anthropic import chat_views
 from turnfold.core.shapes.responses import is_of_model
+from turnfold.core.text.calls import has_pairable_calls
 from turnfold.errors import BadRequest
 from turnfold.messages import SYSTEM_ROLES, ShapeName
 
@@ -98,6 +99,11 @@ def run_of(message_id: str) -> EventRun | None:
         return None
     start = int(match[1]) - int(match[2])
     return EventRun(start, int(match[1]), match[3], match[4], _bits_of_text(match[5] or ""))
+
+
+def are_told_apart(messages: Iterable[Element]) -> bool:
+    """Return whether the calls of chat messages have ids and names of their own."""
+    return all(map(has_pairable_calls, messages))
 
 
 def event_id_of(message_id: str) -> str:

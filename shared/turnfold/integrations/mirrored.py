@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from turnfold.client import PortalClient, Session, Window
 from turnfold.client.mirror import mirror
+from turnfold.client.mirrored_list import are_told_apart
 from turnfold.errors import BadRequest, CannotFit, NotAllowed, Unavailable
 from turnfold.integrations.clients import fitting_window, shared_client
 
@@ -126,6 +127,9 @@ class MirroredWindows:
         """
 
         async def ask(messages: Sequence[Chat]) -> Result | None:
+            if not are_told_apart(messages):
+                self.warn("calls have no ids or names of their own")
+                return None
             await _record(session, messages)
             window = await self.fresh_window(session, model=model)
             # Places in the window are those of this list only if the session holds nothing else.

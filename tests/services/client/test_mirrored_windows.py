@@ -60,6 +60,29 @@ async def test_an_error_of_a_conversion_is_a_warning_without_text(
     assert "secret" not in str(warnings)
 
 
+@pytest.mark.proves("L5", "G6")
+@pytest.mark.parametrize(
+    "calls", [[("", "track")], [(None, "track")], [("c1", "track"), ("c1", "find")], [("c1", "")]]
+)
+async def test_a_list_whose_calls_cannot_be_told_apart_is_sent_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, calls: list[tuple[str | None, str]]
+) -> None:
+    """A window has no such calls: without their results, the model would call again and again."""
+    entries = [{"id": one, "function": {"name": name, "arguments": "{}"}} for one, name in calls]
+    answer = {"role": "assistant", "content": None, "tool_calls": entries}
+    results = [{"role": "tool", "tool_call_id": one, "content": "Ghent"} for one, _ in calls]
+    async with working(tmp_path) as (url, _), portal(url) as own:
+        windows = MirroredWindows("ada", client=own)
+        session = windows.session("s")
+
+        with caplog.at_level(logging.WARNING, "turnfold.integrations"):
+            shown = await windows.shown(session, lambda: [USER, answer, *results], list)
+        after = await windows.shown(session, lambda: [USER], list)
+
+    assert (shown, after) == (None, [Shown(0, None)])
+    assert "the model gets the whole list; calls have no ids" in caplog.text
+
+
 @pytest.mark.proves("R3")
 async def test_a_wrong_option_of_windows_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

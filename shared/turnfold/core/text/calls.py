@@ -5,7 +5,7 @@ arguments reads it too, and formats without custom tools show it under that name
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from turnfold.core.text.json_text import compact
@@ -65,6 +65,27 @@ def call_texts(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         tool = called_tool(entry) or {}
         text = tool.get(INPUT if tool and is_custom(entry) else "arguments")
         yield str(tool.get("name", "?")), "" if text is None else str(text)
+
+
+def are_pairable(calls: Iterable[tuple[Any, Any]]) -> bool:
+    """Return whether calls of one answer, by id and name, can be told from each other.
+
+    A window leaves out the others with their results, and the model would call again.
+    """
+    ids: set[str] = set()
+    for call_id, name in calls:
+        if not all(isinstance(one, str) and one for one in (call_id, name)) or call_id in ids:
+            return False
+        ids.add(call_id)
+    return True
+
+
+def has_pairable_calls(body: Mapping[str, Any]) -> bool:
+    """Return whether the calls of a chat message can be told from each other."""
+    return are_pairable(
+        (entry.get("id"), tool.get("name")) if (tool := called_tool(entry)) else (None, None)
+        for entry in body.get("tool_calls") or ()
+    )
 
 
 def shorten_arguments(entry: Mapping[str, Any], shorten: Callable[[object], str]) -> None:
