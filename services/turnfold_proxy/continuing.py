@@ -8,6 +8,7 @@ with what they answered.
 import asyncio
 import json
 import marshal
+import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -32,7 +33,9 @@ LIST_HEADER: Final = 5
 """The bytes of a list before its elements: a type and their number."""
 ELEMENT_TOKENS: Final = 8
 """The tokens of an element beside its text, with a reserve."""
-_MEDIA: Final = (*MEDIA_PARTS, "document", "computer_screenshot", "image_generation_call")
+_MEDIA_TYPES: Final = (*MEDIA_PARTS, "document", "computer_screenshot", "image_generation_call")
+_MEDIA: Final = re.compile('"audio": {|"type": "(' + "|".join(_MEDIA_TYPES) + ')"')
+"""Media count by the piece, as only the services know: their bytes are not text."""
 
 Part = int | Element
 """A place in the caller's list, or an element that Turnfold wrote."""
@@ -190,7 +193,7 @@ def grown(
     if not _is_continuation(api, new, has_recall=known.parts is not None):
         return None
     texts = [dumped(one) for one in new]
-    if any(map(_has_media, texts)) or not own_bytes.begins_with(known.listed):
+    if any(map(_MEDIA.search, texts)) or not own_bytes.begins_with(known.listed):
         return None
     counted = sum(count(text) + ELEMENT_TOKENS for text in texts)
     tokens = known.tokens + ceil(known.factor * counted)
@@ -198,14 +201,8 @@ def grown(
         return None
     elements: list[Element] | None = None
     if known.parts is not None:
-        elements = [own[part] if isinstance(part, int) else part for part in known.parts]
-        elements += new
+        elements = [own[one] if isinstance(one, int) else one for one in (*known.parts, *new)]
     return GrownWindow(elements, tokens, known.version)
-
-
-def _has_media(text: str) -> bool:
-    # Media count by the piece, as only the services know: their bytes are not text.
-    return any(f'"type": "{kind}"' in text for kind in _MEDIA)
 
 
 def own_elements(api: Api, window: Window, own: Sequence[Element]) -> list[Element]:

@@ -156,8 +156,8 @@ class ChatReader:
         """Return the message of the assistant; none if it has neither text nor a whole call."""
         message = self._message | {name: text.getvalue() for name, text in self._texts.items()}
         if self._spoken:
-            spoken = {name: text.getvalue() for name, text in self._spoken.items()}
-            message["audio"] = {**message["audio"], **spoken}
+            for name, text in self._spoken.items():
+                message["audio"][name] = text.getvalue()
         for (place, kind, name), text in self._inputs.items():
             self._calls[place][kind][name] = text.getvalue()
         if not self._is_whole:

@@ -107,6 +107,13 @@ def test_media_are_not_counted_as_text(window: list[Json] | None, part: Json) ->
     assert continued([CALL, RESULT | {"content": [part]}], window=window) is None
 
 
+@pytest.mark.proves("T5")
+def test_spoken_answers_are_not_counted_as_text() -> None:
+    spoken = {"role": "assistant", "audio": {"id": "audio_1"}}
+
+    assert continued([spoken, USER]) is None
+
+
 def test_a_window_never_grows_beyond_its_budget() -> None:
     result = RESULT | {"content": "Ghent " * 100}
 
