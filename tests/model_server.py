@@ -176,6 +176,8 @@ def _reply(fault: str, asked: dict[str, Any]) -> tuple[int, str, str]:
         "answer": (json.dumps(SUMMARY), "stop"),
         "obey": (json.dumps(SUMMARY | {"context": _last_instruction(asked)}), "stop"),
         "unbilled": (json.dumps(SUMMARY), "stop"),
+        "negative bill": (json.dumps(SUMMARY), "stop"),
+        "endless bill": (json.dumps(SUMMARY), "stop"),
     }
     content, finish = said[fault]
     message: dict[str, Any] = {"role": "assistant", "content": content}
@@ -195,6 +197,9 @@ def _reply(fault: str, asked: dict[str, Any]) -> tuple[int, str, str]:
     }
     if fault == "unbilled":
         del answer["usage"]
+    if fault in ("negative bill", "endless bill"):
+        tokens = -500 if fault == "negative bill" else 10**30
+        answer["usage"] = {"prompt_tokens": tokens, "completion_tokens": tokens}
     return 200, json.dumps(answer), "application/json"
 
 

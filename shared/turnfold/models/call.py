@@ -54,6 +54,8 @@ _SCHEMA_FAILED: Final = frozenset(
 
 _OPENAI: Final = frozenset({"openai", "text-completion-openai"})
 """The providers that use OPENAI_API_KEY."""
+_TOO_MANY: Final = 10**9
+"""Tokens, or dollars, of no call: such a report would fill the day's budget, or lift it."""
 _without_schema: set[str] = set()
 """Models that have rejected the parameter in this process."""
 
@@ -126,7 +128,8 @@ async def ask(
     if not choices:
         raise SummarizerError(Reason.PROVIDER_ERROR, "no choice in the answer")
     answer = _answer_of(choices[0])
-    if used.completion_tokens is None:
+    # litellm reports zero for a provider that reports nothing.
+    if not used.completion_tokens:
         meter.unreported_tokens += count(answer.content or "")
     return answer, used
 
@@ -205,11 +208,15 @@ def _answer_of(choice: Any) -> ModelResponse:
 def _cost_of(response: Any) -> float | None:
     hidden = getattr(response, "_hidden_params", None)
     cost = hidden.get("response_cost") if isinstance(hidden, dict) else None
-    return float(cost) if isinstance(cost, int | float) and not isinstance(cost, bool) else None
+    if not isinstance(cost, int | float) or isinstance(cost, bool):
+        return None
+    return float(cost) if 0 <= cost < _TOO_MANY else None
 
 
 def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value < _TOO_MANY else None
 
 
 _SPENT: Final = re.compile(

@@ -1,5 +1,6 @@
 """The tokens that summaries may take in a day."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tests.histories import counter
 from tests.integration.model.desk import DAY_MS, SHORT_SECONDS, TEN_MINUTES_MS, Desk, desk_with
-from tests.model_server import ModelServer
+from tests.model_server import SUMMARY, ModelServer
 from tests.store_fixtures import KEY, SMALL
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.core.policy.presets import Commit
@@ -120,7 +122,7 @@ async def test_attempts_that_fail_are_counted_too(desk: Desk, model: ModelServer
     assert desk.rows("SELECT tokens FROM summary_token_usage") == [(732,)]
 
 
-@pytest.mark.parametrize("fault", ["unbilled", "hang"])
+@pytest.mark.parametrize("fault", ["unbilled", "negative bill", "endless bill", "hang"])
 @pytest.mark.proves("S7")
 async def test_tokens_are_counted_here_where_no_provider_reports_them(
     desk: Desk, model: ModelServer, fault: str
@@ -133,5 +135,6 @@ async def test_tokens_are_counted_here_where_no_provider_reports_them(
     await desk.attempt()
 
     ((tokens,),) = desk.rows("SELECT tokens FROM summary_token_usage")
-    characters = sum(len(message["content"]) for message in model.requests[0]["messages"])
-    assert characters / 8 < tokens < characters
+    texts = [message["content"] for message in model.requests[0]["messages"]]
+    answers = [] if fault == "hang" else [json.dumps(SUMMARY)]
+    assert tokens == sum(counter()(text) for text in [*texts, *answers])
