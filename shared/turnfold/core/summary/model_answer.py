@@ -24,7 +24,7 @@ _MIN_WORDS = 12
 _CLOSING = r"[\"'\u2019\u201d)\]*_`]{0,3}"
 # A stop inside a word ends no sentence: half of 2.5 is another number.
 _SENTENCE = re.compile(
-    rf"(?:[^.!?。！？\n]|[.!?](?!{_CLOSING}(?:\s|\Z)))*+"
+    rf"(?>(?:[^.!?。！？\n]|[.!?](?!{_CLOSING}(?:\s|\Z)))*)"
     rf"(?:[.!?]{_CLOSING}\s*|[。！？\n]\s*|\Z)"
 )
 # Chinese, Japanese and Korean may be cut anywhere.

@@ -76,6 +76,11 @@ class FileChange:
     message_id: str = ""
     is_claimed: bool = False
 
+    @property
+    def is_modified(self) -> bool:
+        """Whether a call is known to have modified the file."""
+        return self.action == "modified" and not self.is_claimed
+
     def as_json(self) -> dict[str, str]:
         """Return the change as the sections of a version store it."""
         claimed = {"by": "model"} if self.is_claimed else {}
@@ -105,9 +110,7 @@ def file_changes(carried: Any, sources: Iterable[Source]) -> tuple[FileChange, .
             for path, action in touched(name, arguments):
                 # Removed first, so that a file that is touched again moves to the end.
                 earlier = changes.pop(path, None)
-                was_modified = earlier is not None and earlier.action == "modified"
-                is_known = earlier is not None and not earlier.is_claimed
-                merged = "modified" if was_modified and is_known else action
+                merged = "modified" if earlier is not None and earlier.is_modified else action
                 changes[path] = FileChange(path, merged, source.message_id)
     return tuple(_most_useful(list(changes.values())))
 
