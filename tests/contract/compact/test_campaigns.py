@@ -86,6 +86,15 @@ async def test_the_sessions_of_an_agent_are_written_again_a_few_at_a_time(stores
 
 
 @pytest.mark.proves("A4")
+async def test_requests_that_arrive_together_begin_one_campaign(stores: Stores) -> None:
+    await summarised(stores, key("ada", 0))
+
+    begun = await asyncio.gather(*(begin(stores, "ada") for _ in range(8)))
+
+    assert len({campaign.campaign_id for campaign in begun}) == 1
+
+
+@pytest.mark.proves("A4")
 async def test_all_agents_can_be_asked_for_and_failures_are_counted(stores: Stores) -> None:
     await summarised(stores, key("ada", 0), key("bob", 0))
 

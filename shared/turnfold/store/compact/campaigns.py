@@ -14,6 +14,7 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    text,
     update,
 )
 
@@ -119,7 +120,9 @@ class SqlCampaignStore:
         options_json = json.dumps(stated_options(wanted), sort_keys=True)
 
         def begin(connection: Connection) -> CampaignProgress:
-            # Idempotent: a client may repeat a request whose answer was lost.
+            # Idempotent: a client may repeat a request whose answer was lost, or is still to come.
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("LOCK TABLE campaigns IN SHARE ROW EXCLUSIVE MODE"))
             for (known,) in _ALIKE.rows(connection, options_json, agent_id or ""):
                 return _progress(connection, known)
             ((count, until),) = _SCOPE.rows(connection, agent_id or "")
