@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Path, Query, Request, Response
 
 from turnfold.contracts.answers.policies import PolicyAnswer
 from turnfold.contracts.history_requests import (
@@ -190,7 +190,10 @@ def _add_tools(app: FastAPI, reply: Reply) -> None:
         **described_request("session.tool", "Run a tool", body=(ToolBody,)),
     )
     async def post_tool(
-        agent_id: AgentPath, session_id: SessionPath, name: str, http: Request
+        agent_id: AgentPath,
+        session_id: SessionPath,
+        name: Annotated[str, Path(max_length=100)],
+        http: Request,
     ) -> Response:
         body = read_request(ToolBody, await http.body())
         request = ToolRequest(name=name, arguments=body.arguments)

@@ -132,6 +132,13 @@ async def test_a_mistake_is_named(
 
 
 @pytest.mark.proves("F4")
+async def test_a_name_that_is_too_long_for_a_tool_is_a_mistake(asking: Asking) -> None:
+    answer = await asking.http.post(f"{PATH}/user-42/tools/{'x' * 101}", json={})
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_request")
+
+
+@pytest.mark.proves("F4")
 async def test_what_a_tool_answers_is_bounded(asking: Asking) -> None:
     session = asking.client.session("support", "long")
     asking = asking._replace(session=session)
