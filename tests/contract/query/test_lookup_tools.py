@@ -45,6 +45,20 @@ async def test_a_word_is_found_by_itself_and_by_the_forms_of_its_verb(
 
 
 @pytest.mark.proves("F4")
+@pytest.mark.parametrize("asked", ["R", "who am I", "you and me?"])
+async def test_a_search_for_nothing_but_letters_and_function_words_finds_them(
+    stores: Stores, asked: str
+) -> None:
+    await stores.ingest(turn(1, user("Plot it in R."), user("Who am I to you and me?")))
+    await stores.ingest(*[turn(seq, user(f"Go on, day {seq}.")) for seq in range(2, 20)])
+    await indexed(stores)
+
+    found = await told(stores, "search_history", query=asked)
+
+    assert ("Plot it in R." if asked == "R" else "Who am I to you and me?") in found
+
+
+@pytest.mark.proves("F4")
 async def test_a_match_that_is_too_large_to_be_shown_is_named_by_its_position(
     stores: Stores,
 ) -> None:

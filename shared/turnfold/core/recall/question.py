@@ -67,11 +67,12 @@ def begins_with(request: str, query: str) -> bool:
     return " ".join(request.split()).startswith(" ".join(query.split()))
 
 
-def question_of(text: str) -> RecallQuestion:
+def question_of(text: str, *, is_search: bool = False) -> RecallQuestion:
     """Return the lookups of a text: exact values first, then words by all their forms.
 
     If a text has many words, the longest are looked up, because they are the most selective.
     English function words are not: a short message of such words alone would outrank an answer.
+    They are looked up only in a search that asks for nothing else.
     """
     read = normalize(text[:READ_CHARACTERS])
     words = dict.fromkeys(runs(read))
@@ -83,6 +84,8 @@ def question_of(text: str) -> RecallQuestion:
     longest = sorted(forms, key=lambda form: -max(len(term.text) for term in form))
     # Values come first: if there are too many lookups, the last ones are left out.
     lookups = [(Term(value),) for value in values] + longest
+    if is_search and not lookups:
+        lookups = [(Term(word_term(word)),) for word in words]
     return RecallQuestion(tuple(lookups[:MOST_LOOKUPS]), frozenset(words))
 
 

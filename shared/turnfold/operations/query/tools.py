@@ -168,7 +168,10 @@ async def _searched(key: SessionKey, wanted: SearchHistory, stores: ToolStores) 
         return Choice(chosen)
 
     recollection = await stores.recall.recall(
-        counts.sid, until=_LATEST, question=lambda _: question_of(wanted.query), choose=choose
+        counts.sid,
+        until=_LATEST,
+        question=lambda _: question_of(wanted.query, is_search=True),
+        choose=choose,
     )
     block = write_block(recollection.material, MOST_TOKENS)
     texts = [] if block is None else [block.text]
