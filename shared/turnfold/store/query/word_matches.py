@@ -224,7 +224,7 @@ class WordMatches:
                 return
             term: str = rows[0][0]
             yield Term(term[session:])
-            # Terms have only letters and digits: no other one stands before this.
+            # The ASCII of terms is letters and digits: no other one stands before this.
             first = f"{term}0"
 
 

@@ -65,7 +65,7 @@ def of_session(sid: int, term: str) -> str:
 
 
 def fts5_term(sid: int, term: Term) -> str:
-    """Quote a term for FTS5. Terms contain only letters and digits, so nothing is escaped."""
+    """Quote a term for FTS5. Their ASCII is letters and digits, so nothing is escaped."""
     return f'"{of_session(sid, term.text)}"{"*" if term.is_prefix else ""}'
 
 
