@@ -11,6 +11,7 @@ from turnfold.cache import SessionCaches
 from turnfold.core.recall.question import question_of
 from turnfold.core.text.words import terms
 from turnfold.messages import position_of
+from turnfold.operations.query.recall_decisions import ranked
 from turnfold.ports.recall import Choice, SearchedSession
 from turnfold.store.query import recall as recall_in_sql
 from turnfold.store.query import session_order, word_matches
@@ -109,6 +110,33 @@ async def test_messages_that_the_index_lacks_are_found_by_the_same_words_and_val
     SessionCaches(*stores.recall.caches).clear()
 
     assert await found(stores.recall, sid, " ".join(WORDS), END) == waiting
+
+
+@pytest.mark.proves("F2", "L11", "W6")
+@pytest.mark.parametrize("most_masked", [5_000, 0])
+async def test_who_speaks_directly_after_a_moment_changes_no_ranking_of_it(
+    stores: Stores, most_masked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages near those of a named speaker rank higher, but near earlier ones only."""
+    monkeypatch.setattr(recall_in_sql, "MOST_MASKED", most_masked)
+    assert isinstance(stores.recall, SqlRecallStore)
+    await stores.ingest(turn(1, user("Good morning.", name="Otto")))
+    sheds = [turn(seq, user(f"The shed, day {seq}.")) for seq in range(2, 16)]
+    await stores.ingest(*sheds, turn(16, user("What of Otto and the shed?")))
+    await indexed(stores)
+    sid = (await stores.history.counts(KEY)).sid
+    question, until = question_of("Otto and the shed"), position_of(17, 0)
+    seen: list[list[int]] = []
+
+    def choose(session: SearchedSession) -> Choice:
+        seen.append(list(ranked(session, 1_000)))
+        return Choice(())
+
+    await stores.recall.recall(sid, until=until, question=lambda _: question, choose=choose)
+    await stores.ingest(turn(20, user("Here I am.", name="Otto")))
+    await stores.recall.recall(sid, until=until, question=lambda _: question, choose=choose)
+
+    assert seen[0] == seen[-1]
 
 
 @pytest.mark.proves("F2", "X6")

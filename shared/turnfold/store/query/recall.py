@@ -192,7 +192,7 @@ class SqlRecallStore:
         session = SearchedSession(
             wanted,
             order.positions if end == total else order.positions[:end],
-            order.tokens,
+            order.tokens if end == total else order.tokens[:end],
             of_session.found_masks(lookups) if is_short else None,
             () if is_short else of_session.found(lookups),
             [order.speakers[word] for word in sorted(named)],
