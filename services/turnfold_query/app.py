@@ -16,7 +16,6 @@ from turnfold.access.bearers import TokenRegistry, check_bind_address, is_loopba
 from turnfold.bus.broker import Broker
 from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.streams import wait_for_streams
-from turnfold.cache import SessionCaches
 from turnfold.errors import Unavailable
 from turnfold.model_info.context_windows import installed_windows
 from turnfold.nats_client.connection import NatsClient
@@ -42,7 +41,7 @@ from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.window import AT_ONCE, SqlWindowStore
 from turnfold_query.asyncapi import asyncapi_document
 from turnfold_query.environment import query_environment
-from turnfold_query.erasures import ErasureFollower
+from turnfold_query.erasures import ErasureFollower, erasure_follower
 from turnfold_query.handlers import DIRECT, MODELS, QueryDispatcher, QueryServer, make_router
 from turnfold_query.hints import HintSender
 from turnfold_query.http.app import make_http
@@ -153,10 +152,7 @@ async def _serve(
     )
     listener = _http_server(app, settings)
 
-    erasures = ErasureFollower(
-        windows, SessionCaches(*windows.caches, *recall.caches, *environment.caches)
-    )
-    database.on_new_server(erasures.forget_all)
+    erasures = erasure_follower(database, windows, recall, environment)
     sending = asyncio.create_task(hints.run(), name="hints")
     trimming = asyncio.create_task(return_freed_memory(), name="memory")
     forgetting = asyncio.create_task(erasures.run(), name="erasures")

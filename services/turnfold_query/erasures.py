@@ -10,7 +10,9 @@ from math import ceil
 from turnfold.cache import SessionCaches
 from turnfold.core.text.caches import forget_texts
 from turnfold.errors import Unavailable
-from turnfold.store.database.engine import LONGEST_REQUEST_SECONDS
+from turnfold.operations.query.environment import QueryEnvironment
+from turnfold.store.database.engine import LONGEST_REQUEST_SECONDS, Database
+from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.window import SqlWindowStore
 
 FORGET_SECONDS = 5.0
@@ -56,3 +58,16 @@ class ErasureFollower:
         """Remove all text from memory."""
         self._caches.clear()
         forget_texts()
+
+
+def erasure_follower(
+    database: Database,
+    windows: SqlWindowStore,
+    recall: SqlRecallStore,
+    environment: QueryEnvironment,
+) -> ErasureFollower:
+    """Return the follower for all caches of a process; a new database server empties them."""
+    caches = SessionCaches(*windows.caches, *recall.caches, *environment.caches)
+    follower = ErasureFollower(windows, caches)
+    database.on_new_server(follower.forget_all)
+    return follower

@@ -10,7 +10,6 @@ from functools import partial
 
 import structlog
 
-from turnfold.cache import SessionCaches
 from turnfold.contracts.history_requests import SearchRequest
 from turnfold.contracts.requests import (
     ContextRequest,
@@ -38,7 +37,7 @@ from turnfold.store.query.recall import SqlRecallStore
 from turnfold.store.query.search import SqlSearchStore
 from turnfold.store.query.window import SqlWindowStore
 from turnfold_query.environment import query_environment
-from turnfold_query.erasures import ErasureFollower
+from turnfold_query.erasures import erasure_follower
 from turnfold_query.lane import wire
 from turnfold_query.posted_events import EventBody, read_posted
 
@@ -50,7 +49,7 @@ REPLIES_BYTES = 4_000_000
 
 
 def main(settings: Settings) -> int:
-    """Answer the query server at the other end of standard input until it ends; the exit status.
+    """Answer the query server at the other end of standard input, and return the exit status.
 
     Raises:
         StartError: no query server started this process.
@@ -90,11 +89,9 @@ class LaneServer:
         )
         self._writer = writer
         self._open: dict[int, asyncio.Task[Outcome]] = {}
-        caches = SessionCaches(
-            *self._windows.caches, *self._recall.caches, *self._environment.caches
+        self.erasures = erasure_follower(
+            self._database, self._windows, self._recall, self._environment
         )
-        self.erasures = ErasureFollower(self._windows, caches)
-        self._database.on_new_server(self.erasures.forget_all)
 
     def take(self, message: wire.Ask | wire.Cancel | wire.Erased) -> None:
         """Start a request, cancel one, or forget what was erased."""
