@@ -44,7 +44,7 @@ class RoleProbe:
         await client.subscribe(inbox, cb=self._on_answer)
         self._client, self._inbox = client, inbox
         await self.ask()
-        await self.are_in_force()
+        await self.has_roles()
 
     async def ask(self) -> None:
         """Send the probe after a connection was made. Replies arrive later."""
@@ -61,8 +61,8 @@ class RoleProbe:
             self._settling.cancel()
             self._settling = None
 
-    async def are_in_force(self) -> bool:
-        """Return whether the server authenticates clients; false if unknown after some seconds."""
+    async def has_roles(self) -> bool:
+        """Return whether the server enforces roles; false if unknown after some seconds."""
         await at_most(LEARN_SECONDS, self._has_settled.wait())
         # Without a reply the set is empty, which counts as no roles.
         return self._accounts == {SERVICES_ACCOUNT}
@@ -94,9 +94,7 @@ class Actors:
         """Return `key:…` as the server states, `token:…` as a query server signed, or `local`."""
         headers = message.headers or {}
         # Only the server writes it where roles are in force; elsewhere any client may have.
-        if (
-            request_info := headers.get(REQUEST_INFO)
-        ) is not None and await self.probe.are_in_force():
+        if (request_info := headers.get(REQUEST_INFO)) is not None and await self.probe.has_roles():
             return key_actor(request_info) or LOCAL
         # Without roles, or from a query server, which signs for the caller of an HTTP request.
         if (signed := headers.get(ACTOR_HEADER)) is not None:

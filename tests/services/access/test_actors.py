@@ -261,7 +261,7 @@ async def test_a_connection_lost_right_after_its_answer_does_not_hide_the_roles_
                 await subscriptions_known(worker.bus)
             probe.forget()
 
-            waiting = asyncio.create_task(probe.are_in_force())
+            waiting = asyncio.create_task(probe.has_roles())
             await asyncio.sleep(2 * SETTLE_SECONDS)
             await probe.ask()
 
