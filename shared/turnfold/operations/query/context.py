@@ -68,27 +68,27 @@ async def context(
             key, request, environment, may_wait=patience > 0, chars_per_token=chars_per_token
         )
         if moment is None:
-            seen, bodies = await store.window(
+            chosen, bodies = await store.window(
                 key,
                 on_session=reading.on_session,
                 on_messages=reading.on_messages,
                 refused_to=reading.refused_to,
             )
         else:
-            seen, bodies = await store.window_as_of(
+            chosen, bodies = await store.window_as_of(
                 key,
                 moment,
                 on_session=reading.on_session,
                 on_messages=reading.on_messages,
                 refused_to=reading.refused_to,
             )
-        match seen:
+        match chosen:
             case ContextReply():
-                return seen
+                return chosen
             case Stale():
                 await ingest_signal.reached(request.after_seq, patience)
             case PlannedWindow(max_characters=limit):
-                planned = await with_recall(seen, reading, store, environment.recall)
+                planned = await with_recall(chosen, reading, store, environment.recall)
                 rendered = _rendered(planned, bodies)
                 if limit and (characters := _characters(planned, rendered)) > limit:
                     # It grows by a quarter or more: the window fits, or `CannotFit` ends the loop.

@@ -138,34 +138,34 @@ class SqlWindowStore:
         def read(
             connection: SupportsStatements, *, is_inline: bool = False
         ) -> tuple[Chosen, Mapping[int, str]]:
-            facts = read_head(connection, key, refused_to)
-            seen = on_session(facts)
-            if seen is not None:
-                return seen, {}
-            if facts.session is None:
-                return on_messages(facts)[0], {}
-            sid = facts.session.sid
+            head = read_head(connection, key, refused_to)
+            chosen = on_session(head)
+            if chosen is not None:
+                return chosen, {}
+            if head.session is None:
+                return on_messages(head)[0], {}
+            sid = head.session.sid
             # Taken out while it is used: two reader threads must not change one entry.
             known = self._known.pop(sid) or CachedSession()
             try:
-                texts = self._refresh(connection, facts.session, known, is_inline=is_inline)
+                texts = self._refresh(connection, head.session, known, is_inline=is_inline)
             # After any other error the entry is dropped: it may hold a part of a change.
             except (TooLargeHere, WouldBlock):
                 self._known.put(sid, known, known.size)
                 raise
             self._known.put(sid, known, known.size)
             waiting = tuple([pending_of(row) for row in known.evictions])
-            seen_now = WindowSnapshot(
-                facts.ingested_to,
-                facts.session,
+            snapshot = WindowSnapshot(
+                head.ingested_to,
+                head.session,
                 known.summary,
                 waiting,
                 tuple(known.messages),
-                facts.refused,
+                head.refused,
                 known.covered_calls,
                 known.covered_system,
             )
-            chosen, positions = on_messages(seen_now)
+            chosen, positions = on_messages(snapshot)
             # Texts that were read already have positive positions: elements are always read here.
             unread = [position for position in positions if position not in texts]
             return chosen, {**texts, **dict(_texts_of(connection, sid, unread))}
@@ -219,30 +219,30 @@ class SqlWindowStore:
         """Read a session as it was, in one snapshot, without the cache."""
 
         def read(connection: SupportsStatements) -> tuple[Chosen, Mapping[int, str]]:
-            facts = read_head(connection, key, refused_to)
-            seen = on_session(facts)
-            if seen is not None:
-                return seen, {}
-            if facts.session is None:
+            head = read_head(connection, key, refused_to)
+            chosen = on_session(head)
+            if chosen is not None:
+                return chosen, {}
+            if head.session is None:
                 if not isinstance(moment, AtTime):
                     raise BadRequest("as_of: nothing was published in this session yet")
-                return on_messages(facts)[0], {}
+                return on_messages(head)[0], {}
             # How many messages there were then is only known after they were read.
-            if Size(facts.session.messages_total, facts.session.tokens_total).exceeds(self._most):
+            if Size(head.session.messages_total, head.session.tokens_total).exceeds(self._most):
                 raise TooLargeHere
-            sid = facts.session.sid
+            sid = head.session.sid
             state = timeline_state(connection, key, sid, moment)
             messages_then = messages_as_of(connection, sid, state)
             pending = pending_as_of(connection, state)
             summary = read_summary(connection, sid, state.version)
             session = replace(
-                facts.session,
+                head.session,
                 messages_total=state.covered + len(messages_then),
                 version=state.version,
-                window_limits=_limits_as_of(connection, facts.session, state.at_ms),
+                window_limits=_limits_as_of(connection, head.session, state.at_ms),
             )
-            seen_then = replace(
-                facts,
+            snapshot = replace(
+                head,
                 session=session,
                 summary=summary,
                 pending=pending,
@@ -250,7 +250,7 @@ class SqlWindowStore:
                 covered_calls=covered_calls_as_of(connection, sid, messages_then, summary, state),
                 covered_system=covered_system_as_of(connection, sid, messages_then, state),
             )
-            chosen, positions = on_messages(seen_then)
+            chosen, positions = on_messages(snapshot)
             texts = dict(_texts_of(connection, sid, positions))
             if state.retracted:
                 texts |= dict(_texts_of(connection, sid, positions, are_retracted=True))
