@@ -77,7 +77,7 @@ async def _run(settings: Settings, upstream_url: str) -> None:
                 agent_id=settings.proxy_agent,
                 has_tools=settings.proxy_tools,
             )
-            listener = HttpServer(
+            http_server = HttpServer(
                 OwnSiteMiddleware(
                     app,
                     is_local=not settings.http_checked_elsewhere,
@@ -90,13 +90,13 @@ async def _run(settings: Settings, upstream_url: str) -> None:
                 has_date=False,
             )
             try:
-                await listener.open()
+                await http_server.open()
                 tune_interpreter()
-                _tell(http_url(settings.proxy_host, listener.port))
-                await listener.until(stop)
+                _tell(http_url(settings.proxy_host, http_server.port))
+                await http_server.until(stop)
             finally:
-                # The listener first, so that answers that end now are still recorded.
-                await listener.close()
+                # The server first, so that answers that end now are still recorded.
+                await http_server.close()
                 await recorder.close()
             log.info("proxy.stopped")
     finally:

@@ -42,7 +42,13 @@ from turnfold.store.query.window import AT_ONCE, SqlWindowStore
 from turnfold_query.asyncapi import asyncapi_document
 from turnfold_query.environment import query_environment
 from turnfold_query.erasures import ErasureFollower, erasure_follower
-from turnfold_query.handlers import DIRECT, MODELS, QueryDispatcher, QueryServer, make_router
+from turnfold_query.handlers import (
+    DIRECT,
+    REQUEST_MODELS,
+    QueryDispatcher,
+    QueryServer,
+    make_router,
+)
 from turnfold_query.hints import HintSender
 from turnfold_query.http.app import make_http
 from turnfold_query.http.inspector import Inspector
@@ -57,7 +63,7 @@ log = structlog.get_logger()
 
 
 def main(settings: Settings, lane_process: ChildProcess | None) -> int:
-    """Run a query server until a signal stops it; the exit status."""
+    """Run a query server until a signal stops it, and return its exit status."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(settings, lane_process))
     return 0
@@ -146,26 +152,26 @@ async def _serve(
     )
     limiter = ConcurrencyLimiter(settings)
     server = QueryServer(dispatcher, metrics, limiter)
-    broker = _broker(settings, server, [name for name in MODELS if name not in DIRECT])
+    broker = _broker(settings, server, [name for name in REQUEST_MODELS if name not in DIRECT])
     app = _http_app(
         settings, database, client, dispatcher, metrics, limiter, bearers, is_stopping=stop.is_set
     )
-    listener = _http_server(app, settings)
+    http_server = _http_server(app, settings)
 
     erasures = erasure_follower(database, windows, recall, environment)
     sending = asyncio.create_task(hints.run(), name="hints")
     trimming = asyncio.create_task(return_freed_memory(), name="memory")
     forgetting = asyncio.create_task(erasures.run(), name="erasures")
     try:
-        begun = _begin(client, lane, ingest_signal, erasures, server, broker, listener)
+        begun = _begin(client, lane, ingest_signal, erasures, server, broker, http_server)
         if await unless(stop, begun):
             # After the start: objects that exist by now are exempt from garbage collection.
             tune_interpreter()
             announcer.begin({"lane": lane.pid})
-            log.info("query.started", pid=os.getpid(), port=listener.port)
-            await listener.until(stop)
+            log.info("query.started", pid=os.getpid(), port=http_server.port)
+            await http_server.until(stop)
     finally:
-        await at_most(STOP_SECONDS, _stop(listener, broker, server))
+        await at_most(STOP_SECONDS, _stop(http_server, broker, server))
         # After `_stop`, because the requests that end there may still wait for an event.
         await ingest_signal.close()
         await cancel_and_wait(sending, trimming, forgetting)
@@ -179,7 +185,7 @@ async def _begin(
     erasures: ErasureFollower,
     server: QueryServer,
     broker: Broker,
-    listener: HttpServer,
+    http_server: HttpServer,
 ) -> bool:
     """Take requests; return True, which tells it from an interrupted start."""
     await lane.start()
@@ -195,14 +201,14 @@ async def _begin(
     await broker.start()
     # Before the announcement, or a request that follows it may find no responder.
     await _confirm_subscriptions(client, broker.config.connection_state.connection)
-    await listener.open()
+    await http_server.open()
     return True
 
 
-async def _stop(listener: HttpServer, broker: Broker, server: QueryServer) -> None:
+async def _stop(http_server: HttpServer, broker: Broker, server: QueryServer) -> None:
     """Refuse new connections, then new requests, and wait for the running ones."""
-    listener.refuse()
-    await asyncio.gather(broker.finish(server.close), listener.close())
+    http_server.refuse()
+    await asyncio.gather(broker.finish(server.close), http_server.close())
 
 
 def _broker(settings: Settings, server: QueryServer, names: Iterable[str]) -> Broker:
@@ -229,7 +235,7 @@ async def _confirm_subscriptions(*connections: Client) -> None:
             await connection.flush()
 
 
-def _http_app(  # all collaborators of the routes
+def _http_app(
     settings: Settings,
     database: Database,
     client: NatsClient,

@@ -80,7 +80,7 @@ CONTEXT = "context.get"
 HISTORY = "history.get"
 DIRECT = (CONTEXT, HISTORY)
 """Requests that are taken from the bus without a framework, because agents wait for them."""
-MODELS: Final[Mapping[str, type[Request]]] = {
+REQUEST_MODELS: Final[Mapping[str, type[Request]]] = {
     **{name: REQUESTS[name].request for name in (*READS, *AGENT_READS)},
     **dict.fromkeys(POLICY_READS, PolicyReadRequest),
 }
@@ -347,7 +347,7 @@ class QueryServer:
         await self._limiter.turn(agent_id)
         with self._limiter.admitted(agent_id) as place:
             body = await self._dispatcher.answer(
-                name, key, read_asked(MODELS[name], key, message.data), place
+                name, key, read_asked(REQUEST_MODELS[name], key, message.data), place
             )
         # The connection of the request, which nats-py does not publish.
         connection = message._client  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]

@@ -154,7 +154,8 @@ class ChatReader:
 
     def answer(self) -> ModelAnswer:
         """Return the message of the assistant; none if it has neither text nor a whole call."""
-        message = self._message | {name: text.getvalue() for name, text in self._texts.items()}
+        texts = {name: text.getvalue() for name, text in self._texts.items()}
+        message: Element = {**self._message, **texts}
         if self._spoken:
             for name, text in self._spoken.items():
                 message["audio"][name] = text.getvalue()

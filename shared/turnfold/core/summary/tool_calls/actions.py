@@ -112,15 +112,14 @@ def file_changes(carried: Any, sources: Iterable[Source]) -> tuple[FileChange, .
                 earlier = changes.pop(path, None)
                 merged = "modified" if earlier is not None and earlier.is_modified else action
                 changes[path] = FileChange(path, merged, source.message_id)
-    return tuple(_most_useful(list(changes.values())))
-
-
-def _most_useful(changes: list[FileChange]) -> list[FileChange]:
+    kept = list(changes.values())
     for action in ("read", "modified"):
-        surplus = max(len(changes) - MAX_FILES, 0)
-        dropped = [change for change in changes if change.action == action][:surplus]
-        changes = [change for change in changes if change not in dropped]
-    return changes
+        surplus = len(kept) - MAX_FILES
+        if surplus > 0:
+            of_action = [change for change in kept if change.action == action]
+            dropped = {change.path for change in of_action[:surplus]}
+            kept = [change for change in kept if change.path not in dropped]
+    return tuple(kept)
 
 
 def touched(name: str, arguments: str) -> Iterator[tuple[str, str]]:
