@@ -184,12 +184,9 @@ async def test_windows_are_billed_by_the_factor_and_what_is_stored_stays_as_coun
 
     request = ContextRequest(max_tokens=50_000, wait_ms=0)
     environment = QueryEnvironment(stores.policy, stores.installation.model_window)
+    nobody_waits: Any = None
     answer = await context(
-        KEY,
-        request,
-        store=stores.windows,
-        environment=environment,
-        ingest_signal=None,  # type: ignore[arg-type]  # nobody waits
+        KEY, request, store=stores.windows, environment=environment, ingest_signal=nobody_waits
     )
 
     counts = await stores.history.counts(KEY)
