@@ -75,8 +75,34 @@ def merge_history(own: Sequence[Json], history: History) -> MergedHistory:
             inserted.append(dict(result))
     if systems:
         provided = provided[leading_count(provided) :]
-    newer = _newer(split_notes(own[len(systems) :])[1], split_notes(provided)[1])
+    listed = _in_call_order(split_notes(own[len(systems) :])[1])
+    newer = _newer(listed, split_notes(provided)[1])
     return MergedHistory(systems, with_marks(provided, own), newer, inserted)
+
+
+def _in_call_order(own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages as windows have them: results after their call, in the order of calls.
+
+    An agent's list may have them as they came.
+    """
+    blocks: list[list[dict[str, Any] | None]] = []
+    unanswered: dict[str, list[tuple[int, int]]] = {}
+    for body in own:
+        waiting = unanswered.get(_call_id(body)) if body.get("role") == "tool" else None
+        if waiting:
+            block, slot = waiting.pop()
+            blocks[block][slot] = body
+            continue
+        calls = body.get("tool_calls")
+        ids = [
+            str(call.get("id"))
+            for call in (calls if isinstance(calls, list) else ())
+            if isinstance(call, Mapping)
+        ]
+        for slot, call_id in enumerate(ids, 1):
+            unanswered.setdefault(call_id, []).append((len(blocks), slot))
+        blocks.append([body, *[None for _ in ids]])
+    return [body for block in blocks for body in block if body is not None]
 
 
 def _results(own: Sequence[Json]) -> Mapping[str, Json]:

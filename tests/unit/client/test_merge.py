@@ -90,6 +90,29 @@ def test_a_result_that_is_not_published_yet_takes_the_place_of_its_stand_in() ->
     assert together(own, told, synthesised=frozenset({2})) == own
 
 
+@pytest.mark.proves("R1", "L2")
+def test_results_that_the_agent_has_as_they_came_hide_nothing_that_was_published() -> None:
+    """A window has them in the order of their calls, so the two lists differ."""
+
+    def step(number: int) -> list[Json]:
+        ids = [f"{number}a", f"{number}b"]
+        calls = [calling(call_id)["tool_calls"][0] for call_id in ids]
+        return [
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            *[result(call_id, f"Text {call_id}") for call_id in ids],
+            user("Reflect on the results."),
+        ]
+
+    def as_they_came(told: list[Json]) -> list[Json]:
+        return [told[0], told[2], told[1], told[3]]
+
+    published = [user("Read them all."), *step(1), *step(2)]
+    own = [published[0], *as_they_came(step(1)), *as_they_came(step(2)), said("Read.")]
+
+    assert together(own, published) == [*published, said("Read.")]
+    assert together(own, [published[0], *step(2)]) == [published[0], *step(2), said("Read.")]
+
+
 @pytest.mark.proves("R1")
 def test_the_agents_own_system_message_stands_for_the_published_one() -> None:
     published = [{"role": "system", "content": "Be kind."}, user("one")]
