@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from turnfold.client.recovery import ContextRecovery
 from turnfold.client.session import Session
+from turnfold.core.recovery.overflow import only_error
 from turnfold.errors import ContextOverflow
 
 ENDED: Final = (
@@ -58,9 +59,10 @@ async def run_subagent(
     complete = ContextRecovery(call, session, **options)
     try:
         return SubagentResult(await work(complete, session), session)
-    except ContextOverflow as error:
-        return SubagentFailure(ENDED, session, error)
     except Exception as error:
-        if complete.second_failure is not error:
+        cause = only_error(error)
+        if isinstance(cause, ContextOverflow):
+            return SubagentFailure(ENDED, session, cause)
+        if complete.second_failure is not cause:
             raise
-        return SubagentFailure(FAILED.format(error=type(error).__name__), session, error)
+        return SubagentFailure(FAILED.format(error=type(cause).__name__), session, cause)

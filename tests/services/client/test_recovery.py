@@ -1,8 +1,10 @@
 """An agent's loop on a real system and a real model server: what becomes of it when the conversation is too long."""
 
+import asyncio
 import copy
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -500,11 +502,14 @@ async def test_a_sub_agent_works_in_a_session_of_its_own(model: Model, session: 
     ("second", "told"),
     [("overflow", "also after it was shortened"), ("500", "the shorter attempt failed")],
 )
+@pytest.mark.parametrize("in_group", [False, True])
 async def test_a_second_failure_ends_a_sub_agent_with_a_text_and_leaves_its_parent_alone(
-    model: Model, session: Session, second: str, told: str
+    model: Model, session: Session, second: str, told: str, in_group: bool
 ) -> None:
     async def work(complete: ContextRecovery, own: Session) -> str:
-        await complete(messages=await talked(own), model="gpt-4.1")
+        # A task group, as clients of MCP servers have one, raises the error in a group.
+        async with asyncio.TaskGroup() if in_group else nullcontext():
+            await complete(messages=await talked(own), model="gpt-4.1")
         raise AssertionError("it was answered")
 
     parents = await talked(session, turns=2)

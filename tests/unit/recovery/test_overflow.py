@@ -431,6 +431,15 @@ def test_an_error_is_overflow_by_the_name_of_its_class_or_of_one_it_was_made_fro
 
 
 @pytest.mark.proves("R2")
+def test_an_error_that_a_task_group_raises_is_the_one_in_it() -> None:
+    error = BadRequestError("prompt is too long: 17000 tokens > 16000 maximum")
+    group = ExceptionGroup("unhandled errors in a TaskGroup", [ExceptionGroup("inner", [error])])
+
+    assert overflow_in(group) == Overflow("anthropic", 16_000, 17_000)
+    assert overflow_in(ExceptionGroup("several", [error, RateLimitError("wait", 429)])) is None
+
+
+@pytest.mark.proves("R2")
 def test_an_error_is_overflow_by_its_code_or_by_a_body_that_is_too_large() -> None:
     assert overflow_in(BadRequestError("no words", code="context_length_exceeded")) == Overflow(
         "any"

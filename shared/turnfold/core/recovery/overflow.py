@@ -253,6 +253,7 @@ def overflow_in(error: BaseException) -> Overflow | None:
     The names of its classes, its `status_code`, its `code` and its text decide. Status 429 and
     errors about rates, quotas or bills are never overflow; status 413 always is.
     """
+    error = only_error(error) if isinstance(error, Exception) else error
     names = {kind.__name__ for kind in type(error).__mro__}
     status = _status(error)
     text = _text(error)
@@ -263,6 +264,13 @@ def overflow_in(error: BaseException) -> Overflow | None:
     if overflow is None and (names & NAMES or status == 413):
         return Overflow("any")
     return overflow
+
+
+def only_error(error: Exception) -> Exception:
+    """Return the only error of a group, as task groups raise it, also those of MCP's clients."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def overflow_in_text(text: str) -> Overflow | None:
