@@ -63,6 +63,7 @@ async def run_subagent(
         cause = only_error(error)
         if isinstance(cause, ContextOverflow):
             return SubagentFailure(ENDED, session, cause)
-        if complete.second_failure is not cause:
+        second = complete.second_failure
+        if not isinstance(second, Exception) or only_error(second) is not cause:
             raise
         return SubagentFailure(FAILED.format(error=type(cause).__name__), session, cause)

@@ -502,20 +502,24 @@ async def test_a_sub_agent_works_in_a_session_of_its_own(model: Model, session: 
     ("second", "told"),
     [("overflow", "also after it was shortened"), ("500", "the shorter attempt failed")],
 )
-@pytest.mark.parametrize("in_group", [False, True])
+@pytest.mark.parametrize("grouped", ["nothing", "work", "call"])
 async def test_a_second_failure_ends_a_sub_agent_with_a_text_and_leaves_its_parent_alone(
-    model: Model, session: Session, second: str, told: str, in_group: bool
+    model: Model, session: Session, second: str, told: str, grouped: str
 ) -> None:
+    async def call(**arguments: Any) -> Any:
+        async with asyncio.TaskGroup() if grouped == "call" else nullcontext():
+            return await model(**arguments)
+
     async def work(complete: ContextRecovery, own: Session) -> str:
         # A task group, as clients of MCP servers have one, raises the error in a group.
-        async with asyncio.TaskGroup() if in_group else nullcontext():
+        async with asyncio.TaskGroup() if grouped == "work" else nullcontext():
             await complete(messages=await talked(own), model="gpt-4.1")
         raise AssertionError("it was answered")
 
     parents = await talked(session, turns=2)
     before = copy.deepcopy(parents)
     model.server.script = ["overflow", second]
-    ended = await run_subagent(work, model, parent=session, patience_seconds=20)
+    ended = await run_subagent(work, call, parent=session, patience_seconds=20)
     answer = await patient(model, session)(messages=parents, model="gpt-4.1")
 
     assert isinstance(ended, SubagentFailure)
