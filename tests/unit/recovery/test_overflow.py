@@ -535,11 +535,19 @@ def completion(content: Any, finish_reason: str = "error") -> dict[str, Any]:
                 )
             ]
         ),
+        SimpleNamespace(
+            content="prompt is too long: 17000 tokens > 16000 maximum",
+            finish_reason="error",
+            error=True,
+        ),
         {"choices": None, "error": TOO_LONG_ANSWERED},
         {"choices": [{"finish_reason": "error", "error": TOO_LONG_ANSWERED}]},
         SimpleNamespace(choices=None, error=TOO_LONG_ANSWERED),
     ],
-    ids=["dictionary", "one answer", "objects", "error", "error of a choice", "error of an object"],
+    ids=[
+        *("dictionary", "one answer", "objects", "a flag beside it"),
+        *("error", "error of a choice", "error of an object"),
+    ],
 )
 def test_an_error_that_a_host_answers_as_text_is_overflow(answer: object) -> None:
     assert overflow_answered(answer) == Overflow("anthropic", 16_000, 17_000)

@@ -293,19 +293,18 @@ def overflow_answered(response: object) -> Overflow | None:
     """
     choices = _field(response, "choices")
     answer = choices[0] if isinstance(choices, list) and choices else response
-    if error := _field(answer, "error"):
-        code = _field(error, "code")
-        if isinstance(code, int) and code not in STATUSES:
-            return None
-        content = str(error)
-    elif _field(answer, "finish_reason") == "error":
+    error, texts = _field(answer, "error"), list[str]()
+    code = _field(error, "code")
+    if isinstance(code, int) and code not in STATUSES:
+        return None
+    if error:
+        texts.append(str(error))
+    if _field(answer, "finish_reason") == "error":
         message = _field(answer, "message")
         content = _field(answer if message is None else message, "content")
-        if not isinstance(content, str):
-            return None
-    else:
-        return None
-    text = _ends(content)
+        if isinstance(content, str):
+            texts.append(content)
+    text = _ends("\n".join(texts))
     if RATES.search(text):
         return None
     overflow = overflow_in_text(text)
