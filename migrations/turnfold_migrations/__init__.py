@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _LOCK = 0x7475726E666F6C64
 """The PostgreSQL advisory lock that makes migrations take turns ("turnfold" in ASCII)."""
+LOCK_SECONDS = 10
+"""A migration that would wait longer for a table fails. It can be run again."""
 
 
 async def upgrade(database_url: str, revision: str = "head") -> None:
@@ -125,6 +127,8 @@ async def _run(engine: AsyncEngine, work: Callable[[Connection], None]) -> None:
         if engine.dialect.name == "postgresql":
             # Of the session, not of a transaction: each migration commits its own.
             await connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": _LOCK})
+            # Services wait behind a migration that waits for a transaction left open.
+            await connection.execute(text(f"SET lock_timeout = '{LOCK_SECONDS}s'"))
             await connection.commit()
         else:
             # Before the first table: SQLite fixes the size with the first page that it writes.

@@ -8,16 +8,18 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
+import asyncpg
 import pytest
 from sqlalchemy import Connection, make_url, select, text
 from sqlalchemy.dialects.postgresql.asyncpg import AsyncAdapt_asyncpg_dbapi
 
+import turnfold_migrations
 from tests.chaos.crashing_worker import Life, living
 from turnfold.errors import StartError, Unavailable
 from turnfold.store.database import engine
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import bind_to_stream, wait_until_adopted
-from turnfold.store.database.schema import stream_purges
+from turnfold.store.database.schema import REVISION, stream_purges
 from turnfold.store.database.statements import Prepared
 from turnfold.store.database.transactions import Result, is_transient_error
 from turnfold_migrations import upgrade
@@ -148,6 +150,28 @@ async def test_a_worker_stores_through_a_pooler(postgres_url: str) -> None:
         await upgrade(url)
         async with living(Life(deed="", database_url=url)) as worker:
             await worker.do("ingest", "1")
+
+
+@pytest.mark.proves("O6")
+async def test_a_migration_does_not_hold_services_up_behind_a_transaction_left_open(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turnfold_migrations, "LOCK_SECONDS", 1)
+    await upgrade(postgres_url, "1001")
+    auditor = await asyncpg.connect(postgres_url.replace("+asyncpg", ""))
+    reading = auditor.transaction()
+    await reading.start()
+    await auditor.execute("SELECT FROM sessions_view")
+
+    async with asyncio.timeout(20):
+        with pytest.raises(StartError, match="lock timeout"):
+            await upgrade(postgres_url)
+    await reading.rollback()
+    await upgrade(postgres_url)
+
+    revision = await auditor.fetchval("SELECT version_num FROM alembic_version")
+    await auditor.close()
+    assert revision == REVISION
 
 
 @pytest.mark.proves("O2")
