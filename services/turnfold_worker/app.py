@@ -37,6 +37,7 @@ from turnfold.store.ingest.budgets import SqlBudgetStore
 from turnfold.store.ingest.erase import SqlErasureStore
 from turnfold.store.ingest.idle import SqlIdleStore
 from turnfold.store.ingest.ingest import SqlIngestStore
+from turnfold.store.ingest.word_index.removal import empty_outdated
 from turnfold.store.ingest.word_index.search_index import SqlSearchIndex
 from turnfold_worker.command_broker import command_broker
 from turnfold_worker.context import Telemetry, WorkerContext, make_context
@@ -188,6 +189,7 @@ async def _start(
         # The lock is held for as long as this function runs.
         if client is None or created is None or lock is None:
             return
+        await empty_outdated(database)
         context = make_context(
             settings,
             database=database,

@@ -13,7 +13,7 @@ from turnfold.ports.search import Scope
 from turnfold.store.database.engine import Database
 from turnfold.store.database.word_segments import read_index
 from turnfold.store.ingest.word_index import search_index
-from turnfold.store.ingest.word_index.removal import delete_indexed
+from turnfold.store.ingest.word_index.removal import delete_indexed, empty_outdated
 from turnfold.store.ingest.word_index.search_index import SqlSearchIndex
 from turnfold.store.query.search import SqlSearchStore
 from turnfold_migrations import downgrade, upgrade
@@ -110,17 +110,26 @@ async def test_an_index_of_earlier_terms_is_filled_anew_but_with_nothing_of_eras
     await upgrade(url)
 
     database = Database(url, writes=True)
-    async with sql_stores(url) as stores:
-        while await stores.index.index_some():
-            pass
+    async with sql_stores(url, first_id=100) as stores:
+        await stores.ingest(turn(9, *map(user, TEXTS), key=KEYS[0]))
+        if "sqlite" in url:
+            with monkeypatch.context() as patch:
+                # The worker of the earlier release still runs.
+                patch.setattr(search_index, "terms", lambda _: frozenset(["xearlier"]))
+                while await stores.index.index_some():
+                    pass
+        for _ in range(2):
+            await empty_outdated(database)
+            while await stores.index.index_some():
+                pass
         after = await known(stores, KEYS[0])
         left = await database.snapshot(rows)
         await stores.delete_rows()
-        await remove(database, [1, 3, 5, 7])
+        await remove(database, [1, 3, 5, 7, 9])
         nothing = await database.snapshot(rows)
     await database.close()
-    assert (before, after) == (set(), {1, 3, 5, 7})
-    assert (left, nothing) == (4 * len(TEXTS), 0)
+    assert (before, after) == (set(), {1, 3, 5, 7, 9})
+    assert (left, nothing) == (5 * len(TEXTS), 0)
 
 
 @pytest.mark.proves("F1", "L2", "O2")

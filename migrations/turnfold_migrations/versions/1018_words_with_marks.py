@@ -11,19 +11,25 @@ EMPTY = {
     "sqlite": (
         "INSERT INTO word_index (word_index) VALUES ('delete-all')",
         "DELETE FROM index_removals",
+        "PRAGMA user_version = 0",
     ),
     "postgresql": ("TRUNCATE word_index, word_index_segments",),
 }
 
 
 def upgrade() -> None:
-    """Empty the index. A worker indexes all messages again, and marks their lines."""
+    """Empty PostgreSQL's index, so that a worker indexes all messages again, and marks their lines.
+
+    SQLite's is emptied by the first worker of this schema: until then, an earlier one goes on to
+    fill it, and could not remove terms that are not its own.
+    """
+    if op.get_bind().dialect.name == "postgresql":
+        downgrade()
+
+
+def downgrade() -> None:
+    """Empty the index. A worker indexes all messages again."""
     for statement in EMPTY[op.get_bind().dialect.name]:
         op.execute(statement)
     op.execute("DELETE FROM marked_lines")
     op.execute("UPDATE sessions SET unindexed_from = 0 WHERE messages_total > 0 AND agent_id <> ''")
-
-
-def downgrade() -> None:
-    """The same: without texts, SQLite's index can only be emptied by who has filled it."""
-    upgrade()

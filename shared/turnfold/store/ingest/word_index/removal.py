@@ -44,8 +44,34 @@ PAGES_BETWEEN_KEPT = 8
 LAST_ROUND_MESSAGES = 4_000
 MERGE_DUE = 0
 """The position of a row that says that words have left the index, but not yet the file."""
+TERMS_VERSION = 1
+"""The version of the terms in SQLite's index, which is kept as the `user_version` of the file."""
+_EMPTY_SQLITE = (
+    "INSERT INTO word_index (word_index) VALUES ('delete-all')",
+    "DELETE FROM index_removals",
+    "DELETE FROM marked_lines",
+    "UPDATE sessions SET unindexed_from = 0 WHERE messages_total > 0 AND agent_id <> ''",
+    f"PRAGMA user_version = {TERMS_VERSION}",
+)
 _QUEUE = BulkInsert(index_removals, ("sid", "position", "body"))
 _is_indexed = exists().where(word_index.c.rowid == messages.c.position)
+
+
+async def empty_outdated(database: Database) -> None:
+    """Empty SQLite's index if it may have terms of an earlier release, and index everything again.
+
+    Such terms could not be removed any more. An earlier worker adds them until it is replaced, so
+    call this as the only writer. PostgreSQL's index is removed without terms, so that the
+    migration has emptied it.
+    """
+    await database.write(_empty_outdated)
+
+
+def _empty_outdated(connection: Connection) -> None:
+    if connection.dialect.name == "sqlite":
+        version = connection.execute(text("PRAGMA user_version")).scalar_one()
+        for statement in _EMPTY_SQLITE if version != TERMS_VERSION else ():
+            connection.execute(text(statement))
 
 
 def delete_indexed(connection: Connection, sid: int, positions: Sequence[int]) -> None:
