@@ -93,8 +93,8 @@ def test_every_process_that_caches_texts_forgets_them() -> None:
         "services/turnfold_worker/app.py": "forget_and_return_memory",
         "services/turnfold_worker/receiver/child.py": "forget_and_return_memory",
         "shared/turnfold/models/child.py": "forget_and_return_memory",
-        "services/turnfold_query/app.py": "ErasureFollower",
-        "services/turnfold_query/lane/child.py": "ErasureFollower",
+        "services/turnfold_query/app.py": "erasure_follower(",
+        "services/turnfold_query/lane/child.py": "erasure_follower(",
     }
     with_memory = {
         str(path.relative_to(ROOT))
