@@ -123,6 +123,20 @@ async def test_a_client_of_another_loop_fails_instead_of_waiting_for_ever(
         assert client.unpublished == ()
 
 
+async def ran(code: str, nats_url: str, *, warnings: str) -> tuple[int | None, str]:
+    """The status and the output of a program."""
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-W", warnings, "-c", code, nats_url),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        output, _ = await asyncio.wait_for(program.communicate(), 30)
+    finally:
+        if program.returncode is None:
+            program.kill()
+    return program.returncode, output.decode()
+
+
 FORKS = """
 import asyncio, os, sys
 import turnfold
@@ -148,18 +162,10 @@ for end in ("loop", "thread"):
 @pytest.mark.proves("G2")
 async def test_a_forked_process_and_its_parent_both_use_the_client(server: NatsServer) -> None:
     """Servers such as gunicorn fork after they have loaded the program."""
-    program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-W", "ignore", "-c", FORKS, server.url),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        output, _ = await asyncio.wait_for(program.communicate(), 30)
-    finally:
-        if program.returncode is None:
-            program.kill()
+    status, output = await ran(FORKS, server.url, warnings="ignore")
 
     assert [int(line) for line in output.split()] == [1, 2, 3, 4, 5]
-    assert program.returncode == 0
+    assert status == 0
 
 
 NESTED = """
@@ -187,17 +193,9 @@ async def test_a_tool_that_would_block_the_client_in_its_own_thread_is_told_to_a
     server: NatsServer,
 ) -> None:
     """An agent that `run` runs may call a tool that calls `run`, which waited for ever."""
-    program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-W", "error", "-c", NESTED, server.url),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        output, _ = await asyncio.wait_for(program.communicate(), 30)
-    finally:
-        if program.returncode is None:
-            program.kill()
+    status, output = await ran(NESTED, server.url, warnings="error")
 
-    *told, seq = output.decode().splitlines()
+    *told, seq = output.splitlines()
     assert len(told) == 3
     assert all("await instead" in line for line in told)
-    assert (seq, program.returncode) == ("1", 0)
+    assert (seq, status) == ("1", 0)
