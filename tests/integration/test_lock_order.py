@@ -25,6 +25,7 @@ from turnfold.core.summary.sources import ChunkSummary
 from turnfold.messages import SessionId, SessionKey
 from turnfold.ports.compact import Job
 from turnfold.store.database import instance_lock
+from turnfold_migrations import downgrade, upgrade
 
 WAITING = """SELECT count(*) FROM pg_stat_activity
     WHERE datname = current_database() AND wait_event_type = 'Lock'"""
@@ -189,3 +190,31 @@ async def test_a_batch_that_waited_for_an_erasure_knows_it_whatever_the_default_
         assert await watcher.fetchval("SELECT count(*) FROM events") == 0
         await eraser.close()
         await watcher.close()
+
+
+@pytest.mark.proves("O6", "L4")
+async def test_a_migration_that_empties_the_index_meets_a_worker_that_fills_it(
+    postgres_url: str,
+) -> None:
+    await upgrade(postgres_url)
+    async with sql_stores(postgres_url) as stores:
+        await stores.ingest(turn(1, user("hi")))
+    await downgrade(postgres_url, "1017")
+    address = postgres_url.replace("+asyncpg", "")
+    worker, watcher = await asyncpg.connect(address), await asyncpg.connect(address)
+    indexing = worker.transaction()
+    await indexing.start()
+    await worker.execute("SELECT 1 FROM sessions FOR UPDATE")
+
+    migrating = asyncio.create_task(upgrade(postgres_url))
+    async with asyncio.timeout(20):
+        while not await watcher.fetchval(WAITING):  # noqa: ASYNC110 - a server tells nobody
+            await asyncio.sleep(0.01)
+    await worker.execute("SELECT 1 FROM word_index_segments")
+    await indexing.commit()
+    await migrating
+
+    waits = await watcher.fetchval("SELECT unindexed_from FROM sessions")
+    await worker.close()
+    await watcher.close()
+    assert waits == 0

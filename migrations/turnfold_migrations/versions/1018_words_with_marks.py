@@ -13,7 +13,11 @@ EMPTY = {
         "DELETE FROM index_removals",
         "PRAGMA user_version = 0",
     ),
-    "postgresql": ("TRUNCATE word_index, word_index_segments",),
+    "postgresql": (
+        # Workers lock a session before its words, too.
+        "LOCK TABLE sessions IN EXCLUSIVE MODE",
+        "TRUNCATE word_index, word_index_segments",
+    ),
 }
 
 
