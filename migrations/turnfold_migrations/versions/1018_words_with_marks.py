@@ -28,11 +28,19 @@ def upgrade() -> None:
     fill it, and could not remove terms that are not its own.
     """
     if op.get_bind().dialect.name == "postgresql":
-        downgrade()
+        _empty()
+        # Workers of 1017 run on until they are replaced. From now on they cannot add their terms.
+        op.execute("ALTER SEQUENCE word_index_segment_ids RENAME TO word_index_segment_ids_1")
 
 
 def downgrade() -> None:
     """Empty the index. A worker indexes all messages again."""
+    _empty()
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("ALTER SEQUENCE word_index_segment_ids_1 RENAME TO word_index_segment_ids")
+
+
+def _empty() -> None:
     for statement in EMPTY[op.get_bind().dialect.name]:
         op.execute(statement)
     op.execute("DELETE FROM marked_lines")

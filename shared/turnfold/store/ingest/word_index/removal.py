@@ -35,7 +35,7 @@ from turnfold.store.ingest.word_index.search_index import (
     fts5_terms,
     terms_of_body,
 )
-from turnfold.store.ingest.word_index.segment_writer import remove_from_segments
+from turnfold.store.ingest.word_index.segment_writer import TERMS_VERSION, remove_from_segments
 
 MERGED_PAGES = 100
 KEPT_EACH = 16
@@ -44,8 +44,6 @@ PAGES_BETWEEN_KEPT = 8
 LAST_ROUND_MESSAGES = 4_000
 MERGE_DUE = 0
 """The position of a row that says that words have left the index, but not yet the file."""
-TERMS_VERSION = 1
-"""The version of the terms in SQLite's index, which is kept as the `user_version` of the file."""
 _EMPTY_SQLITE = (
     "INSERT INTO word_index (word_index) VALUES ('delete-all')",
     "DELETE FROM index_removals",
@@ -61,8 +59,8 @@ async def empty_outdated(database: Database) -> None:
     """Empty SQLite's index if it may have terms of an earlier release, and index everything again.
 
     Such terms could not be removed any more. An earlier worker adds them until it is replaced, so
-    call this as the only writer. PostgreSQL's index is removed without terms, so that the
-    migration has emptied it.
+    call this as the only writer. PostgreSQL's index is emptied by the migration, after which no
+    earlier worker can add terms.
     """
     await database.write(_empty_outdated)
 

@@ -33,7 +33,13 @@ _INSERT = BulkInsert(
     word_index_segments,
     ("sid", "segment", "number", "messages", "last_position", "data"),
 )
-_NEXT = text("SELECT nextval('word_index_segment_ids') FROM generate_series(1, :many)")
+TERMS_VERSION = 1
+"""The version of the terms in the index: SQLite keeps it as the `user_version` of its file.
+
+PostgreSQL's sequence is named after it, so that no earlier worker can add terms of its own.
+"""
+_NUMBERS = f"word_index_segment_ids_{TERMS_VERSION}"
+_NEXT = text(f"SELECT nextval('{_NUMBERS}') FROM generate_series(1, :many)")  # noqa: S608
 _is_header = word_index_segments.c.number == literal_column("0")
 _SIZES = PreparedIn(
     select(word_index_segments.c.sid, word_index_segments.c.segment, word_index_segments.c.messages)
