@@ -99,8 +99,9 @@ def _in_call_order(own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             for call in (calls if isinstance(calls, list) else ())
             if isinstance(call, Mapping)
         ]
-        for slot, call_id in enumerate(ids, 1):
-            unanswered.setdefault(call_id, []).append((len(blocks), slot))
+        # The last slot first: calls of one message that share an id are answered in their order.
+        for slot in range(len(ids), 0, -1):
+            unanswered.setdefault(ids[slot - 1], []).append((len(blocks), slot))
         blocks.append([body, *[None for _ in ids]])
     return [body for block in blocks for body in block if body is not None]
 

@@ -114,6 +114,16 @@ def test_results_that_the_agent_has_as_they_came_hide_nothing_that_was_published
 
 
 @pytest.mark.proves("R1")
+def test_results_of_calls_that_share_an_id_stay_in_their_order() -> None:
+    """Some hosts use the tool's name for the id of a call, also of several calls at once."""
+    call = calling("read")["tool_calls"][0]
+    own = [user("Read both."), {"role": "assistant", "content": None, "tool_calls": [call, call]}]
+    own += [result("read", "Text a"), result("read", "Text b")]
+
+    assert together(own, [own[0]]) == own
+
+
+@pytest.mark.proves("R1")
 def test_the_agents_own_system_message_stands_for_the_published_one() -> None:
     published = [{"role": "system", "content": "Be kind."}, user("one")]
 
