@@ -28,6 +28,8 @@ _APPENDED: Final = ("content", "refusal", "reasoning_content", "reasoning")
 """The fields of a message that come in pieces, all of them texts."""
 _ANSWERS: Final = (*_APPENDED, "tool_calls", "function_call", "audio", "images")
 """The fields of a message that say something."""
+_CUT: Final = (None, "", "length", "content_filter", "error")
+"""The `finish_reason` of a chunk after which a call may lack its end; some providers write ""."""
 
 
 class ChatApi:
@@ -149,8 +151,7 @@ class ChatReader:
                 self._message, self._is_whole = dict(message), True
             elif isinstance(delta := choice.get("delta"), dict):
                 self._add_delta(delta)
-            # At the limit of an answer, the provider ends it within a call.
-            self._has_all_calls |= choice.get("finish_reason") not in (None, "length")
+            self._has_all_calls |= choice.get("finish_reason") not in _CUT
 
     def answer(self) -> ModelAnswer:
         """Return the message of the assistant; none if it has neither text nor a whole call."""

@@ -56,7 +56,7 @@ def test_an_event_without_data_is_no_part_of_an_answer(ping: bytes) -> None:
         ({"type": "function", "function": {"name": "write", "arguments": '{"a": 1}'}}, False),
     ],
 )
-@pytest.mark.parametrize("ended", [None, "length"])
+@pytest.mark.parametrize("ended", [None, "", "length", "content_filter", "error"])
 def test_a_call_that_may_have_been_cut_off_is_left_out(
     call: dict[str, Any], is_cut: bool, ended: str | None
 ) -> None:
