@@ -12,6 +12,7 @@ from turnfold.core.summary.extractive.extract import extract
 from turnfold.core.summary.sources import Draft, SummaryJob
 from turnfold.operations.compact.attempt import SummaryConfig
 from turnfold.operations.compact.compact import Committed, Outcome, Retry, RolledBack, compact
+from turnfold.ports.compact import JobKind
 
 WRITING = SummaryConfig(model="openai/x")
 CRASHED = Retry("crashed")
@@ -211,3 +212,25 @@ async def test_the_model_replaces_a_stand_in_that_crashes_made_necessary(stores:
     assert due_ms >= NOON + COOLDOWN_MS
     in_force, versions = await stores.history.versions(KEY)
     assert (in_force, versions[1].kind) == (2, "llm")
+
+
+@pytest.mark.proves("S1", "S7")
+async def test_after_a_clock_that_was_ahead_nothing_waits_for_its_times(stores: Stores) -> None:
+    ahead_ms = NOON + 30 * DAY_MS
+    await stores.ingest(*turns(10, 7))
+    left = await claimed(stores, ahead_ms)
+
+    again = await claimed(stores, NOON + 2_000)
+
+    assert (again.compaction_ids, again.attempt) == (left.compaction_ids, 2)
+    await stores.jobs.retry_later(
+        again, reason="timeout", detail="", retry_at_ms=ahead_ms, now_ms=NOON + 3_000
+    )
+    last = await claimed(stores, NOON + 4_000)
+    stand_in = summary("picked", kind="extractive")
+    await stores.jobs.commit(last, stand_in, reason="timeout", now_ms=ahead_ms)
+    await stores.ingest(*turns(20, 7))
+    evicted = await claimed(stores, NOON + 5_000)
+    assert (evicted.writes, evicted.cooling) == (JobKind.NEXT, None)
+    await stores.jobs.commit(evicted, stand_in, reason="timeout", now_ms=ahead_ms)
+    assert (await claimed(stores, NOON + 6_000)).writes is JobKind.STAND_IN

@@ -15,7 +15,7 @@ from turnfold.core.eviction.triggers import SessionLoad
 from turnfold.core.eviction.usage import UsageState
 from turnfold.core.history.audit_chain import SEALED_FIELDS, WORKER, seal
 from turnfold.core.policy.overrides import PolicyOverrides
-from turnfold.core.summary.cooldown import cooldown_ms
+from turnfold.core.summary.cooldown import COOLDOWN_MAX_MS, cooldown_ms
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.store.database.engine import insert_for
 from turnfold.store.database.predicates import is_kept
@@ -113,6 +113,10 @@ class SessionRow:
         """Pause the model, each time for longer, because all attempts failed."""
         self.failures += 1
         self.cooldown_until_ms, self.cooldown_reason = at_ms + cooldown_ms(self.failures), reason
+
+    def is_cooling(self, now_ms: int) -> bool:
+        """Whether the model rests. A later end than any was set while a clock was ahead."""
+        return now_ms < self.cooldown_until_ms <= now_ms + COOLDOWN_MAX_MS
 
     def end_cooldown(self) -> None:
         """Call the model again, because it wrote a version."""

@@ -4,10 +4,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from sqlalchemy import Connection, Integer, bindparam, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    bindparam,
+    func,
+    literal_column,
+    or_,
+    select,
+    update,
+)
 
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger, is_allowed
 from turnfold.core.policy.presets import Policy
+from turnfold.core.policy.retention import DAY_MS
 from turnfold.messages import CompactionId
 from turnfold.ports.compact import Job, JobKind, JobStatus
 from turnfold.ports.ingest import Installation
@@ -29,8 +40,14 @@ from turnfold.store.database.statements import Prepared, bulk_update
 from turnfold.store.ingest.evict import fired_now
 from turnfold.store.ingest.open_compactions import trigger_columns
 
+LONGEST_WAIT_MS = DAY_MS
+"""Nothing waits for longer: a later time was set while a clock was ahead, and counts as over."""
+
+_longest_wait_ms: ColumnElement[int] = literal_column(str(LONGEST_WAIT_MS))
 _busy = select(compactions.c.sid).where(
-    is_running, compactions.c.lease_until_ms > bindparam("now_ms")
+    is_running,
+    compactions.c.lease_until_ms > bindparam("now_ms"),
+    compactions.c.lease_until_ms - _longest_wait_ms <= bindparam("now_ms"),
 )
 
 _due = (
@@ -39,6 +56,7 @@ _due = (
         is_open,
         or_(
             compactions.c.next_attempt_at_ms <= bindparam("now_ms"),
+            compactions.c.next_attempt_at_ms - _longest_wait_ms > bindparam("now_ms"),
             # A row whose lease is over is due, whatever time was set for its next attempt.
             is_running,
         ),
@@ -145,10 +163,14 @@ class _OpenRow(NamedTuple):
         return FiredTrigger(trigger, self.budget_tokens)
 
     def is_leased(self, now_ms: int) -> bool:
-        return self.status == JobStatus.RUNNING and (self.lease_until_ms or 0) > now_ms
+        return self.status == JobStatus.RUNNING and _is_ahead(self.lease_until_ms or 0, now_ms)
 
     def is_due(self, now_ms: int) -> bool:
-        return self.status == JobStatus.RUNNING or self.next_attempt_at_ms <= now_ms
+        return self.status == JobStatus.RUNNING or not _is_ahead(self.next_attempt_at_ms, now_ms)
+
+
+def _is_ahead(time_ms: int, now_ms: int) -> bool:
+    return now_ms < time_ms <= now_ms + LONGEST_WAIT_MS
 
 
 _KINDS = {str(Trigger.STAND_IN): JobKind.STAND_IN, str(Trigger.REGENERATE): JobKind.REGENERATED}
@@ -209,7 +231,7 @@ def _due_now(
     journal: SessionJournal,
 ) -> Sequence[_OpenRow]:
     """Return the open compactions to claim; postpone or end those that have to wait or are void."""
-    due = _first_due(rows, now_ms, is_cooling=now_ms < session.cooldown_until_ms)
+    due = _first_due(rows, now_ms, is_cooling=session.is_cooling(now_ms))
     if not due:
         return []
     folds = [row.next_attempt_at_ms for row in rows if row.is_fold]
@@ -286,7 +308,7 @@ def _job_of(
     """Describe the job of claimed rows. Its newest row decides what it writes."""
     newest = claimed[-1]
     writes_messages = newest.kind is JobKind.NEXT and not newest.is_plan
-    is_cooling = writes_messages and now_ms < session.cooldown_until_ms
+    is_cooling = writes_messages and session.is_cooling(now_ms)
     return Job(
         key=session.key,
         sid=session.sid,
