@@ -6,9 +6,11 @@ import time
 
 import nats.errors
 
+from turnfold.bus.asking import find_event, time_ms
 from turnfold.bus.removal import EventRemoval
 from turnfold.contracts.erasures import ErasedSessions, write_erasure
 from turnfold.contracts.subjects import ERASED, INGESTED
+from turnfold.errors import Unavailable
 from turnfold.store.ingest.erase import SqlErasureStore
 from turnfold_worker.context import WorkerContext, now_ms
 from turnfold_worker.loops.polling import PollingLoop
@@ -49,8 +51,8 @@ class ErasureRunner(PollingLoop):
 
     async def work(self) -> float:
         """Erase expired sessions, then delete the rows and the copies of all erased data."""
-        if time.monotonic() - self._expired_at >= self.expiry_seconds:
-            await self._erase_expired()
+        is_due = time.monotonic() - self._expired_at >= self.expiry_seconds
+        if is_due and await self._erase_expired():
             self._expired_at = time.monotonic()
         requests = self._requests
         is_due, is_told = self._must_tidy and self._wait_seconds() <= 0, True
@@ -89,15 +91,28 @@ class ErasureRunner(PollingLoop):
         connections_now: int = self._client.stats["reconnects"]
         return connections_now == connections
 
-    async def _erase_expired(self) -> None:
-        after: int | None = 0
-        while after is not None:
-            after = await self._store.erase_expired(
-                after=after,
-                limit=self.batch_sessions,
-                installation=self._installation,
-                now_ms=now_ms(),
-            )
+    async def _erase_expired(self) -> bool:
+        """Erase expired sessions; return False while old events wait, which may be of any session.
+
+        They were published while no worker ran, and the row of a session does not know them yet.
+        """
+        with contextlib.suppress(Unavailable):
+            first = await self._store.ingested_to() + 1
+            held = await find_event(self._client, seq=first, next_by_subj=">")
+            at_ms = now_ms()
+            known_to_ms = at_ms if held is None else min(at_ms, time_ms(held["message"]["time"]))
+            if at_ms - known_to_ms > 1000 * self.expiry_seconds:
+                return False
+            after: int | None = 0
+            while after is not None:
+                after = await self._store.erase_expired(
+                    after=after,
+                    limit=self.batch_sessions,
+                    installation=self._installation,
+                    now_ms=known_to_ms,
+                )
+            return True
+        return False
 
     async def _remove_events(self) -> bool:
         """Remove some erased events from the stream; return whether more may be left."""

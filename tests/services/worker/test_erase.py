@@ -5,8 +5,11 @@ import contextlib
 import http.client
 import json
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGKILL
+from types import SimpleNamespace
+from typing import cast
 from urllib.parse import urlsplit
 
 import nats
@@ -26,9 +29,17 @@ from tests.running_system import (
     streamed,
     wait_until,
 )
+from tests.store_fixtures import SMALL, installation_of
+from turnfold.bus.streams import stream_created
 from turnfold.client import Client, connect, session_key, turn_event
+from turnfold.core.policy.retention import DAY_MS
 from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey
+from turnfold.nats_client.connection import NatsClient
+from turnfold.store.database.engine import Database
+from turnfold.store.ingest.erase import SqlErasureStore
+from turnfold_worker.context import WorkerContext, now_ms
+from turnfold_worker.loops.erase import ErasureRunner
 
 KEY = session_key("support", "user.42 / 語")
 TWIN = session_key("bystander", "user.42 / 語")
@@ -309,6 +320,49 @@ async def test_a_worker_erases_the_sessions_whose_time_is_over(tmp_path: Path) -
             assert {event.subject.split(".")[2] for event in await streamed(parts.server.url)} == {
                 "bystander"
             }
+
+
+@pytest.mark.proves("A6", "L1")
+async def test_a_session_whose_newest_event_still_waits_does_not_expire(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker was off for longer than sessions are kept, while the agent went on."""
+    async with (
+        running_parts(tmp_path, environ=ENVIRON) as parts,
+        connect(parts.server.url, environ={}) as client,
+    ):
+        async with parts.running("worker"):
+            await is_stored(parts, await publish(client, KEY, 0, 2))
+        with contextlib.closing(sqlite3.connect(parts.database)) as connection, connection:
+            past = "UPDATE sessions SET last_event_at_ms = last_event_at_ms - 20 * 86400000"
+            connection.execute(past)
+        seq = await publish(client, KEY, 2, 1)
+
+        await expiry(parts, monkeypatch, days_later=15)
+        async with parts.running("worker"):
+            await is_stored(parts, seq)
+        await expiry(parts, monkeypatch, days_later=29)
+        (counted,) = rows(parts.database, "SELECT count(*) FROM messages_view")
+        assert tuple(counted) == (6,)
+
+        await expiry(parts, monkeypatch, days_later=31)
+        assert rows(parts.database, "SELECT 1 FROM sessions_view") == []
+
+
+async def expiry(parts: Parts, monkeypatch: pytest.MonkeyPatch, *, days_later: int) -> None:
+    """Erase what is kept for 30 days, by a clock so many days ahead."""
+    later = now_ms() + days_later * DAY_MS
+    monkeypatch.setattr("turnfold_worker.loops.erase.now_ms", lambda: later)
+    bus, database = NatsClient(), Database(parts.database_url, writes=True)
+    await bus.connect(parts.server.url)
+    try:
+        installation, _ = installation_of(replace(SMALL, retain_days=30))
+        context = SimpleNamespace(client=bus, installation=installation)
+        store = SqlErasureStore(database, stream_created=await stream_created(bus))
+        await ErasureRunner(cast("WorkerContext", context), store=store).work()
+    finally:
+        await database.close()
+        await bus.close()
 
 
 @pytest.mark.proves("A6", "W5")

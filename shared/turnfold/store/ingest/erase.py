@@ -19,7 +19,6 @@ from sqlalchemy import (
     cast,
     delete,
     func,
-    literal_column,
     null,
     select,
     update,
@@ -45,12 +44,12 @@ from turnfold.store.database.schema import (
     agents,
     campaigns,
     compactions,
-    ingested_ranges,
     session_counts,
     sessions,
     stream_purges,
     summary_token_usage,
 )
+from turnfold.store.database.sequence_ranges import whole_to
 from turnfold.store.database.session_rows import (
     ANY_NUMBER,
     SessionJournal,
@@ -106,9 +105,6 @@ _BEHIND = Prepared(
     .limit(bindparam("most", type_=Integer)),
     ("after", "most"),
 )
-_INGESTED_TO = Prepared(
-    select(ingested_ranges.c.last_seq).where(ingested_ranges.c.first_seq == literal_column("1")), ()
-)
 _NAMES = {"agent_id": ERASED_AGENT, "session_id": cast(sessions.c.sid, Text)}
 _CLEARED = {
     column.name: default.arg
@@ -158,6 +154,10 @@ class SqlErasureStore:
         self._aside = SetAside() if aside is None else aside
         self._stream_created = stream_created
         self._rows_at_once = rows_at_once
+
+    async def ingested_to(self) -> int:
+        """Return the sequence up to which every event is ingested."""
+        return await self._database.snapshot(whole_to)
 
     async def erase_expired(
         self, *, after: int, limit: int, installation: Installation, now_ms: int
@@ -329,7 +329,7 @@ def _expire(
         ):
             # Not the stream's last sequence: an event published a moment ago begins the session
             # anew.
-            ingested_to = max((last for (last,) in _INGESTED_TO.rows(connection)), default=0)
+            ingested_to = whole_to(connection)
             erase_letters_after(connection, ErasureScope.of(session.key), letters_to)
             _erase_sessions(connection, [session], Erasure(ingested_to, now_ms, RETENTION, WORKER))
 
