@@ -6,13 +6,13 @@ import time
 
 import nats.errors
 
-from turnfold.bus.asking import find_event, time_ms
 from turnfold.bus.removal import EventRemoval
 from turnfold.contracts.erasures import ErasedSessions, write_erasure
 from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.errors import Unavailable
 from turnfold.store.ingest.erase import SqlErasureStore
 from turnfold_worker.context import WorkerContext, now_ms
+from turnfold_worker.loops.known import known_to_ms
 from turnfold_worker.loops.polling import PollingLoop
 
 
@@ -33,7 +33,7 @@ class ErasureRunner(PollingLoop):
         self._store = store
         self._client = context.client
         self._removal = EventRemoval(context.client)
-        self._installation = context.installation
+        self._context = context
         self._expired_at = self._tidied_at = -math.inf
         # A worker that was killed may have left erased data in the write-ahead log.
         self._must_tidy = True
@@ -92,24 +92,19 @@ class ErasureRunner(PollingLoop):
         return connections_now == connections
 
     async def _erase_expired(self) -> bool:
-        """Erase expired sessions; return False while old events wait, which may be of any session.
-
-        They were published while no worker ran, and the row of a session does not know them yet.
-        """
+        """Erase expired sessions; return False while old events wait, which may be of any."""
         with contextlib.suppress(Unavailable):
-            first = await self._store.ingested_to() + 1
-            held = await find_event(self._client, seq=first, next_by_subj=">")
             at_ms = now_ms()
-            known_to_ms = at_ms if held is None else min(at_ms, time_ms(held["message"]["time"]))
-            if at_ms - known_to_ms > 1000 * self.expiry_seconds:
+            until_ms = await known_to_ms(self._context, now_ms=at_ms)
+            if at_ms - until_ms > 1000 * self.expiry_seconds:
                 return False
             after: int | None = 0
             while after is not None:
                 after = await self._store.erase_expired(
                     after=after,
                     limit=self.batch_sessions,
-                    installation=self._installation,
-                    now_ms=known_to_ms,
+                    installation=self._context.installation,
+                    now_ms=until_ms,
                 )
             return True
         return False

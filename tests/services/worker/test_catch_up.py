@@ -18,6 +18,7 @@ import pytest
 from tests.invariants import StoreSnapshot
 from tests.postgres import Postgres
 from tests.running_system import Parts, running_parts, wait_until
+from tests.store_fixtures import SMALL, stores_on
 from turnfold.bus.streams import stream_created
 from turnfold.client import Client, OutgoingEvent, connect, result_event, session_key, turn_event
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM, NOTICES_STREAM
@@ -26,8 +27,10 @@ from turnfold.nats_client.connection import NatsClient
 from turnfold.store.compact.withdrawal import withdraw
 from turnfold.store.database.engine import Database
 from turnfold.store.ingest.ingest import SqlIngestStore
-from turnfold_worker.context import WorkerContext
+from turnfold_worker.context import WorkerContext, now_ms
 from turnfold_worker.loops.gaps import GapFinder
+from turnfold_worker.loops.idle import IdleEvictor
+from turnfold_worker.loops.wakeups import Wakeups
 
 ENVIRON = {
     "TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20",
@@ -288,3 +291,41 @@ async def restored(parts: Parts, sql: Postgres | None, backup: str) -> None:
     for suffix in ("-wal", "-shm"):
         parts.database.with_name(parts.database.name + suffix).unlink(missing_ok=True)
     shutil.copyfile(backup, parts.database)
+
+
+@pytest.mark.proves("E1")
+async def test_a_session_whose_newest_event_still_waits_is_not_idle(
+    tmp_path: Path, sql: Postgres | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker was off for longer than a session may be idle, while the agent went on."""
+    async with life(tmp_path, sql) as (parts, agent):
+        parts.environ["TURNFOLD_POLICY__IDLE_SECONDS"] = "36000"
+        await agent.goes_on(4)
+        async with parts.running("worker"):
+            await parts.caught_up()
+        ago_ms = 20_000_000
+        database = Database(parts.database_url, writes=True)
+        past = f"UPDATE sessions SET last_event_at_ms = last_event_at_ms - {ago_ms}, idle_at_ms = idle_at_ms - {ago_ms}"
+        await database.write(lambda connection: connection.exec_driver_sql(past))
+        await agent.goes_on(1)
+        bus = NatsClient()
+        await bus.connect(parts.server.url)
+        policy = replace(SMALL, idle_seconds=36_000, keep_messages=2, max_live_messages=0)
+        stores = stores_on(database, policy)
+        context = SimpleNamespace(client=bus, database=database, installation=stores.installation)
+        later = now_ms() + 20_000_000
+        monkeypatch.setattr("turnfold_worker.loops.idle.now_ms", lambda: later)
+        evictor = IdleEvictor(cast("WorkerContext", context), store=stores.idle, wakeups=Wakeups())
+        try:
+            await evictor.work()
+            async with parts.running("worker"):
+                await parts.caught_up()
+            await evictor.work()
+            assert await parts.rows("SELECT 1 FROM compactions") == []
+
+            later += 20_000_000
+            await evictor.work()
+            assert len(await parts.rows("SELECT 1 FROM compactions")) == len(KEYS)
+        finally:
+            await database.close()
+            await bus.close()

@@ -357,7 +357,7 @@ async def expiry(parts: Parts, monkeypatch: pytest.MonkeyPatch, *, days_later: i
     await bus.connect(parts.server.url)
     try:
         installation, _ = installation_of(replace(SMALL, retain_days=30))
-        context = SimpleNamespace(client=bus, installation=installation)
+        context = SimpleNamespace(client=bus, database=database, installation=installation)
         store = SqlErasureStore(database, stream_created=await stream_created(bus))
         await ErasureRunner(cast("WorkerContext", context), store=store).work()
     finally:

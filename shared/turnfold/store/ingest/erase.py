@@ -155,10 +155,6 @@ class SqlErasureStore:
         self._stream_created = stream_created
         self._rows_at_once = rows_at_once
 
-    async def ingested_to(self) -> int:
-        """Return the sequence up to which every event is ingested."""
-        return await self._database.snapshot(whole_to)
-
     async def erase_expired(
         self, *, after: int, limit: int, installation: Installation, now_ms: int
     ) -> int | None:
