@@ -317,6 +317,16 @@ def test_a_text_without_sentences_is_cut_to_its_cap(text: str, max_tokens: int) 
         assert max_tokens / 3 < counter()(cut) <= max_tokens
 
 
+@pytest.mark.proves("S4", "O10")
+def test_an_answer_that_repeats_one_sign_is_cut_in_linear_time() -> None:
+    """At quadratic cost, it would take more than the time limit of a test."""
+    text = "=" * 200_000 + " " + "=" * 200_000
+
+    cut, _ = fitted(text, {"context": text}, max_tokens=3_200, count=counter())
+
+    assert cut.rstrip() == "=" * 200_000
+
+
 @pytest.mark.proves("S3", "S4")
 def test_a_text_without_sentences_is_cut_between_words() -> None:
     names = [f"Donaudampfschiff-{number}.5," for number in range(300)]

@@ -28,7 +28,8 @@ _SENTENCE = re.compile(
     rf"(?:[.!?]{_CLOSING}\s*|[。！？\n]\s*|\Z)"
 )
 # Chinese, Japanese and Korean may be cut anywhere.
-_LAST_WORD = re.compile(r"[^\s\u2e80-\uffff]+\Z")
+# From the beginning of a word alone, so that one of many characters is read once.
+_LAST_WORD = re.compile(r"(?<![^\s\u2e80-\uffff])[^\s\u2e80-\uffff]++\Z")
 _WORD_GOES_ON = re.compile(r"[^\s\u2e80-\uffff]{2}")
 _FENCE = re.compile(r"```[A-Za-z]*\s*\n?(.*?)(?:```|\Z)", re.DOTALL)
 _TRAILING_COMMA = re.compile(r",(\s*[}\]])")
