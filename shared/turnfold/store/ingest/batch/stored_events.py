@@ -177,9 +177,16 @@ def _published(body: str, original: str | None, element: int | None) -> str:
 
 def _value(body: str, original: str | None, element: int | None) -> dict[str, Any]:
     # Older releases kept the mark of a program's message in its body.
-    value = without_mark(json.loads(_published(body, original, element)))
+    value = without_mark(_decode(_published(body, original, element)))
     # A result of JSON is compared by its value, not by the text that windows show.
-    return value if element or original is None else {**value, "content": json.loads(original)}
+    return value if element or original is None else {**value, "content": _decode(original)}
+
+
+def _decode(text: str) -> Any:
+    # Numbers within tuples: for Python, 1 is equal to True.
+    return json.loads(
+        text, parse_int=lambda digits: (int(digits),), parse_float=lambda digits: (float(digits),)
+    )
 
 
 def newest_event_at_ms(
