@@ -1,14 +1,18 @@
 """The index of words as each database keeps it: filled once, by many at once, and emptied of what is to be forgotten."""
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, text
 
-from tests.store_fixtures import KEY, NOON, Stores, sql_stores, turn, user
+from tests.store_fixtures import KEY, NOON, Stores, new_sqlite, sql_stores, turn, user
+from turnfold.core.recall.question import question_of
 from turnfold.core.text.search import Lookup, SearchQuery
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
+from turnfold.ports.recall import Choice, SearchedSession
 from turnfold.ports.search import Scope
 from turnfold.store.database.engine import Database
 from turnfold.store.database.word_segments import read_index
@@ -134,6 +138,35 @@ async def test_an_index_of_earlier_terms_is_filled_anew_but_with_nothing_of_eras
     await database.close()
     assert (before, after) == (set(), {1, 3, 5, 7, 9})
     assert (left, nothing) == (5 * len(TEXTS), 0)
+
+
+@pytest.mark.proves("F2", "O6")
+async def test_a_query_server_forgets_what_it_found_in_an_index_of_earlier_terms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may answer before a worker has emptied the index of SQLite."""
+    url = new_sqlite(tmp_path)
+    await upgrade(url)
+    database = Database(url, writes=True)
+    masks: list[Sequence[int] | None] = []
+
+    def choose(session: SearchedSession) -> Choice:
+        masks.append(session.masks)
+        return Choice(())
+
+    async with sql_stores(url) as stores:
+        with monkeypatch.context() as patch:
+            patch.setattr(search_index, "terms", lambda _: frozenset(["xearlier"]))
+            await filled(stores, 1)
+        question = question_of("amber")
+        for _ in range(2):
+            await stores.recall.recall(1, until=2**60, question=lambda _: question, choose=choose)
+            await empty_outdated(database)
+            while await stores.index.index_some():
+                pass
+    await database.close()
+
+    assert masks == [[0], [1]]
 
 
 @pytest.mark.proves("F1", "L2", "O2")

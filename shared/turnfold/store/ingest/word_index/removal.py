@@ -48,7 +48,9 @@ _EMPTY_SQLITE = (
     "INSERT INTO word_index (word_index) VALUES ('delete-all')",
     "DELETE FROM index_removals",
     "DELETE FROM marked_lines",
-    "UPDATE sessions SET unindexed_from = 0 WHERE messages_total > 0 AND agent_id <> ''",
+    # Query servers that run already forget what they found in it.
+    """UPDATE sessions SET unindexed_from = 0, evicted_changes = evicted_changes + 1
+        WHERE messages_total > 0 AND agent_id <> ''""",
     f"PRAGMA user_version = {TERMS_VERSION}",
 )
 _QUEUE = BulkInsert(index_removals, ("sid", "position", "body"))
