@@ -30,6 +30,8 @@ _PIECES: Final = {
     "input_json_delta": "partial_json",
 }
 """The field of each kind of delta; the first three are fields of the block as well."""
+_AT_LIMIT: Final = ("max_tokens", "model_context_window_exceeded")
+"""The `stop_reason` of an answer that was cut off."""
 
 
 class MessagesApi:
@@ -166,6 +168,8 @@ class MessagesReader:
             self._add_delta(place, event["delta"])
         elif kind == "content_block_stop":
             self._end(place)
+        if (event.get("delta") or event).get("stop_reason") in _AT_LIMIT:
+            self._forget_call_without_arguments()
 
     def answer(self) -> ModelAnswer:
         """Return the message; none if it has no block."""
@@ -203,6 +207,12 @@ class MessagesReader:
                 # At the limit of an answer, the provider ends a block whose JSON is cut off.
                 return
         self._ended.add(place)
+
+    def _forget_call_without_arguments(self) -> None:
+        """Forget the last block if it is a call whose arguments may not have begun."""
+        place, block = max(self._blocks.items(), default=(0, {}))
+        if _kind(block) == "tool_use" and not block.get("input"):
+            self._ended.discard(place)
 
 
 def _named_calls(element: Element) -> list[tuple[Any, Any]]:

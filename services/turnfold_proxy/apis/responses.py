@@ -174,7 +174,13 @@ class ResponsesReader:
         texts = {place: text.getvalue() for place, text in self._texts.items()}
         cut = {place: _message(text) for place, text in texts.items() if text}
         items = [item for _, item in sorted((self._items | cut).items())]
-        return ModelAnswer(items, self._usage)
+        return ModelAnswer([item for item in items if not _is_cut_call(item)], self._usage)
+
+
+def _is_cut_call(item: Element) -> bool:
+    # At the limit of an answer, the provider ends an item whose arguments are cut off.
+    is_cut = item.get("status") in ("in_progress", "incomplete")
+    return is_cut and kind_of(item) in (FUNCTION, CUSTOM)
 
 
 def _named_calls(items: Iterable[Element]) -> list[tuple[Any, Any]]:

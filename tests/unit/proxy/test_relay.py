@@ -87,6 +87,48 @@ def test_a_call_of_free_text_or_without_arguments_is_complete_at_the_end(
     assert element["tool_calls"] == [{"id": "c1", **call}]
 
 
+ITEM = {"type": "function_call", "call_id": "c1", "name": "write", "arguments": '{"a'}
+CUSTOM_ITEM = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "*** Beg"}
+
+
+@pytest.mark.proves("C79")
+@pytest.mark.parametrize("call", [ITEM, CUSTOM_ITEM])
+@pytest.mark.parametrize("status", ["in_progress", "incomplete"])
+def test_a_call_of_a_response_that_ends_within_it_is_left_out(
+    call: dict[str, Any], status: str
+) -> None:
+    """At the limit of an answer, the provider ends such an item like any other."""
+    items = [{"type": "message", "role": "assistant", "content": []}, {**call, "status": status}]
+    response = {"status": "incomplete", "output": items}
+    streamed, whole = ResponsesReader(), ResponsesReader()
+
+    for place, item in enumerate(items):
+        event = {"type": "response.output_item.done", "output_index": place, "item": item}
+        streamed.add(event)
+    streamed.add({"type": "response.incomplete", "response": response})
+    whole.add(response)
+
+    assert streamed.answer().elements == whole.answer().elements == items[:1]
+
+
+@pytest.mark.proves("C79")
+@pytest.mark.parametrize(("stop_reason", "is_cut"), [("max_tokens", True), ("tool_use", False)])
+def test_a_call_of_a_message_that_ends_before_its_arguments_is_left_out(
+    stop_reason: str, is_cut: bool
+) -> None:
+    call = {"type": "tool_use", "id": "c1", "name": "write", "input": {}}
+    reader = MessagesReader()
+
+    for added in (
+        {"type": "content_block_start", "index": 0, "content_block": call},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": stop_reason}},
+    ):
+        reader.add(added)
+
+    assert (reader.answer().elements == []) == is_cut
+
+
 AUDIO = {"id": "audio_1", "data": "UklGRg==", "transcript": "It left Ghent.", "expires_at": 1}
 IMAGES = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
 
