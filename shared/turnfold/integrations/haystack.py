@@ -13,6 +13,7 @@ window: system messages, the summary, and the newest messages.
 # pyright takes `haystack` for this file.
 
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -145,8 +146,14 @@ def _events(
     """Return the events of what is new in the messages, one for each message, without lost ids."""
     events: list[OutgoingEvent] = []
     digest = _hashed(session.key)
+    answered = Counter[str]()
     for one in messages:
         body = _chat(one)
+        if body["role"] == "tool":
+            _number_equal_ids([body], "tool_call_id", answered)
+        elif calls := body.get("tool_calls"):
+            answered = Counter()
+            _number_equal_ids(calls, "id", Counter())
         # Of the list up to here: what is published again, after an error of the model or in another
         # process, is the same event.
         digest = _hashed([digest, body])
@@ -206,6 +213,15 @@ def _named(content: Any) -> TextContent:
 def _id(call: ToolCall) -> str:
     """Return an id for a call without one, which its result has as well: it names the call."""
     return _OWN_ID + _hashed([call.tool_name, call.arguments])
+
+
+def _number_equal_ids(bodies: Sequence[Chat], name: str, seen: Counter[str]) -> None:
+    """Number the ids made here for equal calls of one message, and those of their results."""
+    for body in bodies:
+        if (call_id := str(body[name])).startswith(_OWN_ID):
+            seen[call_id] += 1
+            # The first has no number, so that the events of earlier sessions keep their ids.
+            body[name] = call_id if seen[call_id] == 1 else f"{call_id}-{seen[call_id]}"
 
 
 def _without_own_id(body: Chat, name: str) -> Chat:

@@ -175,6 +175,24 @@ async def test_calls_without_ids_and_results_with_images_are_compacted_as_well(
     assert "[media: image/png]" in str(stored[2]["content"])
 
 
+@pytest.mark.proves("L5")
+async def test_equal_calls_of_one_message_without_ids_keep_their_results(
+    system: RunningSystem, session_id: str
+) -> None:
+    call = ToolCall("roll", {})
+    results = [ChatMessage.from_tool(f"A {number}.", origin=call) for number in (3, 5)]
+    newest = [ChatMessage.from_assistant(tool_calls=[call, call]), *results]
+    compactor = TurnfoldCompactor("haystack", session_id, client=system.nats_url)
+
+    compacted = await compactor.compact_async(
+        [*notes(40), ChatMessage.from_user("Roll twice."), *newest], 600, ApproximateTokenCounter()
+    )
+
+    assert compacted is not None
+    told = [one.tool_call_results or one.tool_calls for one in compacted[-3:]]
+    assert told == [one.tool_call_results or one.tool_calls for one in newest]
+
+
 @pytest.mark.proves("L1")
 async def test_messages_that_cannot_be_stored_are_not_replaced(
     system: RunningSystem, session_id: str, caplog: pytest.LogCaptureFixture
