@@ -31,7 +31,7 @@ from turnfold.integrations.clients import (
     require_fresh,
     shared_client,
 )
-from turnfold.integrations.mirrored import Chat, content_text, file_part
+from turnfold.integrations.mirrored import Chat, content_text, file_part, host_id, number_shared_ids
 
 with requires("agent-framework"):
     from agent_framework import (
@@ -154,6 +154,7 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
             raise BadRequest("the run has no session; pass one to agent.run")
         session = self._session(session_id)
         listed = [_pieces(message) for message in messages]
+        number_shared_ids([body for parts in listed for body, _ in parts])
         known = await self._known(session, listed)
         pieces = [piece for parts in listed[known:] for piece in parts]
         events = [
@@ -347,9 +348,8 @@ def _shortened(body: Chat, carried: Any) -> Message:
     contents: list[Content] = []
     content = body.get("content")
     if body["role"] == "tool":
-        contents.append(
-            Content.from_function_result(body["tool_call_id"], result=content_text(content))
-        )
+        call_id = host_id(body["tool_call_id"])
+        contents.append(Content.from_function_result(call_id, result=content_text(content)))
     elif isinstance(content, str) and content:
         contents.append(Content.from_text(content))
     elif isinstance(content, list):
@@ -357,7 +357,8 @@ def _shortened(body: Chat, carried: Any) -> Message:
     for call in body.get("tool_calls") or ():
         function = call["function"]
         arguments = {"arguments": function["arguments"]}
-        contents.append(Content.from_function_call(call["id"], function["name"], **arguments))
+        call_id = host_id(call["id"])
+        contents.append(Content.from_function_call(call_id, function["name"], **arguments))
     author = _carried_message(carried).get("author_name")
     return Message(body["role"], contents, author_name=author)
 

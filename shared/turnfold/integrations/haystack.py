@@ -13,7 +13,6 @@ window: system messages, the summary, and the newest messages.
 # pyright takes `haystack` for this file.
 
 import json
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
@@ -22,7 +21,14 @@ from turnfold.client import OutgoingEvent, PortalClient, Session, turn_event
 from turnfold.client.events import BATCH_EVENTS, retraction_event
 from turnfold.integrations import requires
 from turnfold.integrations.clients import CARRIER, publish_all
-from turnfold.integrations.mirrored import Chat, MirroredWindows, content_text, file_part
+from turnfold.integrations.mirrored import (
+    Chat,
+    MirroredWindows,
+    content_text,
+    file_part,
+    host_id,
+    number_shared_ids,
+)
 
 with requires("haystack"):
     from haystack.core.serialization import default_to_dict
@@ -146,14 +152,9 @@ def _events(
     """Return the events of what is new in the messages, one for each message, without lost ids."""
     events: list[OutgoingEvent] = []
     digest = _hashed(session.key)
-    answered = Counter[str]()
-    for one in messages:
-        body = _chat(one)
-        if body["role"] == "tool":
-            _number_equal_ids([body], "tool_call_id", answered)
-        elif calls := body.get("tool_calls"):
-            answered = Counter()
-            _number_equal_ids(calls, "id", Counter())
+    bodies = list(map(_chat, messages))
+    number_shared_ids(bodies)
+    for one, body in zip(messages, bodies, strict=True):
         # Of the list up to here: what is published again, after an error of the model or in another
         # process, is the same event.
         digest = _hashed([digest, body])
@@ -215,19 +216,11 @@ def _id(call: ToolCall) -> str:
     return _OWN_ID + _hashed([call.tool_name, call.arguments])
 
 
-def _number_equal_ids(bodies: Sequence[Chat], name: str, seen: Counter[str]) -> None:
-    """Number the ids made here for equal calls of one message, and those of their results."""
-    for body in bodies:
-        if (call_id := str(body[name])).startswith(_OWN_ID):
-            seen[call_id] += 1
-            # The first has no number, so that the events of earlier sessions keep their ids.
-            body[name] = call_id if seen[call_id] == 1 else f"{call_id}-{seen[call_id]}"
-
-
-def _without_own_id(body: Chat, name: str) -> Chat:
-    """Return a call or a result without the id that only Turnfold needed."""
-    is_own = str(body.get(name)).startswith(_OWN_ID)
-    return {key: value for key, value in body.items() if not (is_own and key == name)}
+def _with_host_id(body: Chat, name: str) -> Chat:
+    """Return a call or a result with the id that it has in Haystack, if any."""
+    if str(call_id := body.get(name)).startswith(_OWN_ID):
+        return {key: value for key, value in body.items() if key != name}
+    return body | {name: host_id(call_id)} if isinstance(call_id, str) else body
 
 
 def _message(body: Chat | None, carried: Any) -> ChatMessage:
@@ -242,9 +235,9 @@ def _message(body: Chat | None, carried: Any) -> ChatMessage:
     body = {name: value for name, value in body.items() if name in _FIELDS}
     if isinstance(body.get("content"), list):
         body["content"] = content_text(body["content"])
-    body = _without_own_id(body, "tool_call_id")
+    body = _with_host_id(body, "tool_call_id")
     if body.get("tool_calls"):
-        body["tool_calls"] = [_without_own_id(call, "id") for call in body["tool_calls"]]
+        body["tool_calls"] = [_with_host_id(call, "id") for call in body["tool_calls"]]
     message = ChatMessage.from_openai_dict_format(body)
     message.meta[_KEPT if isinstance(carried, dict) else _MADE] = {"strategy": "turnfold"}
     return message

@@ -9,10 +9,12 @@ import asyncio
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from inspect import signature
+from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 from turnfold.client import PortalClient, Session, Window
@@ -29,6 +31,8 @@ AWAY_SECONDS: Final = 15.0
 WAIT_MS: Final = 4_000
 PART_BYTES: Final = 192
 """The most bytes of the part of an id that names a sub-agent, so that a hash fits before it."""
+_NUMBER: Final = "~turnfold-"
+"""The text between an id that calls share and the number of a call."""
 
 Chat = dict[str, Any]
 Item = TypeVar("Item")
@@ -299,3 +303,29 @@ def _shown(window: Window) -> list[Shown]:
             raise ValueError("an entry has neither a message nor its place")
         shown.append(Shown(place, body))
     return shown
+
+
+def number_shared_ids(messages: Sequence[Chat]) -> None:
+    """Number in place the ids that calls of one message share, and those of their results.
+
+    Some hosts use the name of a tool for an id. A window would leave out all but one of the calls.
+    """
+    starts = [place for place, message in enumerate(messages) if message.get("tool_calls")]
+    for start, end in pairwise([*starts, len(messages)]):
+        calls = messages[start]["tool_calls"]
+        results = [message for message in messages[start:end] if message["role"] == "tool"]
+        answered = Counter(result["tool_call_id"] for result in results)
+        called = Counter(call["id"] for call in calls)
+        # A call that only came twice has one result.
+        shared = {name for name, times in called.items() if name and 1 < times == answered[name]}
+        for field, bodies in (("id", calls), ("tool_call_id", results)):
+            seen = Counter[str]()
+            for body in bodies:
+                if (name := body[field]) in shared:
+                    seen[name] += 1
+                    body[field] = name if seen[name] == 1 else f"{name}{_NUMBER}{seen[name]}"
+
+
+def host_id(call_id: str) -> str:
+    """Return the id of a call without the number that it was given."""
+    return call_id.partition(_NUMBER)[0]

@@ -132,6 +132,26 @@ def visit(place: str) -> str:
 
 
 @pytest.mark.proves("G8")
+async def test_parallel_calls_that_share_an_id_keep_their_results(
+    history: TurnfoldHistoryProvider,
+) -> None:
+    """Proves G8: the framework's client of Ollama uses the name of the tool for the id."""
+    places = ("hall", "yard")
+    calls = [Content.from_function_call("look", "look", arguments={"at": one}) for one in places]
+    results = [Content.from_function_result("look", result=one) for one in places]
+    said = [
+        Message("user", [Content.from_text("Look.")]),
+        Message("assistant", calls),
+        Message("tool", results),
+        Message("assistant", [Content.from_text("Done.")]),
+    ]
+
+    await history.save_messages("s", said)
+
+    assert as_dicts(await history.get_messages("s")) == as_dicts(said)
+
+
+@pytest.mark.proves("G8")
 @pytest.mark.parametrize("answers", [1, 2])
 async def test_calls_that_wait_for_approval_are_made_once_it_is_given(
     history: TurnfoldHistoryProvider, answers: int
