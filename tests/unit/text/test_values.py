@@ -19,6 +19,7 @@ from turnfold.core.text.values import MAX_SCANNED_CHARACTERS, Value, values_in
         ("It has 500,000-800,000 bytes.", [Value("measure", "500,000-800,000 bytes")]),
         ("It weighs 12,000kg.", [Value("measure", "12,000kg")]),
         ("Write a 5,000-word essay.", []),
+        ("Write 5,000-8,000-word essays for 500,000-800,000-900,000.", []),
         ("Call 010-8888,020-99999.", [Value("phone", "010-8888"), Value("phone", "020-99999")]),
     ],
 )

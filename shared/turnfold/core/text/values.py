@@ -92,7 +92,7 @@ _GROUPED = re.compile(r"\d(?<![\w.,]\d)\d{0,2}(?:,\d{3})+\.\d+(?![\w,]|\.\d)")
 """A number with separators: each part alone is another number."""
 _GROUP_AND_MORE = re.compile(
     r"\d(?<![\w.,]\d)\d{0,2}(?:,\d{3})*,"
-    r"(\d{3}(?:-\d{1,3}(?=,\d{3}(?!\d))|-[a-z]+|[A-Za-z]{1,2}))(?!\w)"
+    r"(?=(\d{3}(?:-\d{1,3}(?=,\d{3}(?!\d))|-[a-z]+|[A-Za-z]{1,2}))(?!\w))"
 )
 """The last part of such a number, with the unit or the beginning of a number that follows it."""
 _UNITS = (
