@@ -19,7 +19,7 @@ _HOP_BY_HOP: Final = frozenset(
         "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
     }
 )  # fmt: skip
-# `httpx.Request` writes the first two anew, and the listener has already asked for the body.
+# `httpx.Request` writes the first two anew, and the HTTP server has already asked for the body.
 _OF_ONE_REQUEST: Final = _HOP_BY_HOP | {"host", "content-length", "expect"}
 _API_ROOT: Final = "/v1"
 
@@ -35,7 +35,7 @@ class Upstream:
         self._base = parts.path.rstrip("/")
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS, pool=CONNECT_SECONDS),
-            # Not limited: a call may take minutes, and the listener limits the callers.
+            # Not limited: a call may take minutes, and the HTTP server limits the callers.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
         )
 

@@ -16,7 +16,7 @@ from turnfold.messages import META_MARK, Json
 LEAST_SHOWN: Final = 16
 """The characters that a cut text must show. With fewer, it could be one of many messages."""
 SHORTENED: Final = re.compile(r"TRUNCATED original~\d|\d tokens left out")
-"""What a window writes into each text, result and call that it shortens."""
+"""A mark in each text, result and call that a window has shortened."""
 
 
 class MergedHistory(NamedTuple):
