@@ -1,6 +1,7 @@
 """Compaction: claim due jobs and write their summaries."""
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -8,9 +9,16 @@ from collections.abc import Callable
 import structlog
 
 from turnfold.core.summary.fair_share import JobSlots
-from turnfold.errors import Unavailable
+from turnfold.errors import LostLease, Unavailable
 from turnfold.observability.tracing import span
-from turnfold.operations.compact.compact import Committed, Outcome, Retry, RolledBack, compact
+from turnfold.operations.compact.compact import (
+    RENEWALS,
+    Committed,
+    Outcome,
+    Retry,
+    RolledBack,
+    compact,
+)
 from turnfold.ports.compact import Job, JobStore
 from turnfold.process.tasks import cancel_and_wait
 from turnfold_worker.context import WorkerContext, now_ms
@@ -41,6 +49,7 @@ class Compactor(PollingLoop):
         self._concurrency = context.settings.summary_concurrency
         self._metrics = context.telemetry.metrics
         self._running: dict[asyncio.Task[None], Job] = {}
+        self._worked_at_ms = now_ms()
 
     async def run(self, *, on_failure: Callable[[str], object]) -> None:
         """Work until cancelled. Other workers take over the running jobs."""
@@ -51,6 +60,7 @@ class Compactor(PollingLoop):
 
     async def work(self) -> float:
         """Claim a job for each free slot."""
+        await self._renew_after_sleep()
         slots = JobSlots.of(
             self._concurrency, Counter(job.key.agent_id for job in self._running.values())
         )
@@ -72,6 +82,15 @@ class Compactor(PollingLoop):
         if self._running or (due_ms := await self._store.next_due_ms()) is None:
             return self.poll_seconds
         return min(self.poll_seconds, max(0.01, (due_ms - now_ms()) / 1000))
+
+    async def _renew_after_sleep(self) -> None:
+        """Renew the leases of running jobs if the machine slept, or this would claim them again."""
+        at_ms, lease_ms = now_ms(), int(1000 * self._config.lease_seconds)
+        has_slept = at_ms - self._worked_at_ms > lease_ms / RENEWALS
+        for job in list(self._running.values()) if has_slept else ():
+            with contextlib.suppress(LostLease):
+                await self._store.renew(job, lease_ms=lease_ms, now_ms=at_ms)
+        self._worked_at_ms = at_ms
 
     def _end_job(self, task: asyncio.Task[None]) -> None:
         job = self._running.pop(task)

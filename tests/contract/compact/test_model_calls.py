@@ -1,10 +1,13 @@
 """What calls of models leave behind, in every store."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests.contract.compact.versions import override, regenerate, three_versions
+from tests.contract.compact.versions import override, phases, regenerate, three_versions
 from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turns
 from turnfold.core.policy.retention import DAY_MS
 from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob
@@ -13,6 +16,9 @@ from turnfold.messages import AgentId
 from turnfold.operations.compact.attempt import SummaryConfig, summary_job, write_version
 from turnfold.ports.compact import Job, JobStatus
 from turnfold.store.compact.jobs import rows
+from turnfold_worker.loops.compact import Compactor
+from turnfold_worker.loops.wakeups import Wakeups
+from turnfold_worker.metrics import WorkerMetrics
 
 LATER = NOON + LEASE_MS + 1_001
 DAY = 20_000
@@ -177,3 +183,44 @@ async def test_an_answer_that_nobody_may_keep_was_paid_for_all_the_same(stores: 
         )
 
     assert await stores.jobs.spent(KEY.agent_id, DAY) == 7
+
+
+@pytest.mark.proves("S1", "S7")
+async def test_a_machine_that_slept_while_a_model_writes_does_not_call_it_again(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, calls = [NOON + 1_000], 0
+    has_begun, may_end = asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr("turnfold_worker.loops.compact.now_ms", lambda: now[0])
+
+    class SlowModel:
+        async def summarize(self, job: SummaryJob, *, keep: Any = None) -> Draft:  # noqa: ARG002  # it never writes in parts
+            nonlocal calls
+            calls += 1
+            has_begun.set()
+            await may_end.wait()
+            return summary().draft
+
+    context: Any = SimpleNamespace(
+        summarizer=SlowModel(),
+        summary_config=SummaryConfig(model="openai/x"),
+        installation=stores.installation,
+        settings=SimpleNamespace(summary_concurrency=4),
+        telemetry=SimpleNamespace(metrics=WorkerMetrics()),
+    )
+    wakeups = Wakeups()
+    compactor = Compactor(context, store=stores.jobs, wakeups=wakeups, is_busy=lambda: False)
+    await stores.ingest(*turns(10, 7))
+
+    await compactor.work()
+    async with asyncio.timeout(20):
+        await has_begun.wait()
+    now[0] += 7 * DAY_MS
+    await compactor.work()
+
+    wakeups.compactor.clear()
+    may_end.set()
+    async with asyncio.timeout(20):
+        await wakeups.compactor.wait()
+    said = await phases(stores)
+    assert (said.count("summary_start"), said.count("summary_done"), calls) == (1, 1, 1)
