@@ -15,6 +15,9 @@ from turnfold_worker.context import WorkerContext, now_ms
 from turnfold_worker.loops.known import known_to_ms
 from turnfold_worker.loops.polling import PollingLoop
 
+JUMP_MS = 600_000
+"""A clock that has gained more than this since the last round is not believed at once."""
+
 
 class ErasureRunner(PollingLoop):
     """Delete what was erased from tables and stream, and erase sessions after their retention."""
@@ -35,6 +38,7 @@ class ErasureRunner(PollingLoop):
         self._removal = EventRemoval(context.client)
         self._context = context
         self._expired_at = self._tidied_at = -math.inf
+        self._began_ms = _boot_ms()
         # A worker that was killed may have left erased data in the write-ahead log.
         self._must_tidy = True
         self._requests = 0
@@ -93,6 +97,10 @@ class ErasureRunner(PollingLoop):
 
     async def _erase_expired(self) -> bool:
         """Erase expired sessions; return False while old events wait, which may be of any."""
+        before_ms, self._began_ms = self._began_ms, _boot_ms()
+        if self._began_ms - before_ms > JUMP_MS:
+            # The machine slept, or its clock is wrong and is corrected soon: the next round tells.
+            return True
         with contextlib.suppress(Unavailable):
             at_ms = now_ms()
             until_ms = await known_to_ms(self._context, now_ms=at_ms)
@@ -120,3 +128,8 @@ class ErasureRunner(PollingLoop):
             # harmless.
             await self._store.purged(removed[start : start + self.batch_sequences])
         return True
+
+
+def _boot_ms() -> float:
+    """Return the time at which the clock that never jumps was zero, by the clock that may."""
+    return now_ms() - 1000 * time.monotonic()

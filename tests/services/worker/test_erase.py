@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import sqlite3
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGKILL
@@ -349,17 +350,50 @@ async def test_a_session_whose_newest_event_still_waits_does_not_expire(
         assert rows(parts.database, "SELECT 1 FROM sessions_view") == []
 
 
+@pytest.mark.proves("A6", "L1")
+async def test_a_clock_that_jumps_and_is_corrected_erases_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        running_parts(tmp_path, environ=ENVIRON) as parts,
+        connect(parts.server.url, environ={}) as client,
+    ):
+        async with parts.running("worker"):
+            await is_stored(parts, await publish(client, KEY, 0, 2))
+        async with erasing(parts) as runner:
+            runner.expiry_seconds = 0.0
+            for days_later in (31, 0, 31):
+                clock_is(monkeypatch, days_later)
+                await runner.work()
+                assert rows(parts.database, "SELECT 1 FROM sessions_view")
+
+            await runner.work()
+            assert rows(parts.database, "SELECT 1 FROM sessions_view") == []
+
+
 async def expiry(parts: Parts, monkeypatch: pytest.MonkeyPatch, *, days_later: int) -> None:
     """Erase what is kept for 30 days, by a clock so many days ahead."""
+    clock_is(monkeypatch, days_later)
+    async with erasing(parts) as runner:
+        await runner.work()
+
+
+def clock_is(monkeypatch: pytest.MonkeyPatch, days_later: int) -> None:
+    """Have the loop read a clock so many days ahead."""
     later = now_ms() + days_later * DAY_MS
     monkeypatch.setattr("turnfold_worker.loops.erase.now_ms", lambda: later)
+
+
+@contextlib.asynccontextmanager
+async def erasing(parts: Parts) -> AsyncGenerator[ErasureRunner]:
+    """The loop of a worker that keeps sessions for 30 days."""
     bus, database = NatsClient(), Database(parts.database_url, writes=True)
     await bus.connect(parts.server.url)
     try:
         installation, _ = installation_of(replace(SMALL, retain_days=30))
         context = SimpleNamespace(client=bus, database=database, installation=installation)
         store = SqlErasureStore(database, stream_created=await stream_created(bus))
-        await ErasureRunner(cast("WorkerContext", context), store=store).work()
+        yield ErasureRunner(cast("WorkerContext", context), store=store)
     finally:
         await database.close()
         await bus.close()
