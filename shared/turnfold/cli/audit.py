@@ -80,7 +80,9 @@ def audit(
         _verify(session, as_json=as_json)
         return
     rows = asyncio.run(_rows(session, most_sessions=max(PAGE, limit) if limit else None))
-    rows.sort(key=lambda row: (row["at_ms"], row["agent_id"], row["session_id"], row["ordinal"]))
+    # Times may go backwards within a chain, after a clock that was ahead.
+    if not session:
+        rows.sort(key=lambda row: (row["at_ms"], *_key(row), row["ordinal"]))
     rows = rows[-limit:] if limit else rows
     if as_json:
         show_json(*map(with_fields, rows))
