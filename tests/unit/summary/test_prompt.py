@@ -176,6 +176,14 @@ def test_structured_answer_is_read_in_many_wrappings(answer: str) -> None:
 
 
 @pytest.mark.proves("S3")
+@pytest.mark.parametrize(
+    "answer", ["<think>Which order?\nKX-1.</think>\nMia paid.", "<summary>\nMia paid.\n</summary>"]
+)
+def test_tags_inside_a_json_string_are_no_part_of_the_summary(answer: str) -> None:
+    assert parse_answer(json.dumps(answer), "narrative")[0] == "Mia paid."
+
+
+@pytest.mark.proves("S3")
 @pytest.mark.parametrize("wrapping", ["{}", "```json\n{}\n```", "Here:\n```\n{}\n```\nDone."])
 def test_texts_of_an_answer_may_quote_fences(wrapping: str) -> None:
     decisions = ["The config is ```{port: 8443}```.", "Run ```sh\nmake\n``` first."]

@@ -197,7 +197,7 @@ def _from_string(answer: str) -> str:
         text = json.loads(answer, strict=False) if answer.startswith('"') else answer
     except ValueError:
         return answer
-    return printable(text).strip() if isinstance(text, str) else answer
+    return response_text(printable(text)) if isinstance(text, str) else answer
 
 
 def _items(value: Any) -> Sequence[Any]:
