@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from tests.contract.compact.versions import override, phases, regenerate, three_versions
-from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turns
+from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, summary, turns, words
 from turnfold.core.policy.retention import DAY_MS
 from turnfold.core.summary.sources import ChunkSummary, Draft, SummaryJob
 from turnfold.errors import LostLease
 from turnfold.messages import AgentId
 from turnfold.operations.compact.attempt import SummaryConfig, summary_job, write_version
+from turnfold.operations.compact.compact import Committed, compact
 from turnfold.ports.compact import Job, JobStatus
 from turnfold.store.compact.jobs import rows
 from turnfold_worker.loops.compact import Compactor
@@ -224,3 +225,29 @@ async def test_a_machine_that_slept_while_a_model_writes_does_not_call_it_again(
         await wakeups.compactor.wait()
     said = await phases(stores)
     assert (said.count("summary_start"), said.count("summary_done"), calls) == (1, 1, 1)
+
+
+@pytest.mark.proves("A1")
+async def test_the_latency_of_a_version_is_no_difference_of_clocks_that_may_jump(
+    stores: Stores,
+) -> None:
+    now = [NOON + 9 * DAY_MS]
+
+    class Model:
+        async def summarize(self, job: SummaryJob, *, keep: Any = None) -> Draft:  # noqa: ARG002  # it never writes in parts
+            now[0] = NOON + 2_000
+            return summary().draft
+
+    outcome = await compact(
+        await claimed(stores, now[0]),
+        store=stores.jobs,
+        summarizer=Model(),
+        config=SummaryConfig(model="openai/x"),
+        count=words,
+        now_ms=lambda: now[0],
+    )
+
+    assert isinstance(outcome, Committed)
+    assert outcome.made is not None
+    assert outcome.made.seconds is not None
+    assert 0 <= outcome.made.seconds < DAY_MS

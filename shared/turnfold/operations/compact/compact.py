@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from random import uniform
@@ -157,7 +158,7 @@ async def _write(
     job: Job, job_input: JobInput, model: str | None, store: JobStore, summarizer: Summarizer,
     config: SummaryConfig, count: Count, now_ms: Callable[[], int],
 ) -> Outcome:  # fmt: skip
-    asked, began_ms = summary_job(job, job_input, model, config), now_ms()
+    asked, began = summary_job(job, job_input, model, config), time.monotonic()
     if asked.is_empty:
         model, asked = None, without_model(asked)
     # During its cooldown the model is not called, and evicted messages do not wait for it.
@@ -185,7 +186,8 @@ async def _write(
         # summary.
         draft = await summarizer.summarize(without_model(asked))
     made = replace(
-        _counted(draft, asked.style, job_input.depth, count), seconds=(now_ms() - began_ms) / 1000
+        _counted(draft, asked.style, job_input.depth, count),
+        seconds=round(time.monotonic() - began, 3),
     )
     if draft.kind == "llm":
         calls, results = truncated(asked.sources)
