@@ -54,6 +54,7 @@ _THOUGHT_TO_END = re.compile(r"\A.*?^[ \t]*</think>[ \t]*$", re.DOTALL | re.MULT
 """Reasoning whose opening tag is in the prompt, so that the answer has only the closing one."""
 _WRAPPER = re.compile(rf"^[ \t]*<{_TAGS}|</{_TAGS}[ \t]*$", re.IGNORECASE | re.MULTILINE)
 _CANNOT = "can(?:['\u2019]t|not)|won['\u2019]t|unable|not able"
+_ASKED = "(?:summary|content|conversation|request|this|that|such)"
 _DECLINES = "i (?:must|have to|need to) (?:respectfully |politely )?decline"
 _REFUSALS = re.compile(
     r"^\W*(?:"
@@ -62,8 +63,8 @@ _REFUSALS = re.compile(
     rf"|(?:unfortunately|i['\u2019]m afraid|i am afraid),? (?:that )?"
     rf"(?:i\b.{{0,40}}\b(?:{_CANNOT})|{_DECLINES})"
     r"|i (?:can(?:['\u2019]t|not)|won['\u2019]t|am unable to|am not able to)\b.{0,40}\b(?:help"
-    r"|assist|comply|summari[sz]e|provide|do|process|fulfil|continue|create|engage|complete"
-    r"|generate|write|respond|answer)"
+    r"|assist|comply|summari[sz]e|provide|do|process|fulfil|continue"
+    rf"|(?:create|engage|complete|generate|write|respond|answer)\b.{{0,20}}\b{_ASKED})"
     rf"|{_DECLINES}|i do(?:n['\u2019]t| not) feel comfortable"
     r"|i['\u2019]m (?:unable|not able|not comfortable)\b|as an ai\b.{0,60}\b(?:can(?:['\u2019]t"
     r"|not)|unable)"

@@ -64,14 +64,17 @@ async def empty_outdated(database: Database) -> None:
     call this as the only writer. PostgreSQL's index is emptied by the migration, after which no
     earlier worker can add terms.
     """
-    await database.write(_empty_outdated)
+    if database.is_sqlite and await database.snapshot(_terms_version) != TERMS_VERSION:
+        await database.write(_empty_sqlite)
 
 
-def _empty_outdated(connection: Connection) -> None:
-    if connection.dialect.name == "sqlite":
-        version = connection.execute(text("PRAGMA user_version")).scalar_one()
-        for statement in _EMPTY_SQLITE if version != TERMS_VERSION else ():
-            connection.execute(text(statement))
+def _terms_version(connection: Connection) -> int:
+    return int(connection.execute(text("PRAGMA user_version")).scalar_one())
+
+
+def _empty_sqlite(connection: Connection) -> None:
+    for statement in _EMPTY_SQLITE:
+        connection.execute(text(statement))
 
 
 def delete_indexed(connection: Connection, sid: int, positions: Sequence[int]) -> None:
