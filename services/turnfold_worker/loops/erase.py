@@ -131,5 +131,5 @@ class ErasureRunner(PollingLoop):
 
 
 def _boot_ms() -> float:
-    """Return the time at which the clock that never jumps was zero, by the clock that may."""
+    """Return when the monotonic clock was zero, by the wall clock (ms since 1970)."""
     return now_ms() - 1000 * time.monotonic()

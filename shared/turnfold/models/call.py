@@ -55,7 +55,7 @@ _SCHEMA_FAILED: Final = frozenset(
 _OPENAI: Final = frozenset({"openai", "text-completion-openai"})
 """The providers that use OPENAI_API_KEY."""
 _TOO_MANY: Final = 10**9
-"""Tokens, or dollars, of no call: such a report would fill the day's budget, or lift it."""
+"""More tokens, or dollars, than any call takes: a report of so many is not believed."""
 _without_schema: set[str] = set()
 """Models that have rejected the parameter in this process."""
 

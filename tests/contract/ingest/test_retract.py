@@ -131,9 +131,7 @@ async def test_all_messages_are_retracted_and_the_session_goes_on(stores: Stores
 
 
 @pytest.mark.proves("G1")
-@pytest.mark.parametrize(
-    "unknown", ["no#0", "e1#7", "e1", "e1#x", "e1#00", "#", "\ud800#0", "e5#0"]
-)
+@pytest.mark.parametrize("unknown", ["n#0", "e1#7", "e1", "e1#x", "e1#00", "#", "\ud800#0", "e5#0"])
 async def test_unknown_and_later_messages_are_no_error(stores: Stores, unknown: str) -> None:
     await stores.ingest(turn(1, user("hi")), retracted(2, unknown), retracted(3, after=unknown))
     await stores.ingest(turn(5, user("later")))

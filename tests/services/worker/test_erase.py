@@ -328,12 +328,7 @@ async def test_a_session_whose_newest_event_still_waits_does_not_expire(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker was off for longer than sessions are kept, while the agent went on."""
-    async with (
-        running_parts(tmp_path, environ=ENVIRON) as parts,
-        connect(parts.server.url, environ={}) as client,
-    ):
-        async with parts.running("worker"):
-            await is_stored(parts, await publish(client, KEY, 0, 2))
+    async with one_stored_session(tmp_path) as (parts, client):
         with contextlib.closing(sqlite3.connect(parts.database)) as connection, connection:
             past = "UPDATE sessions SET last_event_at_ms = last_event_at_ms - 20 * 86400000"
             connection.execute(past)
@@ -354,21 +349,27 @@ async def test_a_session_whose_newest_event_still_waits_does_not_expire(
 async def test_a_clock_that_jumps_and_is_corrected_erases_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async with one_stored_session(tmp_path) as (parts, _), erasing(parts) as runner:
+        runner.expiry_seconds = 0.0
+        for days_later in (31, 0, 31):
+            clock_is(monkeypatch, days_later)
+            await runner.work()
+            assert rows(parts.database, "SELECT 1 FROM sessions_view")
+
+        await runner.work()
+        assert rows(parts.database, "SELECT 1 FROM sessions_view") == []
+
+
+@contextlib.asynccontextmanager
+async def one_stored_session(tmp_path: Path) -> AsyncGenerator[tuple[Parts, Client]]:
+    """A session of two turns that a worker has stored before it stopped."""
     async with (
         running_parts(tmp_path, environ=ENVIRON) as parts,
         connect(parts.server.url, environ={}) as client,
     ):
         async with parts.running("worker"):
             await is_stored(parts, await publish(client, KEY, 0, 2))
-        async with erasing(parts) as runner:
-            runner.expiry_seconds = 0.0
-            for days_later in (31, 0, 31):
-                clock_is(monkeypatch, days_later)
-                await runner.work()
-                assert rows(parts.database, "SELECT 1 FROM sessions_view")
-
-            await runner.work()
-            assert rows(parts.database, "SELECT 1 FROM sessions_view") == []
+        yield parts, client
 
 
 async def expiry(parts: Parts, monkeypatch: pytest.MonkeyPatch, *, days_later: int) -> None:

@@ -172,7 +172,7 @@ async def wait_for_schema(
                 ).scalar()
             )
         except (Unavailable, DBAPIError) as error:
-            # Without the table it is no trouble, nor is a file that is not there yet.
+            # A database without the table, or a file that is not there yet, is waited for silently.
             is_made = isinstance(error, Unavailable) and not database.is_sqlite
             trouble = error if is_made else None
         refuse_early_schema(revision)

@@ -44,7 +44,7 @@ _LAST = PreparedPairs(
 )
 _lowest = erasures.alias("lowest")
 _TOUCHED = PreparedPairs(
-    # Of many of an agent, one is looked at.
+    # One tombstone of an agent shows that it has some: an agent may have 200,000.
     select(erasures.c.agent_id).where(
         erasures.c.agent_id == _pairs.c.a,
         erasures.c.session_id

@@ -7,14 +7,15 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 OPTIONS = {
-    # While the server works on a statement: the first question, more of them, and their number.
+    # While the server works on a statement: seconds before the first probe and between probes, and
+    # the number of probes without an answer that end the connection.
     "TCP_KEEPIDLE": 10,
     "TCP_KEEPINTVL": 5,
     "TCP_KEEPCNT": 3,
-    # While it acknowledges nothing of a statement (ms). The system would try for 15 minutes.
+    # While it acknowledges nothing of a statement: milliseconds. The system tries for 15 minutes.
     "TCP_USER_TIMEOUT": 25_000,
 }
-"""Seconds, where nothing else is said. Not every system has all of them."""
+"""The options of a TCP connection. Some systems lack some of them."""
 
 
 def give_up_lost_servers(engine: AsyncEngine) -> None:
