@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,12 +56,9 @@ class Transcript:
                 is_meta=bool(record.get("isMeta") or record.get("isCompactSummary")),
             )
 
-    def conversations(self, fallback_name: str) -> Iterator[ParsedConversation]:
-        """Iterate over the conversations in the order in which they began."""
-        for conversation in self.by_branch.values():
-            if conversation.messages:
-                conversation.name = conversation.name or fallback_name
-                yield conversation
+    def conversations(self) -> Iterable[ParsedConversation]:
+        """Return the conversations in the order in which they began."""
+        return self.by_branch.values()
 
     def _conversation_of(self, record: Json, identifier: str) -> ParsedConversation:
         session = str(record.get("sessionId") or "")

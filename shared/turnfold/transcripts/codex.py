@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from turnfold.contracts.elements import item_fault
@@ -77,11 +77,9 @@ class Rollout:
             case kind:
                 self.left_out[str(kind)] += 1
 
-    def conversations(self, fallback_name: str) -> Iterator[ParsedConversation]:
-        """Iterate over the one conversation, if it has items."""
-        if self._conversation.messages:
-            self._conversation.name = self._conversation.name or fallback_name
-            yield self._conversation
+    def conversations(self) -> Iterable[ParsedConversation]:
+        """Return the one conversation."""
+        return [self._conversation]
 
     def _add_bare(self, record: Json) -> None:
         if "record_type" in record:

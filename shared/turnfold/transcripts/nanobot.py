@@ -1,7 +1,7 @@
 """Session files of nanobot, converted to the messages that it sends."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Final
 
 from turnfold.contracts.elements import chat_fault
@@ -49,11 +49,9 @@ class SessionFile:
         else:
             self._add_message(record)
 
-    def conversations(self, fallback_name: str) -> Iterator[ParsedConversation]:
-        """Iterate over the one conversation, if it has messages."""
-        if self._conversation.messages:
-            self._conversation.name = self._conversation.name or fallback_name
-            yield self._conversation
+    def conversations(self) -> Iterable[ParsedConversation]:
+        """Return the one conversation."""
+        return [self._conversation]
 
     def _add_message(self, record: Json) -> None:
         if fault := chat_fault(record):

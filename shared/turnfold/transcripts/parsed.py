@@ -1,7 +1,7 @@
 """The results of the readers of other programs' logs."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ class RecordFault(Exception):
 
 @dataclass(slots=True)
 class ParsedConversation:
-    """One conversation of a log, built record by record.
+    """One conversation of a log, built record by record; without a name, it has that of its file.
 
     `answers` and `tools` index its messages by answer id and tool names by call id.
     """
@@ -27,11 +27,6 @@ class ParsedConversation:
     machine_made_indexes: set[int] = field(default_factory=set)
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     tools: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def machine_made(self) -> frozenset[int]:
-        """Indexes of the user messages that a program wrote."""
-        return frozenset(self.machine_made_indexes)
 
 
 class Log(Protocol):
@@ -49,6 +44,6 @@ class Log(Protocol):
             RecordFault: the record is none of this log.
         """
 
-    def conversations(self, fallback_name: str) -> Iterator[ParsedConversation]:
-        """Iterate over the conversations that have messages, in the order of their beginnings."""
+    def conversations(self) -> Iterable[ParsedConversation]:
+        """Return the conversations, perhaps without messages, in the order of their beginnings."""
         ...

@@ -188,11 +188,12 @@ class _Reader:
             except RecordFault as fault:
                 self.refuse(number, f"not a record of {form}: {fault}", fault)
         self.left_out.update(log.left_out)
-        for parsed in log.conversations(self.stem):
-            about = {"id": parsed.name, "agent": parsed.agent, "model": parsed.model}
-            yield self.conversation(
-                1, parsed.name, parsed.messages, about, parsed.machine_made, parsed.shape
-            )
+        for parsed in log.conversations():
+            if parsed.messages:
+                about = {"agent": parsed.agent, "model": parsed.model}
+                machine_made = frozenset(parsed.machine_made_indexes)
+                name = parsed.name or self.stem
+                yield self.conversation(1, name, parsed.messages, about, machine_made, parsed.shape)
 
     def entries(
         self, first_number: int, first: Any, rest: Iterable[tuple[int, Any]]

@@ -1,7 +1,7 @@
 """Saved histories of sessions, from `turnfold history --json` or pages of `GET …/history`."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from turnfold.messages import Json, Shape, State
@@ -38,22 +38,22 @@ class SavedHistory:
             if stored["state"] == State.RETRACTED and len(self._stored) > known:
                 self.left_out["retracted messages"] += 1
 
-    def conversations(self, fallback_name: str) -> Iterator[ParsedConversation]:
-        """Iterate over the one conversation, if it has messages."""
+    def conversations(self) -> Iterable[ParsedConversation]:
+        """Return the one conversation."""
         kept = [message for message in self._stored.values() if message["state"] != State.RETRACTED]
         are_items = all(message.get("shape") == Shape.RESPONSES for message in kept)
         if not are_items:
             # The chat message of a response is that of its first item; the others have none.
             kept = [message for message in kept if message["message"]]
-        if kept:
-            yield ParsedConversation(
-                fallback_name,
-                shape=Shape.RESPONSES if are_items else Shape.CHAT,
-                messages=[
-                    message["element"] if are_items else _chat_message(message) for message in kept
-                ],
-                machine_made_indexes={i for i, one in enumerate(kept) if one.get("is_meta")},
-            )
+        conversation = ParsedConversation(
+            "",
+            shape=Shape.RESPONSES if are_items else Shape.CHAT,
+            messages=[
+                message["element"] if are_items else _chat_message(message) for message in kept
+            ],
+            machine_made_indexes={i for i, one in enumerate(kept) if one.get("is_meta")},
+        )
+        return [conversation]
 
 
 def _chat_message(stored: Json) -> dict[str, Any]:
