@@ -6,7 +6,7 @@ decided here and by `KIND_WEIGHTS`: by the role that named it, its kind, and its
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from turnfold.core.text.values import RANK_BY_USER, Value, worth_of
@@ -40,14 +40,18 @@ class Candidate:
     """
 
     value: Value
-    rank: int
     message_ids: tuple[str, ...]
-    times: int
-    order: int
-    is_new: bool
-    token_estimate: float
+    rank: int
+    times: int = 1
+    order: int = 0
+    is_new: bool = True
     use_weight: float = 0.0
     cached_parts: tuple[str, ...] | None = None
+    token_estimate: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Estimate the tokens once: the kind may change later, the text never does."""
+        self.token_estimate = _estimate_tokens(self.value)
 
     @property
     def path_parts(self) -> tuple[str, ...]:
@@ -79,16 +83,7 @@ class Candidate:
         return (worth + self.use_weight) / self.token_estimate
 
 
-def new_candidate(
-    value: Value, rank: int, message_id: str, *, order: int = 0, times: int = 1
-) -> Candidate:
-    """Make a candidate of a value that a message of this version names."""
-    return Candidate(
-        value, rank, (message_id,), times, order, is_new=True, token_estimate=estimate_tokens(value)
-    )
-
-
-def estimate_tokens(value: Value) -> float:
+def _estimate_tokens(value: Value) -> float:
     """Estimate the tokens of a value from its characters. Digits cost most."""
     text = value.text.removesuffix("…")
     if not text.isascii():

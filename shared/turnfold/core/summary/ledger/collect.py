@@ -13,8 +13,6 @@ from turnfold.core.summary.ledger.candidates import (
     Candidate,
     Origin,
     digit_count,
-    estimate_tokens,
-    new_candidate,
 )
 from turnfold.core.summary.ledger.entries import BAR, LINE, entry_values
 from turnfold.core.summary.ledger.left_out import LeftOut, mark_of
@@ -59,26 +57,13 @@ def carried_candidates(
         provenance = stored
     for entry, item in zip(previous.ledger, provenance, strict=True):
         for value, origin in entry_values(entry, item):
-            (lines if value.kind == LINE else candidates).setdefault(
-                value.text, _carried(value, origin)
-            )
+            kept = lines if value.kind == LINE else candidates
+            kept.setdefault(value.text, Candidate(value, *origin, is_new=False))
     for line in lines.values():
         for value in values_in(line.value.text):
             origin = Origin(line.message_ids, RANK_BY_TOOL + KIND_WEIGHTS[value.kind])
-            candidates.setdefault(value.text, _carried(value, origin))
+            candidates.setdefault(value.text, Candidate(value, *origin, is_new=False))
     return candidates, lines
-
-
-def _carried(value: Value, origin: Origin) -> Candidate:
-    return Candidate(
-        value,
-        origin.rank,
-        origin.message_ids,
-        origin.times,
-        0,
-        is_new=False,
-        token_estimate=estimate_tokens(value),
-    )
 
 
 def add_messages(
@@ -114,7 +99,7 @@ def add_files(candidates: dict[str, Candidate], files: Iterable[FileChange]) -> 
         elif change.message_id:
             # Without a message the file was carried over, and the ledger had no room for it before.
             value = Value(change.action, change.path)
-            candidates[change.path] = new_candidate(value, rank, change.message_id)
+            candidates[change.path] = Candidate(value, (change.message_id,), rank)
 
 
 def values_with_ranks(source: Source) -> Iterator[tuple[Value, int]]:
@@ -171,7 +156,7 @@ def _add(
     if candidate is None:
         # It was left out and recurs, so it is worth as much as one that the ledger kept.
         times = 2 if mark_of(value.text) in left_out.marks else 1
-        candidates[value.text] = new_candidate(value, rank, message_id, order=order, times=times)
+        candidates[value.text] = Candidate(value, (message_id,), rank, times, order)
         return
     if not candidate.is_new:
         candidate.is_new = True

@@ -17,7 +17,7 @@ from turnfold.core.recall.quotes import (
     name_numbers,
     numbers_of_names,
 )
-from turnfold.core.summary.ledger.candidates import Candidate, new_candidate
+from turnfold.core.summary.ledger.candidates import Candidate
 from turnfold.core.summary.ledger.entries import LINE
 from turnfold.core.summary.ledger.name_uses import NameUses
 from turnfold.core.summary.sources import Source
@@ -49,7 +49,7 @@ def read_lines(sources: Sequence[Source], uses: NameUses) -> dict[str, Candidate
             if line.text.isprintable() and line.text not in line.names:
                 value = Value(LINE, line.text)
                 rank = RANK_BY_TOOL + KIND_WEIGHTS[LINE]
-                found[line.text] = new_candidate(value, rank, source.message_id, order=order)
+                found[line.text] = Candidate(value, (source.message_id,), rank, order=order)
         used.append(name_numbers(names))
     uses.add_covered(used)
     return found
