@@ -5,7 +5,6 @@ previous version, and stores the new one in the section `left_out`.
 """
 
 from base64 import b64decode, b64encode
-from binascii import Error as InvalidBase64
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,11 +83,16 @@ class LeftOut:
         }
 
 
-def _unpacked(marks: Any) -> list[int]:
+def decoded(stored: Any) -> bytes:
+    """Return the bytes of a record that a version stores as Base64; none if it is unreadable."""
     try:
-        packed = b64decode(marks, validate=True) if isinstance(marks, str) else b""
-    except (InvalidBase64, ValueError):
-        packed = b""
+        return b64decode(stored, validate=True) if isinstance(stored, str) else b""
+    except ValueError:
+        return b""
+
+
+def _unpacked(marks: Any) -> list[int]:
+    packed = decoded(marks)
     return [
         int.from_bytes(packed[start : start + _MARK_BYTES], "big")
         for start in range(0, len(packed), _MARK_BYTES)

@@ -5,14 +5,14 @@ previous version, and stores the new one in the section `names`.
 """
 
 import struct
-from base64 import b64decode, b64encode
-from binascii import Error as InvalidBase64
+from base64 import b64encode
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import exp
 from typing import Final
 
 from turnfold.core.recall.quotes import NameNumber, numbers_of_names
+from turnfold.core.summary.ledger.left_out import decoded
 from turnfold.core.summary.sources import PreviousSummary
 
 SECTION: Final = "names"
@@ -60,11 +60,7 @@ class NameUses:
     @classmethod
     def of(cls, previous: PreviousSummary | None) -> "NameUses":
         """Read the record of the previous version. An unreadable record counts as empty."""
-        stored = previous.sections.get(SECTION) if previous else None
-        try:
-            packed = b64decode(stored, validate=True) if isinstance(stored, str) else b""
-        except (InvalidBase64, ValueError):
-            packed = b""
+        packed = decoded(previous.sections.get(SECTION) if previous else None)
         # A record that was cut off still has whole items before the cut.
         packed = packed[: len(packed) // _ITEM.size * _ITEM.size]
         return cls(
