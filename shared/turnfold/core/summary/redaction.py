@@ -7,7 +7,7 @@ Built-in patterns find keys, tokens and passwords. An operator can add patterns 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import partial
 from typing import Any
 
 from turnfold.core.summary.sources import PreviousSummary, Source, SummaryJob
@@ -273,14 +273,12 @@ def _is_mixed(text: str) -> bool:
 
 def readable_sources(sources: Iterable[Source]) -> tuple[Source, ...]:
     """Return the messages that a summarizer may read: no system prompts, and no secrets."""
-    return tuple(
-        source._replace(
-            text=redact(source.text),
-            calls=tuple((name, redact(arguments)) for name, arguments in source.calls),
-        )
-        for source in sources
-        if not source.is_pinnable
-    )
+    return tuple(_rewritten(source, redact) for source in sources if not source.is_pinnable)
+
+
+def _rewritten(source: Source, rewrite: Callable[[str], str]) -> Source:
+    calls = tuple((name, rewrite(arguments)) for name, arguments in source.calls)
+    return source._replace(text=rewrite(source.text), calls=calls)
 
 
 def checked_patterns(text: str) -> tuple[str, ...]:
@@ -307,34 +305,29 @@ def checked_patterns(text: str) -> tuple[str, ...]:
 
 def without(text: str, patterns: Sequence[str]) -> str:
     """Replace what an operator's patterns match by `[REDACTED:pattern]`."""
-    for pattern in _compiled(tuple(patterns)):
-        text = pattern.sub("[REDACTED:pattern]", text)
+    for pattern in patterns:
+        # The module `re` caches compiled patterns.
+        text = re.sub(pattern, "[REDACTED:pattern]", text)
     return text
 
 
 def without_secrets(job: SummaryJob) -> SummaryJob:
     """Return the job with the operator's patterns applied to everything that a summarizer reads."""
-    patterns = job.redactions
-    if not patterns:
+    if not job.redactions:
         return job
-    sources = tuple(
-        source._replace(
-            text=without(source.text, patterns),
-            calls=tuple((name, without(arguments, patterns)) for name, arguments in source.calls),
-        )
-        for source in job.sources
-    )
-    request = None if job.newest_request is None else without(job.newest_request, patterns)
+    rewrite = partial(without, patterns=job.redactions)
+    sources = tuple(_rewritten(source, rewrite) for source in job.sources)
+    request = None if job.newest_request is None else rewrite(job.newest_request)
     # A version may be older than a pattern, and carry what the pattern now matches.
-    previous = None if job.previous is None else _redacted_summary(job.previous, patterns)
+    previous = None if job.previous is None else _rewritten_summary(job.previous, rewrite)
     # `following` is not changed: only checksums of its names are kept, and no text.
     return replace(job, sources=sources, previous=previous, newest_request=request)
 
 
-def _redacted_summary(previous: PreviousSummary, patterns: tuple[str, ...]) -> PreviousSummary:
+def _rewritten_summary(previous: PreviousSummary, rewrite: Callable[[str], str]) -> PreviousSummary:
     def redacted(value: Any) -> Any:
         if isinstance(value, str):
-            return without(value, patterns)
+            return rewrite(value)
         if isinstance(value, list | tuple):
             return [redacted(item) for item in value]
         if isinstance(value, dict):
@@ -342,12 +335,7 @@ def _redacted_summary(previous: PreviousSummary, patterns: tuple[str, ...]) -> P
         return value
 
     return PreviousSummary(
-        without(previous.text, patterns),
+        rewrite(previous.text),
         redacted(dict(previous.sections)),
-        tuple(without(entry, patterns) for entry in previous.ledger),
+        tuple(map(rewrite, previous.ledger)),
     )
-
-
-@lru_cache(maxsize=8)
-def _compiled(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
-    return tuple(re.compile(pattern) for pattern in patterns)
