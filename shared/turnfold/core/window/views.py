@@ -161,13 +161,11 @@ class MessageView:
             self.cut, self.line, self.without_reasoning, self.arguments, self.message.is_irregular
         )
 
-    def drop_reasoning(self) -> int:
-        """Remove its reasoning, if it has any; return the tokens freed."""
-        if self.without_reasoning or not self.message.reasoning_tokens:
-            return 0
-        self.without_reasoning = True
-        self.tokens -= self.message.reasoning_tokens
-        return self.message.reasoning_tokens
+    def drop_reasoning(self) -> None:
+        """Remove its reasoning, if it has any."""
+        if not self.without_reasoning and self.message.reasoning_tokens:
+            self.without_reasoning = True
+            self.tokens -= self.message.reasoning_tokens
 
     def shorten(self, cut: TextCut | None) -> int:
         """Apply a cut if it is shorter than the current form; return the tokens freed."""
@@ -176,27 +174,25 @@ class MessageView:
         self.cut = cut
         return self._text_is(cut.tokens)
 
-    def to_line(self, starts: dict[tuple[str, str | None], int]) -> int:
-        """Replace a result by one line if that is shorter; return the tokens freed.
+    def to_line(self, starts: dict[tuple[str, str | None], int]) -> None:
+        """Replace a result by one line if that is shorter.
 
         `starts` caches the tokens of line beginnings, by tool and path.
         """
         if self.line is not None or self.call is None:
-            return 0
+            return
         key = (self.call.name, self.call.path)
         start = starts.get(key) or starts.setdefault(key, line_start_tokens(self.call))
-        if start >= self.text or (tokens := line_tokens(start, self.message)) >= self.text:
-            return 0
-        self.line, self.cut = result_line(self.call, self.message), None
-        return self._text_is(tokens)
+        if start < self.text and (tokens := line_tokens(start, self.message)) < self.text:
+            self.line, self.cut = result_line(self.call, self.message), None
+            self._text_is(tokens)
 
-    def to_mark(self) -> int:
-        """Replace a text by the mark of a cut if that is shorter; return the tokens freed."""
+    def to_mark(self) -> None:
+        """Replace a text by the mark of a cut if that is shorter."""
         cut = cut_to(self.message, self.offsets, 0)
-        if cut is None or cut.tokens >= self.text:
-            return 0
-        self.line, self.cut = None, cut
-        return self._text_is(cut.tokens)
+        if cut is not None and cut.tokens < self.text:
+            self.line, self.cut = None, cut
+            self._text_is(cut.tokens)
 
     @property
     def arguments_sizes(self) -> list[int]:
