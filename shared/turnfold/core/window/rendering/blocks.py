@@ -12,7 +12,7 @@ from turnfold.contracts.strict_json import element_texts, member_texts
 from turnfold.core.shapes.anthropic import chat_views, is_call, is_result, is_thinking
 from turnfold.core.text.json_text import json_text
 from turnfold.core.window.forms import WHOLE
-from turnfold.core.window.rendering.render import chat_texts, entry_body, ids_of
+from turnfold.core.window.rendering.render import calls_by_slot, chat_texts, entry_body, ids_of
 from turnfold.core.window.views import BlockContent, RenderedTexts, ShownMessage
 from turnfold.messages import Message, Shape
 
@@ -114,10 +114,7 @@ def _chat_of(message: Mapping[str, Any]) -> dict[str, Any]:
 def _shortened(entry: ShownMessage, content: list[Any], chat: Mapping[str, Any]) -> list[Any]:
     """Return blocks with the text and the arguments of their chat view."""
     form = entry.form
-    calls = chat.get("tool_calls") or ()
-    # A mended view lacks the calls that may not be sent, so its places are not the slots.
-    slots = [call.slot for call in entry.message.calls] if form.is_mended else range(len(calls))
-    entries = dict(zip(slots, calls, strict=True))
+    entries = calls_by_slot(entry, chat)
     caps = form.arguments or {}
     shown: list[Any] = []
     slot, is_cut = -1, False

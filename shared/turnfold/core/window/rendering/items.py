@@ -27,7 +27,7 @@ from turnfold.core.shapes.responses import (
 )
 from turnfold.core.text.json_text import json_text
 from turnfold.core.window.forms import WHOLE
-from turnfold.core.window.rendering.render import entry_body, entry_position
+from turnfold.core.window.rendering.render import calls_by_slot, entry_body, entry_position
 from turnfold.core.window.views import (
     BlockContent,
     Entry,
@@ -166,11 +166,7 @@ def _shortened(
         content = entry_body(shown, _chat_of(item))["content"]
         return [(message_id, json_text(item | {"content": content}))]
     body = entry_body(shown, response_message(items))
-    entries = dict(
-        zip([call.slot for call in shown.message.calls], body.get("tool_calls") or (), strict=True)
-        if shown.form.is_mended
-        else enumerate(body.get("tool_calls") or ())
-    )
+    entries = calls_by_slot(shown, body)
     caps = shown.form.arguments or {}
     kept: list[tuple[MessageId, str]] = []
     slot, is_cut = -1, False

@@ -164,19 +164,23 @@ def _shortened(shown: ShownMessage, body: dict[str, Any], count: Count) -> dict[
     if form.cut is not None:
         # The cut counts characters of the joined text, so parts become one text.
         body["content"] = shortened_text(text_of(body), form.cut)
-    arguments_caps = form.arguments or {}
-    for index, call in enumerate(message.calls):
-        if call.slot in arguments_caps:
-            # Repairing has removed the calls that may not be sent, and with them their slots.
-            entry = body["tool_calls"][index if form.is_mended else call.slot]
-            cap = arguments_caps[call.slot]
-            shorten_arguments(
-                entry,
-                partial(
+    if form.arguments:
+        entries = calls_by_slot(shown, body)
+        for call in message.calls:
+            if (cap := form.arguments.get(call.slot)) is not None:
+                shorten = partial(
                     shortened_arguments, max_tokens=cap, original_tokens=call.tokens, count=count
-                ),
-            )
+                )
+                shorten_arguments(entries[call.slot], shorten)
     return body
+
+
+def calls_by_slot(shown: ShownMessage, body: Mapping[str, Any]) -> dict[int, Any]:
+    """Return the calls of a message in its form; a mended one lacks those that may not be sent."""
+    calls = body.get("tool_calls") or ()
+    if shown.form.is_mended:
+        return dict(zip([call.slot for call in shown.message.calls], calls, strict=True))
+    return dict(enumerate(calls))
 
 
 def _mend(body: dict[str, Any], message: Message) -> None:
