@@ -140,11 +140,7 @@ def _is_enough(messages: int, tokens: int, rounds: int, keep: Keep) -> bool:
 
 def _may_be_answered(block: Block, policy: Policy, now_ms: int) -> bool:
     age_ms = now_ms - block.head.created_at_ms
-    return (
-        bool(block.results)
-        and bool(block.open_calls)
-        and age_ms < policy.open_call_timeout_seconds * 1000
-    )
+    return None in block.results and age_ms < policy.open_call_timeout_seconds * 1000
 
 
 def _is_worth_it(evicted: Sequence[Message], policy: Policy, trigger: Trigger) -> bool:

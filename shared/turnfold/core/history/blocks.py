@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from turnfold.messages import JOINED, TOOL, USER, Message, Role, ToolCall, place_of_slot
+from turnfold.messages import JOINED, TOOL, USER, Message, Role, place_of_slot
 
 
 class Block(NamedTuple):
@@ -31,21 +31,8 @@ class Block(NamedTuple):
         return (self.head, *self.joined, *(result for result in self.results if result is not None))
 
     @property
-    def open_calls(self) -> tuple[ToolCall, ...]:
-        """The calls without a result."""
-        if not self.results:
-            return ()
-        return tuple(
-            call
-            for call, result in zip(self.head.calls, self.results, strict=True)
-            if result is None
-        )
-
-    @property
     def tokens(self) -> int:
         """The tokens of the stored messages."""
-        if not self.results and not self.joined:
-            return self.head.tokens
         return sum(message.tokens for message in self.stored)
 
 
