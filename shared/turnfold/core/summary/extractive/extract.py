@@ -95,9 +95,8 @@ def _answered_questions(
         for source in sources
     ):
         return ()
-    ids = previous.sections.get("sources")
-    known = zip(previous.text.split("\n"), ids if isinstance(ids, list) else (), strict=False)
-    from_messages = {line.removeprefix("- ") for line, message_ids in known if message_ids}
+    known = _known_sources(previous)
+    from_messages = {line.removeprefix("- ") for line, message_ids in known.items() if message_ids}
     return [
         line_of(text)
         for text in list_texts(previous.sections.get("open_questions"))
@@ -201,14 +200,19 @@ def _line_sources(
     previous: PreviousSummary | None,
 ) -> list[list[str]]:
     """Return the message ids of each line of the text. Headings have none."""
-    message_ids: dict[str, list[str]] = {}
-    if previous is not None:
-        known: Any = previous.sections.get("sources")
-        stored_ids: list[Any] = known if isinstance(known, list) else []
-        for line_text, stored in zip(previous.text.split("\n"), stored_ids, strict=False):
-            if isinstance(stored, list) and line_text:
-                message_ids[line_text] = [item for item in stored if isinstance(item, str)]
+    message_ids = _known_sources(previous) if previous else {}
     for line in lines:
         if line.order >= 0 and sources:
             message_ids.setdefault(f"- {line.text}", [sources[line.order].message_id])
     return [message_ids.get(line_text, []) for line_text in text.split("\n")] if text else []
+
+
+def _known_sources(previous: PreviousSummary) -> dict[str, list[str]]:
+    """Return the message ids of each line of a version that code wrote, as far as it has any."""
+    stored = previous.sections.get("sources")
+    lines = zip(previous.text.split("\n"), stored if isinstance(stored, list) else (), strict=False)
+    return {
+        line: [item for item in message_ids if isinstance(item, str)]
+        for line, message_ids in lines
+        if isinstance(message_ids, list) and line
+    }
