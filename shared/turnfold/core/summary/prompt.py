@@ -138,7 +138,22 @@ def prompt_data(job: SummaryJob, *, boundary: str, shown: Sequence[Source] | Non
 
 def message_data(source: Source, number: int = 0) -> str:
     """Return a message as the prompt shows it."""
-    return _escaped(_message_as_json(number, source))
+    message: dict[str, Any] = {"n": number, "role": source.role}
+    if source.tool_name:
+        message["tool"] = source.tool_name
+    if source.is_late:
+        message["late"] = True
+    if source.is_error:
+        message["error"] = True
+    if source.text:
+        message["text"] = printable(head_and_tail(source.text, HEAD_CHARACTERS, TAIL_CHARACTERS))
+    if source.calls:
+        half = ARGUMENT_CHARACTERS // 2
+        message["called"] = [
+            {"name": name, "arguments": printable(head_and_tail(arguments, half, half))}
+            for name, arguments in source.calls
+        ]
+    return _escaped(message)
 
 
 def truncated(sources: Iterable[Source]) -> tuple[int, int]:
@@ -179,25 +194,6 @@ def checked_task(task: str) -> str:
         if name not in TASK_PLACEHOLDERS or spec or conversion:
             raise ValueError(f"there is no placeholder {{{name}}}, only {allowed}; {remedy}")
     return task
-
-
-def _message_as_json(number: int, source: Source) -> dict[str, Any]:
-    message: dict[str, Any] = {"n": number, "role": source.role}
-    if source.tool_name:
-        message["tool"] = source.tool_name
-    if source.is_late:
-        message["late"] = True
-    if source.is_error:
-        message["error"] = True
-    if source.text:
-        message["text"] = printable(head_and_tail(source.text, HEAD_CHARACTERS, TAIL_CHARACTERS))
-    if source.calls:
-        half = ARGUMENT_CHARACTERS // 2
-        message["called"] = [
-            {"name": name, "arguments": printable(head_and_tail(arguments, half, half))}
-            for name, arguments in source.calls
-        ]
-    return message
 
 
 def _previous_record(previous: PreviousSummary, style: str) -> Any:
