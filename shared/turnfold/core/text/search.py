@@ -11,7 +11,7 @@ from math import log
 from operator import add
 from typing import Any, Final, NamedTuple
 
-from turnfold.core.text.calls import read_call
+from turnfold.core.text.calls import call_entries, read_call
 from turnfold.core.text.tokens import text_of
 from turnfold.core.text.words import (
     ESCAPED,
@@ -216,10 +216,7 @@ def searched_text(body: Mapping[str, Any]) -> str:
 
 
 def _called(body: Mapping[str, Any]) -> Iterator[str]:
-    calls = body.get("tool_calls")
-    old = body.get("function_call")
-    entries = calls if isinstance(calls, list) else []
-    for entry in [*entries, {"function": old}]:
+    for entry in [*call_entries(body), {"function": body.get("function_call")}]:
         tool, arguments = read_call(entry)
         if tool is None:
             continue
