@@ -9,7 +9,6 @@ from sqlalchemy import ColumnElement, Connection, func, select, update
 from turnfold.contracts.requests import (
     PolicyRequest,
 )
-from turnfold.core.eviction.triggers import idle_at_ms
 from turnfold.core.history.audit_chain import LOCAL, SEALED_FIELDS, seal
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, preset_named
@@ -121,8 +120,7 @@ def _set_for_session(
     _check(installation, session.agent_wishes, session.wishes)
     session.revision += 1
     if session.last_event_at_ms is not None:
-        policy = installation.policy(session.agent_wishes, session.wishes)
-        session.idle_at_ms = idle_at_ms(session.last_event_at_ms, policy)
+        session.renew_idle_time(installation)
     values = session.wishes._asdict()
     connection.execute(update(sessions).where(sessions.c.sid == session.sid).values(**values))
     journal = SessionJournal(actor)
@@ -230,7 +228,7 @@ def _compact(
     session = lock_by_key(connection, [key]).get(key)
     if session is None:
         return None
-    if installation.policy(session.agent_wishes, session.wishes).mode is Mode.OFF:
+    if session.policy(installation).mode is Mode.OFF:
         raise Conflict(
             "the session's mode is off: nothing is evicted; set it to manual or auto first"
         )

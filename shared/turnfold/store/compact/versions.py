@@ -285,7 +285,7 @@ def _restore(
     session.live_tokens += load.tokens
     session.rounds += load.rounds
     session.revision += 1
-    policy = installation.policy(session.agent_wishes, session.wishes)
+    policy = session.policy(installation)
     # Otherwise the trigger that evicted these messages would fire again at once.
     session.held_to_tokens = session.tokens_total + policy.min_gain_tokens
     if is_covered and version is not None:

@@ -11,12 +11,14 @@ from sqlalchemy import Connection, bindparam, select
 from turnfold.contracts.subjects import session_subject
 from turnfold.core.eviction.budgets import Budgets, read_budgets
 from turnfold.core.eviction.limits import read_limits
-from turnfold.core.eviction.triggers import SessionLoad
+from turnfold.core.eviction.triggers import SessionLoad, idle_at_ms
 from turnfold.core.eviction.usage import UsageState
 from turnfold.core.history.audit_chain import SEALED_FIELDS, WORKER, seal
 from turnfold.core.policy.overrides import PolicyOverrides
+from turnfold.core.policy.presets import Policy
 from turnfold.core.summary.cooldown import COOLDOWN_MAX_MS, cooldown_ms
 from turnfold.messages import AgentId, SessionId, SessionKey
+from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import insert_for
 from turnfold.store.database.predicates import is_kept
 from turnfold.store.database.schema import (
@@ -83,6 +85,14 @@ class SessionRow:
     asked_budgets: str | None
     retracted_seq: int
     summary_tokens: int
+
+    def policy(self, installation: Installation) -> Policy:
+        """Return the policy that the overrides of the session and its agent result in."""
+        return installation.policy(self.agent_wishes, self.wishes)
+
+    def renew_idle_time(self, installation: Installation) -> None:
+        """Set when the session becomes idle by its policy."""
+        self.idle_at_ms = idle_at_ms(self.last_event_at_ms or 0, self.policy(installation))
 
     @property
     def load(self) -> SessionLoad:

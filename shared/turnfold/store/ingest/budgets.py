@@ -61,7 +61,7 @@ def _follow(
     for key, session in lock_by_key(connection, hints).items():
         # Both clocks are close to each other, and a window shows the newest event.
         at_ms = max(now_ms, session.last_event_at_ms or 0)
-        policy = installation.policy(session.agent_wishes, session.wishes)
+        policy = session.policy(installation)
         if not follows_budget(policy):
             if minds_reading(policy) and not session.budgets:
                 session.asked_budgets = budgets_json((AskedBudget(at_ms, 0),))

@@ -318,11 +318,7 @@ def _expire(
     lock_session_counts(connection, map(AgentId, connection.execute(agent_id).scalars()))
     for session in lock_by_sid(connection, [sid]).values():
         # Again, under the lock: an event may have arrived since the session was found.
-        if is_over(
-            session.last_event_at_ms,
-            installation.policy(session.agent_wishes, session.wishes),
-            now_ms=now_ms,
-        ):
+        if is_over(session.last_event_at_ms, session.policy(installation), now_ms=now_ms):
             # Not the stream's last sequence: an event published a moment ago begins the session
             # anew.
             ingested_to = whole_to(connection)

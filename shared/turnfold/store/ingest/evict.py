@@ -127,7 +127,7 @@ def evict(
 def _forget_budgets(session: SessionRow, installation: Installation) -> None:
     """Remove the budgets that are too old by now. They count while this batch is examined."""
     if session.asked_budgets is not None:
-        policy = installation.policy(session.agent_wishes, session.wishes)
+        policy = session.policy(installation)
         at_ms = session.last_event_at_ms or 0
         session.asked_budgets = budgets_json(
             without_forgotten(session.budgets, policy, at_ms=at_ms)
@@ -154,7 +154,7 @@ def _evict_session(
     changes: WindowChanges | None,
 ) -> None:
     """Evict from a session whatever its triggers demand, or plan it (`commit = on_summary`)."""
-    policy = installation.policy(session.agent_wishes, session.wishes)
+    policy = session.policy(installation)
     window = window_of(session, policy, installation)
     gauge, seq = meter.gauge, 0
     usage_limit = relief_limit(policy.reserve_tokens, model_window=window)
@@ -207,7 +207,7 @@ def _has_to_be_metered(
     reported = max(reported, session.reported_tokens)
     if not reported:
         return False
-    policy = installation.policy(session.agent_wishes, session.wishes)
+    policy = session.policy(installation)
     limit = usage_trigger(
         policy.reserve_tokens, model_window=window_of(session, policy, installation)
     )
@@ -258,7 +258,7 @@ def evict_now(
     now_ms: int,
 ) -> int | None:
     """Evict from one locked session on request; without `reason`, only if a trigger fires."""
-    policy = installation.policy(session.agent_wishes, session.wishes)
+    policy = session.policy(installation)
     asked = largest_budget(session.budgets, policy, at_ms=now_ms)
     triggers = (reason,) if reason else _fired(session, installation, asked)
     # A request overrides the hold of a restore. Idle time, budgets and a new policy do not.
@@ -288,7 +288,7 @@ def fired_now(
     session: SessionRow, planned: FiredTrigger, installation: Installation, *, now_ms: int
 ) -> FiredTrigger | None:
     """Return the trigger that fires now for a planned eviction; None if none does any more."""
-    policy = installation.policy(session.agent_wishes, session.wishes)
+    policy = session.policy(installation)
     last_ms = session.last_event_at_ms or 0
     asked = largest_budget(session.budgets, policy, at_ms=max(now_ms, last_ms))
     idle_ms = idle_at_ms(last_ms, policy)
@@ -377,7 +377,7 @@ def _fired(
     session: SessionRow, installation: Installation, asked_tokens: int
 ) -> Sequence[FiredTrigger]:
     """Return the triggers that all live messages fire; if they fire none, no part of them does."""
-    policy = installation.policy(session.agent_wishes, session.wishes)
+    policy = session.policy(installation)
     return _limits(session, policy, installation, asked_tokens).fired(session.load)
 
 

@@ -5,7 +5,7 @@ from functools import partial
 
 from sqlalchemy import Connection, Integer, bindparam, func, select
 
-from turnfold.core.eviction.triggers import FiredTrigger, Trigger, idle_at_ms
+from turnfold.core.eviction.triggers import FiredTrigger, Trigger
 from turnfold.ports.ingest import Installation
 from turnfold.process.set_aside import SetAside
 from turnfold.store.database.engine import Database
@@ -70,9 +70,8 @@ def _evict_idle(
     ]
     journal = SessionJournal()
     for session in locked:
-        policy = installation.policy(session.agent_wishes, session.wishes)
         # The policy may have changed since the time was stored.
-        session.idle_at_ms = idle_at_ms(session.last_event_at_ms or 0, policy)
+        session.renew_idle_time(installation)
         if session.idle_at_ms is not None and session.idle_at_ms <= now_ms:
             # Once until somebody speaks again.
             session.idle_at_ms = None

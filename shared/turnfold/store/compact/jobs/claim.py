@@ -192,7 +192,7 @@ def claim_session(
     # The list of due sessions was read before the lock: another worker may have claimed this one.
     if any(row.is_leased(now_ms) for row in rows):
         return None
-    policy = installation.policy(session.agent_wishes, session.wishes)
+    policy = session.policy(installation)
     due = _due_now(connection, session, rows, policy, installation, now_ms, journal)
     if not due:
         return None

@@ -11,8 +11,6 @@ from functools import partial
 from sqlalchemy import Connection, delete
 from sqlalchemy.exc import IntegrityError
 
-from turnfold.core.eviction.triggers import idle_at_ms
-from turnfold.core.policy.presets import Policy
 from turnfold.errors import EventFault
 from turnfold.messages import MESSAGES_PER_EVENT, SessionKey, position_of
 from turnfold.ports.ingest import (
@@ -104,7 +102,9 @@ class BatchWriter:
         self._dead.extend(dead)
         evictions = 0
         if arrivals and (arrivals := self._admit(arrivals)):
-            policies = {key: self._policy(session) for key, session in self._sessions.items()}
+            policies = {
+                key: session.policy(self._installation) for key, session in self._sessions.items()
+            }
             self._insert([with_marks(arrival, policies[arrival.key]) for arrival in arrivals])
             evictions = self._update_sessions()
         self._journal.write(self._connection, ())
@@ -349,7 +349,7 @@ class BatchWriter:
         # If it was the newest, its old time would keep the session from becoming idle.
         if old_at_ms == session.last_event_at_ms:
             session.last_event_at_ms = newest_event_at_ms(connection, span.sid)
-            session.idle_at_ms = idle_at_ms(session.last_event_at_ms or 0, self._policy(session))
+            session.renew_idle_time(self._installation)
         self._moved.setdefault(arrival.key, set()).add(arrival.stream_seq)
 
     def _touch(self, session: SessionRow, call_ids: Iterable[str]) -> None:
@@ -369,9 +369,6 @@ class BatchWriter:
         self._limited |= rows.limited
         rows.insert_rest(self._connection)
 
-    def _policy(self, session: SessionRow) -> Policy:
-        return self._installation.policy(session.agent_wishes, session.wishes)
-
     def _count(
         self, new: Mapping[SessionKey, Sequence[DecodedEvent]]
     ) -> tuple[list[SessionRow], set[SessionKey]]:
@@ -384,7 +381,7 @@ class BatchWriter:
             session = self._sessions[key]
             if count_events(session, arrivals):
                 switched.add(key)
-            session.idle_at_ms = idle_at_ms(session.last_event_at_ms or 0, self._policy(session))
+            session.renew_idle_time(self._installation)
         changed = [
             session for key, session in self._sessions.items() if key in new or key in self._moved
         ]
