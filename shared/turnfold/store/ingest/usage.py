@@ -46,7 +46,7 @@ TEACHES_NONE: Final = ""
 They stay, because they show how large a call of the model may be.
 """
 
-_later = (
+_newest = (
     select(usage_reports)
     .where(
         usage_reports.c.agent_id == bindparam("agent_id"),
@@ -55,8 +55,11 @@ _later = (
     )
     .order_by(usage_reports.c.position.desc())
     .limit(bindparam("most", type_=Integer))
-    .subquery("later")
 )
+_REPORTED = Prepared(
+    _newest.with_only_columns(usage_reports.c.position), ("agent_id", "model", "most")
+)
+_later = _newest.subquery("later")
 _earlier, _before, _between, _first = (
     usage_reports.alias("earlier"),
     usage_reports.alias("before"),
@@ -125,17 +128,6 @@ _DIFFERENCES = Prepared(
     )
     .group_by(*_step.c)
     .order_by(_step.c.position.desc()),
-    ("agent_id", "model", "most"),
-)
-_REPORTED = Prepared(
-    select(usage_reports.c.position)
-    .where(
-        usage_reports.c.agent_id == bindparam("agent_id"),
-        usage_reports.c.model == bindparam("model"),
-        is_of_kept(usage_reports.c.sid),
-    )
-    .order_by(usage_reports.c.position.desc())
-    .limit(bindparam("most", type_=Integer)),
     ("agent_id", "model", "most"),
 )
 _COMPACTED = PreparedIn(
