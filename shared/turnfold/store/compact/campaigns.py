@@ -8,7 +8,6 @@ from typing import Any, get_args
 from sqlalchemy import (
     Connection,
     Integer,
-    String,
     bindparam,
     func,
     literal_column,
@@ -27,7 +26,7 @@ from turnfold.ports.inspection import CampaignRow
 from turnfold.store.compact.jobs.rows import number_of
 from turnfold.store.compact.rewriting import open_regeneration, stated_options, wanted_of
 from turnfold.store.database.engine import Database
-from turnfold.store.database.predicates import is_chosen
+from turnfold.store.database.predicates import is_chosen, is_open
 from turnfold.store.database.schema import campaigns, compactions, sessions
 from turnfold.store.database.session_rows import SessionJournal, lock_by_sid
 from turnfold.store.database.statements import Prepared, PreparedIn
@@ -36,10 +35,7 @@ _is_unfinished = campaigns.c.finished_at_ms.is_(None)
 OPEN = (JobStatus.PENDING, JobStatus.RUNNING)
 _open = (
     select(func.count())
-    .where(
-        compactions.c.campaign_id == campaigns.c.campaign_id,
-        compactions.c.status.in_([literal_column(f"'{status}'", String) for status in OPEN]),
-    )
+    .where(compactions.c.campaign_id == campaigns.c.campaign_id, is_open)
     .scalar_subquery()
 )
 # Others wait for sessions that are open. Any agent may have many of them.

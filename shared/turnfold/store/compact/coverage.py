@@ -16,7 +16,13 @@ from sqlalchemy import (
 )
 
 from turnfold.ports.compact import JobStatus
-from turnfold.store.database.predicates import has_status, is_chosen, is_uncovered, is_version
+from turnfold.store.database.predicates import (
+    has_status,
+    is_chosen,
+    is_uncovered,
+    is_version,
+    of_compactions,
+)
 from turnfold.store.database.schema import (
     compactions,
     coverage,
@@ -82,7 +88,7 @@ _EXTRACTIVE = Prepared(
     .order_by(_extractive.c.version.desc()),
     ("of_sid", "number"),
 )
-_evicting = (compactions.c.sid == _of_sid, compactions.c.messages_evicted > literal_column("0"))
+_evicting = (of_compactions, compactions.c.messages_evicted > literal_column("0"))
 _is_committed = has_status(JobStatus.COMMITTED)
 _RESTORED = PreparedIn(
     select(compactions.c.compaction_id).where(

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     bindparam,
     func,
@@ -40,7 +39,13 @@ from turnfold.store.compact.rewriting import (
 )
 from turnfold.store.database.engine import Database
 from turnfold.store.database.message_rows import EVICTED, message_of
-from turnfold.store.database.predicates import has_status, is_pending, is_version
+from turnfold.store.database.predicates import (
+    has_status,
+    in_range,
+    is_pending,
+    is_version,
+    of_compactions,
+)
 from turnfold.store.database.schema import (
     compactions,
     messages,
@@ -52,7 +57,6 @@ from turnfold.store.database.sequence_ranges import stretches
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key
 from turnfold.store.database.statements import Bulk, BulkInsert, Prepared
 
-_of_sid: ColumnElement[int] = bindparam("of_sid")
 _VERSION = Prepared(
     select(summaries.c.compaction_id, summaries.c.base_version).where(is_version),
     ("of_sid", "number"),
@@ -71,13 +75,13 @@ _EVICTION = Prepared(
                 "last_position",
             )
         )
-    ).where(compactions.c.sid == _of_sid, compactions.c.compaction_id == bindparam("by")),
+    ).where(of_compactions, compactions.c.compaction_id == bindparam("by")),
     ("of_sid", "by"),
 )
 _COMMITTED_LATER = Prepared(
     select(compactions.c.compaction_id)
     .where(
-        compactions.c.sid == _of_sid,
+        of_compactions,
         compactions.c.messages_evicted > literal_column("0"),
         has_status(JobStatus.COMMITTED),
         (compactions.c.version > bindparam("number"))
@@ -89,22 +93,16 @@ _COMMITTED_LATER = Prepared(
     .limit(literal_column("1")),
     ("of_sid", "number", "place"),
 )
-_between = (messages.c.sid == _of_sid) & messages.c.position.between(
-    bindparam("first"), bindparam("last")
-)
 _AMONG = [
     Prepared(
-        select(table.c.position, table.c.compaction_id).where(
-            table.c.sid == _of_sid,
-            table.c.position.between(bindparam("first"), bindparam("last")),
-        ),
+        select(table.c.position, table.c.compaction_id).where(in_range(table)),
         ("of_sid", "first", "last"),
     )
     for table in (messages, retracted_messages)
 ]
 _FREE = Bulk(
     update(messages)
-    .where(_between, messages.c.compaction_id == bindparam("by"))
+    .where(in_range(messages), messages.c.compaction_id == bindparam("by"))
     .values(compaction_id=null()),
     ("of_sid", "first", "last", "by"),
 )
@@ -112,7 +110,8 @@ _FREE = Bulk(
 _FREE_RETRACTED = Bulk(
     update(retracted_messages)
     .where(
-        retracted_messages.c.sid == _of_sid, retracted_messages.c.compaction_id == bindparam("by")
+        retracted_messages.c.sid == bindparam("of_sid"),
+        retracted_messages.c.compaction_id == bindparam("by"),
     )
     .values(compaction_id=null()),
     ("of_sid", "by"),
@@ -120,7 +119,7 @@ _FREE_RETRACTED = Bulk(
 _RESTORE = BulkInsert(restorations, ("sid", "compaction_id", "first_position", "last_position"))
 _PENDING = Prepared(
     select(func.coalesce(func.sum(compactions.c.messages_evicted), literal_column("0"))).where(
-        compactions.c.sid == _of_sid,
+        of_compactions,
         is_pending,
     ),
     ("of_sid",),

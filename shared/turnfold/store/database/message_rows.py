@@ -29,6 +29,7 @@ from turnfold.messages import (
     position_of,
 )
 from turnfold.ports.ingest import DecodedEvent
+from turnfold.store.database.predicates import in_range
 from turnfold.store.database.schema import messages
 from turnfold.store.database.statements import Prepared
 
@@ -61,14 +62,9 @@ FACTS = facts_of(messages)
 
 def _of_eviction(*more: ColumnElement[Any]) -> Prepared:
     # No index has the compaction of a message: the range of positions finds the rows.
-    is_in_range = messages.c.position.between(bindparam("first"), bindparam("last"))
     return Prepared(
         select(*FACTS, *more)
-        .where(
-            messages.c.sid == bindparam("of_sid"),
-            is_in_range,
-            messages.c.compaction_id == bindparam("by"),
-        )
+        .where(in_range(messages), messages.c.compaction_id == bindparam("by"))
         .order_by(messages.c.position),
         ("of_sid", "first", "last", "by"),
     )

@@ -5,7 +5,7 @@ shows what the index excludes. For the same reason `is_uncovered` is text: SQLit
 planner does not recognize `is_covered = 0`.
 """
 
-from sqlalchemy import ColumnElement, String, bindparam, literal_column, select, text
+from sqlalchemy import ColumnElement, FromClause, String, bindparam, literal_column, select, text
 
 from turnfold.ports.compact import JobStatus
 from turnfold.store.database.schema import PINNABLE, compactions, messages, sessions, summaries
@@ -43,6 +43,14 @@ is_pinnable = text(PINNABLE)
 of_compactions = compactions.c.sid == bindparam("of_sid")
 of_messages = messages.c.sid == bindparam("of_sid")
 is_version = (summaries.c.sid == bindparam("of_sid")) & (summaries.c.version == bindparam("number"))
+
+
+def in_range(table: FromClause) -> ColumnElement[bool]:
+    """Return the condition for the rows of a session from one position to another."""
+    is_between = table.c.position.between(bindparam("first"), bindparam("last"))
+    return (table.c.sid == bindparam("of_sid")) & is_between
+
+
 is_chosen = compactions.c.compaction_id.in_(bindparam("chosen", expanding=True))
 """The compaction is one of a list, as the parameter of a `PreparedIn`."""
 

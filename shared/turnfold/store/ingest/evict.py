@@ -27,14 +27,13 @@ from turnfold.errors import LostLease
 from turnfold.messages import CompactionId, Message, SessionKey
 from turnfold.ports.ingest import DecodedEvent, Installation
 from turnfold.store.database.message_rows import EVICTABLE, evictable_of
-from turnfold.store.database.predicates import is_live
+from turnfold.store.database.predicates import in_range, is_live
 from turnfold.store.database.schema import compactions, messages
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import Prepared, PreparedIn, bulk_update
 from turnfold.store.ingest.open_compactions import (
     MARK_EVICTED,
     CompactionOpener,
-    in_positions,
     subtract_evicted,
 )
 from turnfold.store.ingest.usage import Calibrator, calibration_cutoff
@@ -48,7 +47,7 @@ _LIVE = PreparedIn(
 _LEFT = Prepared(
     select(func.count())
     .select_from(messages)
-    .where(in_positions, messages.c.compaction_id == bindparam("by")),
+    .where(in_range(messages), messages.c.compaction_id == bindparam("by")),
     ("of_sid", "first", "last", "by"),
 )
 _CARRIED_OUT = bulk_update(

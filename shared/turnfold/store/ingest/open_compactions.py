@@ -16,7 +16,14 @@ from turnfold.observability.tracing import span
 from turnfold.ports.compact import JobStatus
 from turnfold.ports.ingest import DecodedEvent, Installation
 from turnfold.store.database import sequence_ranges as ranges
-from turnfold.store.database.predicates import has_status, is_live, is_planned, is_uncovered
+from turnfold.store.database.predicates import (
+    has_status,
+    in_range,
+    is_live,
+    is_planned,
+    is_uncovered,
+    of_compactions,
+)
 from turnfold.store.database.schema import compactions, messages
 from turnfold.store.database.session_rows import SessionJournal, SessionRow
 from turnfold.store.database.statements import (
@@ -27,9 +34,6 @@ from turnfold.store.database.statements import (
     PreparedPairs,
 )
 
-in_positions = (messages.c.sid == bindparam("of_sid")) & messages.c.position.between(
-    bindparam("first"), bindparam("last")
-)
 _pairs = PreparedPairs.pairs
 _TEXTS = PreparedPairs(
     select(messages.c.position, messages.c.body).where(
@@ -38,15 +42,11 @@ _TEXTS = PreparedPairs(
     (messages.c.sid.type, messages.c.position.type),
 )
 MARK_EVICTED = Bulk(
-    update(messages).where(in_positions, is_live).values(compaction_id=bindparam("by")),
+    update(messages).where(in_range(messages), is_live).values(compaction_id=bindparam("by")),
     ("by", "of_sid", "first", "last"),
 )
 _PLANNED = Prepared(
-    select(compactions.c.compaction_id).where(
-        compactions.c.sid == bindparam("of_sid"),
-        is_planned,
-    ),
-    ("of_sid",),
+    select(compactions.c.compaction_id).where(of_compactions, is_planned), ("of_sid",)
 )
 _waits = (
     is_uncovered,

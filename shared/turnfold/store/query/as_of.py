@@ -34,7 +34,7 @@ from turnfold.ports.query import (
     StatesThen,
 )
 from turnfold.store.database.message_rows import EVICTED, FACTS, facts_of, message_of
-from turnfold.store.database.predicates import is_live, of_messages
+from turnfold.store.database.predicates import in_range, is_live, of_compactions, of_messages
 from turnfold.store.database.schema import (
     compactions,
     coverage,
@@ -97,7 +97,7 @@ _EVICTIONS = Prepared(
         )
     )
     .where(
-        compactions.c.sid == bindparam("of_sid"),
+        of_compactions,
         compactions.c.evicted_at_ms.is_not(None),
     )
     .order_by(compactions.c.ordinal),
@@ -112,12 +112,7 @@ _RESTORED = Prepared(
     ("of_sid", "by"),
 )
 _AMONG = Prepared(
-    select(*FACTS)
-    .where(
-        messages.c.sid == bindparam("of_sid"),
-        messages.c.position.between(bindparam("first"), bindparam("last")),
-    )
-    .order_by(messages.c.position),
+    select(*FACTS).where(in_range(messages)).order_by(messages.c.position),
     ("of_sid", "first", "last"),
 )
 # Events may share a millisecond. Then the sequence of the retraction decides.

@@ -17,7 +17,7 @@ from turnfold.messages import Message
 from turnfold.ports.query import END_POSITION, SessionSnapshot, StoredSummary
 from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.message_rows import FACTS, message_of
-from turnfold.store.database.predicates import is_pinnable
+from turnfold.store.database.predicates import in_range, is_pinnable, of_messages
 from turnfold.store.database.schema import messages
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.query.message_cache import CachedSession
@@ -28,8 +28,7 @@ _position = attrgetter("position")
 _calls = (
     select(*FACTS)
     .where(
-        messages.c.sid == bindparam("of_sid"),
-        messages.c.position.between(bindparam("first"), bindparam("last")),
+        in_range(messages),
         messages.c.calls.is_not(None),
     )
     .order_by(messages.c.position.desc())
@@ -42,7 +41,7 @@ _EVICTED_CALLS = Prepared(
 _SYSTEM = Prepared(
     select(*FACTS)
     .where(
-        messages.c.sid == bindparam("of_sid"),
+        of_messages,
         messages.c.position <= bindparam("until"),
         is_pinnable,
     )

@@ -41,7 +41,13 @@ from turnfold.ports.inspection import (
 )
 from turnfold.store.compact.campaigns import newest_campaigns
 from turnfold.store.database.engine import Database
-from turnfold.store.database.predicates import ERASED_AGENT, is_live, is_of_kept, is_open
+from turnfold.store.database.predicates import (
+    ERASED_AGENT,
+    is_live,
+    is_of_kept,
+    is_open,
+    of_messages,
+)
 from turnfold.store.database.schema import (
     compactions,
     dead_letters,
@@ -87,9 +93,7 @@ _MARK = Prepared(
 )  # fmt: skip
 # No other column, so that texts stay unread, and prepared, because there may be 100,000 rows.
 _LIVE = Prepared(
-    select(messages.c.position)
-    .where(messages.c.sid == bindparam("of_sid"), is_live)
-    .order_by(messages.c.position),
+    select(messages.c.position).where(of_messages, is_live).order_by(messages.c.position),
     ("of_sid",),
 )
 _RETRACTED = Prepared(

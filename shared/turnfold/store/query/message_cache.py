@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, bindparam, literal_column, select
 from turnfold.messages import Message
 from turnfold.ports.query import SessionSnapshot, StoredSummary
 from turnfold.store.database.message_rows import FACTS, message_of
-from turnfold.store.database.predicates import is_live
+from turnfold.store.database.predicates import is_live, of_messages
 from turnfold.store.database.schema import messages
 from turnfold.store.database.statements import Prepared, SupportsStatements
 
@@ -99,11 +99,7 @@ class CachedSession:
 _POSITION = FACTS.index(messages.c.position)
 state_of_row = itemgetter(*(FACTS.index(column) for column in CHANGING_COLUMNS))
 
-_live = (
-    select(*CHANGING_COLUMNS)
-    .where(messages.c.sid == bindparam("of_sid"), is_live)
-    .order_by(messages.c.position)
-)
+_live = select(*CHANGING_COLUMNS).where(of_messages, is_live).order_by(messages.c.position)
 _LIVE = Prepared(_live, ("of_sid",))
 READ_AT_ONCE = 2_000
 """The most live messages that one statement reads: rows take three times what messages do."""

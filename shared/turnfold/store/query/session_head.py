@@ -24,7 +24,7 @@ from turnfold.ports.query import (
     StoredSummary,
     WindowSnapshot,
 )
-from turnfold.store.database.predicates import is_kept
+from turnfold.store.database.predicates import is_kept, is_version
 from turnfold.store.database.schema import (
     agents,
     dead_letters,
@@ -75,12 +75,7 @@ SUMMARY_COLUMNS = [
     summaries.c.created_at_ms,
     summaries.c.last_position,
 ]
-_SUMMARY = Prepared(
-    select(*SUMMARY_COLUMNS).where(
-        summaries.c.sid == bindparam("of_sid"), summaries.c.version == bindparam("number")
-    ),
-    ("of_sid", "number"),
-)
+_SUMMARY = Prepared(select(*SUMMARY_COLUMNS).where(is_version), ("of_sid", "number"))
 LOOKED_UP_AT_ONCE = 500
 """The most sessions of one statement that looks whether they are stored."""
 MOST_REFUSED = 10_000

@@ -25,7 +25,7 @@ from turnfold.ports.query import (
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import WouldBlock
 from turnfold.store.database.message_rows import EVICTED, message_of
-from turnfold.store.database.predicates import is_pending
+from turnfold.store.database.predicates import is_pending, of_compactions
 from turnfold.store.database.schema import (
     compactions,
     messages,
@@ -71,9 +71,7 @@ from turnfold.store.query.session_head import (
 # Open compactions of `on_summary`, regenerations and stand-ins have evicted nothing.
 _is_pending = is_pending & (compactions.c.messages_evicted > literal_column("0"))
 _PENDING = Prepared(
-    PENDING_EVICTIONS.where(compactions.c.sid == bindparam("of_sid"), _is_pending).order_by(
-        compactions.c.ordinal
-    ),
+    PENDING_EVICTIONS.where(of_compactions, _is_pending).order_by(compactions.c.ordinal),
     ("of_sid",),
 )
 

@@ -15,6 +15,7 @@ from turnfold.store.compact.coverage import RewriteScope, covered_by, rewrite_sc
 from turnfold.store.compact.jobs.rows import compaction_ids, within_limits
 from turnfold.store.database.message_rows import EVICTED_TEXTS, FACTS, message_of
 from turnfold.store.database.predicates import (
+    in_range,
     is_chosen,
     is_covered,
     is_kept,
@@ -37,11 +38,7 @@ _RANGES = PreparedIn(
 
 _STILL_LIVE = Prepared(
     select(*FACTS, messages.c.body)
-    .where(
-        of_messages,
-        messages.c.position.between(bindparam("first"), bindparam("last")),
-        is_live,
-    )
+    .where(in_range(messages), is_live)
     .order_by(messages.c.position),
     ("of_sid", "first", "last"),
 )

@@ -14,7 +14,6 @@ from sqlalchemy import (
     Connection,
     Select,
     Table,
-    bindparam,
     delete,
     func,
     select,
@@ -27,6 +26,7 @@ from turnfold.core.shapes.packing import unpack
 from turnfold.messages import MESSAGES_PER_EVENT, ROLES, Role, position_of
 from turnfold.ports.ingest import DeadLetter, DecodedEvent
 from turnfold.store.database.message_rows import storable_key
+from turnfold.store.database.predicates import in_range
 from turnfold.store.database.schema import (
     compactions,
     events,
@@ -90,10 +90,7 @@ def first_of_each(
 
 def _bodies(table: Table) -> Select[*tuple[Any, ...]]:
     names = ("position", "body", "is_error", "original", "element")
-    return select(*(table.c[name] for name in names)).where(
-        table.c.sid == bindparam("of_sid"),
-        table.c.position.between(bindparam("first"), bindparam("last")),
-    )
+    return select(*(table.c[name] for name in names)).where(in_range(table))
 
 
 # Retracted messages, too: a copy of an event that was retracted is still a copy.
