@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from sqlalchemy import Connection, bindparam, delete, func, select, text
+from sqlalchemy import Connection, bindparam, delete, func, literal_column, select, text
 
 from turnfold.store.database.schema import ingested_ranges
-from turnfold.store.database.statements import Bulk, BulkInsert, Prepared
+from turnfold.store.database.statements import Bulk, BulkInsert, Prepared, SupportsStatements
 
 Range = tuple[int, int]
 
@@ -21,6 +21,15 @@ _REMOVE = Bulk(
     delete(ingested_ranges).where(ingested_ranges.c.first_seq == bindparam("first")), ("first",)
 )
 _INSERT = BulkInsert(ingested_ranges, ("first_seq", "last_seq"))
+# Ranges do not touch, so the one that begins at 1 ends before the first gap.
+_first_range = (
+    select(ingested_ranges.c.last_seq)
+    .where(ingested_ranges.c.first_seq == literal_column("1"))
+    .scalar_subquery()
+)
+INGESTED_TO = func.coalesce(_first_range, literal_column("0"))
+"""The sequence up to which every event is ingested, as a column."""
+_WHOLE_TO = Prepared(select(INGESTED_TO), ())
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
@@ -69,16 +78,9 @@ def add(connection: Connection, ranges: Iterable[Range]) -> None:
     _INSERT.run(connection, after)
 
 
-def whole_to(connection: Connection) -> int:
+def whole_to(connection: SupportsStatements) -> int:
     """Return the sequence up to which every event is ingested."""
-    # Ranges do not touch, so the one that begins at 1 ends before the first gap.
-    return int(
-        connection.execute(
-            select(func.coalesce(func.max(ingested_ranges.c.last_seq), 0)).where(
-                ingested_ranges.c.first_seq == 1
-            )
-        ).scalar_one()
-    )
+    return int(_WHOLE_TO.rows(connection)[0][0])
 
 
 def gaps(connection: Connection, up_to: int) -> Sequence[Range]:

@@ -28,19 +28,12 @@ from turnfold.store.database.predicates import is_kept, is_version
 from turnfold.store.database.schema import (
     agents,
     dead_letters,
-    ingested_ranges,
     sessions,
     summaries,
 )
+from turnfold.store.database.sequence_ranges import INGESTED_TO
 from turnfold.store.database.statements import Prepared, SupportsStatements
 
-# Ranges that touch are joined, so the one that begins at 1 ends before the first gap.
-_INGESTED_TO = (
-    select(ingested_ranges.c.last_seq)
-    .where(ingested_ranges.c.first_seq == literal_column("1"))
-    .scalar_subquery()
-)
-REACHED = Prepared(select(func.coalesce(_INGESTED_TO, literal_column("0"))), ())
 _ONE = select(literal_column("1").label("one")).subquery("one")
 # In the order of `SessionSnapshot`, after its overrides: a row fills the fields by position.
 _SESSION_COLUMNS = [
@@ -97,7 +90,7 @@ _REFUSED = (
 )
 _HEAD = Prepared(
     select(
-        func.coalesce(_INGESTED_TO, literal_column("0")),
+        INGESTED_TO,
         _REFUSED,
         sessions.c.sid,
         sessions.c.preset,

@@ -31,6 +31,7 @@ from turnfold.store.database.schema import (
     messages,
     retracted_messages,
 )
+from turnfold.store.database.sequence_ranges import whole_to
 from turnfold.store.database.statements import (
     PLACES,
     Prepared,
@@ -62,7 +63,6 @@ from turnfold.store.query.message_cache import (
 )
 from turnfold.store.query.originals import originals_at
 from turnfold.store.query.session_head import (
-    REACHED,
     missing_sessions,
     read_head,
     read_summary,
@@ -111,9 +111,7 @@ class SqlWindowStore:
         Raises:
             Unavailable: the database cannot be read now.
         """
-        return await self._database.read_small(
-            lambda connection: int(REACHED.rows(connection)[0][0])
-        )
+        return await self._database.read_small(whole_to)
 
     async def erased_sessions(self, numbers: Collection[int]) -> set[int]:
         """Return those of these session numbers that are not stored; none is ever used again.
