@@ -236,8 +236,7 @@ def add_message_rows(
         arrival.is_error,
     )
     position = position_of(arrival.stream_seq, 0)
-    first = position
-    pairs: dict[int, _Pair] = {}
+    pairs: Mapping[int, _Pair] | None = None
     for (
         role, tokens, content_tokens, reasoning_tokens, characters, lines, priority, is_meta,
         is_irregular, calls, cuts, tool_call_id, digest, original, body, gist, element, is_error,
@@ -249,9 +248,9 @@ def add_message_rows(
             call_json, answered_id, cuts_json, gist_json, place = _optional_columns(
                 calls, tool_call_id, cuts, gist, element
             )
-            answers_position, answers_slot, is_copy = (
-                _pair_of(position, pairs, arrival, first) if tool_call_id else _WAITS
-            )
+            if pairs is None:
+                pairs = _pairs_within(arrival)
+            answers_position, answers_slot, is_copy = pairs.get(position, _WAITS)
             others.append(
                 (
                     sid, position, event_id, role, tokens, content_tokens, reasoning_tokens,
@@ -271,16 +270,9 @@ def add_message_rows(
         position += 1
 
 
-def _pair_of(position: int, pairs: dict[int, _Pair], arrival: DecodedEvent, first: int) -> _Pair:
-    """Return the columns of the pair of a result; the first call fills `pairs`."""
-    if not pairs:
-        pairs.update(_pairs_within(arrival, first))
-        pairs[position] = pairs.get(position, _WAITS)
-    return pairs.get(position, _WAITS)
-
-
-def _pairs_within(arrival: DecodedEvent, first: int) -> Mapping[int, _Pair]:
+def _pairs_within(arrival: DecodedEvent) -> Mapping[int, _Pair]:
     """Return the columns of pairs by position, of the results that answer calls of the event."""
+    first = position_of(arrival.stream_seq, 0)
     calls: dict[str, list[CallPosition]] = {}
     for position, message in enumerate(arrival.messages, first):
         for call in message.calls:
@@ -296,7 +288,7 @@ def _pairs_within(arrival: DecodedEvent, first: int) -> Mapping[int, _Pair]:
     return {position: _pair_columns(pair) for position, pair in pairs.items()}
 
 
-def _pair_columns(pair: MatchedResult) -> tuple[int | None, int | None, bool]:
+def _pair_columns(pair: MatchedResult) -> _Pair:
     answers, is_copy, _ = pair
     return (None, None, is_copy) if answers is None else (answers.position, answers.slot, is_copy)
 
