@@ -24,6 +24,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from turnfold.cache import LRUCache
 from turnfold.core.text.search import Term
 from turnfold.core.text.word_segments import PostingList, SegmentHeader, posting_lists, read_header
+from turnfold.messages import MOST_INT64
 from turnfold.store.database.schema import word_index, word_index_segments
 from turnfold.store.database.statements import Prepared, PreparedPairs, SupportsStatements
 
@@ -175,22 +176,9 @@ def find_terms(
     sid: int,
     segments: Sequence[StoredSegment],
     terms: Collection[Term],
-) -> Mapping[Term, set[int]]:
-    """Return the positions of the messages with each term."""
-    positions: dict[Term, set[int]] = {term: set() for term in terms}
-    for term, stored, postings in _postings(connection, sid, segments, terms):
-        positions[term].update(_positions(stored, postings.ordinals()))
-    return positions
-
-
-def newest_of_terms(  # the same as `find_terms`, and a limit
-    connection: SupportsStatements,
-    sid: int,
-    segments: Sequence[StoredSegment],
-    terms: Collection[Term],
     *,
-    until: int,
-    newest: int,
+    until: int = MOST_INT64,
+    newest: int = MOST_INT64,
 ) -> Mapping[Term, set[int]]:
     """Return positions before `until` of each term, so many of the newest ones at least."""
     positions: dict[Term, set[int]] = {term: set() for term in terms}
@@ -200,7 +188,7 @@ def newest_of_terms(  # the same as `find_terms`, and a limit
     return positions
 
 
-def rare_terms(  # the same as `find_terms`, and a limit
+def rare_terms(  # those of `find_terms`, with another limit
     connection: SupportsStatements,
     sid: int,
     segments: Sequence[StoredSegment],

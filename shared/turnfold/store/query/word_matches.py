@@ -38,7 +38,7 @@ from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.database.word_segments import (
     Headers,
     SessionIndex,
-    newest_of_terms,
+    find_terms,
     rare_terms,
     read_index,
 )
@@ -161,7 +161,7 @@ class WordMatches:
             return [self._rows(self._written(lookup), number) for lookup in lookups]
         segments, has_rows = self._segments
         terms = {term for lookup in lookups for term in lookup}
-        held = newest_of_terms(
+        held = find_terms(
             self._connection, self._sid, segments, terms, until=self.until, newest=number
         )
         matches = []
