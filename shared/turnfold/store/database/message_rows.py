@@ -6,7 +6,16 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Table, bindparam, case, func, literal_column, select
+from sqlalchemy import (
+    ColumnElement,
+    FromClause,
+    Table,
+    bindparam,
+    case,
+    func,
+    literal_column,
+    select,
+)
 
 from turnfold.core.history.gist import SHORT_CHARACTERS
 from turnfold.core.history.pairing import (
@@ -54,6 +63,14 @@ def facts_of(table: Table) -> list[ColumnElement[Any]]:
     )
     short_body = case((is_short, table.c.body)).label("short_body")
     return [*(table.c[name] for name in _FACT_NAMES), short_body]
+
+
+def estimated_length(table: FromClause) -> ColumnElement[int]:
+    """Return about the length of a message, from columns that stand before its text.
+
+    SQLite counts the characters of a text by reading all of it.
+    """
+    return table.c.characters + literal_column("4") * table.c.tokens
 
 
 FACTS = facts_of(messages)

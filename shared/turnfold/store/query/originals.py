@@ -27,6 +27,7 @@ from turnfold.ports.query import (
     OriginalMessage,
 )
 from turnfold.store.database.inline_reader import INLINE_CHARACTERS, WouldBlock, fetch_small
+from turnfold.store.database.message_rows import estimated_length
 from turnfold.store.database.schema import (
     compactions,
     messages,
@@ -122,12 +123,9 @@ def _pages(source: FromClause, originals: Select[*tuple[Any, ...]]) -> list[tupl
         place < bindparam("before"),
     )
     most = bindparam("most", type_=BigInteger)
-    # About the length, from columns that stand before the text: SQLite counts the characters of a
-    # text by reading all of it.
-    estimate = source.c.characters + literal_column("4") * source.c.tokens
     sizes = [
         select(place, size, source.c.event_id, carried_length(source.c.event_id))
-        for size in (estimate, length_of(source))
+        for size in (estimated_length(source), length_of(source))
     ]
     statements = (*sizes, originals)
     return [

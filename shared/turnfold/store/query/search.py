@@ -35,6 +35,7 @@ from turnfold.ports.query import (
 from turnfold.ports.search import Candidates, Scope
 from turnfold.store.compact.coverage import covered_compactions
 from turnfold.store.database.engine import Database
+from turnfold.store.database.message_rows import estimated_length
 from turnfold.store.database.predicates import is_live
 from turnfold.store.database.schema import compactions, messages, sessions, word_index
 from turnfold.store.database.word_segments import find_terms, read_index
@@ -69,14 +70,13 @@ class SqlSearchStore:
             sid, first = session_row(connection, key, sessions.c.sid, sessions.c.unindexed_from)
             if first is None:
                 return []
-            size = messages.c.characters + 4 * messages.c.tokens
             behind = (
                 (messages.c.sid == sid)
                 & (messages.c.position >= first)
                 & (messages.c.position > after_position)
             )
             places = (
-                select(messages.c.position, size)
+                select(messages.c.position, estimated_length(messages))
                 .where(behind)
                 .order_by(messages.c.position)
                 .limit(PAGE_MESSAGES)
@@ -147,9 +147,7 @@ def _ends(
             messages, and_(messages.c.sid == sid, messages.c.position == looked.c.position)
         )
         chosen = _scoped(
-            select(messages.c.position, messages.c.characters + 4 * messages.c.tokens).select_from(
-                joined
-            ),
+            select(messages.c.position, estimated_length(messages)).select_from(joined),
             sid,
             scope,
         )

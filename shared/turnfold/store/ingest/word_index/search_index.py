@@ -31,6 +31,7 @@ from turnfold.core.text.tokens import Count
 from turnfold.core.text.words import terms
 from turnfold.process.set_aside import SetAside
 from turnfold.store.database.engine import Database
+from turnfold.store.database.message_rows import estimated_length
 from turnfold.store.database.schema import marked_lines, messages, sessions, word_index
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn, bulk_update
 from turnfold.store.database.word_segments import late_segments
@@ -144,7 +145,7 @@ class _Unindexed:
         self._bodies = Prepared(
             places.add_columns(messages.c.body).where(*between), ("of_sid", "first", "last", *more)
         )
-        sized = places.add_columns(messages.c.characters + literal_column("4") * messages.c.tokens)
+        sized = places.add_columns(estimated_length(messages))
         self._sizes = Prepared(
             sized.limit(bindparam("most", type_=Integer)), ("of_sid", "first", "most", *more)
         )
