@@ -7,8 +7,8 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 from turnfold.core.summary.sources import ChunkSummary
 from turnfold.errors import LostLease
 from turnfold.messages import AgentId
-from turnfold.ports.compact import Job, JobProgress, JobStatus
-from turnfold.store.compact.jobs.rows import compaction_ids
+from turnfold.ports.compact import Job, JobProgress
+from turnfold.store.compact.jobs.rows import compaction_ids, is_held
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.predicates import is_chosen, is_of_kept, is_open
 from turnfold.store.database.schema import chunk_summaries, compactions, summary_token_usage
@@ -84,9 +84,7 @@ class SqlModelCallStore:
             # A claim by another worker waits for this lock, or comes first.
             session = lock_by_sid(connection, [job.sid])
             ours = select(compactions.c.compaction_id).where(
-                compactions.c.compaction_id == ids[0],
-                compactions.c.status == JobStatus.RUNNING,
-                compactions.c.fence == job.fence,
+                compactions.c.compaction_id == ids[0], is_held(job)
             )
             if not session or connection.execute(ours).first() is None:
                 raise LostLease(job.compaction_ids[-1])

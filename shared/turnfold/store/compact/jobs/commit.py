@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, literal_column, select, update
@@ -26,7 +25,7 @@ from turnfold.store.compact.rewriting import (
 from turnfold.store.database.predicates import is_chosen, is_version, of_messages
 from turnfold.store.database.schema import compactions, messages, summaries
 from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid
-from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn, bulk_update
+from turnfold.store.database.statements import Prepared, PreparedIn, bulk_update
 from turnfold.store.ingest.evict import mark_evicted
 
 _ADDED = PreparedIn(
@@ -78,17 +77,6 @@ _FINISH = bulk_update(
 )
 
 _COVER = bulk_update(compactions, where=("compaction_id",), values=("is_covered",))
-
-_SUMMARY = (
-    "sid", "version", "base_version", "compaction_id", "kind", "style", "model", "prompt_version",
-    "text", "sections", "ledger", "tokens", "text_tokens", "cuts", "depth", "prompt_tokens",
-    "completion_tokens", "cost", "created_at_ms", "first_position", "last_position", "covers_first",
-    "covers_last", "messages_covered",
-)  # fmt: skip
-
-_ADD_SUMMARY = BulkInsert(summaries, _SUMMARY)
-
-_summary_values = itemgetter(*_SUMMARY)
 
 
 def commit_version(
@@ -361,7 +349,7 @@ def _add_summary(
         "created_at_ms": now_ms,
         **_covered_span(connection, job.sid, base_version, added),
     }
-    _ADD_SUMMARY.run(connection, [_summary_values(row)])
+    connection.execute(summaries.insert(), row)
     ADD.run(connection, [(job.sid, number, compaction_id) for compaction_id in added])
 
 
