@@ -197,6 +197,8 @@ def timeline_state(
                         return _state(connection, sid, past, _Place(at_ms, until, seq))
             raise BadRequest("as_of: this session has no message of that id")
         case AtTime(at_ms=at_ms):
+            # A number beyond 64 bits would fail in the driver.
+            at_ms = max(-LATEST_MS, min(at_ms, LATEST_MS))
             until = _newest_by(connection, sid, at_ms)
             return _state(connection, sid, past, _Place(at_ms, until))
 
@@ -218,9 +220,7 @@ def _state(
     in_force: int | None = None,
 ) -> StateAsOf:
     """Return the state at a place, with the messages that were retracted since."""
-    # A number beyond 64 bits would fail in the driver.
-    at_ms = max(-LATEST_MS, min(place.at_ms, LATEST_MS))
-    rows = _RETRACTED_LATER.rows(connection, sid, at_ms, place.seq, place.until)
+    rows = _RETRACTED_LATER.rows(connection, sid, place.at_ms, place.seq, place.until)
     retracted = tuple([message_of(row) for row in rows])
     left_with = Counter([message.compaction_id for message in retracted])
     state = state_as_of(place.at_ms, place.until, past, in_force=in_force)
@@ -365,8 +365,6 @@ def _messages_of(
 
 def _newest_by(connection: SupportsStatements, sid: int, at_ms: int) -> int:
     """Return the position of the newest message at or before a time; 0 if there is none."""
-    # A number beyond 64 bits would fail in the driver.
-    at_ms = max(-LATEST_MS, min(at_ms, LATEST_MS))
     return max(
         [
             int(position)
