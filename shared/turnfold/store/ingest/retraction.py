@@ -27,6 +27,7 @@ from turnfold.contracts.subjects import id_fault
 from turnfold.core.history.audit_chain import LOCAL, WORKER
 from turnfold.messages import MESSAGES_PER_EVENT, position_of, split_message_id
 from turnfold.ports.ingest import DecodedEvent, Installation
+from turnfold.ports.query import END_POSITION, END_SEQ
 from turnfold.store.database.schema import (
     messages,
     retracted_messages,
@@ -133,7 +134,7 @@ class Retractor:
         reports_from = 0
         # The pairs of these calls were left for this moment.
         self._apply_one(session, StoredRetraction(0, at_ms, Retraction(), WORKER), call_ids)
-        since = min(stored_seqs, default=1 << 62)
+        since = min(stored_seqs, default=END_SEQ)
         stored = _SINCE.rows(self._connection, session.sid, since)
         self._named.clear()
         later = _Later(set(), set()) if len(stored) > AT_ONCE_EACH else None
@@ -371,4 +372,4 @@ class _Positions(NamedTuple):
         return is_within if self.places is None else is_within & column.in_(self.places)
 
 
-_EVERYWHERE = _Positions(0, 1 << 62)
+_EVERYWHERE = _Positions(0, END_POSITION)

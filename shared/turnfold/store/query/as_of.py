@@ -29,10 +29,7 @@ from turnfold.messages import (
     State,
     position_of,
 )
-from turnfold.ports.query import (
-    PendingEviction,
-    StatesThen,
-)
+from turnfold.ports.query import END_SEQ, PendingEviction, StatesThen
 from turnfold.store.database.message_rows import EVICTED, FACTS, facts_of, message_of
 from turnfold.store.database.predicates import in_range, is_live, of_compactions, of_messages
 from turnfold.store.database.schema import (
@@ -208,7 +205,7 @@ class _Place(NamedTuple):
 
     at_ms: int
     until: int
-    seq: int = LATEST_MS
+    seq: int = END_SEQ
 
 
 def _state(

@@ -25,6 +25,7 @@ from turnfold.core.policy.meta import without_mark
 from turnfold.core.shapes.packing import unpack
 from turnfold.messages import MESSAGES_PER_EVENT, ROLES, Role, position_of
 from turnfold.ports.ingest import DeadLetter, DecodedEvent
+from turnfold.ports.query import END_POSITION, END_SEQ
 from turnfold.store.database.message_rows import storable_key
 from turnfold.store.database.predicates import in_range
 from turnfold.store.database.schema import (
@@ -187,7 +188,7 @@ def _decode(text: str) -> Any:
 
 
 def newest_event_at_ms(
-    connection: Connection, sid: int, *, first: int = 0, last: int = 2**62
+    connection: Connection, sid: int, *, first: int = 0, last: int = END_POSITION
 ) -> int | None:
     """Return when the newest event between two positions was published, or None if unknown.
 
@@ -215,7 +216,7 @@ def newest_model(connection: Connection, sid: int) -> tuple[str | None, int]:
         .order_by(events.c.stream_seq.desc())
         .limit(_EVENTS_AT_ONCE)
     )
-    before = 1 << 62
+    before = END_SEQ
     while found := connection.execute(rows.where(events.c.stream_seq < before)).all():
         for before, envelope in found:
             if isinstance(model := json.loads(envelope).get("model"), str) and model:
