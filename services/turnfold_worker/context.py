@@ -1,16 +1,13 @@
 """The parts that the loops and the request handlers of a worker share."""
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from turnfold.core.text.tokens import Count
 from turnfold.model_info.context_windows import ModelWindows, installed_windows
 from turnfold.models import ChildSummarizer
 from turnfold.nats_client.connection import NatsClient
 from turnfold.operations.compact.attempt import SummaryConfig
-from turnfold.operations.ingest.decode import DecodedBatch, Delivery, decode_batch
 from turnfold.operations.policy import policy_resolver
 from turnfold.ports.ingest import Installation
 from turnfold.process.ready import ProcessAnnouncer
@@ -20,8 +17,7 @@ from turnfold.store.database.engine import Database
 from turnfold_worker.health import WorkerHealth
 from turnfold_worker.metrics import WorkerMetrics
 from turnfold_worker.receiver import Receiver
-
-Decode = Callable[[Sequence[Delivery]], DecodedBatch]
+from turnfold_worker.receiver.child import Decode, decoder
 
 
 def now_ms() -> int:
@@ -85,12 +81,7 @@ def make_context(
             allowance=settings.allowance,
         ),
         summary_config=_summary_config(settings, windows),
-        decode=partial(
-            decode_batch,
-            count=count,
-            limits=settings.event_limits,
-            image_tokens=settings.policy.image_tokens,
-        ),
+        decode=decoder(settings, count),
     )
 
 

@@ -15,6 +15,7 @@ from turnfold.bus.connection import connect
 from turnfold.bus.pull import PullConsumer
 from turnfold.bus.repeated import acknowledgement_tokens
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM, replayed_seq
+from turnfold.core.text.tokens import Count
 from turnfold.errors import StartError
 from turnfold.model_info.tokenizer import load_counter
 from turnfold.observability.tracing import extract_traceparent
@@ -48,6 +49,16 @@ RETRY_SECONDS = 1.0
 Decode = Callable[[Sequence[Delivery]], DecodedBatch]
 
 
+def decoder(settings: Settings, count: Count) -> Decode:
+    """Return the function that decodes deliveries as an installation is configured."""
+    return partial(
+        decode_batch,
+        count=count,
+        limits=settings.event_limits,
+        image_tokens=settings.policy.image_tokens,
+    )
+
+
 def main(settings: Settings) -> int:
     """Receive for the worker at the other end of standard input, and return the exit status.
 
@@ -59,12 +70,7 @@ def main(settings: Settings) -> int:
 
 async def _run(settings: Settings) -> None:
     reader, writer = await open_stream(parent_socket())
-    decode = partial(
-        decode_batch,
-        count=load_counter(),
-        limits=settings.event_limits,
-        image_tokens=settings.policy.image_tokens,
-    )
+    decode = decoder(settings, load_counter())
     tune_interpreter(has_batches=True)
     await ReceiverChild(reader, writer, decode, settings).run()
 
