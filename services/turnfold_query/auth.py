@@ -3,7 +3,6 @@
 A request is rejected before any lookup if its token does not reach the agent in its path.
 """
 
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from urllib.parse import unquote_to_bytes
@@ -21,6 +20,7 @@ from turnfold.access.bearers import (
 from turnfold.access.own_site import HEALTH_PATHS
 from turnfold.access.refusals import refusal
 from turnfold.errors import NotAllowed
+from turnfold.process.clock import now_ms
 
 LISTED = frozenset(
     {
@@ -88,8 +88,8 @@ async def actor_headers(
     name = request_grant(scope).name
     if name is None:
         return {}
-    now_ms, secret = time.time_ns() // 1_000_000, await read_secret()
-    signed = signed_actor(secret, f"token:{name}", subject=subject, body=body, now_ms=now_ms)
+    secret = await read_secret()
+    signed = signed_actor(secret, f"token:{name}", subject=subject, body=body, now_ms=now_ms())
     return {ACTOR_HEADER: signed}
 
 

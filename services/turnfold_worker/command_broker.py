@@ -12,6 +12,7 @@ from turnfold.bus.connection import broker_options
 from turnfold.bus.events import BusEvents
 from turnfold.bus.stream_state import last_sequence
 from turnfold.contracts.erasures import ErasedSessions
+from turnfold.process.clock import now_ms
 from turnfold.process.request_limits import ConcurrencyLimiter
 from turnfold.store.compact.campaigns import SqlCampaignStore
 from turnfold.store.compact.requests import SqlSessionCommands
@@ -21,7 +22,7 @@ from turnfold.store.query.dead_letters import SqlDeadLetterStore
 from turnfold.store.query.history import SqlHistoryStore
 from turnfold_worker.actors import Actors, watched
 from turnfold_worker.commands import Commands
-from turnfold_worker.context import WorkerContext, now_ms
+from turnfold_worker.context import WorkerContext
 from turnfold_worker.handlers import CommandServer
 
 

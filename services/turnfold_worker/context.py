@@ -1,6 +1,5 @@
 """The parts that the loops and the request handlers of a worker share."""
 
-import time
 from dataclasses import dataclass, field
 
 from turnfold.core.text.tokens import Count
@@ -18,11 +17,6 @@ from turnfold_worker.health import WorkerHealth
 from turnfold_worker.metrics import WorkerMetrics
 from turnfold_worker.receiver import Receiver
 from turnfold_worker.receiver.child import Decode, decoder
-
-
-def now_ms() -> int:
-    """Return the time (ms since 1970) for leases, attempts and audit rows."""
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

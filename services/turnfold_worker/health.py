@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from starlette.routing import Route
 
 from turnfold.bus.stream_state import lag
 from turnfold.errors import Unavailable
+from turnfold.process.clock import now_ms
 from turnfold.store.database.statistics import SqlStatistics
 from turnfold_worker.loops.write_probe import WriteProbe
 from turnfold_worker.metrics import WorkerMetrics
@@ -51,7 +51,7 @@ class WorkerHealth:
             return [self.waits_for], {}
         client, receiver, probe = self.parts.client, self.parts.receiver, self.parts.probe
         missing = [] if client.is_connected else ["the bus is not connected"]
-        behind = await _in_time(lag(client, now_ms=_now_ms()))
+        behind = await _in_time(lag(client, now_ms=now_ms()))
         # Without a connection, one reason is enough.
         if client.is_connected and behind is None:
             missing.append("the stream does not answer, or its consumer is gone")
@@ -72,11 +72,10 @@ class WorkerHealth:
         """Update the gauges from the bus and the database; one without a reply keeps its value."""
         if self.parts is None:
             return
-        now_ms = _now_ms()
         (missing, _), behind, depths = await asyncio.gather(
             self.readiness(),
-            _in_time(lag(self.parts.client, now_ms=now_ms)),
-            _in_time(self.parts.statistics.waiting(now_ms=now_ms)),
+            _in_time(lag(self.parts.client, now_ms=now_ms())),
+            _in_time(self.parts.statistics.waiting(now_ms=now_ms())),
         )
         metrics.ready(is_ready=not missing)
         if behind is not None:
@@ -124,7 +123,3 @@ def make_http(health: WorkerHealth, metrics: WorkerMetrics) -> Starlette:
 
 def _json(value: Mapping[str, Any], status: int = 200) -> Response:
     return Response(json.dumps(value), status, media_type="application/json")
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

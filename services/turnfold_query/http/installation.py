@@ -1,6 +1,5 @@
 """Routes that list agents, campaigns and what summaries took."""
 
-import time
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
@@ -12,6 +11,7 @@ from turnfold.contracts.answers.installation import (
 )
 from turnfold.contracts.event_models import Id
 from turnfold.operations.query import installation
+from turnfold.process.clock import now_ms
 from turnfold_query.http.description import EVERYWHERE, described
 from turnfold_query.http.inspector import AgentQuery, Inspector, Limit, agents_among
 
@@ -44,9 +44,7 @@ def add_installation(app: FastAPI, inspector: Inspector) -> None:
             int, Query(ge=1, le=366, description="How many days, the newest is today.")
         ] = 30,
     ) -> Response:
-        counting = inspector.costs(
-            agents_among(http, agent_id), days=days, now_ms=int(time.time() * 1000)
-        )
+        counting = inspector.costs(agents_among(http, agent_id), days=days, now_ms=now_ms())
         return await inspector.reply(http, counting)
 
     @app.get(

@@ -8,8 +8,9 @@ from turnfold.bus.hints import PendingHints
 from turnfold.contracts.hints import read_hint
 from turnfold.contracts.subjects import ASKED, WORKER_QUEUE
 from turnfold.nats_client.connection import NatsClient
+from turnfold.process.clock import now_ms
 from turnfold.store.ingest.budgets import SqlBudgetStore
-from turnfold_worker.context import WorkerContext, now_ms
+from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.polling import YIELD_POLL_SECONDS, BusyDeferral, PollingLoop
 from turnfold_worker.loops.wakeups import Wakeups
 

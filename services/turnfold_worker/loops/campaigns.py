@@ -1,7 +1,8 @@
 """Campaigns: regenerate the summaries of many sessions, a few at a time."""
 
 from turnfold.ports.admin import CampaignStore
-from turnfold_worker.context import WorkerContext, now_ms
+from turnfold.process.clock import now_ms
+from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.polling import PollingLoop
 from turnfold_worker.loops.wakeups import Wakeups
 

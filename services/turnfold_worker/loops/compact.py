@@ -20,8 +20,9 @@ from turnfold.operations.compact.compact import (
     compact,
 )
 from turnfold.ports.compact import Job, JobStore
+from turnfold.process.clock import now_ms
 from turnfold.process.tasks import cancel_and_wait
-from turnfold_worker.context import WorkerContext, now_ms
+from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.polling import YIELD_POLL_SECONDS, BusyDeferral, PollingLoop
 from turnfold_worker.loops.wakeups import Wakeups
 

@@ -10,8 +10,9 @@ from turnfold.bus.removal import EventRemoval
 from turnfold.contracts.erasures import ErasedSessions, write_erasure
 from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.errors import Unavailable
+from turnfold.process.clock import now_ms
 from turnfold.store.ingest.erase import SqlErasureStore
-from turnfold_worker.context import WorkerContext, now_ms
+from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.known import known_to_ms
 from turnfold_worker.loops.polling import PollingLoop
 

@@ -1,7 +1,8 @@
 """Eviction from sessions that have become idle."""
 
+from turnfold.process.clock import now_ms
 from turnfold.store.ingest.idle import SqlIdleStore
-from turnfold_worker.context import WorkerContext, now_ms
+from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.known import known_to_ms
 from turnfold_worker.loops.polling import PollingLoop
 from turnfold_worker.loops.wakeups import Wakeups

@@ -1,7 +1,6 @@
 """Single events of the event stream: publish one again, or read one by its sequence."""
 
 import base64
-import time
 from collections.abc import Awaitable, Callable
 from secrets import token_bytes
 
@@ -24,6 +23,7 @@ from turnfold.messages import SessionKey
 from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
 from turnfold.nats_client.connection import NatsClient
 from turnfold.ports.admin import NewestEvents
+from turnfold.process.clock import now_ms
 
 PUBLISH_SECONDS = 5.0
 
@@ -91,9 +91,9 @@ class BusEvents:
             "Nats-Expected-Last-Subject-Sequence": str(newest_seq),
         }
         if actor != LOCAL:
-            secret, now_ms = await self._read_secret(), time.time_ns() // 1_000_000
+            secret = await self._read_secret()
             headers[ACTOR_HEADER] = signed_actor(
-                secret, actor, subject=subject, body=event, now_ms=now_ms
+                secret, actor, subject=subject, body=event, now_ms=now_ms()
             )
         result = await self._send(subject, event, headers)
         if isinstance(result, Rejection):

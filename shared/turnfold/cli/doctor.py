@@ -6,7 +6,6 @@ import http.client
 import shutil
 import sqlite3
 import ssl
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -36,6 +35,7 @@ from turnfold.cli.parameters import AsJson
 from turnfold.client.http import TRUST_ADVICE
 from turnfold.errors import TurnfoldError, Unavailable
 from turnfold.nats_client.connection import Denied
+from turnfold.process.clock import now_ms
 from turnfold.process.directory import running_system
 from turnfold.settings import Settings, redacted
 
@@ -240,7 +240,7 @@ async def _stream(settings: Settings, client: "Client", *, has_database: bool) -
         *findings,
         of_lag(health, has_writer=has_writer),
         of_room(health),
-        of_clock("bus", health.clock_ms, own_ms=_now_ms()),
+        of_clock("bus", health.clock_ms, own_ms=now_ms()),
     ]
 
 
@@ -324,7 +324,7 @@ async def _jobs_and_notices(database: "Database") -> list[Finding]:
 
     async def read_health() -> "DatabaseHealth":
         return await database_health(
-            database, now_ms=_now_ms(), patience_ms=STUCK_MS, most_attempts=MAX_ATTEMPTS
+            database, now_ms=now_ms(), patience_ms=STUCK_MS, most_attempts=MAX_ATTEMPTS
         )
 
     first = health = await read_health()
@@ -338,9 +338,9 @@ async def _jobs_and_notices(database: "Database") -> list[Finding]:
         await asyncio.sleep(0.1)
         health = await read_health()
     is_moving = health.outbox_first != first.outbox_first
-    findings = list(of_work(health, now_ms=_now_ms(), is_outbox_moving=is_moving))
+    findings = list(of_work(health, now_ms=now_ms(), is_outbox_moving=is_moving))
     if health.clock_ms is not None:
-        findings.append(of_clock("database", health.clock_ms, own_ms=_now_ms()))
+        findings.append(of_clock("database", health.clock_ms, own_ms=now_ms()))
     return findings
 
 
@@ -393,7 +393,3 @@ def _disk(settings: Settings) -> list[Finding]:
     disks = {folder.stat().st_dev: folder for folder in reversed(kept)}
     usages = [(folder, shutil.disk_usage(folder)) for folder in disks.values()]
     return [of_disk(str(folder), free=usage.free, total=usage.total) for folder, usage in usages]
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -2,7 +2,6 @@
 
 import json
 import secrets
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +24,7 @@ from turnfold.contracts.subjects import (
 )
 from turnfold.errors import BadEvent, BadRequest, TooLarge
 from turnfold.messages import AgentId, Json, SessionId, SessionKey, ShapeName
+from turnfold.process.clock import now_ms
 
 BATCH_EVENTS = 1_000
 """The maximum number of messages in one batch of a NATS server."""
@@ -290,5 +290,5 @@ def new_event_id() -> str:
     26
     """
     # 48 bits of time, then 80 random ones, in 26 digits of 5 bits.
-    number = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
+    number = now_ms() << 80 | secrets.randbits(80)
     return "".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5))

@@ -24,10 +24,11 @@ from turnfold.client import Client, OutgoingEvent, connect, result_event, sessio
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM, NOTICES_STREAM
 from turnfold.core.history.validation import validation_errors
 from turnfold.nats_client.connection import NatsClient
+from turnfold.process.clock import now_ms
 from turnfold.store.compact.withdrawal import withdraw
 from turnfold.store.database.engine import Database
 from turnfold.store.ingest.ingest import SqlIngestStore
-from turnfold_worker.context import WorkerContext, now_ms
+from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.gaps import GapFinder
 from turnfold_worker.loops.idle import IdleEvictor
 from turnfold_worker.loops.wakeups import Wakeups

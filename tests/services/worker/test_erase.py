@@ -37,9 +37,10 @@ from turnfold.core.policy.retention import DAY_MS
 from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey
 from turnfold.nats_client.connection import NatsClient
+from turnfold.process.clock import now_ms
 from turnfold.store.database.engine import Database
 from turnfold.store.ingest.erase import SqlErasureStore
-from turnfold_worker.context import WorkerContext, now_ms
+from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.erase import ErasureRunner
 
 KEY = session_key("support", "user.42 / 語")

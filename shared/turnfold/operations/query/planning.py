@@ -1,7 +1,6 @@
 """Plan the window of a request: the state that it shows, under which terms, and its messages."""
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -42,6 +41,7 @@ from turnfold.ports.query import (
     SessionSnapshot,
     WindowSnapshot,
 )
+from turnfold.process.clock import now_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,7 @@ def with_hint(reply: ContextReply, session: SessionSnapshot, policy: Policy) -> 
     """Add the hint that a worker needs, given what it has stored of earlier ones."""
     if reply.budget is None:
         return reply
-    now_ms = time.time_ns() // 1_000_000
-    is_due = is_hint_due(session.budgets, reply.budget, policy, at_ms=now_ms)
+    is_due = is_hint_due(session.budgets, reply.budget, policy, at_ms=now_ms())
     return replace(reply, hint=reply.budget) if is_due else reply
 
 
