@@ -22,7 +22,7 @@ from turnfold.ports.inspection import InspectionStore, SessionMark
 from turnfold.process.request_limits import RETRY_AFTER_MS
 from turnfold_query.http.description import EVERYWHERE, described_text
 from turnfold_query.http.request_reading import askers_of
-from turnfold_query.http.responses import SESSION, AgentPath, SessionPath, session_key
+from turnfold_query.http.responses import SESSION, SessionPath
 
 LOOK_SECONDS = 0.5
 """The interval at which a stream reads the session's row."""
@@ -150,8 +150,7 @@ def add_changes(app: FastAPI, streams: ChangeStreams) -> None:
         ),
     )
     async def get_changes(
-        agent_id: AgentPath,
-        session_id: SessionPath,
+        key: SessionPath,
         http: Request,
         seconds: Annotated[
             int, Query(ge=1, le=60, description="After this time the stream ends.")
@@ -161,7 +160,7 @@ def add_changes(app: FastAPI, streams: ChangeStreams) -> None:
             Header(max_length=100, description="The state that the caller knows already."),
         ] = None,
     ) -> Response:
-        key, caller = session_key(agent_id, session_id), askers_of(http.scope)[-1]
+        caller = askers_of(http.scope)[-1]
         # Also before the read, so that a stream that is refused costs none.
         streams.check_room(caller)
         mark = await streams.store.mark(key)

@@ -12,9 +12,7 @@ from nats.aio.msg import Msg
 from turnfold.access.refusals import retry_after
 from turnfold.contracts.answers.reading import read_answer, request_name
 from turnfold.contracts.history_requests import PopRequest
-from turnfold.contracts.reading import (
-    read_query,
-)
+from turnfold.contracts.reading import read_query
 from turnfold.contracts.requests import (
     AgentEraseRequest,
     CampaignRequest,
@@ -31,15 +29,7 @@ from turnfold.errors import BadRequest, RequestError, Unavailable
 from turnfold.nats_client.connection import NatsClient
 from turnfold_query.auth import ReadSecret, actor_headers
 from turnfold_query.http.description import described_request
-from turnfold_query.http.responses import (
-    AGENT,
-    SESSION,
-    AgentPath,
-    SessionPath,
-    agent_key,
-    bytes_response,
-    session_key,
-)
+from turnfold_query.http.responses import AGENT, SESSION, AgentPath, SessionPath, bytes_response
 
 WRITE_SECONDS = 10.0
 """How long a request waits for the reply of a worker."""
@@ -182,21 +172,17 @@ def add_commands(app: FastAPI, forward: Forward) -> None:
         SESSION + "/compactions/{compaction_id}/restore",
         **described_request("compaction.restore", "Undo a compaction"),
     )
-    async def post_restoration(
-        agent_id: AgentPath, session_id: SessionPath, compaction_id: str, http: Request
-    ) -> Response:
-        subject = session_subject("compaction.restore", session_key(agent_id, session_id))
+    async def post_restoration(key: SessionPath, compaction_id: str, http: Request) -> Response:
+        subject = session_subject("compaction.restore", key)
         return await forward(subject, http, compaction_id=compaction_id)
 
     @app.post(
         SESSION + "/summaries/{version}/promote",
         **described_request("summary.promote", "Put a version in force", body=[PromoteBody]),
     )
-    async def post_promotion(
-        agent_id: AgentPath, session_id: SessionPath, version: str, http: Request
-    ) -> Response:
+    async def post_promotion(key: SessionPath, version: str, http: Request) -> Response:
         request = read_query(SummaryRequest, {"version": version})
-        subject = session_subject("summary.promote", session_key(agent_id, session_id))
+        subject = session_subject("summary.promote", key)
         return await forward(subject, http, version=request.version)
 
     @app.get(
@@ -210,11 +196,11 @@ def add_commands(app: FastAPI, forward: Forward) -> None:
 def _endpoint(path: str, request: str, forward: Forward) -> Callable[..., Awaitable[Response]]:
     """Return the function that forwards the requests of a path; FastAPI reads its parameters."""
 
-    async def of_session(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
-        return await forward(session_subject(request, session_key(agent_id, session_id)), http)
+    async def of_session(key: SessionPath, http: Request) -> Response:
+        return await forward(session_subject(request, key), http)
 
     async def of_agent(agent_id: AgentPath, http: Request) -> Response:
-        return await forward(agent_subject(request, agent_key(agent_id)), http)
+        return await forward(agent_subject(request, agent_id), http)
 
     async def of_installation(http: Request) -> Response:
         return await forward(request, http)

@@ -42,6 +42,7 @@ from turnfold.errors import (
     Unavailable,
     UnknownSession,
 )
+from turnfold.messages import SessionKey
 
 Json = dict[str, Any]
 Models = Sequence[type[BaseModel]]
@@ -212,6 +213,8 @@ class DescribedApp(FastAPI):
             ]
             for operations in document["paths"].values():
                 for operation in operations.values():
+                    # FastAPI lists the ids last, because a function reads them.
+                    operation.get("parameters", []).sort(key=_is_no_id)
                     _add_examples(operation, schemas)
         return super().openapi()
 
@@ -236,6 +239,10 @@ def models_of(response: Mapping[str, Any]) -> tuple[type[Answer], ...]:
     """Return the models of an answer in a route's `responses`."""
     model = response.get("model")
     return get_args(model) or (() if model is None else (model,))
+
+
+def _is_no_id(parameter: Json) -> bool:
+    return parameter["in"] != "path" or parameter["name"] not in SessionKey._fields
 
 
 def _add_examples(operation: Json, schemas: Json) -> None:

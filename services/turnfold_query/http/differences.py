@@ -15,13 +15,7 @@ from turnfold.process.request_limits import Place
 from turnfold_query.handlers import QueryDispatcher
 from turnfold_query.http.description import EVERYWHERE, described
 from turnfold_query.http.request_reading import place_of
-from turnfold_query.http.responses import (
-    SESSION,
-    AgentPath,
-    SessionPath,
-    json_response,
-    session_key,
-)
+from turnfold_query.http.responses import SESSION, SessionPath, json_response
 
 Json = dict[str, Any]
 IDS = 500
@@ -41,8 +35,7 @@ def add_differences(app: FastAPI, dispatcher: QueryDispatcher) -> None:
         ),
     )
     async def get_difference(
-        agent_id: AgentPath,
-        session_id: SessionPath,
+        key: SessionPath,
         http: Request,
         before: Annotated[
             str, Query(max_length=300, description="A moment as in `as_of` of `context.get`.")
@@ -54,7 +47,7 @@ def add_differences(app: FastAPI, dispatcher: QueryDispatcher) -> None:
         model: Annotated[str | None, Query(max_length=300)] = None,
         limit: Annotated[int, Query(ge=1, le=1_000)] = 200,
     ) -> Response:
-        key, place = session_key(agent_id, session_id), place_of(http.scope)
+        place = place_of(http.scope)
         answers: list[Json] = []
         for moment in (before, after):
             asked = ContextRequest(

@@ -20,13 +20,7 @@ from turnfold_query.auth import request_grant
 from turnfold_query.http.description import EVERYWHERE, described
 from turnfold_query.http.inspector import AgentQuery, Inspector, Limit, agents_among
 from turnfold_query.http.installation import add_installation
-from turnfold_query.http.responses import (
-    SESSION,
-    AgentPath,
-    SessionPath,
-    json_response,
-    session_key,
-)
+from turnfold_query.http.responses import SESSION, SessionPath, json_response
 
 _OF_SESSION = (*EVERYWHERE, UnknownSession)
 
@@ -124,14 +118,12 @@ def _add_session(app: FastAPI, inspector: Inspector) -> None:
         ),
     )
     async def get_timeline(
-        agent_id: AgentPath,
-        session_id: SessionPath,
+        key: SessionPath,
         http: Request,
         parts: Annotated[
             int, Query(ge=1, le=1_000, description="About how many groups of messages to return.")
         ] = 240,
     ) -> Response:
-        key = session_key(agent_id, session_id)
         return await inspector.reply(
             http, inspection.timeline(key, parts=parts, store=inspector.inspections)
         )
@@ -146,15 +138,13 @@ def _add_session(app: FastAPI, inspector: Inspector) -> None:
         ),
     )
     async def get_session_compactions(
-        agent_id: AgentPath,
-        session_id: SessionPath,
+        key: SessionPath,
         http: Request,
         before: Annotated[
             int | None, Query(ge=1, le=MOST_INT32, description="`next_before` of the page before.")
         ] = None,
         limit: Limit = 100,
     ) -> Response:
-        key = session_key(agent_id, session_id)
         return await inspector.reply(
             http,
             inspection.compactions_of(key, before=before, limit=limit, store=inspector.inspections),
@@ -171,8 +161,5 @@ def _add_audit(app: FastAPI, inspector: Inspector) -> None:
             errors=_OF_SESSION,
         ),
     )
-    async def get_audit_verification(
-        agent_id: AgentPath, session_id: SessionPath, http: Request
-    ) -> Response:
-        key = session_key(agent_id, session_id)
+    async def get_audit_verification(key: SessionPath, http: Request) -> Response:
         return await inspector.reply(http, inspection.audit_check(key, store=inspector.histories))

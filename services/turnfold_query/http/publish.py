@@ -12,11 +12,7 @@ from turnfold.contracts.answers.installation import PublishAnswer
 from turnfold.contracts.event_models import EVENT_BODIES
 from turnfold.contracts.events import EventLimits
 from turnfold.contracts.publish_errors import publish_error
-from turnfold.contracts.subjects import (
-    TURN_RETRACTED,
-    event_headers,
-    session_subject,
-)
+from turnfold.contracts.subjects import TURN_RETRACTED, event_headers, session_subject
 from turnfold.errors import BadRequest, Conflict, Unavailable
 from turnfold.messages import SessionKey
 from turnfold.nats_client.acknowledgements import Acknowledgement, Publisher, Rejection
@@ -24,13 +20,7 @@ from turnfold.observability.tracing import span
 from turnfold.process.request_limits import RETRY_AFTER_MS
 from turnfold_query.auth import ReadSecret, actor_headers
 from turnfold_query.http.description import EVERYWHERE, described
-from turnfold_query.http.responses import (
-    SESSION,
-    AgentPath,
-    SessionPath,
-    json_response,
-    session_key,
-)
+from turnfold_query.http.responses import SESSION, SessionPath, json_response
 from turnfold_query.lane import Lane
 from turnfold_query.posted_events import EventBody, PostedEvent, read_posted
 
@@ -83,8 +73,8 @@ def add_publish(
             errors=(*EVERYWHERE, Conflict),
         ),
     )
-    async def post_event(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
-        key, body = session_key(agent_id, session_id), await http.body()
+    async def post_event(key: SessionPath, http: Request) -> Response:
+        body = await http.body()
         event_type, event_key, event_id = await read(key, EventBody(body, limits))
         # The token was checked for the agent in the path alone.
         if event_key != key:

@@ -13,10 +13,7 @@ from turnfold.contracts.history_requests import (
     SearchRequest,
     SessionListRequest,
 )
-from turnfold.contracts.reading import (
-    read_query,
-    read_request,
-)
+from turnfold.contracts.reading import read_query, read_request
 from turnfold.contracts.requests import (
     ContextQuery,
     ExpandRequest,
@@ -27,23 +24,13 @@ from turnfold.contracts.requests import (
     ToolRequest,
     ToolsRequest,
 )
-from turnfold.contracts.requests import (
-    Request as RequestModel,
-)
+from turnfold.contracts.requests import Request as RequestModel
 from turnfold.messages import AgentId, SessionKey
 from turnfold_query.handlers import QueryDispatcher
 from turnfold_query.http.description import EVERYWHERE, described, described_request
 from turnfold_query.http.differences import add_differences
 from turnfold_query.http.request_reading import place_of
-from turnfold_query.http.responses import (
-    AGENT,
-    SESSION,
-    AgentPath,
-    SessionPath,
-    agent_key,
-    bytes_response,
-    session_key,
-)
+from turnfold_query.http.responses import AGENT, SESSION, AgentPath, SessionPath, bytes_response
 from turnfold_query.http.windows import PATH, answer_window
 
 Reply = Callable[[str, Request, SessionKey | AgentId, RequestModel], Awaitable[Response]]
@@ -78,33 +65,30 @@ def _add_messages(app: FastAPI, dispatcher: QueryDispatcher, reply: Reply) -> No
         ),
     )
     async def get_context(
-        agent_id: AgentPath,
-        session_id: SessionPath,
+        key: SessionPath,
         query: Annotated[ContextQuery, Query()],
         http: Request,
     ) -> Response:
-        return await answer_window(dispatcher, http.scope, agent_id, session_id, query)
+        return await answer_window(dispatcher, http.scope, key, query)
 
     @app.get(
         SESSION + "/history",
         **described_request("history.get", "Original messages, in any state"),
     )
     async def get_history(
-        agent_id: AgentPath,
-        session_id: SessionPath,
+        key: SessionPath,
         request: Annotated[HistoryRequest, Query()],
         http: Request,
     ) -> Response:
-        return await reply("history.get", http, session_key(agent_id, session_id), request)
+        return await reply("history.get", http, key, request)
 
     @app.get(SESSION + "/search", **described_request("history.search", "Search all messages"))
     async def get_search(
-        agent_id: AgentPath,
-        session_id: SessionPath,
+        key: SessionPath,
         request: Annotated[SearchRequest, Query()],
         http: Request,
     ) -> Response:
-        return await reply("history.search", http, session_key(agent_id, session_id), request)
+        return await reply("history.search", http, key, request)
 
 
 def _add_summaries(app: FastAPI, reply: Reply) -> None:
@@ -114,21 +98,16 @@ def _add_summaries(app: FastAPI, reply: Reply) -> None:
         SESSION + "/summaries",
         **described_request("summary.list", "All versions of the summary"),
     )
-    async def get_summaries(
-        agent_id: AgentPath, session_id: SessionPath, http: Request
-    ) -> Response:
-        key = session_key(agent_id, session_id)
+    async def get_summaries(key: SessionPath, http: Request) -> Response:
         return await reply("summary.list", http, key, SessionRequest())
 
     @app.get(
         SESSION + "/summaries/{version}",
         **described_request("summary.get", "One version of the summary"),
     )
-    async def get_summary(
-        agent_id: AgentPath, session_id: SessionPath, version: str, http: Request
-    ) -> Response:
+    async def get_summary(key: SessionPath, version: str, http: Request) -> Response:
         request = read_query(SummaryRequest, {"version": version})
-        return await reply("summary.get", http, session_key(agent_id, session_id), request)
+        return await reply("summary.get", http, key, request)
 
     @app.get(
         SESSION + "/summaries/{version}/sources",
@@ -137,8 +116,7 @@ def _add_summaries(app: FastAPI, reply: Reply) -> None:
         ),
     )
     async def get_sources(
-        agent_id: AgentPath,
-        session_id: SessionPath,
+        key: SessionPath,
         version: str,
         http: Request,
         entry: str | None = None,
@@ -148,7 +126,7 @@ def _add_summaries(app: FastAPI, reply: Reply) -> None:
         request = read_query(
             ExpandRequest, {name: text for name, text in parameters.items() if text is not None}
         )
-        return await reply("summary.expand", http, session_key(agent_id, session_id), request)
+        return await reply("summary.expand", http, key, request)
 
 
 def _add_records(app: FastAPI, reply: Reply) -> None:
@@ -156,16 +134,15 @@ def _add_records(app: FastAPI, reply: Reply) -> None:
 
     @app.get(SESSION + "/audit", **described_request("audit.list", "The audit trail of a session"))
     async def get_audit(
-        agent_id: AgentPath,
-        session_id: SessionPath,
+        key: SessionPath,
         request: Annotated[AuditRequest, Query()],
         http: Request,
     ) -> Response:
-        return await reply("audit.list", http, session_key(agent_id, session_id), request)
+        return await reply("audit.list", http, key, request)
 
     @app.get(SESSION, **described_request("session.get", "The counts of a session"))
-    async def get_session(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
-        return await reply("session.get", http, session_key(agent_id, session_id), SessionRequest())
+    async def get_session(key: SessionPath, http: Request) -> Response:
+        return await reply("session.get", http, key, SessionRequest())
 
 
 def _add_tools(app: FastAPI, reply: Reply) -> None:
@@ -178,26 +155,24 @@ def _add_tools(app: FastAPI, reply: Reply) -> None:
         ),
     )
     async def get_tools(
-        agent_id: AgentPath,
-        session_id: SessionPath,
+        key: SessionPath,
         request: Annotated[ToolsRequest, Query()],
         http: Request,
     ) -> Response:
-        return await reply("session.tools", http, session_key(agent_id, session_id), request)
+        return await reply("session.tools", http, key, request)
 
     @app.post(
         SESSION + "/tools/{name}",
         **described_request("session.tool", "Run a tool", body=(ToolBody,)),
     )
     async def post_tool(
-        agent_id: AgentPath,
-        session_id: SessionPath,
+        key: SessionPath,
         name: Annotated[str, Path(max_length=100)],
         http: Request,
     ) -> Response:
         body = read_request(ToolBody, await http.body())
         request = ToolRequest(name=name, arguments=body.arguments)
-        return await reply("session.tool", http, session_key(agent_id, session_id), request)
+        return await reply("session.tool", http, key, request)
 
 
 def _add_agent_lists(app: FastAPI, reply: Reply) -> None:
@@ -210,7 +185,7 @@ def _add_agent_lists(app: FastAPI, reply: Reply) -> None:
     async def get_agent_sessions(
         agent_id: AgentPath, request: Annotated[SessionListRequest, Query()], http: Request
     ) -> Response:
-        return await reply("session.list", http, agent_key(agent_id), request)
+        return await reply("session.list", http, agent_id, request)
 
     @app.post(
         AGENT + "/events/known",
@@ -220,7 +195,7 @@ def _add_agent_lists(app: FastAPI, reply: Reply) -> None:
     )
     async def post_known_events(agent_id: AgentPath, http: Request) -> Response:
         request = read_request(EventsKnownRequest, await http.body())
-        return await reply("events.known", http, agent_key(agent_id), request)
+        return await reply("events.known", http, agent_id, request)
 
 
 def _add_policies(app: FastAPI, reply: Reply) -> None:
@@ -235,8 +210,7 @@ def _add_policies(app: FastAPI, reply: Reply) -> None:
             errors=EVERYWHERE,
         ),
     )
-    async def get_policy(agent_id: AgentPath, session_id: SessionPath, http: Request) -> Response:
-        key = session_key(agent_id, session_id)
+    async def get_policy(key: SessionPath, http: Request) -> Response:
         return await reply("session.policy", http, key, PolicyReadRequest())
 
     @app.get(
@@ -249,4 +223,4 @@ def _add_policies(app: FastAPI, reply: Reply) -> None:
         ),
     )
     async def get_agent_policy(agent_id: AgentPath, http: Request) -> Response:
-        return await reply("agent.policy", http, agent_key(agent_id), PolicyReadRequest())
+        return await reply("agent.policy", http, agent_id, PolicyReadRequest())

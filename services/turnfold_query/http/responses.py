@@ -4,7 +4,7 @@ import json
 from typing import Annotated, Any
 from urllib.parse import unquote_to_bytes
 
-from fastapi import Path, Response
+from fastapi import Depends, Path, Response
 
 from turnfold.contracts.subjects import id_fault
 from turnfold.errors import BadRequest
@@ -13,8 +13,7 @@ from turnfold.messages import AgentId, SessionId, SessionKey
 AGENT = "/v1/agents/{agent_id}"
 SESSION = AGENT + "/sessions/{session_id}"
 
-AgentPath = Annotated[str, Path(description="One percent-encoded segment.")]
-SessionPath = Annotated[str, Path(description="One percent-encoded segment.")]
+Segment = Annotated[str, Path(description="One percent-encoded segment.")]
 
 
 def json_response(value: Any, status: int = 200) -> Response:
@@ -42,7 +41,8 @@ def decode_id(segment: str) -> str:
     return decoded
 
 
-def agent_key(agent_id: str) -> AgentId:
+# Async, because FastAPI calls other functions in a thread.
+async def agent_key(agent_id: Segment) -> AgentId:
     """Decode the id of an agent's path.
 
     Raises:
@@ -51,10 +51,16 @@ def agent_key(agent_id: str) -> AgentId:
     return AgentId(decode_id(agent_id))
 
 
-def session_key(agent_id: str, session_id: str) -> SessionKey:
+async def session_key(agent_id: Segment, session_id: Segment) -> SessionKey:
     """Decode the two ids of a session's path.
 
     Raises:
         BadRequest: a segment is not an id.
     """
-    return SessionKey(agent_key(agent_id), SessionId(decode_id(session_id)))
+    return SessionKey(await agent_key(agent_id), SessionId(decode_id(session_id)))
+
+
+AgentPath = Annotated[AgentId, Depends(agent_key)]
+"""The agent of a path below `AGENT`."""
+SessionPath = Annotated[SessionKey, Depends(session_key)]
+"""The session of a path below `SESSION`."""

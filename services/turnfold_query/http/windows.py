@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from turnfold.access.refusals import refusal
 from turnfold.contracts.requests import ContextQuery
 from turnfold.errors import RequestError
+from turnfold.messages import SessionKey
 from turnfold_query.handlers import QueryDispatcher
 from turnfold_query.http.request_reading import place_of
 from turnfold_query.http.responses import SESSION, bytes_response, session_key
@@ -25,7 +26,7 @@ _PATH: Final = re.compile(re.sub(r"\{\w+\}", "([^/]+)", PATH))
 
 
 async def answer_window(
-    dispatcher: QueryDispatcher, scope: Scope, agent_id: str, session_id: str, query: ContextQuery
+    dispatcher: QueryDispatcher, scope: Scope, key: SessionKey, query: ContextQuery
 ) -> Response:
     """Answer a request for a window.
 
@@ -36,7 +37,6 @@ async def answer_window(
     tags = [] if request.etag is not None else _tags(Headers(scope=scope))
     if tags:
         request = request.model_copy(update={"etag": tags[0]})
-    key = session_key(agent_id, session_id)
     window = await dispatcher.context(key, request, place_of(scope))
     if not window.is_modified or window.etag in tags:
         return Response(status_code=304, headers={"ETag": f'"{window.etag}"'})
@@ -67,7 +67,8 @@ class WindowRoute:
         # Tracing names the request after it.
         scope["route"] = self._route
         try:
-            response = await answer_window(self._dispatcher, scope, ids[1], ids[2], query)
+            key = await session_key(ids[1], ids[2])
+            response = await answer_window(self._dispatcher, scope, key, query)
         except RequestError as error:
             response = refusal(error)
         await response(scope, receive, send)
