@@ -94,8 +94,7 @@ class ProxyApp:
             return
         started = time.perf_counter()
         added: dict[str, str] = {}
-        call: Call | None = None
-        prepared, number, content = None, 0, body
+        prepared, content = None, body
         try:
             call = self._call(api, headers, body)
             # An id from the body may hold line breaks, with which it would end its header.
@@ -103,7 +102,7 @@ class ProxyApp:
                 added[own_headers.SESSION] = call.session_id
             if own_headers.wants_tools(headers, default=self._has_tools):
                 call = await until_gone(self._tools.offered(call), receive)
-            prepared, number = await until_gone(self._recorder.prepare(call), receive)
+            prepared = await until_gone(self._recorder.prepare(call), receive)
             if prepared.body is not None:
                 # Without the added tools, because lookups fall back to this request.
                 content = encoded(call.without_added_tools(prepared.body))
@@ -118,25 +117,23 @@ class ProxyApp:
         # `content` is still the caller's own object unless a window has replaced it.
         sent = "bypassed" if prepared is None else "whole" if content is body else "trimmed"
         self._metrics.prepared(sent, time.perf_counter() - started)
-        ready = None if call is None or prepared is None else (call, prepared, number)
-        await self._answer(scope, receive, send, ready, content, added)
+        await self._answer(scope, receive, send, prepared, content, added)
 
     async def _answer(
         self,
         scope: Scope,
         receive: Receive,
         send: Send,
-        ready: tuple[Call, PreparedCall, int] | None,
+        prepared: PreparedCall | None,
         content: bytes,
         added: dict[str, str],
     ) -> None:
-        """Send a request to the provider and relay its answer; record it if the call is `ready`."""
-        if ready is None:
+        """Send a request to the provider and relay its answer; record it if there is a call."""
+        if prepared is None:
             response = await self._sent(scope, receive, content)
             await _relayed(relay(response, receive, send, headers=added))
             return
-        call, prepared, number = ready
-        ended = partial(self._ended, call, number)
+        call, ended = prepared.call, partial(self._ended, prepared)
         if not call.tools:
             response = await self._sent(scope, receive, content)
             is_answer = 200 <= response.status_code < 300
@@ -154,14 +151,13 @@ class ProxyApp:
 
     def _ended(
         self,
-        call: Call,
-        number: int,
+        prepared: PreparedCall,
         answer: ModelAnswer,
         is_whole: bool,  # noqa: FBT001 - called as `Ended`
     ) -> None:
         """Begin to record the answer to a call."""
         try:
-            is_recorded = self._recorder.record(call, number, answer)
+            is_recorded = self._recorder.record(prepared, answer)
         except Exception as error:  # noqa: BLE001 - the caller gets the answer all the same
             log.warning("proxy.unrecorded", error=type(error).__name__)
             is_recorded = False

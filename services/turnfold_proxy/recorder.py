@@ -23,7 +23,6 @@ from turnfold_proxy.continuing import (
     KnownWindow,
     KnownWindows,
     ListBytes,
-    ListDigest,
     grown,
     own_elements,
     parts_of,
@@ -90,11 +89,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class PreparedCall:
-    """The request that is sent for a call: its `body`, or None if it is sent as it came.
+    """A call by its number, and the `body` that is sent for it; None if it is sent as it came.
 
     `tokens` counts instructions, tools and window. `version` is the summary in it, or 0.
     """
 
+    call: Call
+    number: int
     body: Mapping[str, Any] | None
     tokens: int
     version: int
@@ -140,8 +141,8 @@ class Recorder:
         self._pauses = pauses
         self._writing: set[asyncio.Task[None]] = set()
 
-    async def prepare(self, call: Call) -> tuple[PreparedCall, int]:
-        """Record what a call has that is new, and return what to send, and the call's number.
+    async def prepare(self, call: Call) -> PreparedCall:
+        """Record what a call has that is new, and return what to send.
 
         If the window of the call before can be continued, nothing is waited for.
 
@@ -152,24 +153,24 @@ class Recorder:
         state = self._state(call)
         number = state.newest = next(self._numbers)
         own_bytes = ListBytes(call.conversation.elements)
-        if (continued := self._continued(call, own_bytes)) is not None:
+        if (continued := self._continued(call, own_bytes, number)) is not None:
             self._begin(self._refreshed(call, own_bytes, number, state))
-            return continued, number
+            return continued
         since = None if state.lock.locked() else time.monotonic()
         try:
             async with asyncio.timeout(self._wait_seconds), state.lock:
-                return await self._prepared(call, own_bytes, number, state), number
+                return await self._prepared(call, own_bytes, number, state)
         except (TimeoutError, Unavailable) as error:
             self._windows.forget(call.key)
             self._pauses.begin(call.key, error, since)
             raise Unavailable("Turnfold does not answer in time") from error
 
-    def record(self, call: Call, number: int, answer: ModelAnswer) -> bool:
+    def record(self, prepared: PreparedCall, answer: ModelAnswer) -> bool:
         """Begin to record the answer to a call; False if there is nothing, or a newer call."""
-        state = self._state(call)
-        if not answer.elements or state.newest != number:
+        state = self._state(prepared.call)
+        if not answer.elements or state.newest != prepared.number:
             return False
-        self._begin(self._recorded(call, number, answer, state))
+        self._begin(self._recorded(prepared.call, prepared.number, answer, state))
         return True
 
     async def close(self) -> None:
@@ -212,7 +213,7 @@ class Recorder:
         conversation = call.conversation
         return [self._tokens(text) for text in (conversation.instructions, conversation.tools)]
 
-    def _continued(self, call: Call, own_bytes: ListBytes) -> PreparedCall | None:
+    def _continued(self, call: Call, own_bytes: ListBytes, number: int) -> PreparedCall | None:
         """Return the window of the call before with what is new, if nobody need be asked."""
         known = self._windows.get(call.key)
         if known is None or not self._may_keep(call, known):
@@ -235,7 +236,7 @@ class Recorder:
         body = None
         if window.elements is not None:
             body = api.with_elements(call.body, conversation.leading, window.elements)
-        return PreparedCall(body, window.tokens + beside_tokens, window.version)
+        return PreparedCall(call, number, body, window.tokens + beside_tokens, window.version)
 
     def _may_keep(self, call: Call, known: KnownWindow) -> bool:
         """Return whether a window has no text of Turnfold, or its erasure would be signaled."""
@@ -297,13 +298,12 @@ class Recorder:
         if window.account.total < mirrored.messages:
             # Events that were erased are not stored again; under other ids, with the next message.
             raise UnknownSession(ERASED)
-        listed = own_bytes.digest
-        state.recorded = RecordedList(number, listed, mirrored, mirrored)
+        state.recorded = newest = RecordedList(number, own_bytes.digest, mirrored, mirrored)
         if state.factor_of != (described := calibrated_by(window)):
             state.factor, state.factor_of = None, described
             # After the call, which does not wait for it.
             self._begin(self._calibrated(session, call, state))
-        return self._ready(call, window, listed, sum(beside), state, connection)
+        return self._ready(call, window, newest, sum(beside), state, connection)
 
     async def _calibrated(self, session: Session, call: Call, state: _SessionState) -> None:
         """Ask for the factor of a session, without which its windows are not continued."""
@@ -323,7 +323,7 @@ class Recorder:
         self,
         call: Call,
         window: Window,
-        listed: ListDigest,
+        recorded: RecordedList,
         beside_tokens: int,
         state: _SessionState,
         connection: int | None,
@@ -335,7 +335,7 @@ class Recorder:
         is_same = len(elements) == len(own) and all(map(is_, elements, own))
         version = window.summary.version if window.summary is not None else 0
         known = KnownWindow(
-            listed=listed,
+            listed=recorded.listed,
             asked=call.asked,
             beside_tokens=beside_tokens,
             parts=None if is_same else parts_of(elements, own),
@@ -349,7 +349,7 @@ class Recorder:
         if self._is_current(call, state) and self._may_keep(call, known):
             self._windows.put(call.key, known)
         body = None if is_same else api.with_elements(call.body, conversation.leading, elements)
-        return PreparedCall(body, window.tokens + beside_tokens, version)
+        return PreparedCall(call, recorded.number, body, window.tokens + beside_tokens, version)
 
     async def _window(self, session: Session, call: Call, beside: Sequence[int]) -> Window:
         ask = partial(

@@ -199,7 +199,7 @@ async def test_another_publisher_bypasses_the_calls_of_its_own_session_alone(
     recorder = Recorder(session_of, client.erasures, Pauses(), wait_seconds=60)
     with pytest.raises(Conflict):
         await recorder.prepare(call_of("two"))
-    prepared, _ = await recorder.prepare(call_of("one"))
+    prepared = await recorder.prepare(call_of("one"))
     await recorder.close()
 
     assert prepared.tokens > 0
@@ -212,15 +212,15 @@ async def _is_refused(session: Session) -> bool:
 class _FaultyRecorder(Recorder):
     """A recorder with a fault, which quotes the user."""
 
-    async def prepare(self, call: Call) -> tuple[PreparedCall, int]:
+    async def prepare(self, call: Call) -> PreparedCall:
         if call.session_id == "prepare":
             raise KeyError(str(call.body))
         return await super().prepare(call)
 
-    def record(self, call: Call, number: int, answer: ModelAnswer) -> bool:
-        if call.session_id == "record":
+    def record(self, prepared: PreparedCall, answer: ModelAnswer) -> bool:
+        if prepared.call.session_id == "record":
             raise IndexError(str(answer))
-        return super().record(call, number, answer)
+        return super().record(prepared, answer)
 
 
 class _FaultyTools(RecallTools):
