@@ -3,15 +3,14 @@
 import asyncio
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from turnfold.cli.context import CLIP, UNLIMITED, plain_text, show_message
 from turnfold.cli.names import connected_session
-from turnfold.cli.output import console, show_json
+from turnfold.cli.output import console, print_lines, show_json
 from turnfold.cli.parameters import Agent, AsJson, SessionName
-from turnfold.cli.tables import cell_line
 from turnfold.client import Session, StoredMessage
 from turnfold.messages import State
 
@@ -47,13 +46,14 @@ def history(
     if as_json:
         show_json(*map(_as_json, messages))
     elif not sys.stdout.isatty():
-        typer.echo("\t".join(COLUMNS))
-        for stored in messages:
-            role, text = stored.message.get("role"), plain_text(stored.message)
-            row = (stored.position, stored.message_id, stored.state, role, text)
-            typer.echo("\t".join(map(cell_line, row)))
+        print_lines(COLUMNS, map(_columns, messages))
     else:
         _show(messages, limit=UNLIMITED if full else CLIP)
+
+
+def _columns(stored: StoredMessage) -> tuple[Any, ...]:
+    role, text = stored.message.get("role"), plain_text(stored.message)
+    return stored.position, stored.message_id, stored.state, role, text
 
 
 def _show(messages: Sequence[StoredMessage], *, limit: int) -> None:

@@ -54,15 +54,20 @@ def print_rows(
         return
     row_list = list(rows)
     if not sys.stdout.isatty():
-        typer.echo("\t".join(columns))
-        for row in row_list:
-            # One line per row: a tab or line break inside a value would break columns apart.
-            typer.echo("\t".join(cell_line(row.get(column)) for column in columns))
+        print_lines(columns, ([row.get(column) for column in columns] for row in row_list))
         return
     if not row_list:
         typer.echo(empty)
         return
     show_table(console(), title, columns, row_list, texts=texts, headings=headings)
+
+
+def print_lines(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Print the names of columns, then the values of each row on a line, separated by tabs."""
+    typer.echo("\t".join(columns))
+    for row in rows:
+        # A tab or line break inside a value would break columns apart.
+        typer.echo("\t".join(map(cell_line, row)))
 
 
 def counted(number: int, noun: str) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from turnfold.cli.context import BODY_INDENT, ROLE_COLORS
 from turnfold.cli.names import connected_session
-from turnfold.cli.output import console, one_line, show_json
+from turnfold.cli.output import console, one_line, print_lines, show_json
 from turnfold.cli.parameters import Agent, AsJson, SessionName
 from turnfold.cli.tables import show_text
 from turnfold.contracts.fields import SearchedState
@@ -60,10 +60,8 @@ def search(
     if as_json:
         show_json(*hits)
     elif not sys.stdout.isatty():
-        typer.echo("\t".join(COLUMNS))
-        for hit in hits:
-            snippet, _ = snippet_of(searched_text(hit["message"]), q)
-            typer.echo("\t".join(str(value) for value in (*_columns(hit), snippet)))
+        rows = ((*_columns(hit), snippet_of(searched_text(hit["message"]), q)[0]) for hit in hits)
+        print_lines(COLUMNS, rows)
     elif hits:
         _show(console(), hits, q)
     else:
