@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 import typer
 
+from turnfold.cli.up import DATA_DIR
 from turnfold.client import Client, connect
 from turnfold.client.http import fetch
 from turnfold.errors import NotAllowed, StartError
 from turnfold.process.directory import running_system
 from turnfold.settings import Settings, read_settings, redacted
-
-DEFAULT_DATA_DIR = Path(".turnfold")
 
 
 class System(NamedTuple):
@@ -45,10 +44,10 @@ def system_here(*, changes: bool = False) -> System:
                 " correct TURNFOLD_DATA_DIR, or set TURNFOLD_NATS_URL"
             )
         return System(settings, _in_directory(settings.data_dir, settings))
-    if running_system(DEFAULT_DATA_DIR) is not None:
+    if running_system(DATA_DIR) is not None:
         # Read again, because the addresses of this system are in the ready file of its directory.
-        settings = read_settings({**variables, "TURNFOLD_DATA_DIR": str(DEFAULT_DATA_DIR)})
-        return System(settings, _in_directory(DEFAULT_DATA_DIR, settings))
+        settings = read_settings({**variables, "TURNFOLD_DATA_DIR": str(DATA_DIR)})
+        return System(settings, _in_directory(DATA_DIR, settings))
     if changes:
         raise StartError(
             "no system is named; set TURNFOLD_NATS_URL, or TURNFOLD_DATA_DIR"
