@@ -16,7 +16,7 @@ from tests.fuzz.mutations import mutated
 from tests.histories import history, plan
 from tests.store_fixtures import words
 from turnfold.access.bearers import TokenRegistry
-from turnfold.cli.deadletters import printable
+from turnfold.cli.deadletters import escaped
 from turnfold.client.replies import error_from_json
 from turnfold.contracts.events import EventLimits, claimed_key
 from turnfold.contracts.reading import (
@@ -303,7 +303,7 @@ def _transcript(data: bytes, folder: Path) -> None:
 
 def _shown(data: bytes, _: Path) -> None:
     for text in (_text(data), data.decode("latin-1")):
-        shown = printable(text)
+        shown = escaped(text)
         assert all(one.isprintable() or one in "\n\t" for one in shown), (
             "a terminal's cursor could move"
         )

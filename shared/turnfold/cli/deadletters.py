@@ -69,9 +69,9 @@ def show(
     )
     for name, value in dead_letter.items():
         if value is not None:
-            typer.echo(f"{name}: {printable(cell(value))}")
+            typer.echo(f"{name}: {escaped(cell(value))}")
     typer.echo("")
-    typer.echo(printable(kept))
+    typer.echo(escaped(kept))
 
 
 def replay(
@@ -138,7 +138,7 @@ async def _pages(
             )
 
 
-def printable(text: str) -> str:
+def escaped(text: str) -> str:
     """Escape all characters that are not printable, except line breaks and tabs."""
     return "".join(
         character
