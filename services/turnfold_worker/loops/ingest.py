@@ -139,9 +139,7 @@ class IngestLoop:
         began = time.perf_counter()
         with ExitStack() as spans:
             if is_enabled():
-                batch = batch._replace(
-                    arrivals=[_with_span(event, spans) for event in batch.arrivals]
-                )
+                batch = batch._replace(events=[_with_span(event, spans) for event in batch.events])
             result = await ingest(batch, store=self._store, installation=self._installation)
         self._metrics.stored(
             result, events=len(batch.payloads), seconds=time.perf_counter() - began

@@ -91,7 +91,7 @@ _MESSAGES: Final = DecodedEvent._fields.index("messages")
 def encode(message: ReceiverMessage) -> bytes:
     """Return a message as the body of a frame."""
     # Without events there are no rows that could be turned into columns.
-    if isinstance(message, BatchReady) and message.batch.arrivals:
+    if isinstance(message, BatchReady) and message.batch.events:
         return encode_message(_to_columns(message))
     return encode_message(message)
 
@@ -103,19 +103,19 @@ def decode(body: bytes) -> ReceiverMessage:
 
 
 def _to_columns(ready: BatchReady) -> _Columns:
-    number, (arrivals, dead, payloads, replays), held = ready
-    events: list[Sequence[Any]] = list(zip(*arrivals, strict=True))
-    messages: list[Sequence[Any]] = list(zip(*chain.from_iterable(events[_MESSAGES]), strict=True))
-    events[_KEY] = list(map(tuple, events[_KEY]))
-    events[_MESSAGES] = list(map(len, events[_MESSAGES]))
-    return _Columns(number, events, messages, dead, payloads, replays, held)
+    number, (events, dead, payloads, replays), held = ready
+    columns: list[Sequence[Any]] = list(zip(*events, strict=True))
+    messages: list[Sequence[Any]] = list(zip(*chain.from_iterable(columns[_MESSAGES]), strict=True))
+    columns[_KEY] = list(map(tuple, columns[_KEY]))
+    columns[_MESSAGES] = list(map(len, columns[_MESSAGES]))
+    return _Columns(number, columns, messages, dead, payloads, replays, held)
 
 
 def _from_columns(columns: _Columns) -> BatchReady:
-    number, events, by_column, dead, payloads, replays, held = columns
+    number, of_events, of_messages, dead, payloads, replays, held = columns
     # One iterator for all events: each takes its messages where the one before ended.
-    messages = map(DecodedMessage._make, zip(*by_column, strict=True))
-    events[_KEY] = list(map(SessionKey._make, events[_KEY]))
-    events[_MESSAGES] = [tuple(islice(messages, size)) for size in events[_MESSAGES]]
-    arrivals = list(map(DecodedEvent._make, zip(*events, strict=True)))
-    return BatchReady(number, DecodedBatch(arrivals, dead, payloads, replays), held)
+    messages = map(DecodedMessage._make, zip(*of_messages, strict=True))
+    of_events[_KEY] = list(map(SessionKey._make, of_events[_KEY]))
+    of_events[_MESSAGES] = [tuple(islice(messages, size)) for size in of_events[_MESSAGES]]
+    events = list(map(DecodedEvent._make, zip(*of_events, strict=True)))
+    return BatchReady(number, DecodedBatch(events, dead, payloads, replays), held)

@@ -337,8 +337,8 @@ async def test_a_parcel_arrives_as_it_was_sent() -> None:
     bodies = [await read_frame(reader) for _ in range(3)]
 
     assert [body and wire.decode(body) for body in bodies] == [sent, wire.Ack(7), None]
-    assert (len(sent.batch.arrivals), len(sent.batch.dead)) == (2, 2)
+    assert (len(sent.batch.events), len(sent.batch.dead)) == (2, 2)
     assert all(
         arrival.report and arrival.messages[1].calls and arrival.messages[0].cuts
-        for arrival in sent.batch.arrivals
+        for arrival in sent.batch.events
     )

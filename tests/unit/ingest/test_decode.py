@@ -23,7 +23,7 @@ def test_batches_that_are_stored_together_keep_all_events_and_the_bytes_of_each(
     for deliveries in ([delivery(1, valid)], [delivery(2, broken)]):
         together.add(decode_batch(deliveries, count=counter()))
 
-    assert [arrival.stream_seq for arrival in together.arrivals] == [1]
+    assert [event.stream_seq for event in together.events] == [1]
     assert [dead.stream_seq for dead in together.dead] == [2]
     assert together.payloads == {1: valid, 2: broken}
 

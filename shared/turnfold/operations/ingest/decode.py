@@ -38,7 +38,7 @@ class DecodedBatch(NamedTuple):
     `replays` maps the sequences of replayed dead letters to those of the letters.
     """
 
-    arrivals: list[DecodedEvent]
+    events: list[DecodedEvent]
     dead: list[DeadLetter]
     payloads: dict[int, bytes]
     replays: dict[int, int]
@@ -50,7 +50,7 @@ class DecodedBatch(NamedTuple):
 
     def add(self, other: "DecodedBatch") -> None:
         """Add the events of another batch."""
-        self.arrivals.extend(other.arrivals)
+        self.events.extend(other.events)
         self.dead.extend(other.dead)
         self.payloads.update(other.payloads)
         self.replays.update(other.replays)
@@ -71,7 +71,7 @@ def decode_batch(
         if delivery.replay_of:
             batch.replays[delivery.stream_seq] = delivery.replay_of
         try:
-            batch.arrivals.append(
+            batch.events.append(
                 decode_event(delivery, count=count, limits=limits, image_tokens=image_tokens)
             )
         except BadEvent as error:

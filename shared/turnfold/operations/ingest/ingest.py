@@ -16,17 +16,17 @@ async def ingest(
         Unavailable: nothing was stored; the same batch may be tried again.
         StartError: nothing was stored; the database belongs to another stream now.
     """
-    arrivals, dead, payloads, replays = batch
+    events, dead, payloads, replays = batch
     try:
         return await store.ingest(
-            arrivals, dead, installation=installation, payloads=payloads, replays=replays
+            events, dead, installation=installation, payloads=payloads, replays=replays
         )
     except UnstorableBatch as error:
         # The dead letters themselves cannot be stored.
-        if not arrivals:
+        if not events:
             raise
-        if len(arrivals) == 1 and not dead:
-            (refused,) = arrivals
+        if len(events) == 1 and not dead:
+            (refused,) = events
             seq = refused.stream_seq
             delivery = Delivery(refused.subject, payloads[seq], seq, refused.at_ms)
             reason = BadEvent(EventFault.REFUSED_BY_DATABASE, str(error))
@@ -35,12 +35,12 @@ async def ingest(
                 [], [letter], installation=installation, payloads=payloads, replays=replays
             )
     # By halves: one bad event among n costs about log n transactions.
-    half = len(arrivals) // 2
+    half = len(events) // 2
     # The dead letters belong to the first half. For a single event that half is empty, so both are
     # stored separately, and the halving ends.
     parts = (
-        batch._replace(arrivals=arrivals[:half]),
-        batch._replace(arrivals=arrivals[half:], dead=[]),
+        batch._replace(events=events[:half]),
+        batch._replace(events=events[half:], dead=[]),
     )
     first, second = [await ingest(part, store=store, installation=installation) for part in parts]
     return IngestResult(*(a + b for a, b in zip(astuple(first), astuple(second), strict=True)))
