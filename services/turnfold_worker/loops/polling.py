@@ -21,10 +21,11 @@ SILENT_SECONDS = 60.0
 
 
 class BusyDeferral:
-    """Defer background work while ingest is busy, for at most `YIELD_SECONDS` in a row."""
+    """Defer background work while ingest is busy, for at most so many seconds in a row."""
 
-    def __init__(self, is_busy: Callable[[], bool]) -> None:
+    def __init__(self, is_busy: Callable[[], bool], seconds: float = YIELD_SECONDS) -> None:
         self._is_busy = is_busy
+        self._seconds = seconds
         self._since: float | None = None
 
     @property
@@ -35,7 +36,7 @@ class BusyDeferral:
             self._since = None
             return False
         self._since = self._since or now
-        if now - self._since < YIELD_SECONDS:
+        if now - self._since < self._seconds:
             return True
         # One call may work. The next period of waiting begins here.
         self._since = now
