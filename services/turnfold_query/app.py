@@ -51,6 +51,7 @@ from turnfold_query.handlers import (
 )
 from turnfold_query.hints import HintSender
 from turnfold_query.http.app import make_http
+from turnfold_query.http.changes import ChangeStreams
 from turnfold_query.http.inspector import Inspector
 from turnfold_query.http.service import PROBE_SECONDS
 from turnfold_query.ingest_signal import NatsIngestSignal
@@ -255,18 +256,19 @@ def _http_app(
             missing.append("the database cannot be read")
         return missing
 
+    histories, inspections = SqlHistoryStore(database), SqlInspectionStore(database)
     return make_http(
         dispatcher=dispatcher,
-        histories=SqlHistoryStore(database),
+        histories=histories,
         dead_letters=SqlDeadLetterStore(database),
         inspector=Inspector(
-            SqlInspectionStore(database),
-            SqlHistoryStore(database),
+            inspections,
+            histories,
             request_seconds=settings.request_seconds,
             windows=lambda: metrics.windows,
             system=redacted(settings.nats_url),
-            is_stopping=is_stopping,
         ),
+        streams=ChangeStreams(inspections, is_stopping),
         client=client,
         metrics=metrics,
         limits=settings.event_limits,

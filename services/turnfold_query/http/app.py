@@ -35,7 +35,7 @@ from turnfold.process.request_limits import ConcurrencyLimiter
 from turnfold_query.auth import AuthMiddleware, ReadSecret
 from turnfold_query.console.app import ConsoleRouter, make_console
 from turnfold_query.handlers import QueryDispatcher
-from turnfold_query.http.changes import add_changes
+from turnfold_query.http.changes import ChangeStreams, add_changes
 from turnfold_query.http.commands import Forwarder, add_commands
 from turnfold_query.http.description import DescribedApp
 from turnfold_query.http.inspections import add_inspections
@@ -64,6 +64,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     histories: HistoryStore,
     dead_letters: DeadLetterStore,
     inspector: Inspector,
+    streams: ChangeStreams,
     client: NatsClient,
     metrics: QueryMetrics,
     limits: EventLimits,
@@ -88,7 +89,7 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     add_commands(app, Forwarder(client, read_secret).forward)
     add_lists(app, histories, dead_letters)
     add_inspections(app, inspector)
-    add_changes(app, inspector.streams)
+    add_changes(app, streams)
     add_probes(app, histories, metrics, is_ready)
     add_references(app, asyncapi)
     event_bytes = limits.bytes + ENVELOPE_BYTES

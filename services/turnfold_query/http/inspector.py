@@ -15,7 +15,6 @@ from turnfold.ports.inspection import InspectionStore
 from turnfold.ports.query import HistoryStore
 from turnfold.process.request_limits import RETRY_AFTER_MS
 from turnfold_query.auth import request_grant
-from turnfold_query.http.changes import ChangeStreams
 from turnfold_query.http.request_reading import place_of
 from turnfold_query.http.responses import json_response
 
@@ -38,13 +37,11 @@ class Inspector:
         request_seconds: float,
         windows: Callable[[], int],
         system: str,
-        is_stopping: Callable[[], bool],
     ) -> None:
         self.inspections = inspections
         self.histories = histories
         self.windows = windows
         self.system = system
-        self.streams = ChangeStreams(inspections, is_stopping)
         self._seconds = request_seconds
         self._kept: dict[tuple[object, ...], tuple[float, Json]] = {}
 
