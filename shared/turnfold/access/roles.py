@@ -97,12 +97,13 @@ class Export(NamedTuple):
 
 _ALL: tuple[Role, ...] = ("agent", "auditor", "operator")
 _WRITERS: tuple[Role, ...] = ("agent", "operator")
+_EVENTS = tuple(f"{name}.*.*" for name in EVENT_TYPES)
+_READS = (*(f"{name}.*.*" for name in READS), *(f"{name}.*" for name in AGENT_READS))
+_WRITES = (*(f"{name}.*.*" for name in WRITES), *(f"{name}.*" for name in AGENT_WRITES))
 EXPORTS: tuple[Export, ...] = (
-    *(Export("service", f"{name}.*.*", _WRITERS) for name in EVENT_TYPES),
-    *(Export("service", f"{name}.*.*", _ALL) for name in READS),
-    *(Export("service", f"{name}.*", _ALL) for name in AGENT_READS),
-    *(Export("service", f"{name}.*.*", _WRITERS, share=True) for name in WRITES),
-    *(Export("service", f"{name}.*", _WRITERS, share=True) for name in AGENT_WRITES),
+    *(Export("service", subject, _WRITERS) for subject in _EVENTS),
+    *(Export("service", subject, _ALL) for subject in _READS),
+    *(Export("service", subject, _WRITERS, share=True) for subject in _WRITES),
     *(Export("service", name, ("operator",), share=True) for name in INSTALLATION_REQUESTS),
     Export("service", _NOTICE, ("auditor", "operator")),
     *(Export("service", f"{_NOTICE}.{name}.*.*", _ALL) for name in NOTICE_NAMES),
@@ -237,13 +238,6 @@ def _user(key: Key, permissions: Permissions) -> str:
     )
 
 
-_READS = (*(f"{name}.*.*" for name in READS), *(f"{name}.*" for name in AGENT_READS))
-_WRITES = (
-    *(f"{name}.*.*" for name in WRITES),
-    *(f"{name}.*" for name in AGENT_WRITES),
-    *INSTALLATION_REQUESTS,
-)
-_EVENTS = tuple(f"{name}.*.*" for name in EVENT_TYPES)
 # Hints are no export: an agent must not be able to send one.
 _ASKED = f"{ASKED}.*.*"
 # A worker reads the stream, acknowledges events (two forms of the subject), deletes erased and
@@ -266,7 +260,9 @@ _WORKER = Permissions(
         USER_INFO,
         _CROSSING,
     ),
-    subscribe=tuple(f"{subject} {WORKER_QUEUE}" for subject in (*_WRITES, _ASKED)),
+    subscribe=tuple(
+        f"{subject} {WORKER_QUEUE}" for subject in (*_WRITES, *INSTALLATION_REQUESTS, _ASKED)
+    ),
 )
 _SERVICES: Mapping[Role, Permissions] = {
     "worker": _WORKER,
@@ -278,6 +274,7 @@ _SERVICES: Mapping[Role, Permissions] = {
             f"{_API}.STREAM.MSG.GET.{EVENTS_STREAM}",
             *_EVENTS,
             *_WRITES,
+            *INSTALLATION_REQUESTS,
             _ASKED,
             _CROSSING,
         ),
