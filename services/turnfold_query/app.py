@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import nats.errors
@@ -16,6 +16,8 @@ from turnfold.access.bearers import TokenRegistry, check_bind_address, is_loopba
 from turnfold.bus.broker import Broker
 from turnfold.bus.connection import broker_options, connect
 from turnfold.bus.streams import wait_for_streams
+from turnfold.contracts.catalog import wildcard_subject
+from turnfold.contracts.subjects import QUERY_QUEUE
 from turnfold.errors import Unavailable
 from turnfold.model_info.context_windows import installed_windows
 from turnfold.nats_client.connection import NatsClient
@@ -42,13 +44,7 @@ from turnfold.store.query.window import AT_ONCE, SqlWindowStore
 from turnfold_query.asyncapi import asyncapi_document
 from turnfold_query.environment import query_environment
 from turnfold_query.erasures import ErasureFollower, erasure_follower
-from turnfold_query.handlers import (
-    DIRECT,
-    REQUEST_MODELS,
-    QueryDispatcher,
-    QueryServer,
-    make_router,
-)
+from turnfold_query.handlers import DIRECT, REQUEST_MODELS, QueryDispatcher, QueryServer
 from turnfold_query.hints import HintSender
 from turnfold_query.http.app import make_http
 from turnfold_query.http.changes import ChangeStreams
@@ -153,7 +149,9 @@ async def _serve(
     )
     limiter = ConcurrencyLimiter(settings)
     server = QueryServer(dispatcher, metrics, limiter)
-    broker = _broker(settings, server, [name for name in REQUEST_MODELS if name not in DIRECT])
+    broker = Broker(broker_options(settings, "query"))
+    for name in REQUEST_MODELS.keys() - DIRECT:
+        broker.listen(wildcard_subject(name), QUERY_QUEUE, partial(server.take, name))
     app = _http_app(
         settings, database, client, dispatcher, metrics, limiter, bearers, is_stopping=stop.is_set
     )
@@ -210,13 +208,6 @@ async def _stop(http_server: HttpServer, broker: Broker, server: QueryServer) ->
     """Refuse new connections, then new requests, and wait for the running ones."""
     http_server.refuse()
     await asyncio.gather(broker.finish(server.close), http_server.close())
-
-
-def _broker(settings: Settings, server: QueryServer, names: Iterable[str]) -> Broker:
-    options = broker_options(settings, "query")
-    broker = Broker(**options, logger=None, graceful_timeout=5.0, apply_types=False)
-    broker.include_router(make_router(server, names))
-    return broker
 
 
 def _explanation_of(settings: Settings) -> Explain:

@@ -3,16 +3,14 @@
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
 from typing import Final, TypeVar
 
 import structlog
-from faststream.nats import NatsMessage, NatsRouter
 from nats.aio.msg import Msg
 
 from turnfold.bus.answering import answer, most_answer_bytes
-from turnfold.bus.broker import passthrough_decoder
 from turnfold.contracts.catalog import REQUESTS, wildcard_subject
 from turnfold.contracts.history_requests import (
     AuditRequest,
@@ -321,8 +319,10 @@ class QueryServer:
         await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _answer(self, name: str, message: Msg) -> None:
-        # Nobody would receive the answer.
-        if not message.reply:
+        # Workers answer the same subject when the request writes.
+        is_command = name in POLICY_READS and not is_policy_read(message.data)
+        # Without a reply subject, nobody would receive the answer.
+        if is_command or not message.reply:
             return
         with span(name, kind="server", parent=extract_traceparent(message.headers)) as answering:
             try:
@@ -367,27 +367,3 @@ def read_asked(shape: type[Request], key: SessionKey | AgentId, data: bytes) -> 
 
 
 _key_of = lru_cache(maxsize=1_024)(key_of_subject)
-
-
-def make_router(server: QueryServer, names: Iterable[str]) -> NatsRouter:
-    """Return one subscriber per request. All query servers share one queue group."""
-    router = NatsRouter()
-
-    def listens(name: str) -> None:
-        @router.subscriber(
-            wildcard_subject(name),
-            queue=QUERY_QUEUE,
-            decoder=passthrough_decoder,
-            no_reply=True,
-            title=name,
-        )
-        async def on_request(message: NatsMessage) -> None:
-            raw = message.raw_message
-            assert isinstance(raw, Msg)
-            # Workers answer the same subject when the request writes.
-            if name not in POLICY_READS or is_policy_read(raw.data):
-                server.take(name, raw)
-
-    for name in names:
-        listens(name)
-    return router

@@ -4,8 +4,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
-from faststream.nats import NatsRouter
-
 from turnfold.bus.answering import most_answer_bytes
 from turnfold.bus.broker import Broker
 from turnfold.bus.connection import broker_options
@@ -42,13 +40,7 @@ async def command_broker(
     secret = partial(read_secret, database, SIGNED_ACTORS)
     actors = Actors(read_secret=secret, now_ms=now_ms)
     server = CommandServer(ConcurrencyLimiter(context.settings), actors)
-    broker = Broker(
-        **watched(broker_options(context.settings, "worker"), actors.probe),
-        logger=None,
-        graceful_timeout=5.0,
-        apply_types=False,
-    )
-    router = NatsRouter()
+    broker = Broker(watched(broker_options(context.settings, "worker"), actors.probe))
     commands = Commands(
         sessions=SqlSessionCommands(database),
         versions=SqlVersionStore(database),
@@ -69,8 +61,7 @@ async def command_broker(
         on_erased=on_erased,
     )
     for name, handle in commands.handlers().items():
-        server.listen(router, name, handle)
-    broker.include_router(router)
+        server.listen(broker, name, handle)
     async with _started(broker, actors, server):
         yield
 

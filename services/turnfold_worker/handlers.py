@@ -3,14 +3,14 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import structlog
-from faststream.nats import NatsMessage, NatsRouter
 from nats.aio.msg import Msg
 
 from turnfold.bus.answering import answer, is_led
-from turnfold.bus.broker import passthrough_decoder
+from turnfold.bus.broker import Broker
 from turnfold.contracts.catalog import REQUESTS, wildcard_subject
 from turnfold.contracts.reading import is_policy_read, read_command
 from turnfold.contracts.requests import Command
@@ -40,26 +40,18 @@ class CommandServer:
         self._actors = actors
         self._open: set[asyncio.Task[None]] = set()
 
-    def listen(self, router: NatsRouter, name: str, handle: Handle) -> None:
+    def listen(self, broker: Broker, name: str, handle: Handle) -> None:
         """Answer requests with this name.
 
         All workers share one queue group, so that one of them answers.
         """
+        broker.listen(wildcard_subject(name), WORKER_QUEUE, partial(self._take, name, handle))
 
-        @router.subscriber(
-            wildcard_subject(name),
-            queue=WORKER_QUEUE,
-            decoder=passthrough_decoder,
-            no_reply=True,
-            title=name,
-        )
-        async def on_request(message: NatsMessage) -> None:
-            raw = message.raw_message
-            assert isinstance(raw, Msg)
-            # In a task: nats-py reads the next message only after this has returned.
-            task = asyncio.get_running_loop().create_task(self._answer(name, handle, raw))
-            self._open.add(task)
-            task.add_done_callback(self._open.discard)
+    def _take(self, name: str, handle: Handle, message: Msg) -> None:
+        # In a task: nats-py reads the next message only after this has returned.
+        task = asyncio.get_running_loop().create_task(self._answer(name, handle, message))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
 
     async def close(self) -> None:
         """Finish the running requests."""

@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import nats.errors
 from faststream.nats import NatsBroker, NatsMessage
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from turnfold.nats_client.connection import NatsClient
 from turnfold.process.tasks import at_most
@@ -19,6 +20,18 @@ class Broker(NatsBroker):
     """A broker that uses `NatsClient`, as all connections of the services do."""
 
     _bus: NatsClient | None = None
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(**options, logger=None, apply_types=False)
+
+    def listen(self, subject: str, queue: str, take: Callable[[Msg], object]) -> None:
+        """Call a function with each message of a subject. One subscriber of a queue gets it."""
+
+        @self.subscriber(subject, queue=queue, decoder=passthrough_decoder, no_reply=True)
+        async def on_message(message: NatsMessage) -> None:
+            raw = message.raw_message
+            assert isinstance(raw, Msg)
+            take(raw)
 
     async def _connect(self) -> Client:
         self._bus = NatsClient()

@@ -95,7 +95,7 @@ async def plain_service(settings: Settings, handler: Handler) -> AsyncGenerator[
 
 @asynccontextmanager
 async def framework_service(settings: Settings, handler: Handler) -> AsyncGenerator[None]:
-    broker = Broker(**broker_options(settings, "framework"), logger=None, apply_types=False)
+    broker = Broker(broker_options(settings, "framework"))
 
     @broker.subscriber("asked.*", decoder=passthrough_decoder, no_reply=True)
     async def on_request(message: NatsMessage) -> None:
