@@ -1,7 +1,9 @@
 """Fit messages into a budget, with the notes of earlier windows."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from turnfold.client.provider import ContextBudget
@@ -21,19 +23,17 @@ def fit(
 
     If both do not fit, the notes are left out.
     """
+    compress = partial(compressor.compress, rest, is_emergency=budget.is_emergency)
     if notes:
         notes_tokens = compressor.tokens(notes)
         left = max(0, most_tokens(budget) - notes_tokens)
         # The compressor takes three fifths of an emergency budget: it gets five thirds of the rest.
-        budget_tokens = emergency_budget(left) if budget.is_emergency else left
-        try:
-            fitted = compressor.compress(rest, budget_tokens, is_emergency=budget.is_emergency)
-        except CannotFit:
-            return compressor.compress(rest, budget.budget_tokens, is_emergency=budget.is_emergency)
-        systems = leading_count(fitted.messages)
-        messages = [*fitted.messages[:systems], *notes, *fitted.messages[systems:]]
-        return replace(fitted, messages=messages, tokens=fitted.tokens + notes_tokens)
-    return compressor.compress(rest, budget.budget_tokens, is_emergency=budget.is_emergency)
+        with suppress(CannotFit):
+            fitted = compress(emergency_budget(left) if budget.is_emergency else left)
+            systems = leading_count(fitted.messages)
+            messages = [*fitted.messages[:systems], *notes, *fitted.messages[systems:]]
+            return replace(fitted, messages=messages, tokens=fitted.tokens + notes_tokens)
+    return compress(budget.budget_tokens)
 
 
 def most_tokens(budget: ContextBudget) -> int:
