@@ -6,7 +6,7 @@ from typing import Any, Final
 from turnfold.client.events import OutgoingEvent
 from turnfold.client.replies import read
 from turnfold.contracts.events import EVENT_ID_TAKEN, check_copy, read_payload
-from turnfold.contracts.subjects import session_subject, token_of
+from turnfold.contracts.subjects import agent_subject, session_subject
 from turnfold.errors import BadEvent, Conflict, RequestError, UnknownSession
 from turnfold.messages import Shape
 from turnfold.nats_client.acknowledgements import Acknowledgement
@@ -62,7 +62,7 @@ async def check_duplicate(event: OutgoingEvent, acknowledgement: Acknowledgement
 
 async def _is_stored(event: OutgoingEvent, ask: Ask) -> bool:
     """Return whether the agent has a stored event of this id."""
-    subject = f"events.known.{token_of(event.key.agent_id)}"
+    subject = agent_subject("events.known", event.key.agent_id)
     try:
         known = await ask(subject, {"event_ids": [event.event_id]})
     except RequestError:

@@ -17,7 +17,7 @@ from turnfold.client.events import (
 )
 from turnfold.client.replies import StoredMessage, Summary, Window, read
 from turnfold.client.session_history import SessionHistory, wait_seconds
-from turnfold.contracts.subjects import ID_MAX_BYTES, token_of
+from turnfold.contracts.subjects import ID_MAX_BYTES, agent_subject
 from turnfold.errors import UnknownSession
 from turnfold.messages import Json, SessionId, ShapeName, ToolFormat, WindowFormat
 
@@ -152,7 +152,7 @@ class Session(SessionHistory):
 
     async def erased_events(self, event_ids: Iterable[str]) -> set[str]:
         """Return which of at most 1,000 events were erased: they are not stored again."""
-        subject = f"events.known.{token_of(self.key.agent_id)}"
+        subject = agent_subject("events.known", self.key.agent_id)
         answer = await self._client.ask(subject, {"event_ids": list(event_ids)})
         # An older query service does not tell them.
         return read(lambda fields: set(fields.get("erased", ())), answer)
