@@ -192,7 +192,7 @@ def grown(
         return None
     if not _is_continuation(api, new, has_recall=known.parts is not None):
         return None
-    texts = [dumped(one) for one in new]
+    texts = list(map(dumped, new))
     if any(map(_MEDIA.search, texts)) or not own_bytes.begins_with(known.listed):
         return None
     counted = sum(count(text) + ELEMENT_TOKENS for text in texts)
@@ -201,7 +201,7 @@ def grown(
         return None
     elements: list[Element] | None = None
     if known.parts is not None:
-        elements = [own[one] if isinstance(one, int) else one for one in (*known.parts, *new)]
+        elements = [own[part] if isinstance(part, int) else part for part in (*known.parts, *new)]
     return GrownWindow(elements, tokens, known.version)
 
 

@@ -43,7 +43,7 @@ class MessagesApi:
     def conversation(self, body: Mapping[str, Any]) -> RequestConversation | None:
         """Return the messages; the system text stands beside them."""
         tools, elements = without_markers(body.get("tools")), elements_of(body.get("messages"))
-        if not all(are_pairable(_named_calls(one)) for one in elements):
+        if not all(are_pairable(_named_calls(element)) for element in elements):
             return None
         return RequestConversation(
             instructions=content_text(body.get("system")),

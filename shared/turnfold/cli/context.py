@@ -190,14 +190,10 @@ def _as_chat(item: Json) -> dict[str, Any]:
 
 def _heading(message_id: Any, entry: Mapping[str, Any]) -> str:
     """Return the id of a message of a window, and what is left out of it."""
-    if isinstance(message_id, str):
-        text = message_id
-    else:
-        text = (
-            ", ".join(message_id)
-            if (message_id := [one for one in message_id or () if one])
-            else GENERATED.get(str(entry.get("form")), "generated for the window")
-        )
+    ids = [message_id] if isinstance(message_id, str) else message_id or ()
+    text = ", ".join(filter(None, ids))
+    if not text:
+        text = GENERATED.get(str(entry.get("form")), "generated for the window")
     notes = [SHORTENED[entry["form"]]] if entry.get("form") in SHORTENED else []
     if without := entry.get("without"):
         notes.append(f"without {', '.join(without)}")

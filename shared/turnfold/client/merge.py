@@ -188,7 +188,7 @@ def _ends_longest_run(
         equal = alike = run = 0
         while run <= min(place, end) and _is_same(own[place - run], provided[end - run]):
             one, other = own[place - run], provided[end - run]
-            is_equal = one.told == other.told
+            is_equal = one.content == other.content
             if alike == run and (is_equal or one.is_shortened or other.is_shortened):
                 alike += 1
                 equal += is_equal
@@ -202,7 +202,7 @@ class _Side(NamedTuple):
     """A message as it is compared.
 
     Of a cut text, `head` and `tail` are what stands before and after the mark. Otherwise, both are
-    the whole text. `told` is the text with the calls.
+    the whole text. `content` is the text with the calls.
     """
 
     key: str
@@ -210,7 +210,7 @@ class _Side(NamedTuple):
     head: str
     tail: str
     is_cut: bool
-    told: str
+    content: str
     is_shortened: bool
 
 
@@ -220,13 +220,13 @@ def _side(body: Json) -> _Side:
         call.get("function", call.get("custom")) if isinstance(call, Mapping) else call
         for call in (calls if isinstance(calls, list) else ())
     ]
-    told = f"{text}{functions}" if functions else text
-    is_shortened = SHORTENED.search(told) is not None
+    content = f"{text}{functions}" if functions else text
+    is_shortened = SHORTENED.search(content) is not None
     # Calls and results are compared by their ids alone.
     is_text = body.get("role") != "tool" and not calls
     marks = list(CUT_MARK.finditer(text)) if is_text else []
     head, tail = (text[: marks[0].start()], text[marks[-1].end() :]) if marks else (text, text)
-    return _Side(_key(body), body.get("role"), head, tail, bool(marks), told, is_shortened)
+    return _Side(_key(body), body.get("role"), head, tail, bool(marks), content, is_shortened)
 
 
 def _is_same(one: _Side, other: _Side) -> bool:

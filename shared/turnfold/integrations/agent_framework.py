@@ -130,7 +130,7 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
     ) -> None:
         """Load the window; if the input is a new request, with results for calls left open."""
         await super().before_run(agent=agent, session=session, context=context, state=state)
-        inputs = [content.type for one in context.input_messages for content in one.contents]
+        inputs = [part.type for message in context.input_messages for part in message.contents]
         if inputs and not {*_APPROVALS, "function_result"} & set(inputs):
             context.extend_messages(self, _unknown(context.get_messages(sources={self.source_id})))
 
@@ -158,7 +158,9 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
         known = await self._known(session, listed)
         pieces = [piece for parts in listed[known:] for piece in parts]
         events = [
-            turn_event(session.key, [body for body, _ in part], carry=[one for _, one in part])
+            turn_event(
+                session.key, [body for body, _ in part], carry=[carried for _, carried in part]
+            )
             for part in event_parts([piece] for piece in pieces)
         ]
         check_storable(events)
@@ -270,9 +272,9 @@ def _chat_part(content: Content) -> Chat | None:
 def _without_data(value: Any) -> Any:
     """Return a value without the data of files in it, which would count as text."""
     if isinstance(value, dict):
-        return {name: _without_data(one) for name, one in value.items()}
+        return {name: _without_data(field) for name, field in value.items()}
     if isinstance(value, list):
-        return [_without_data(one) for one in value]
+        return [_without_data(item) for item in value]
     is_data = isinstance(value, str) and _DATA_URL.match(value) is not None
     return "[data]" if is_data else value
 
@@ -313,7 +315,7 @@ def _with_open_calls(
     newest = len(shown)
     while newest and _is_about_calls(*shown[newest - 1]):
         newest -= 1
-    return [*shown[:newest], *(one for one in shown[newest:] if one[1]["form"] != "stand_in")]
+    return [*shown[:newest], *(pair for pair in shown[newest:] if pair[1]["form"] != "stand_in")]
 
 
 def _is_about_calls(body: Chat | None, entry: Mapping[str, Any]) -> bool:
@@ -375,9 +377,9 @@ _Identity = tuple[str | None, str]
 def _identities(stored: Sequence[StoredMessage]) -> list[_Identity]:
     """Return the identities of stored messages of the framework, of which the first may be cut."""
     groups: dict[Any, list[Any]] = {}
-    for one in stored:
-        of = one.carry["of"] if isinstance(one.carry, dict) else one.message_id
-        groups.setdefault(of, []).append(one.carry)
+    for message in stored:
+        of = message.carry["of"] if isinstance(message.carry, dict) else message.message_id
+        groups.setdefault(of, []).append(message.carry)
     return list(map(_identity, groups.values()))
 
 

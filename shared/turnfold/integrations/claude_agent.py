@@ -169,8 +169,8 @@ def _events(session: Session, entry: Mapping[str, Any]) -> tuple[list[OutgoingEv
     event_id = new_event_id()
     if entry.get("uuid"):
         # Of the session as well: its transcript may be copied to another one, entry by entry.
-        told = json.dumps([*session.key, text])
-        event_id = blake2b(told.encode(), digest_size=16).hexdigest()
+        named = json.dumps([*session.key, text])
+        event_id = blake2b(named.encode(), digest_size=16).hexdigest()
     if len(text) <= WHOLE_CHARACTERS:
         # An entry that nests too deep for an event is carried as text.
         with suppress(BadRequest):

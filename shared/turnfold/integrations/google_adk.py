@@ -119,7 +119,7 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
 
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
         """Forget calls that were not answered."""
-        for key in [one for one in self._asked if one[0] == invocation_context.invocation_id]:
+        for key in [key for key in self._asked if key[0] == invocation_context.invocation_id]:
             self._asked.pop(key, None)
 
     def _session(self, context: CallbackContext) -> Session:
@@ -160,11 +160,12 @@ class _RequestContents:
         """Return the contents of a window; responses to one content's calls are one content."""
         contents: list[types.Content] = []
         were_responses = False
-        for one in shown:
-            own = None if one.place is None else self._parts[one.place]
-            body = one.body if one.place is None else one.body or self._chat[one.place]
+        for message in shown:
+            place = message.place
+            own = None if place is None else self._parts[place]
+            body = message.body if place is None else message.body or self._chat[place]
             assert body is not None  # `Shown` has a place or a body
-            is_whole = one.body is None and own is not None
+            is_whole = message.body is None and own is not None
             parts = list(own or ()) if is_whole else self._made(body, own)
             are_responses = body["role"] == "tool"
             if are_responses and were_responses:
@@ -198,7 +199,7 @@ class _RequestContents:
             if response.id in (None, call.id) and call.name == response.name
         ]
         call_id = names[0] if names else f"unknown-{len(self._chat)}"
-        self._open = [one for one in self._open if one[0] != call_id]
+        self._open = [call for call in self._open if call[0] != call_id]
         text = json.dumps(response.model_dump(mode="json")["response"] or {}, ensure_ascii=False)
         files = [chat for part in response.parts or () if (chat := _file(part)) is not None]
         content = [{"type": "text", "text": text}, *files] if files else text

@@ -15,6 +15,7 @@ window: system messages, the summary, and the newest messages.
 import json
 from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any
 
 from turnfold.client import OutgoingEvent, PortalClient, Session, turn_event
@@ -85,10 +86,7 @@ class TurnfoldCompactor(Compactor):  # type: ignore[misc]  # without types here
         self, messages: list[ChatMessage], target_tokens: int, token_counter: TokenCounter
     ) -> list[ChatMessage] | None:
         """Return a window of the conversation; None if it is not smaller."""
-        start = next(
-            (place for place, one in enumerate(messages) if not one.is_from("system")),
-            len(messages),
-        )
+        start = len(list(takewhile(lambda message: message.is_from("system"), messages)))
         system = messages[:start]
         room = max(target_tokens - token_counter.count(messages=system), 1)
         session = self._windows.session(self._settings["session_id"])
@@ -154,24 +152,25 @@ def _events(
     digest = _hashed(session.key)
     bodies = list(map(_chat, messages))
     number_shared_ids(bodies)
-    for one, body in zip(messages, bodies, strict=True):
+    for message, body in zip(messages, bodies, strict=True):
         # Of the list up to here: what is published again, after an error of the model or in another
         # process, is the same event.
         digest = _hashed([digest, body])
         while digest in lost:
             digest = _hashed([digest])
-        if {_KEPT, _MADE} & set(one.meta):
+        if {_KEPT, _MADE} & set(message.meta):
             continue
-        if one.is_from("system"):
+        if message.is_from("system"):
             # A system message that begins its event stands before the conversation, in place of
             # the one before it. This one keeps its place.
-            bodies, carry = [CARRIER, body], [None, one.to_dict()]
+            bodies, carry = [CARRIER, body], [None, message.to_dict()]
             events += [
                 turn_event(session.key, bodies, event_id=digest, carry=carry),
                 retraction_event(session.key, [f"{digest}#0"], event_id=f"{digest}-0"),
             ]
         else:
-            events.append(turn_event(session.key, [body], event_id=digest, carry=[one.to_dict()]))
+            carry = [message.to_dict()]
+            events.append(turn_event(session.key, [body], event_id=digest, carry=carry))
     return events
 
 
@@ -179,7 +178,7 @@ def _chat(message: ChatMessage) -> Chat:
     """Return a message as a chat message, in which all calls and results have ids."""
     result = message.tool_call_result
     if result is not None and not isinstance(result.result, str):
-        parts = [one if isinstance(one, TextContent) else _named(one) for one in result.result]
+        parts = [part if isinstance(part, TextContent) else _named(part) for part in result.result]
         message = ChatMessage.from_tool(parts, origin=result.origin, error=result.error)
     body: Chat = message.to_openai_dict_format(require_tool_call_ids=False)
     if isinstance(body.get("content"), list):
@@ -202,8 +201,8 @@ def _without_data(part: Chat) -> Chat:
 
 
 def _hashed(value: Any) -> str:
-    told = json.dumps(value, sort_keys=True, default=str)
-    return blake2b(told.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    text = json.dumps(value, sort_keys=True, default=str)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _named(content: Any) -> TextContent:

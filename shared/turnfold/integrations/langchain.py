@@ -10,6 +10,7 @@ and is given the window instead: system messages, the summary, and the newest me
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from turnfold.client import PortalClient, Session
@@ -133,9 +134,8 @@ class _Call:
 
     def __init__(self, request: ModelRequest) -> None:
         messages = request.messages
-        start = 0
-        while start < len(messages) and isinstance(messages[start], SystemMessage):
-            start += 1
+        systems = takewhile(lambda message: isinstance(message, SystemMessage), messages)
+        start = len(list(systems))
         self._request = request
         self._systems: Sequence[AnyMessage] = messages[:start]
         self._messages: Sequence[AnyMessage] = messages[start:]
@@ -161,7 +161,7 @@ class _Call:
 
     def with_window(self, shown: Sequence[Shown]) -> ModelRequest:
         """Return the request with a window in place of the messages."""
-        window = [self._message(one) for one in shown]
+        window = list(map(self._message, shown))
         return self._request.override(messages=[*self._systems, *window])
 
     def _message(self, shown: Shown) -> AnyMessage:

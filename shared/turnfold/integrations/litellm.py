@@ -10,6 +10,7 @@ is sent the window instead: system messages, the summary, and the newest message
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from turnfold.client import PortalClient
@@ -118,15 +119,13 @@ class TurnfoldCallback(CustomLogger):
         except BadRequest as error:
             self._windows.warn(str(error))
             return None
-        start = 0
-        while start < len(messages) and _role(messages[start]) in SYSTEM_ROLES:
-            start += 1
+        start = len(list(takewhile(lambda message: _role(message) in SYSTEM_ROLES, messages)))
         rest = messages[start:]
 
         def built(shown: Sequence[Shown]) -> list[Any]:
             window = [
-                rest[one.place] if one.body is None and one.place is not None else one.body
-                for one in shown
+                rest[part.place] if part.body is None and part.place is not None else part.body
+                for part in shown
             ]
             return [*messages[:start], *window]
 

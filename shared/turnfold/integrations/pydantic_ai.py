@@ -147,13 +147,14 @@ class _History:
 
         # Not empty: `MirroredWindows.attempt` requests no window for an empty list.
         add_silent(self._spoken[0])
-        for one in shown:
+        for message in shown:
             source, own = (-1, None)
-            if one.place is not None:
-                place = self._spoken[one.place]
+            if message.place is not None:
+                place = self._spoken[message.place]
                 add_silent(place)
                 source, own = self._pieces[place]
-            pieces.append(_Piece(source, own if one.body is None else rebuilt(own, one.body)))
+            value = own if message.body is None else rebuilt(own, message.body)
+            pieces.append(_Piece(source, value))
         add_silent(len(self._pieces))
         return list(self._joined(pieces))
 

@@ -151,16 +151,16 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
         """
         asked, held = self._unconfirmed, self._held or {}
         missing = await self._windows.missing(asked) if asked else set()
-        stored = [one for one in held.values() if not one.is_lost]
-        others = {name for one in stored for name in one.event_ids}.difference(asked)
+        stored = [message for message in held.values() if not message.is_lost]
+        others = {name for message in stored for name in message.event_ids}.difference(asked)
         # Events that were stored are missing only if their session was erased.
         is_erased = bool(missing and others and await self._windows.missing(others))
         self._unconfirmed = []
         if missing and not is_erased:
             self._windows.warn(f"{len(missing)} of {len(asked)} events are not stored")
             self._held = {
-                name: one._replace(is_lost=one.is_lost or bool(missing & one.event_ids))
-                for name, one in held.items()
+                name: message._replace(is_lost=message.is_lost or bool(missing & message.event_ids))
+                for name, message in held.items()
             }
         return not missing or is_erased
 
@@ -229,7 +229,7 @@ async def _restored(
     for message in messages:
         name, texts = _named(message), block_texts(message)
         if name in stored:
-            known = _texts([one for _, one in stored[name]])
+            known = _texts([part for _, part in stored[name]])
             # A window may begin with the end of a message.
             is_same = is_made(message) or known[len(known) - len(texts) :] == _comparable(message)
             held[name] = _Held(texts if is_same else known, stored[name])
@@ -249,12 +249,12 @@ def _found(
     """
     firsts = len(messages) if begins_window(messages[0]) else 1
     ours = [recognized(parts_of(message)) for message in messages]
-    stored = [parts for parts in stored if not is_left_out([one for _, one in parts], ours)]
-    theirs = [recognized([one for _, one in parts]) for parts in stored]
+    stored = [parts for parts in stored if not is_left_out([part for _, part in parts], ours)]
+    theirs = [recognized([part for _, part in parts]) for parts in stored]
     size, at, place = longest_row(ours, theirs, firsts, is_cut=is_cut)
     known = [*([[]] * place), *stored[at : at + size]]
     pairs = zip(messages, known, strict=False)
-    return {_named(one): _Held(block_texts(one), parts) for one, parts in pairs}
+    return {_named(message): _Held(block_texts(message), parts) for message, parts in pairs}
 
 
 async def _stored(session: Session, count: int) -> dict[str, list[tuple[str, Message]]]:
@@ -264,9 +264,9 @@ async def _stored(session: Session, count: int) -> dict[str, list[tuple[str, Mes
         newest = await newest_messages(session, min(count, TAIL_MESSAGES), wait_ms=WAIT_MS)
     except UnknownSession:
         return stored
-    for one in newest:
-        if _is_message(one.carry) and one.carry.get("tracking_id"):
-            stored.setdefault(one.carry["tracking_id"], []).append((one.message_id, one.carry))
+    for part in newest:
+        if _is_message(part.carry) and part.carry.get("tracking_id"):
+            stored.setdefault(part.carry["tracking_id"], []).append((part.message_id, part.carry))
     return stored
 
 
@@ -352,8 +352,8 @@ def _event(
 ) -> OutgoingEvent:
     # An event that is published again, also by another program, is the same one, unless it was
     # retracted, or the session is another one: agents may begin with the same messages.
-    told = [parts, old.stored[0][0]] if old and old.stored else encode_bytes_values(message)
-    text = json.dumps([session.key, told], sort_keys=True)
+    content = [parts, old.stored[0][0]] if old and old.stored else encode_bytes_values(message)
+    text = json.dumps([session.key, content], sort_keys=True)
     return turn_event(
         session.key,
         [chat_of(part) for part in parts],

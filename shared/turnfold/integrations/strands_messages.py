@@ -36,7 +36,7 @@ def marked(message: Message) -> dict[str, Any]:
 def unmarked(message: Message) -> Message:
     """Return a message without Turnfold's mark."""
     metadata = message.get("metadata") or {}
-    custom = {name: one for name, one in (metadata.get("custom") or {}).items() if name != _MADE}
+    custom = {name: mark for name, mark in (metadata.get("custom") or {}).items() if name != _MADE}
     return {**message, "metadata": {**metadata, "custom": custom}}
 
 
@@ -72,7 +72,7 @@ def chat_of(part: Message) -> Chat:
     role, blocks = str(part["role"]), part["content"]
     if blocks and "toolResult" in blocks[0]:
         return _result(blocks[0]["toolResult"])
-    content = [one for block in blocks if (one := _part(block)) is not None]
+    content = [part for block in blocks if (part := _part(block)) is not None]
     calls = [_call(block["toolUse"]) for block in blocks if "toolUse" in block]
     # Reasoning counts as text.
     others = [block for block in blocks if not _CHAT_BLOCKS & set(block)]
