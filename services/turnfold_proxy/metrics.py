@@ -1,41 +1,37 @@
 """The Prometheus metrics of a proxy."""
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.platform_collector import PlatformCollector
-from prometheus_client.process_collector import ProcessCollector
+from functools import partial
+
+from prometheus_client import Counter, Histogram
+
+from turnfold.observability.metrics import ProcessMetrics
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
-class ProxyMetrics:
+class ProxyMetrics(ProcessMetrics):
     """The metrics of one process, in their own registry."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
-        self._requests = Counter(
+        super().__init__()
+        counter = partial(Counter, registry=self.registry)
+        self._requests = counter(
             "turnfold_proxy_requests",
             "Model calls, by what was `sent`: `whole`, `trimmed`, `bypassed`.",
             ["sent"],
-            registry=self.registry,
         )
-        self._bypassed = Counter(
+        self._bypassed = counter(
             "turnfold_proxy_bypassed",
             "Calls that were sent unchanged because Turnfold could not take part, by `reason`.",
             ["reason"],
-            registry=self.registry,
         )
-        self._answers = Counter(
+        self._answers = counter(
             "turnfold_proxy_answers",
             "Answers, by how they `ended`: `recorded`, `cut` (recorded in part) or `unrecorded`.",
             ["ended"],
-            registry=self.registry,
         )
-        self._lookups = Counter(
-            "turnfold_proxy_lookups",
-            "Calls of tools that the proxy answered itself.",
-            registry=self.registry,
+        self._lookups = counter(
+            "turnfold_proxy_lookups", "Calls of tools that the proxy answered itself."
         )
         self._seconds = Histogram(
             "turnfold_proxy_prepare_seconds",
@@ -60,7 +56,3 @@ class ProxyMetrics:
     def looked_up(self, calls: int) -> None:
         """Count calls of tools that the proxy answered."""
         self._lookups.inc(calls)
-
-    def text(self) -> bytes:
-        """Return all metrics in the Prometheus format."""
-        return generate_latest(self.registry)

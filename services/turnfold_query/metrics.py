@@ -2,20 +2,20 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.platform_collector import PlatformCollector
-from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from turnfold.observability.metrics import ProcessMetrics
 from turnfold.operations.query.environment import ContextReply
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _EDGES = (*map(str, SECONDS), "+Inf")
 
 
-class QueryMetrics(Collector):
+class QueryMetrics(ProcessMetrics, Collector):
     """The metrics of one process, in their own registry.
 
     Figures of every request are plain numbers, which take a third of the time of counters with
@@ -23,34 +23,26 @@ class QueryMetrics(Collector):
     """
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
+        super().__init__()
         self.registry.register(self)
-        self._is_ready = Gauge(
-            "turnfold_ready", "1 if `/readyz` answers 200, else 0.", registry=self.registry
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        self._is_ready = gauge("turnfold_ready", "1 if `/readyz` answers 200, else 0.")
+        self._dead_letters = gauge(
+            "turnfold_dead_letters", "Dead letters by `reason` (global).", ["reason"]
         )
-        self._dead_letters = Gauge(
-            "turnfold_dead_letters",
-            "Dead letters by `reason` (global).",
-            ["reason"],
-            registry=self.registry,
-        )
-        self._refused = Counter(
+        self._refused = counter(
             "turnfold_requests_refused",
             "Bus requests answered with an error, by `request` and `code`.",
             ["request", "code"],
-            registry=self.registry,
         )
-        self._foreign = Counter(
+        self._foreign = counter(
             "turnfold_foreign_replies",
             "Replies from a subscriber instead of the stream to events published over HTTP.",
-            registry=self.registry,
         )
-        self._lane_deaths = Counter(
+        self._lane_deaths = counter(
             "turnfold_lane_deaths",
             "Crashes and hangs of the process for searches and large windows, which is restarted.",
-            registry=self.registry,
         )
         self._requests: dict[str, _Times] = {}
         self._built = _Times()
@@ -133,10 +125,6 @@ class QueryMetrics(Collector):
             for label, number in counts.items():
                 family.add_metric([label], number)
         return requests, built, answers, trims
-
-    def text(self) -> bytes:
-        """Return all metrics in the Prometheus format."""
-        return generate_latest(self.registry)
 
 
 class _Times:

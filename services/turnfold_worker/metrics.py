@@ -1,10 +1,11 @@
 """The Prometheus metrics of a worker."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.platform_collector import PlatformCollector
-from prometheus_client.process_collector import ProcessCollector
+from functools import partial
+
+from prometheus_client import Counter, Gauge, Histogram
 
 from turnfold.bus.stream_state import Lag
+from turnfold.observability.metrics import ProcessMetrics
 from turnfold.operations.compact.compact import Committed, Outcome, Retry, RolledBack
 from turnfold.ports.ingest import IngestResult
 from turnfold.store.database.statistics import QueueDepths
@@ -14,134 +15,97 @@ BATCH_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 SUMMARY_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
-class WorkerMetrics:
+class WorkerMetrics(ProcessMetrics):
     """The metrics of one process, in their own registry.
 
     They are updated per batch and per job, not per event.
     """
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
+        super().__init__()
         self._count_intake()
         self._count_summaries()
         self._measure_queues()
 
     def _count_intake(self) -> None:
-        registry = self.registry
-        self._events = Counter("turnfold_events_stored", "Events stored.", registry=registry)
-        self._messages = Counter("turnfold_messages_stored", "Messages stored.", registry=registry)
-        self._duplicates = Counter(
-            "turnfold_duplicates", "Duplicates of stored events.", registry=registry
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self._events = counter("turnfold_events_stored", "Events stored.")
+        self._messages = counter("turnfold_messages_stored", "Messages stored.")
+        self._duplicates = counter("turnfold_duplicates", "Duplicates of stored events.")
+        self._dead_letters = counter("turnfold_events_buried", "Events turned into dead letters.")
+        self._evictions = counter("turnfold_evictions", "Compactions opened during ingest.")
+        self._returned = counter(
+            "turnfold_batches_returned", "Batches that could not be stored, for redelivery."
         )
-        self._dead_letters = Counter(
-            "turnfold_events_buried", "Events turned into dead letters.", registry=registry
-        )
-        self._evictions = Counter(
-            "turnfold_evictions",
-            "Compactions opened during ingest.",
-            registry=registry,
-        )
-        self._returned = Counter(
-            "turnfold_batches_returned",
-            "Batches that could not be stored, for redelivery.",
-            registry=registry,
-        )
-        self._failures = Counter(
+        self._failures = counter(
             "turnfold_part_failures",
             "Errors that a loop (`part`) retries; the log says `work.failed` or `row.failed`.",
             ["part"],
-            registry=registry,
         )
-        self._foreign = Counter(
-            "turnfold_foreign_replies",
-            "Replies to events from a subscriber instead of the stream.",
-            registry=registry,
+        self._foreign = counter(
+            "turnfold_foreign_replies", "Replies to events from a subscriber instead of the stream."
         )
-        self._batch_events = Histogram(
-            "turnfold_batch_events", "Events in a batch.", buckets=BATCH_EVENTS, registry=registry
+        self._batch_events = histogram(
+            "turnfold_batch_events", "Events in a batch.", buckets=BATCH_EVENTS
         )
-        self._batch_seconds = Histogram(
+        self._batch_seconds = histogram(
             "turnfold_batch_seconds",
             "Time from receiving a batch to its acknowledgement.",
             buckets=BATCH_SECONDS,
-            registry=registry,
         )
 
     def _count_summaries(self) -> None:
-        registry = self.registry
-        self._attempts = Counter(
+        counter = partial(Counter, registry=self.registry)
+        self._attempts = counter(
             "turnfold_attempts",
             "Attempts by `outcome` and `reason`: `committed` (with a reason: a stand-in), "
             "`given_back`, `rolled_back`, `discarded`, `delayed` (no database), `crashed`.",
             ["outcome", "reason"],
-            registry=registry,
         )
         self._summary_seconds = Histogram(
             "turnfold_summary_seconds",
             "Time to write a version, by `kind`: `llm` or `extractive`.",
             ["kind"],
             buckets=SUMMARY_SECONDS,
-            registry=registry,
+            registry=self.registry,
         )
-        self._saved = Counter(
-            "turnfold_tokens_saved",
-            "Tokens of replaced messages, less the growth of the versions.",
-            registry=registry,
+        self._saved = counter(
+            "turnfold_tokens_saved", "Tokens of replaced messages, less the growth of the versions."
         )
-        self._model_tokens = Counter(
+        self._model_tokens = counter(
             "turnfold_model_tokens",
             "Tokens of committed versions by `model`, `direction` (`prompt`, `completion`); "
             "failed attempts count in the daily tokens of an agent.",
             ["model", "direction"],
-            registry=registry,
         )
-        self._cost = Counter(
+        self._cost = counter(
             "turnfold_model_cost_dollars",
             "Price of these tokens in US dollars by `model`, if litellm lists it.",
             ["model"],
-            registry=registry,
         )
 
     def _measure_queues(self) -> None:
-        registry = self.registry
-        self._is_ready = Gauge(
-            "turnfold_ready", "1 if `/readyz` answers 200, else 0.", registry=registry
+        gauge = partial(Gauge, registry=self.registry)
+        self._is_ready = gauge("turnfold_ready", "1 if `/readyz` answers 200, else 0.")
+        self._lag_events = gauge("turnfold_lag_events", "Events not yet stored (global).")
+        self._lag_seconds = gauge(
+            "turnfold_lag_seconds", "Age of the oldest event not yet stored (global)."
         )
-        self._lag_events = Gauge(
-            "turnfold_lag_events",
-            "Events not yet stored (global).",
-            registry=registry,
-        )
-        self._lag_seconds = Gauge(
-            "turnfold_lag_seconds",
-            "Age of the oldest event not yet stored (global).",
-            registry=registry,
-        )
-        self._jobs = Gauge(
+        self._jobs = gauge(
             "turnfold_jobs",
             "Open compactions by `status`: `pending` or `running` (global).",
             ["status"],
-            registry=registry,
         )
-        self._late = Gauge(
-            "turnfold_jobs_late_seconds",
-            "Wait of the oldest due compaction (global).",
-            registry=registry,
+        self._late = gauge(
+            "turnfold_jobs_late_seconds", "Wait of the oldest due compaction (global)."
         )
-        self._pending = Gauge(
-            "turnfold_pending_messages",
-            "Evicted messages not yet summarized (global).",
-            registry=registry,
+        self._pending = gauge(
+            "turnfold_pending_messages", "Evicted messages not yet summarized (global)."
         )
-        self._notices = Gauge(
-            "turnfold_outbox_notices", "Unsent notices (global).", registry=registry
-        )
-        self._unindexed = Gauge(
-            "turnfold_unindexed_sessions",
-            "Sessions not fully in the search index (global).",
-            registry=registry,
+        self._notices = gauge("turnfold_outbox_notices", "Unsent notices (global).")
+        self._unindexed = gauge(
+            "turnfold_unindexed_sessions", "Sessions not fully in the search index (global)."
         )
 
     def stored(self, result: IngestResult, *, events: int, seconds: float) -> None:
@@ -210,7 +174,3 @@ class WorkerMetrics:
         self._pending.set(depths.messages)
         self._notices.set(depths.notices)
         self._unindexed.set(depths.unindexed_sessions)
-
-    def text(self) -> bytes:
-        """Return all metrics in the Prometheus format."""
-        return generate_latest(self.registry)
