@@ -25,11 +25,11 @@ from turnfold.client.events import check_storable
 from turnfold.errors import BadRequest, Unavailable, UnknownSession
 from turnfold.integrations import requires
 from turnfold.integrations.clients import (
+    client_of,
     event_parts,
     fitting_window,
     newest_messages,
     require_fresh,
-    shared_client,
 )
 from turnfold.integrations.mirrored import Chat, content_text, file_part, host_id, number_shared_ids
 
@@ -84,7 +84,7 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
     ) -> None:
         super().__init__(source_id, **options)
         self._agent_id = agent_id
-        self._client = client if isinstance(client, PortalClient) else shared_client(client)
+        self._client = client_of(client)
         # The framework reads before it saves the new input, so a recall would look for the one
         # before.
         self._window: dict[str, Any] = {

@@ -31,7 +31,7 @@ from turnfold.client import (
 from turnfold.client.events import check_storable, retraction_event
 from turnfold.errors import BadRequest, Unavailable, UnknownSession
 from turnfold.integrations import requires
-from turnfold.integrations.clients import CARRIER, publish_all, require_fresh, shared_client
+from turnfold.integrations.clients import CARRIER, client_of, publish_all, require_fresh
 from turnfold.shapes import chat_from_anthropic
 
 with requires("claude-agent"):
@@ -67,7 +67,7 @@ class TurnfoldSessionStore:
 
     def __init__(self, agent_id: str, *, client: PortalClient | str | None = None) -> None:
         self._agent_id = agent_id
-        self._client = client if isinstance(client, PortalClient) else shared_client(client)
+        self._client = client_of(client)
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
         """Publish entries; return when the stream has stored them.

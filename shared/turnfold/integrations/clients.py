@@ -21,10 +21,12 @@ Piece = TypeVar("Piece")
 _clients: dict[str | None, PortalClient] = {}
 
 
-def shared_client(url: str | None) -> PortalClient:
-    """Return the client of a URL of NATS, the same for every caller of the program."""
+def client_of(named: PortalClient | str | None) -> PortalClient:
+    """Return a client, or that of a URL of NATS: the same for every caller of the program."""
+    if isinstance(named, PortalClient):
+        return named
     # Threads that race all get the client that was stored first. Others never connect.
-    return _clients.get(url) or _clients.setdefault(url, PortalClient(url))
+    return _clients.get(named) or _clients.setdefault(named, PortalClient(named))
 
 
 async def publish_all(session: Session, events: Sequence[OutgoingEvent]) -> None:

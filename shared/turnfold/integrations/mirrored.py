@@ -21,7 +21,7 @@ from turnfold.client import PortalClient, Session, Window
 from turnfold.client.mirror import mirror
 from turnfold.client.mirrored_list import are_told_apart
 from turnfold.errors import BadRequest, CannotFit, NotAllowed, Unavailable
-from turnfold.integrations.clients import fitting_window, shared_client
+from turnfold.integrations.clients import client_of, fitting_window
 
 PATIENCE_SECONDS: Final = 5.0
 """How long one call of a model waits at most for its window, by default."""
@@ -95,8 +95,7 @@ class MirroredWindows:
     def _client(self) -> PortalClient:
         # Looked up, because a client that a global variable holds at the end of the program cannot
         # end without a message on standard error.
-        named = self._named_client
-        return named if isinstance(named, PortalClient) else shared_client(named)
+        return client_of(self._named_client)
 
     def session(self, session_id: str, part: str = "") -> Session:
         """Return a session; with a `part`, that of a sub-agent of it. A long part is hashed.

@@ -17,12 +17,12 @@ from turnfold.client.events import check_storable, turn_event
 from turnfold.errors import TooLarge, UnknownSession
 from turnfold.integrations import requires
 from turnfold.integrations.clients import (
+    client_of,
     event_parts,
     fitting_window,
     newest_messages,
     publish_all,
     require_fresh,
-    shared_client,
 )
 from turnfold.shapes import check_responses, divide_responses, responses_from_chat
 
@@ -59,12 +59,10 @@ class TurnfoldSession:
         session_settings: SessionSettings | dict[str, Any] | None = None,
         window: Mapping[str, Any] | None = None,
     ) -> None:
-        if client is None or isinstance(client, str):
-            client = shared_client(client)
         self.session_id = session_id
-        self._client = client
+        self._client = client if isinstance(client, Client) else client_of(client)
         self.session_settings = SessionSettings().resolve(session_settings)
-        self._session = client.session(agent_id, session_id)
+        self._session = self._client.session(agent_id, session_id)
         # The SDK reads before it adds the new request, so a recall would look for the one before.
         self._window: dict[str, Any] = {
             "placement": "user",
