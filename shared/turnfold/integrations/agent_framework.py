@@ -31,7 +31,15 @@ from turnfold.integrations.clients import (
     newest_messages,
     require_fresh,
 )
-from turnfold.integrations.mirrored import Chat, content_text, file_part, host_id, number_shared_ids
+from turnfold.integrations.mirrored import (
+    Chat,
+    chat_call,
+    content_of,
+    content_text,
+    file_part,
+    host_id,
+    number_shared_ids,
+)
 
 with requires("agent-framework"):
     from agent_framework import (
@@ -226,8 +234,7 @@ def _chat(role: str, contents: Sequence[Content]) -> Chat:
         [result] = contents
         # The event carries the data.
         files = [file_part(item.media_type) for item in result.items or () if item.type in _FILES]
-        text = result.result or ""
-        content = [{"type": "text", "text": text}, *files] if files else text
+        content = content_of([{"type": "text", "text": result.result or ""}, *files])
         body = {"role": "tool", "tool_call_id": result.call_id, "content": content}
         return body | ({"is_error": True} if result.exception else {})
     parts: list[Chat] = []
@@ -240,7 +247,7 @@ def _chat(role: str, contents: Sequence[Content]) -> Chat:
             parts.append(part)
         elif content.type != "usage":
             others.append(_text(_without_data(json.loads(_text(content.to_dict())))))
-    body = {"role": role if role in _ROLES else "user", "content": _content(parts)}
+    body = {"role": role if role in _ROLES else "user", "content": content_of(parts)}
     if calls:
         body |= {"role": "assistant", "tool_calls": calls}
     # Reasoning and approvals count as text; the window gives them back as they were.
@@ -254,8 +261,7 @@ def _is_call(content: Content) -> bool:
 def _call(content: Content) -> Chat:
     arguments = content.arguments
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, default=str)
-    function = {"name": content.name, "arguments": text}
-    return {"id": content.call_id, "type": "function", "function": function}
+    return chat_call(content.call_id, content.name, text)
 
 
 def _chat_part(content: Content) -> Chat | None:
@@ -280,12 +286,6 @@ def _without_data(value: Any) -> Any:
 
 
 _ROLES = ("system", "user", "assistant")
-
-
-def _content(parts: Sequence[Chat]) -> Any:
-    if len(parts) == 1 and parts[0]["type"] == "text":
-        return parts[0]["text"]
-    return list(parts) or ""
 
 
 def _joined(shown: Iterator[tuple[Chat | None, Any]]) -> list[Message]:

@@ -24,6 +24,8 @@ from turnfold.integrations.mirrored import (
     MirroredWindows,
     Shown,
     call_arguments,
+    chat_call,
+    content_of,
     content_text,
     file_part,
     short_id,
@@ -202,7 +204,7 @@ class _RequestContents:
         self._open = [call for call in self._open if call[0] != call_id]
         text = json.dumps(response.model_dump(mode="json")["response"] or {}, ensure_ascii=False)
         files = [chat for part in response.parts or () if (chat := _file(part)) is not None]
-        content = [{"type": "text", "text": text}, *files] if files else text
+        content = content_of([{"type": "text", "text": text}, *files])
         return {"role": "tool", "tool_call_id": call_id, "name": response.name, "content": content}
 
     def _message(self, content: types.Content, parts: Sequence[types.Part], place: int) -> Chat:
@@ -215,14 +217,15 @@ class _RequestContents:
                 call_id = _id(part.function_call.id) or f"call-{place}-{len(calls)}"
                 self._calls[call_id] = part.function_call
                 self._open.append((call_id, part.function_call))
-                calls.append(_chat_call(call_id, part.function_call))
+                arguments = part.function_call.model_dump(mode="json")["args"] or {}
+                text = json.dumps(arguments, ensure_ascii=False)
+                calls.append(chat_call(call_id, part.function_call.name, text))
             elif (chat := _chat_part(part)) is not None:
                 texts.append(chat)
             else:
                 others.append(part.model_dump(mode="json", exclude_none=True))
-        body: Chat = {"role": "assistant" if content.role == "model" else "user"}
-        is_text = len(texts) == 1 and texts[0]["type"] == "text"
-        body["content"] = texts[0]["text"] if is_text else texts or ""
+        role = "assistant" if content.role == "model" else "user"
+        body: Chat = {"role": role, "content": content_of(texts)}
         if calls:
             body |= {"role": "assistant", "tool_calls": calls}
         return body | ({"parts": others} if others else {})
@@ -259,15 +262,6 @@ class _RequestContents:
 
 def _id(call_id: str | None) -> str | None:
     return None if call_id is None or call_id.startswith(_TEMPORARY_ID) else call_id
-
-
-def _chat_call(call_id: str, call: types.FunctionCall) -> Chat:
-    arguments = json.dumps(call.model_dump(mode="json")["args"] or {}, ensure_ascii=False)
-    return {
-        "id": call_id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": arguments},
-    }
 
 
 def _chat_part(part: types.Part) -> Chat | None:

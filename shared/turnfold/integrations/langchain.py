@@ -21,6 +21,7 @@ from turnfold.integrations.mirrored import (
     Chat,
     MirroredWindows,
     Shown,
+    chat_call,
     without_bytes,
 )
 
@@ -207,8 +208,8 @@ def _all_calls(message: AIMessage, body: Chat) -> list[Chat]:
     for call in message.invalid_tool_calls:
         call_id = call.get("id")
         if call_id and call_id not in known:
-            function = {"name": call.get("name") or "unknown", "arguments": call.get("args") or ""}
-            calls.append({"type": "function", "id": call_id, "function": function})
+            name, arguments = call.get("name") or "unknown", call.get("args") or ""
+            calls.append(chat_call(call_id, name, arguments))
     return calls
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import Chat
+from turnfold.integrations.mirrored import Chat, chat_call
 
 with requires("pydantic-ai"):
     from pydantic_ai.messages import (
@@ -62,8 +62,8 @@ def _answer(response: ModelResponse) -> Chat:
             case ThinkingPart():
                 reasoning.append(part.content + (part.signature or ""))
             case ToolCallPart():
-                function = {"name": part.tool_name, "arguments": part.args_as_json_str()}
-                calls.append({"id": part.tool_call_id, "type": "function", "function": function})
+                arguments = part.args_as_json_str()
+                calls.append(chat_call(part.tool_call_id, part.tool_name, arguments))
             case _:
                 texts.append(_named(part))
     body: Chat = {"role": "assistant", "content": "\n\n".join(texts)}

@@ -9,7 +9,7 @@ from typing import Any
 
 from turnfold.client.merge import is_same_text
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import Chat, call_arguments, content_text
+from turnfold.integrations.mirrored import Chat, call_arguments, chat_call, content_of, content_text
 
 with requires("strands"):
     from strands.types.session import encode_bytes_values
@@ -72,11 +72,11 @@ def chat_of(part: Message) -> Chat:
     role, blocks = str(part["role"]), part["content"]
     if blocks and "toolResult" in blocks[0]:
         return _result(blocks[0]["toolResult"])
-    content = [part for block in blocks if (part := _part(block)) is not None]
+    content = [chat for block in blocks if (chat := _part(block)) is not None]
     calls = [_call(block["toolUse"]) for block in blocks if "toolUse" in block]
     # Reasoning counts as text.
     others = [block for block in blocks if not _CHAT_BLOCKS & set(block)]
-    body = {"role": role, "content": _content(content)}
+    body = {"role": role, "content": content_of(content)}
     return body | ({"tool_calls": calls} if calls else {}) | ({"blocks": others} if others else {})
 
 
@@ -86,7 +86,7 @@ def _result(result: Mapping[str, Any]) -> Chat:
     ]
     if all(part["type"] == "text" for part in parts):
         parts = [{"type": "text", "text": "\n".join(part["text"] for part in parts)}]
-    body = {"role": "tool", "tool_call_id": result["toolUseId"], "content": _content(parts)}
+    body = {"role": "tool", "tool_call_id": result["toolUseId"], "content": content_of(parts)}
     return body | ({"is_error": True} if result.get("status") == "error" else {})
 
 
@@ -103,18 +103,13 @@ def _part(block: Mapping[str, Any]) -> Chat | None:
     return None
 
 
-def _content(parts: Sequence[Chat]) -> Any:
-    return parts[0]["text"] if len(parts) == 1 and "text" in parts[0] else list(parts) or ""
-
-
 _FILES = {"image": "image", "document": "file", "video": "video", "audio": "audio"}
 """Blocks of Strands, and parts of a chat message."""
 _CHAT_BLOCKS = {"text", "toolUse", "cachePoint", *_FILES}
 
 
 def _call(use: Mapping[str, Any]) -> Chat:
-    function = {"name": use["name"], "arguments": json.dumps(use["input"])}
-    return {"id": use["toolUseId"], "type": "function", "function": function}
+    return chat_call(use["toolUseId"], use["name"], json.dumps(use["input"]))
 
 
 def rebuilt(body: Chat) -> Message:
