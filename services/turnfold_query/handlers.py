@@ -67,7 +67,7 @@ from turnfold.process.request_limits import (
 from turnfold.process.tasks import at_most
 from turnfold_query.hints import HintSender
 from turnfold_query.ingest_signal import PlacedSignal
-from turnfold_query.lane import Lane
+from turnfold_query.lane.parent import Lane
 from turnfold_query.metrics import QueryMetrics
 from turnfold_query.newest import NewestLookup, is_newest
 
@@ -75,8 +75,7 @@ log = structlog.get_logger()
 
 CONTEXT = "context.get"
 """The request for a window, for which agents wait before each call of their model."""
-HISTORY = "history.get"
-DIRECT = (CONTEXT, HISTORY)
+DIRECT = (CONTEXT, "history.get")
 """Requests that are taken from the bus without a framework, because agents wait for them."""
 REQUEST_MODELS: Final[Mapping[str, type[Request]]] = {
     **{name: REQUESTS[name].request for name in (*READS, *AGENT_READS)},

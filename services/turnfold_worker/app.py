@@ -59,7 +59,7 @@ from turnfold_worker.loops.truncate_wal import WalTruncator
 from turnfold_worker.loops.vacuum import DeadRowVacuum
 from turnfold_worker.loops.wakeups import Wakeups
 from turnfold_worker.loops.write_probe import WriteProbe
-from turnfold_worker.receiver import Receiver, ReceiverProcess
+from turnfold_worker.receiver.parent import Receiver, ReceiverProcess
 
 log = structlog.get_logger()
 

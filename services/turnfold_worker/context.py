@@ -15,8 +15,8 @@ from turnfold.settings import Settings
 from turnfold.store.database.engine import Database
 from turnfold_worker.health import WorkerHealth
 from turnfold_worker.metrics import WorkerMetrics
-from turnfold_worker.receiver import Receiver
 from turnfold_worker.receiver.child import Decode, decoder
+from turnfold_worker.receiver.parent import Receiver
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from turnfold.process.clock import now_ms
 from turnfold.store.database.statistics import SqlStatistics
 from turnfold_worker.loops.write_probe import WriteProbe
 from turnfold_worker.metrics import WorkerMetrics
-from turnfold_worker.receiver import Receiver
+from turnfold_worker.receiver.parent import Receiver
 
 Reply = TypeVar("Reply")
 

@@ -21,7 +21,7 @@ from turnfold.process.request_limits import RETRY_AFTER_MS
 from turnfold_query.auth import ReadSecret, actor_headers
 from turnfold_query.http.description import EVERYWHERE, described
 from turnfold_query.http.responses import SESSION, SessionPath, json_response
-from turnfold_query.lane import Lane
+from turnfold_query.lane.parent import Lane
 from turnfold_query.posted_events import EventBody, PostedEvent, read_posted
 
 PUBLISH_SECONDS = 5.0

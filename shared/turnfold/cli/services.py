@@ -16,7 +16,7 @@ from turnfold.settings import Settings, read_settings, redacted
 def worker() -> int:
     """Run the worker until it is stopped; return the exit status."""
     settings = _settings("worker")
-    from turnfold_worker.receiver import ReceiverProcess
+    from turnfold_worker.receiver.parent import ReceiverProcess
 
     # The child process loads while this one imports the worker.
     process = ReceiverProcess()
@@ -38,7 +38,7 @@ def receiver() -> int:
 def query() -> int:
     """Run the query service on NATS and HTTP until it is stopped; return the exit status."""
     settings = _settings("query")
-    from turnfold_query.lane import start_process
+    from turnfold_query.lane.parent import start_process
 
     # The child process loads while this one does.
     lane_process = start_process()
