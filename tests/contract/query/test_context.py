@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from tests.anthropic_faults import anthropic_faults
 from tests.store_fixtures import (
@@ -35,6 +36,8 @@ from turnfold.messages import SessionKey
 from turnfold.operations.query.as_of import parse_as_of
 from turnfold.operations.query.context import context
 from turnfold.operations.query.environment import ContextReply, QueryEnvironment
+from turnfold.store.database.engine import Database
+from turnfold.store.database.schema import messages
 
 Json = dict[str, Any]
 ANTHROPIC = {"format": "anthropic"}
@@ -489,3 +492,30 @@ async def test_a_session_that_is_switched_off_shows_all_that_is_in_no_summary(
     assert [body["content"] for body in window["messages"]] == [
         text for seq in range(1, 31) for text in (f"question {seq}", f"answer {seq}")
     ]
+
+
+@pytest.mark.proves("C54", "W9")
+@pytest.mark.parametrize(
+    "gist",
+    [
+        '[[["f(/etc/hosts)",5],["g(x)",4]],[["/etc/hosts",3,9]]]',
+        '[[["f(/etc/hosts)",5],["g(x)",4]],[["/etc/hosts",3,9]],null]',
+        "3/3 Look.",
+    ],
+)
+async def test_a_window_tells_of_messages_with_gists_in_another_form(
+    stores: Stores, database: Database, gist: str
+) -> None:
+    """C54: the first code of revision 1003 wrote two other forms than that of today."""
+    await stores.ingest(
+        turn(1, user("Look."), assistant(None, "a"), tool("a", "nothing " * 90)),
+        turn(2, user("Again."), assistant(None, "b"), tool("b", "nothing " * 90)),
+        turn(3, user("Thanks."), assistant("You are welcome.")),
+    )
+    changed = update(messages).values(gist=gist)
+    await database.write(lambda connection: connection.execute(changed))
+
+    told = await Asker(stores).told(max_tokens=90)
+
+    assert (told["account"]["folded_told"], told["account"]["untold"]) == (7, 0)
+    assert "7 messages with 2 tool calls are left out" in json.dumps(told["messages"])

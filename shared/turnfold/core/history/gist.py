@@ -89,12 +89,16 @@ def encode(gist: Gist) -> str:
 
 def gist_of(message: Message) -> Gist:
     """Return the gist of a message, as far as it has one."""
-    # The gist of a short text begins with a digit instead: the number of its tokens.
-    if message.gist[:1] == "[":
-        return _whole(message.gist)
-    if not message.short_body:
-        return NOTHING
-    return _short(message.gist, message.short_body, message.content_tokens)
+    try:
+        # The gist of a short text begins with a digit instead: the number of its tokens.
+        if message.gist[:1] == "[":
+            return _whole(message.gist)
+        if message.short_body:
+            return _short(message.gist, message.short_body, message.content_tokens)
+    except (TypeError, ValueError):
+        # The first code of revision 1003 wrote other forms.
+        pass
+    return NOTHING
 
 
 @cached_text(4_096)
