@@ -86,6 +86,8 @@ _STREAM_FIELDS = (
     "discard",
     "duplicate_window",
     "max_age",
+    # Beyond this limit, the server deletes events whatever `discard` says.
+    "max_msgs_per_subject",
     "deny_delete",
     "allow_direct",
     "allow_atomic",
@@ -97,6 +99,11 @@ _CONSUMER_FIELDS = (
     "ack_wait",
     "max_deliver",
     "max_ack_pending",
+    "deliver_subject",
+    "filter_subject",
+    "filter_subjects",
+    "headers_only",
+    "inactive_threshold",
 )
 
 

@@ -116,10 +116,18 @@ async def test_settings_that_drifted_are_named_and_set_right_without_losing_even
             duplicate_window=120.0,
             allow_atomic=False,
             max_bytes=1 << 30,
+            max_msgs_per_subject=1,
         )
     )
     consumer = (await jetstream.consumer_info("TURNFOLD_EVENTS", "ingest")).config
-    await jetstream.add_consumer("TURNFOLD_EVENTS", consumer.evolve(name="ingest", ack_wait=7.0))
+    drifted = consumer.evolve(
+        name="ingest",
+        ack_wait=7.0,
+        filter_subjects=["tool.result.a.>", "tool.result.b.>"],
+        headers_only=True,
+        inactive_threshold=300.0,
+    )
+    await jetstream.add_consumer("TURNFOLD_EVENTS", drifted)
     found = await config_differences(client)
 
     again = await ensure_streams(client, first_seq=1)
@@ -128,7 +136,11 @@ async def test_settings_that_drifted_are_named_and_set_right_without_losing_even
     assert [one for one in found if "subjects" in one]
     assert [one for one in found if "duplicate_window 120" in one]
     assert [one for one in found if "allow_atomic 0, not True" in one]
+    assert [one for one in found if "max_msgs_per_subject 1, not -1" in one]
     assert [one for one in found if "the consumer ingest has ack_wait 7" in one]
+    assert [one for one in found if "the consumer ingest has filter_subjects" in one]
+    assert [one for one in found if "the consumer ingest has headers_only True" in one]
+    assert [one for one in found if "the consumer ingest has inactive_threshold 300" in one]
     assert await config_differences(client) == []
     assert (again, info.state.messages, info.config.max_bytes) == (created, 1, 1 << 30)
 
