@@ -163,7 +163,7 @@ def units(messages: Sequence[Json], shape: Shape) -> Iterator[tuple[Json, ...]]:
 
 def _parts(conversation: Conversation, step: Step) -> Iterator[Turn]:
     shape = conversation.shape
-    for turn in turns(conversation.messages, conversation.machine_made):
+    for turn in turns(conversation.messages, conversation.machine_made, conversation.pinned):
         if step is Step.TURN:
             yield from pieces(turn, shape=shape)
         else:

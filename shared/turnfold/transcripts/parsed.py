@@ -25,6 +25,7 @@ class ParsedConversation:
     shape: Shape = Shape.CHAT
     messages: list[dict[str, Any]] = field(default_factory=list)
     machine_made_indexes: set[int] = field(default_factory=set)
+    pinned_indexes: set[int] = field(default_factory=set)
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     tools: dict[str, str] = field(default_factory=dict)
 

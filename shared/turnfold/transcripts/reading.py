@@ -8,7 +8,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -38,7 +38,8 @@ class UnreadableTranscript(TurnfoldError):
 class Conversation:
     """One conversation of a file: messages in order, each unchanged.
 
-    `machine_made` has the indexes of user messages that a program wrote in the user's name.
+    `machine_made` has the indexes of user messages that a program wrote in the user's name,
+    `pinned` those of system messages that must begin their event.
     `question` may be asked about what was said early. With the shape `responses`, messages are
     items of the Responses API.
     """
@@ -50,6 +51,7 @@ class Conversation:
     machine_made: frozenset[int] = frozenset()
     question: str | None = None
     shape: Shape = Shape.CHAT
+    pinned: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +62,23 @@ class Turn:
     is_meta: bool = False
 
 
-def turns(messages: Sequence[Json], machine_made: frozenset[int] = frozenset()) -> list[Turn]:
+def turns(
+    messages: Sequence[Json],
+    machine_made: frozenset[int] = frozenset(),
+    pinned: frozenset[int] = frozenset(),
+) -> list[Turn]:
     """Split a conversation before each user message except the first.
 
-    Messages before the first user message belong to the first turn.
+    Messages before the first user message belong to the first turn. A pinned system message begins
+    a turn, of which a user message after it is a part.
 
     >>> roles = ["system", "user", "assistant", "user"]
     >>> [len(turn.messages) for turn in turns([{"role": role} for role in roles])]
     [3, 1]
     """
-    starts = [index for index, message in enumerate(messages) if message.get("role") == Role.USER]
-    edges = [0, *starts[1:], len(messages)] if messages else []
+    users = [index for index, message in enumerate(messages) if message.get("role") == Role.USER]
+    starts = {0, *pinned, *(index for index in users[1:] if index - 1 not in pinned)}
+    edges = [*sorted(starts), len(messages)] if messages else []
     return [
         Turn(tuple(messages[first:last]), not machine_made.isdisjoint(range(first, last)))
         for first, last in pairwise(edges)
@@ -193,7 +201,10 @@ class _Reader:
                 about = {"agent": parsed.agent, "model": parsed.model}
                 machine_made = frozenset(parsed.machine_made_indexes)
                 name = parsed.name or self.stem
-                yield self.conversation(1, name, parsed.messages, about, machine_made, parsed.shape)
+                read = self.conversation(
+                    1, name, parsed.messages, about, machine_made, parsed.shape
+                )
+                yield replace(read, pinned=frozenset(parsed.pinned_indexes))
 
     def entries(
         self, first_number: int, first: Any, rest: Iterable[tuple[int, Any]]

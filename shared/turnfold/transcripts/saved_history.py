@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from turnfold.messages import Json, Shape, State
+from turnfold.messages import Json, Role, Shape, State
 from turnfold.transcripts.parsed import ParsedConversation, RecordFault
 
 
@@ -52,8 +52,19 @@ class SavedHistory:
                 message["element"] if are_items else _chat_message(message) for message in kept
             ],
             machine_made_indexes={i for i, one in enumerate(kept) if one.get("is_meta")},
+            pinned_indexes={i for i, one in enumerate(kept) if _is_pinned(one)},
         )
         return [conversation]
+
+
+def _is_pinned(stored: Json) -> bool:
+    """Return whether a system message began its event, which pinned it in place of others."""
+    message = stored["message"]
+    is_system = isinstance(message, Mapping) and message.get("role") in (
+        Role.SYSTEM,
+        Role.DEVELOPER,
+    )
+    return is_system and str(stored["message_id"]).endswith("#0")
 
 
 def _chat_message(stored: Json) -> dict[str, Any]:

@@ -156,6 +156,36 @@ async def test_a_saved_history_can_be_imported(tmp_path: Path, source: str) -> N
                 assert after == before
 
 
+@pytest.mark.proves("A5", "G11")
+async def test_an_imported_history_has_the_same_system_message_pinned(tmp_path: Path) -> None:
+    environ = {"TURNFOLD_DATA_DIR": str(tmp_path)}
+    saved = tmp_path / "saved.jsonl"
+    turns = [
+        ["system: Be brief.", "user: One?", "assistant: One.", "system: Time passes."],
+        ["user: Two?", "assistant: Two."],
+        ["system: Be thorough.", "user: Three?", "assistant: Three."],
+        ["developer: Be kind."],
+        ["assistant: Four.", "user: Five?"],
+    ]
+    async with (
+        running_system(tmp_path) as system,
+        connect(system.nats_url, environ={}) as client,
+    ):
+        session = client.session("ada", "s")
+        for turn in turns:
+            parts = [text.split(": ") for text in turn]
+            await session.turn_completed([{"role": role, "content": text} for role, text in parts])
+        before = await session.context(max_tokens=8_000, wait_ms=5_000)
+        told = await run("history", "ada", "s", "--newest", "0", "--json", environ=environ)
+        saved.write_text(told.out)
+        again = await replay(tmp_path, str(saved))
+        after = await client.session("replay", "saved").context(max_tokens=8_000)
+
+    assert (again.status, before.fresh) == (0, True)
+    assert before.messages[0]["content"] == "Be kind."
+    assert after.messages == before.messages
+
+
 def pages(url: str) -> Iterator[str]:
     """The pages of a history, each as its text."""
     after: int | None = 0
