@@ -105,6 +105,7 @@ def _as_json(stored: StoredMessage) -> dict[str, object]:
         "position": stored.position,
         "state": stored.state,
         "message": stored.message,
+        "original_content": stored.original_content,
         "is_meta": stored.is_meta or None,
         "shape": stored.shape if stored.shape != "chat" else None,
         "element": stored.element,

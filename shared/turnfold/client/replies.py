@@ -140,6 +140,8 @@ class StoredMessage:
     `state` is live, pending or covered. `score` is set by a search. `is_meta` marks a user message
     that a program wrote. `element` is what was published in another `shape` than chat; `message`
     is its chat view then. `carry` is what its event carries for it; searches leave it out.
+    `original_content` is that of a tool result that is neither text nor parts; `message` has it as
+    a text.
     """
 
     message_id: str
@@ -151,6 +153,7 @@ class StoredMessage:
     shape: str = "chat"
     element: dict[str, Any] | None = None
     carry: Any = None
+    original_content: Any = None
 
     @classmethod
     def of(cls, answer: Fields) -> Self:
@@ -165,6 +168,7 @@ class StoredMessage:
             answer.get("shape") or "chat",
             answer.get("element"),
             answer.get("carry"),
+            answer.get("original_content"),
         )
 
 

@@ -186,6 +186,31 @@ async def test_an_imported_history_has_the_same_system_message_pinned(tmp_path: 
     assert after.messages == before.messages
 
 
+@pytest.mark.proves("A5", "I2")
+async def test_a_history_that_a_command_saved_has_results_as_they_were_published(
+    tmp_path: Path,
+) -> None:
+    environ = {"TURNFOLD_DATA_DIR": str(tmp_path)}
+    saved = tmp_path / "saved.jsonl"
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    async with (
+        running_system(tmp_path) as system,
+        connect(system.nats_url, environ={}) as client,
+    ):
+        session = client.session("ada", "s")
+        await session.turn_completed([{"role": "user", "content": "How much?"}, asked])
+        await session.tool_result("c", {"price": [1, 2]})
+        assert (await session.context(max_tokens=8_000, wait_ms=5_000)).fresh
+        told = await run("history", "ada", "s", "--newest", "0", "--json", environ=environ)
+        saved.write_text(told.out)
+        again = await replay(tmp_path, str(saved))
+        originals = [one.message async for one in client.session("replay", "saved").originals()]
+
+    assert (again.status, told.rows[-1]["original_content"]) == (0, {"price": [1, 2]})
+    assert originals[-1]["content"] == {"price": [1, 2]}
+
+
 def pages(url: str) -> Iterator[str]:
     """The pages of a history, each as its text."""
     after: int | None = 0
