@@ -35,8 +35,12 @@ class SavedHistory:
                 raise RecordFault("a message has no message_id, state or message")
             known = len(self._stored)
             self._stored.setdefault(str(stored["message_id"]), stored)
-            if stored["state"] == State.RETRACTED and len(self._stored) > known:
+            if len(self._stored) == known:
+                continue
+            if stored["state"] == State.RETRACTED:
                 self.left_out["retracted messages"] += 1
+            elif "carry" in stored:
+                self.left_out["carried values"] += 1
 
     def conversations(self) -> Iterable[ParsedConversation]:
         """Return the one conversation."""

@@ -395,8 +395,8 @@ def test_a_saved_history_has_each_message_once_as_it_was_published(write: Write)
     result = {"role": "tool", "tool_call_id": "c", "content": "7"}
     messages = [
         stored(1, USER, is_meta=True),
-        stored(2, ANSWER, state="retracted"),
-        stored(3, result, original_content=7),
+        stored(2, ANSWER, state="retracted", carry=1),
+        stored(3, result, original_content=7, carry={"kept": "to the letter"}),
         stored(4, USER, shape="responses", element=item),
         stored(5, {}, shape="responses", element={"type": "reasoning", "summary": []}),
     ]
@@ -413,7 +413,7 @@ def test_a_saved_history_has_each_message_once_as_it_was_published(write: Write)
     assert (mixed.conversation_id, mixed.agent, mixed.shape) == ("user-42", None, "chat")
     assert mixed.messages == (USER, result | {"content": 7}, USER)
     assert mixed.machine_made == {0}
-    assert left_out == {"retracted messages": 1}
+    assert left_out == {"retracted messages": 1, "carried values": 1}
     assert items.messages == (item, {"type": "reasoning", "summary": []})
 
 
