@@ -209,7 +209,9 @@ async def test_a_policy_without_a_share_for_it_recalls_only_what_is_asked_for(
     asker = Asker(stores, replace(stores.policy(*NO_OVERRIDES), recall_share=0.0))
 
     assert block_of(await asker.told(max_tokens=1_000)) == ""
-    assert FACT in block_of(await asker.told(max_tokens=1_000, recall={}))
+    assert block_of(await asker.told(max_tokens=1_000, query=" ")) == ""
+    for asked in ({"recall": {}}, {"recall": {"query": QUESTION}}, {"query": QUESTION}):
+        assert FACT in block_of(await asker.told(max_tokens=1_000, **asked))
 
 
 @pytest.mark.proves("F2", "L6")

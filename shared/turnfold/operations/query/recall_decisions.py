@@ -102,13 +102,14 @@ class RecallWish:
         asked = request.recall
         if asked is False or request.mode == "emergency":
             return None
-        if asked is None and not policy.recall_share:
+        query = request.query if asked is None or asked.query is None else asked.query
+        # Callers fill the query from a form or a variable that may be blank.
+        if query is not None and not query.strip():
+            query = None
+        if asked is None and query is None and not policy.recall_share:
             return None
         asked = asked or RecallFields()
-        query = request.query if asked.query is None else asked.query
-        # Callers fill the query from a form or a variable that may be blank.
-        is_blank = query is None or not query.strip()
-        return RecallWish(None if is_blank else query, asked.tokens, asked.share)
+        return RecallWish(query, asked.tokens, asked.share)
 
 
 @dataclass(frozen=True, slots=True)
