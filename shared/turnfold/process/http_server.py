@@ -149,18 +149,33 @@ class HttpServer:
 
 
 class _State(ServerState):
-    """The connections of a server. Those in `without_request` are idle, oldest first."""
+    """The connections of a server: `without_request` are idle, `receiving` lack a part of a body.
+
+    Both are in order, oldest first.
+    """
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self.most = most
         self.without_request: dict[_Connection, None] = {}
+        self.receiving: dict[_Connection, None] = {}
 
     def make_room(self) -> None:
-        """Close the oldest idle connections above the limit. A new connection is idle, too."""
-        # Only idle ones: a connection with a request is worth more than a new one.
-        while len(self.connections) > self.most and self.without_request:
-            next(iter(self.without_request)).drop()
+        """Close the oldest connections without a whole request above the limit.
+
+        Of the more numerous kind, so that a flood of one closes none of the other. A new
+        connection is idle, too.
+        """
+        # Only these: a connection with a whole request is worth more than a new one.
+        kinds = (self.without_request, self.receiving)
+        while len(self.connections) > self.most and any(kinds):
+            fuller = max(kinds, key=len)
+            next(iter(fuller)).drop()
+
+    def forget(self, connection: "_Connection") -> None:
+        """Remove a connection from both kinds."""
+        self.without_request.pop(connection, None)
+        self.receiving.pop(connection, None)
 
 
 class _TooMuch(Exception):
@@ -197,7 +212,7 @@ class _Connection(HttpToolsProtocol):
         self._open.make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._open.without_request.pop(self, None)
+        self._open.forget(self)
         for timer in (self._head_timer, self._rest_timer, self._unread_timer):
             if timer is not None:
                 timer.cancel()
@@ -230,6 +245,7 @@ class _Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self._open.without_request.pop(self, None)
+        self._note_receiving()
         self._stop_head_timer()
         if len(self.pipeline) > MOST_PIPELINED:
             self.drop()
@@ -241,7 +257,13 @@ class _Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._unseen_bytes = 0
+        self._open.receiving.pop(self, None)
         super().on_message_complete()
+
+    def _note_receiving(self) -> None:
+        # With a request that waits for an earlier one, that one is whole.
+        if self._has_request and self.cycle.more_body and not self.pipeline:
+            self._open.receiving[self] = None
 
     def _count_head(self, size: int) -> None:
         self._unseen_bytes = 0
@@ -269,6 +291,8 @@ class _Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self._open.receiving.pop(self, None)
+        self._note_receiving()
         answered = self.cycle
         # With pipelining, the newest request is another one, which runs now or waits.
         if answered.response_complete and not self.transport.is_closing():
@@ -305,7 +329,7 @@ class _Connection(HttpToolsProtocol):
         """Close at once and discard unsent data."""
         # Not left to `connection_lost`, which comes later: `make_room` counts the connections.
         self.connections.discard(self)
-        self._open.without_request.pop(self, None)
+        self._open.forget(self)
         self.transport.abort()
 
     def _wait_for_request(self) -> None:

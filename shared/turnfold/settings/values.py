@@ -80,8 +80,8 @@ class Settings:
         request_seconds: duration of a read, beyond its `wait_ms`; then its work is canceled
         max_body_memory: bytes of HTTP bodies and long answers in transit, a quarter per agent;
             beyond it, 503 with `Retry-After`
-        max_connections: HTTP connections of a query server; beyond it, the oldest without a request
-            is closed
+        max_connections: HTTP connections of a query server; beyond it, the oldest without a whole
+            request is closed
 
     Operation:
         worker_http_host: address of a worker's health and metrics

@@ -11,10 +11,13 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from tests.ports import free_port
+from tests.running_system import wait_until
 from turnfold.errors import StartError
 from turnfold.process.http_server import HttpServer
 
 GET = b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n"
+UPLOAD = b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n"
+CONNECTIONS = 100
 SECONDS = 20
 
 
@@ -39,6 +42,9 @@ class Application:
         length = [(b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": length})
         await send({"type": "http.response.body", "body": body})
+
+    async def has_begun(self, requests: int) -> None:
+        await wait_until(lambda: self.begun >= requests, every=0)
 
 
 class Peer:
@@ -84,18 +90,41 @@ class Peer:
         self._writer.close()
 
 
+class Peers:
+    """Clients of one server."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._all: list[Peer] = []
+
+    async def another(self) -> Peer:
+        peer = Peer(*await asyncio.open_connection("127.0.0.1", self._port))
+        self._all.append(peer)
+        return peer
+
+    def close(self) -> None:
+        for peer in self._all:
+            peer.close()
+
+
 @asynccontextmanager
-async def connected(app: Application) -> AsyncGenerator[Peer]:
+async def served(app: Application) -> AsyncGenerator[Peers]:
     server = HttpServer(
-        app, host="127.0.0.1", port=free_port(), port_setting="port", connections=100
+        app, host="127.0.0.1", port=free_port(), port_setting="port", connections=CONNECTIONS
     )
     await server.open()
-    peer = Peer(*await asyncio.open_connection("127.0.0.1", server.port))
+    peers = Peers(server.port)
     try:
-        yield peer
+        yield peers
     finally:
-        peer.close()
+        peers.close()
         await server.close()
+
+
+@asynccontextmanager
+async def connected(app: Application) -> AsyncGenerator[Peer]:
+    async with served(app) as peers:
+        yield await peers.another()
 
 
 async def test_a_server_that_ends_by_itself_tells_its_service_why() -> None:
@@ -155,6 +184,53 @@ async def test_a_connection_with_too_many_pipelined_requests_is_dropped() -> Non
 
     assert b"200" not in rest
     assert app.begun <= 1
+
+
+@pytest.mark.proves("X6", "X9")
+@pytest.mark.parametrize("earlier", [b"", GET % 1], ids=["alone", "after another"])
+async def test_unfinished_bodies_on_every_connection_shut_nobody_out(earlier: bytes) -> None:
+    app = Application()
+    async with served(app) as peers:
+        for number in range(2 * CONNECTIONS):
+            await (await peers.another()).send(earlier + UPLOAD + b"bo")
+            if number < CONNECTIONS:
+                await app.has_begun((number + 1) * (2 if earlier else 1))
+        peer = await peers.another()
+        await peer.send(GET % 7)
+        _, body = await peer.answer()
+
+    assert body == b"/7"
+
+
+@pytest.mark.proves("X6")
+async def test_a_flood_of_idle_connections_ends_no_body_that_is_being_sent() -> None:
+    app = Application()
+    async with served(app) as peers:
+        sending = await peers.another()
+        await sending.send(UPLOAD + b"bo")
+        await app.has_begun(1)
+        for _ in range(2 * CONNECTIONS):
+            await peers.another()
+        await sending.send(b"dy")
+        _, body = await sending.answer()
+
+    assert body == b"/bbody"
+
+
+@pytest.mark.proves("X6")
+async def test_a_connection_with_a_whole_request_is_closed_for_no_other() -> None:
+    app = Application()
+    app.may_answer.clear()
+    async with served(app) as peers:
+        waiting = await peers.another()
+        await waiting.send(UPLOAD + b"body" + UPLOAD + b"bo")
+        await app.has_begun(1)
+        for number in range(2 * CONNECTIONS):
+            await (await peers.another()).send(UPLOAD + b"bo" if number % 2 else b"GET /")
+        app.may_answer.set()
+        _, body = await waiting.answer()
+
+    assert body == b"/bbody"
 
 
 def error_in(response: bytes) -> Any:

@@ -208,13 +208,23 @@ async def test_150_unfinished_bodies_of_4_megabytes_take_no_more_memory_than_the
 
 
 @pytest.mark.proves("X9")
-async def test_thousands_of_half_request_lines_shut_nobody_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"GET /v1/agents/gre",
+        b"POST /console/sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\ntok",
+    ],
+    ids=["request lines", "forms"],
+)
+async def test_thousands_of_half_requests_of_strangers_shut_nobody_out(
+    tmp_path: Path, begun: bytes
+) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     async with installation(tmp_path) as (parts, query, client):
         crowd = Crowd(parts)
         for _ in range(min(2_500, hard - 500)):
-            await crowd.send(b"GET /v1/agents/gre")
+            await crowd.send(begun)
         async with http(parts) as browser:
             alive = (await browser.get("/healthz")).status_code
         answered = await is_answered(parts, client)
