@@ -362,3 +362,20 @@ def test_a_sentence_that_the_ledger_cuts_shows_it() -> None:
     assert entry.endswith("…")
     assert said.startswith(entry.removeprefix("decision ").removesuffix("…"))
     assert drafted(user("Please book it now.", 2), previous=draft).ledger.count(entry) == 1
+
+
+@pytest.mark.proves("S11")
+def test_measures_that_only_tools_printed_are_left_out_first() -> None:
+    run = " ".join(f"took {at}.4 ms" for at in range(20))
+    paths = [f"/srv/app/part{chr(97 + at)}/main.py" for at in range(6)]
+    draft = drafted(
+        user("Keep it below 350 ms."),
+        tool(" ".join([run, *paths]), 1),
+        assistant("A call takes 270 ms now.", 2),
+        tool(run, 3),
+        tool(run, 4),
+        ledger_max_tokens=110,
+    )
+
+    ledger = "\n".join(draft.ledger)
+    assert [value for value in ("350 ms", "270 ms", *paths) if value not in ledger] == []

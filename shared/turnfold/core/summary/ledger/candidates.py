@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from turnfold.core.text.values import RANK_BY_USER, Value, worth_of
+from turnfold.core.text.values import RANK_BY_ASSISTANT, RANK_BY_USER, Value, worth_of
 
 MAX_RANK = 200
 MAX_TIMES = 99
 
 PATH_KINDS = frozenset({"path", "modified", "read"})
+MEASURE = "measure"
+_WORTH_OF_PRINTED_MEASURES = 0.3
+"""The factor for a measure that only tools printed: hardly any is used again."""
 _DIGIT, _PUNCTUATION = re.compile(r"\d"), re.compile(r"[^A-Za-z0-9]")
 
 
@@ -80,6 +83,8 @@ class Candidate:
         """The worth of the value per token; it is repeated if it came back after a summary."""
         is_command = self.value.kind == "command"
         worth = worth_of(self.rank, is_repeated=self.times > 1, is_command=is_command)
+        if self.value.kind == MEASURE and self.rank < RANK_BY_ASSISTANT:
+            worth *= _WORTH_OF_PRINTED_MEASURES
         return (worth + self.use_weight) / self.token_estimate
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from turnfold.core.summary.ledger.candidates import (
     MAX_RANK,
     MAX_TIMES,
+    MEASURE,
     Candidate,
     Origin,
     digit_count,
@@ -168,7 +169,9 @@ def _add(
         return
     # Recurrence alone must not turn it into a value that the user stated.
     highest = MAX_RANK if higher >= RANK_BY_USER else RANK_BY_USER - 1
-    candidate.rank = min(highest, higher + _RANK_PER_REPEAT)
+    # Tools print the same sizes and durations again and again, which says nothing of their use.
+    raised = higher if value.kind == MEASURE else higher + _RANK_PER_REPEAT
+    candidate.rank = min(highest, raised)
     # The first message that named it, and the newest.
     candidate.message_ids = (*candidate.message_ids[:1], message_id)
     candidate.order = order
