@@ -1,5 +1,6 @@
 """The ledger of a summary without a model: which exact values it keeps, and how they are carried on."""
 
+import json
 from typing import Any
 
 import pytest
@@ -362,6 +363,37 @@ def test_a_sentence_that_the_ledger_cuts_shows_it() -> None:
     assert entry.endswith("…")
     assert said.startswith(entry.removeprefix("decision ").removesuffix("…"))
     assert drafted(user("Please book it now.", 2), previous=draft).ledger.count(entry) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("make check 2>&1 | tail -5; make check 2>/dev/null; make check", ["make check"]),
+        ("sudo ls -la /srv; sudo -n make install", ["sudo -n make install"]),
+        ('grep -l a *.c | xargs grep -l "b c" | sort | uniq -c', []),
+        (
+            "git commit -m \"$(cat <<'EOF'\nFix it\nEOF\n)\" && git push origin main",
+            ["git push origin main"],
+        ),
+        ('git commit -m "Fix it\n\nAs agreed."', ['git commit -m "Fix it As agreed."']),
+    ],
+    ids=["redirected errors", "sudo", "xargs", "document", "lines"],
+)
+@pytest.mark.proves("S11")
+def test_a_command_of_the_ledger_is_one_whole_line_and_told_once(
+    command: str, told: list[str]
+) -> None:
+    draft = drafted(user("Do it."), assistant("", 1, ("bash", json.dumps({"command": command}))))
+
+    commands = [entry for entry in draft.ledger if entry.startswith("command ")]
+    assert commands == [f"command {step}" for step in told]
+
+
+def test_the_text_shows_where_a_command_was_given_a_document() -> None:
+    commands = "sudo -n python3 <<EOF\nprint(1)\nEOF\nmake check; make check 2>&1"
+    draft = drafted(user("Do it."), assistant("", 1, ("bash", json.dumps({"command": commands}))))
+
+    assert "- python3 <<…; make check" in draft.text.split("\n")
 
 
 @pytest.mark.proves("S11")

@@ -85,9 +85,9 @@ def argument_texts(arguments: str) -> Iterator[tuple[str, str]]:
             yield key, without_heredocs(whole_words(value, 4_000))
 
 
-def without_heredocs(command: str) -> str:
-    """Remove the documents inside a command line. They are data, not commands."""
-    return _HEREDOC.sub(r"\2", command)
+def without_heredocs(command: str, mark: str = "") -> str:
+    """Replace the documents inside a command line by a mark. They are data, not commands."""
+    return _HEREDOC.sub(rf"{mark}\2", command)
 
 
 def shown_arguments(parsed: Mapping[str, Any]) -> str:

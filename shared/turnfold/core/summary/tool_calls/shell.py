@@ -16,7 +16,7 @@ _MAX_CHARACTERS = 2_000
 _MAX_STEPS_SHOWN = 3
 _LOOKING_PROGRAMS = frozenset(
     "ls cat head tail grep rg find cd pwd echo wc sed awk tree which stat file less sort true "
-    "sleep ps env date mkdir test [ diff".split()
+    "sleep ps env date mkdir test [ diff uniq cut tr".split()
 )
 _SHELL_KEYWORDS = frozenset("for while until do done if then else elif fi case esac in".split())
 _LOOKING_GIT_COMMANDS = frozenset("status log diff show branch stash".split())
@@ -29,6 +29,9 @@ _REDIRECT = re.compile(
 _PLAIN_PATH = re.compile(
     r"[A-Za-z0-9_.~@+-]*(?:/[A-Za-z0-9_.~@+-]+)+|[A-Za-z0-9_-]+\.[A-Za-z][A-Za-z0-9]{0,5}"
 )
+_ERRORS_REDIRECTED = re.compile(r"(?:\s+2>(?:&1|/dev/null))+$")
+_DOCUMENT = "<<…"
+"""What is shown of a document inside a command."""
 # The "&" of "2>&1" is not a separator.
 _UNQUOTED = re.compile(r"(?:[^;&|\n\"']|(?<=>)&)+")
 _QUOTED = re.compile(r"'[^'\n]*+'|\"[^\"\n]*+\"")
@@ -36,21 +39,26 @@ _OPENED_QUOTE = re.compile(r'"(?>(?:[^"\\]|\\.)*)')
 
 
 def telling_steps(command: str) -> Iterator[str]:
-    """Yield the steps that do more than look around, verbatim up to 120 characters."""
-    for step in _separated(command[:_MAX_CHARACTERS].partition("<<")[0]):
+    """Yield the steps that do more than look around, verbatim up to 120 characters.
+
+    Redirected errors at the end are left out: they make one command look like two. So are steps
+    that are given a document, because without it they are not whole.
+    """
+    for step in _separated(without_heredocs(command[:_MAX_CHARACTERS], _DOCUMENT)):
+        step = _ERRORS_REDIRECTED.sub("", step.strip())
         words = step.split()
-        if len(words) > 1 and _is_telling(words):
+        if len(words) > 1 and _DOCUMENT not in step and _is_telling(words):
             # With the mark of a cut: half a command may be another one.
-            is_long = len(step := step.strip()) > MAX_ACTION_CHARACTERS
+            is_long = len(step) > MAX_ACTION_CHARACTERS or "\n" in step
             yield clip(step, MAX_ACTION_CHARACTERS) if is_long else step
 
 
 def telling_command(command: str) -> str:
     """Return the first three steps that do more than look around; empty if there are none."""
     telling = []
-    for words in _steps(command):
-        if _is_telling(words):
-            telling.append(" ".join(words))
+    for words in _steps(without_heredocs(command[:_MAX_CHARACTERS], _DOCUMENT)):
+        if _is_telling(words) and (step := " ".join(words)) not in telling:
+            telling.append(step)
         if len(telling) == _MAX_STEPS_SHOWN:
             break
     return clip("; ".join(telling), MAX_ACTION_CHARACTERS)
@@ -63,7 +71,7 @@ def touched_by_command(command: str) -> Iterator[tuple[str, str]]:
     for path in _REDIRECT.findall(without_heredocs(command)):
         if not path.startswith("/dev/") and ("/" in path or "." in path[1:]):
             yield path, "modified"
-    for words in _steps(command):
+    for words in _steps(without_heredocs(command[:_MAX_CHARACTERS])):
         action = _file_action(words)
         if action is not None:
             # Where its output goes is no file that the program itself is given.
@@ -104,7 +112,12 @@ def _program(words: Sequence[str]) -> str:
 
 def _is_telling(words: Sequence[str]) -> bool:
     """Return whether a step does more than look around."""
+    words = _without_prefixes(words)
+    if not words:
+        return False
     program = _program(words)
+    if program == "xargs" and not _LOOKING_PROGRAMS.isdisjoint(words):
+        return False
     if program in _LOOKING_PROGRAMS or program in _SHELL_KEYWORDS:
         return False
     if program == "git" and len(words) > 1 and words[1] in _LOOKING_GIT_COMMANDS:
@@ -112,16 +125,24 @@ def _is_telling(words: Sequence[str]) -> bool:
     return program[:1].isalnum()
 
 
-def _steps(command: str) -> Iterator[list[str]]:
+def _steps(command: str) -> Iterator[Sequence[str]]:
     """Yield the words of each step, without `sudo`, leading assignments and redirected errors."""
-    for step in _separated(without_heredocs(command[:_MAX_CHARACTERS])):
-        words = step.replace(" 2>&1", "").replace(" 2>/dev/null", "").split()
-        while words and "=" in words[0] and words[0][0].isalpha():
-            words = words[1:]
-        if words and words[0] == "sudo":
-            words = words[1:]
+    for step in _separated(command):
+        words = _without_prefixes(step.replace(" 2>&1", "").replace(" 2>/dev/null", "").split())
         if words:
             yield words
+
+
+def _without_prefixes(words: Sequence[str]) -> Sequence[str]:
+    """Return a step without assignments, `sudo` and its options before its program."""
+    start = 0
+    while start < len(words) and "=" in words[start] and words[start][0].isalpha():
+        start += 1
+    if words[start : start + 1] == ["sudo"]:
+        start += 1
+        while start < len(words) and words[start].startswith("-"):
+            start += 1
+    return words[start:]
 
 
 def _separated(command: str) -> list[str]:
