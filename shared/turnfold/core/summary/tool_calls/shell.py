@@ -29,7 +29,7 @@ _REDIRECT = re.compile(
 _PLAIN_PATH = re.compile(
     r"[A-Za-z0-9_.~@+-]*(?:/[A-Za-z0-9_.~@+-]+)+|[A-Za-z0-9_-]+\.[A-Za-z][A-Za-z0-9]{0,5}"
 )
-_ERRORS_REDIRECTED = re.compile(r"(?:\s+2>(?:&1|/dev/null))+$")
+_ERRORS_REDIRECTED = re.compile(r"(?:\s2>(?:&1|/dev/null))+$")
 _DOCUMENT = "<<…"
 """What is shown of a document inside a command."""
 # The "&" of "2>&1" is not a separator.
@@ -44,8 +44,8 @@ def telling_steps(command: str) -> Iterator[str]:
     Redirected errors at the end are left out: they make one command look like two. So are steps
     that are given a document, because without it they are not whole.
     """
-    for step in _separated(without_heredocs(command[:_MAX_CHARACTERS], _DOCUMENT)):
-        step = _ERRORS_REDIRECTED.sub("", step.strip())
+    for part in _separated(without_heredocs(command[:_MAX_CHARACTERS], _DOCUMENT)):
+        step = _ERRORS_REDIRECTED.sub("", part.strip()).rstrip()
         words = step.split()
         if len(words) > 1 and _DOCUMENT not in step and _is_telling(words):
             # With the mark of a cut: half a command may be another one.
