@@ -397,6 +397,20 @@ def test_the_text_shows_where_a_command_was_given_a_document() -> None:
 
 
 @pytest.mark.proves("S11")
+def test_what_every_project_holds_is_a_value_only_if_the_user_states_it() -> None:
+    draft = drafted(
+        user("Start with package.json."),
+        assistant("", 1, ("bash", '{"command": "make check > /dev/null"}')),
+        tool("README.md package.json 127.0.0.1 src/rates.py", 2),
+        assistant("I looked at README.md, too.", 3),
+    )
+
+    values = " ".join(e for e in draft.ledger if not e.startswith("command ")).split()
+    assert [name for name in ("package.json", "src/rates.py") if name not in values] == []
+    assert [name for name in ("README.md", "/dev/null", "127.0.0.1") if name in values] == []
+
+
+@pytest.mark.proves("S11")
 def test_measures_that_only_tools_printed_are_left_out_first() -> None:
     run = " ".join(f"took {at}.4 ms" for at in range(20))
     paths = [f"/srv/app/part{chr(97 + at)}/main.py" for at in range(6)]

@@ -15,7 +15,7 @@ from turnfold.core.summary.ledger.collect import add_files, add_messages, carrie
 from turnfold.core.summary.ledger.entries import LINE, LedgerEntry, group_into_entries
 from turnfold.core.summary.ledger.left_out import LeftOut, left_out_entry
 from turnfold.core.summary.ledger.lines import best_lines, read_lines, without_told
-from turnfold.core.summary.ledger.name_uses import NameUses
+from turnfold.core.summary.ledger.name_uses import COMMON, NameUses
 from turnfold.core.summary.ledger.ranking import best_entries, tokens_of
 from turnfold.core.summary.sources import REQUEST_PREFIX, PreviousSummary, Source, word_count
 from turnfold.core.summary.tool_calls.actions import FileChange
@@ -133,10 +133,18 @@ def _collected(
         left_out.until = sources[-1].message_id
     add_messages(values, left_out, sources, verbatim)
     add_files(values, files)
+    for text in [text for text, candidate in values.items() if _is_common(candidate)]:
+        del values[text]
     if lines or any(source.calls for source in sources):
         lines |= read_lines(sources, uses)
         uses.add_following(following)
     return _Collected(values, lines, left_out, uses, is_repeated=False)
+
+
+def _is_common(candidate: Candidate) -> bool:
+    """Return whether a value stands in every project, and neither the user nor a file names it."""
+    is_named = candidate.is_stated or candidate.value.kind in ("modified", "read")
+    return not is_named and number_of_name(candidate.value.text) in COMMON
 
 
 def _told(values: Collection[Candidate], chosen: Sequence[LedgerEntry]) -> list[Candidate]:
