@@ -158,3 +158,24 @@ def test_the_open_request_is_the_newest_that_the_version_covers() -> None:
     assert open_request(None, covered[:1], ()) == "Book it."
     assert open_request(None, covered[:2], ()) is None
     assert open_request(None, covered, [{"role": "user", "content": "Wait."}]) == "Now cancel it."
+
+
+@pytest.mark.parametrize(
+    ("texts", "request_"),
+    [
+        (["Book it.", "[Request interrupted by user]"], "Book it."),
+        (["Book it.", "<system-reminder>\nThe calendar changed.\n</system-reminder>"], "Book it."),
+        (["[Request interrupted by user for tool use]"], None),
+        (["<task>Book it.</task>", "<task>Cancel it.</task>"], "<task>Cancel it.</task>"),
+        (["<note>The calendar changed.</note>", "Book it."], "Book it."),
+    ],
+)
+@pytest.mark.proves("S11")
+def test_a_notice_of_the_agent_is_no_open_request(texts: list[str], request_: str | None) -> None:
+    said = [{"role": "user", "content": text} for text in texts]
+    covered = [
+        (message, json.dumps(body), False)
+        for message, body in zip(history(said).stored.messages, said, strict=True)
+    ]
+
+    assert open_request(None, covered, ()) == request_

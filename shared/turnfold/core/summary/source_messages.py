@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from turnfold.core.summary.extractive.picking import NOTICE_STARTS, is_notice
 from turnfold.core.summary.sources import REQUEST_PREFIX, PreviousSummary, Source
 from turnfold.core.text.calls import arguments_of
 from turnfold.core.text.lines import printable
@@ -41,17 +42,28 @@ def open_request(
 
     `covered` are the messages that the version covers in addition to the previous one, `following`
     the bodies of later messages. An answer is a text of the assistant without tool
-    calls.
+    calls. A notice of the agent is no request.
     """
     entry = previous.ledger[0] if previous is not None and previous.ledger else ""
     request = entry.removeprefix(REQUEST_PREFIX) if entry.startswith(REQUEST_PREFIX) else None
     for message, stored, _ in covered:
         if message.is_request:
-            request = text_of(json.loads(stored)) or request
+            text = text_of(json.loads(stored))
+            if text and not _is_only_notice(text, request):
+                request = text
         elif message.role is Role.ASSISTANT and _is_answer(json.loads(stored)):
             request = None
     is_answered = any(body.get("role") == "assistant" and _is_answer(body) for body in following)
     return None if is_answered else request
+
+
+def _is_only_notice(text: str, request: str | None) -> bool:
+    """Return whether the agent wrote a text, and not the user.
+
+    Some hosts wrap requests in tags, so without a plain request, a text in tags may be one.
+    """
+    may_be_request = not request or request.startswith("<")
+    return is_notice(text) and (text.startswith(NOTICE_STARTS) or not may_be_request)
 
 
 def _is_answer(body: Mapping[str, Any]) -> bool:

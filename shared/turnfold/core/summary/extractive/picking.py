@@ -23,6 +23,8 @@ from turnfold.core.summary.tool_calls.actions import actions
 from turnfold.core.text.lines import clip, printable
 from turnfold.messages import SYSTEM_ROLES
 
+NOTICE_STARTS = ("[Request interrupted", "Caveat: The messages below")
+"""The beginnings of user messages in which agents say what happened."""
 _USER_SECTION_LIMITS = {
     "tasks": 2,
     "constraints": 3,
@@ -31,7 +33,6 @@ _USER_SECTION_LIMITS = {
     "open_questions": 1,
 }
 _OPENING_TAG = re.compile(r"\s*<(?P<name>[\w:-]+)[^<>]*>")
-_NOTICE_STARTS = ("[Request interrupted", "Caveat: The messages below")
 _SENTENCE_ENDS = (".", "!", "。", "！", "…", ")", "）", "～", "~")
 _OUTCOMES = frozenset({SentenceKind.RESULT, SentenceKind.DECISION})
 _RECENCY = 10
@@ -132,7 +133,7 @@ def _user_lines(text: str, order: int, *, recency: float, is_first: bool) -> Ite
 
 def is_notice(text: str) -> bool:
     """Return whether the agent wrote a user message: it is bracketed, or wholly inside tags."""
-    if text.startswith(_NOTICE_STARTS):
+    if text.startswith(NOTICE_STARTS):
         return True
     end = 0
     while (tag := _OPENING_TAG.match(text, end)) is not None:
