@@ -110,6 +110,10 @@ _VERSIONS = select(
     summaries.c.last_position,
     summaries.c.created_at_ms,
 )
+_SUMS = [
+    func.coalesce(func.sum(sessions.c[name]), 0)
+    for name in ("messages_total", "tokens_total", "live_messages", "live_tokens", "versions")
+]
 _LATER = compactions.alias("later")
 _IS_TRIED_AGAIN = and_(
     compactions.c.trigger == Trigger.STAND_IN,
@@ -255,14 +259,9 @@ def _totals(connection: Connection, agent_ids: Collection[str] | None) -> Instal
         select(
             func.count(sessions.c.agent_id.distinct()),
             func.count(),
-            *(
-                func.coalesce(func.sum(sessions.c[name]), 0)
-                for name in (
-                    "messages_total", "tokens_total", "live_messages", "live_tokens", "versions",
-                )
-            ),
+            *_SUMS,
         ).where(of_agents)
-    ).one()  # fmt: skip
+    ).one()
     in_force = (summaries.c.sid == sessions.c.sid) & (summaries.c.version == sessions.c.version)
     jobs = select(func.count()).select_from(compactions).where(is_of_kept(compactions.c.sid))
     if agent_ids is not None:
@@ -312,16 +311,12 @@ def _agent_totals(
     connection: Connection, agent_ids: Collection[str] | None, *, after: str | None, limit: int
 ) -> list[AgentTotals]:
     """Return the agents after one, in the order of their ids."""
-    sums = (
-        func.coalesce(func.sum(sessions.c[name]), 0)
-        for name in ("messages_total", "tokens_total", "live_messages", "live_tokens", "versions")
-    )
     # In the order of the index of sessions, so that no more agents are read than a page has.
     chosen = (
         select(
             sessions.c.agent_id,
             func.count(),
-            *sums,
+            *_SUMS,
             func.sum(case((sessions.c.failures > 0, 1), else_=0)),
             func.max(sessions.c.last_event_at_ms),
         )
