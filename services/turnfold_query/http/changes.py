@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from turnfold.errors import Unavailable, UnknownSession
 from turnfold.messages import SessionKey
-from turnfold.operations.query.replies import rfc3339
+from turnfold.operations.query.replies import optional_time
 from turnfold.ports.inspection import InspectionStore, SessionMark
 from turnfold.process.request_limits import RETRY_AFTER_MS
 from turnfold_query.http.description import EVERYWHERE, described_text
@@ -125,13 +125,12 @@ def _id_of(mark: SessionMark) -> str:
 
 
 def _event(mark: SessionMark) -> str:
-    at_ms = mark.last_event_at_ms
     fields = {
         "messages": mark.messages,
         "compactions": mark.compactions,
         "audit_rows": mark.audit_rows,
         "summary_version": mark.version,
-        "last_event_at": None if at_ms is None else rfc3339(at_ms),
+        "last_event_at": optional_time(mark.last_event_at_ms),
     }
     return f"id: {_id_of(mark)}\nevent: session\ndata: {json.dumps(fields)}\n\n"
 

@@ -6,7 +6,7 @@ from turnfold.contracts.history_requests import EventsKnownRequest, SessionListR
 from turnfold.contracts.subjects import id_fault
 from turnfold.errors import BadRequest
 from turnfold.messages import AgentId
-from turnfold.operations.query.replies import rfc3339
+from turnfold.operations.query.replies import optional_time
 from turnfold.ports.agent_lists import AgentLists
 
 
@@ -46,9 +46,7 @@ async def sessions(
                 "session_id": session.session_id,
                 "messages_total": session.messages_total,
                 "tokens_total": session.tokens_total,
-                "last_event_at": None
-                if session.last_event_at_ms is None
-                else rfc3339(session.last_event_at_ms),
+                "last_event_at": optional_time(session.last_event_at_ms),
             }
             for session in page
         ],

@@ -17,7 +17,7 @@ from turnfold.core.history.audit_chain import NO_ROWS
 from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import META_MARK, SessionKey, State
 from turnfold.operations.query.as_of import parse_as_of
-from turnfold.operations.query.replies import rfc3339, summary_json
+from turnfold.operations.query.replies import optional_time, rfc3339, summary_json
 from turnfold.ports.query import (
     END_POSITION,
     DeadLetterRow,
@@ -180,7 +180,7 @@ def session_json(counts: SessionCounts) -> dict[str, Any]:
         "rows": counts_json.pop("audit_rows"),
         "hash": counts_json.pop("audit_hash"),
     }
-    return counts_json | {"last_event_at": rfc3339(last) if last is not None else None}
+    return counts_json | {"last_event_at": optional_time(last)}
 
 
 async def sessions(
@@ -270,5 +270,5 @@ def dead_letter_json(row: DeadLetterRow) -> dict[str, Any]:
     at, replayed = fields.pop("at_ms"), fields.pop("replayed_at_ms")
     return fields | {
         "at": rfc3339(at),
-        "replayed_at": rfc3339(replayed) if replayed is not None else None,
+        "replayed_at": optional_time(replayed),
     }

@@ -11,7 +11,7 @@ from turnfold.contracts.subjects import id_of, token_of
 from turnfold.core.history.audit_chain import NO_ROWS, chain_fault, end_fault
 from turnfold.errors import BadRequest, UnknownSession
 from turnfold.messages import SessionKey, State
-from turnfold.operations.query.replies import rfc3339
+from turnfold.operations.query.replies import optional_time, rfc3339
 from turnfold.ports.inspection import (
     CompactionFilter,
     CompactionRow,
@@ -108,8 +108,7 @@ def compaction_json(row: CompactionRow) -> Json:
     fields: Json = row._asdict()
     fields["compaction_id"] = str(row.compaction_id)
     for name in ("requested_at", "evicted_at", "finished_at", "next_attempt_at", "restored_at"):
-        at_ms = fields.pop(f"{name}_ms")
-        fields[name] = None if at_ms is None else rfc3339(at_ms)
+        fields[name] = optional_time(fields.pop(f"{name}_ms"))
     return fields
 
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from turnfold.core.policy.retention import DAY_MS
-from turnfold.operations.query.replies import rfc3339
+from turnfold.operations.query.replies import optional_time, rfc3339
 from turnfold.ports.admin import CampaignProgress
 from turnfold.ports.inspection import InspectionStore
 
@@ -25,7 +25,7 @@ async def agents(
     for row in rows:
         fields: Json = row._asdict()
         at_ms = fields.pop("last_event_at_ms")
-        listed.append(fields | {"last_event_at": None if at_ms is None else rfc3339(at_ms)})
+        listed.append(fields | {"last_event_at": optional_time(at_ms)})
     return {"agents": listed, "next_after": rows[-1].agent_id if len(rows) == limit else None}
 
 
@@ -67,5 +67,5 @@ def campaign_json(campaign: CampaignProgress) -> Json:
     requested, finished = fields.pop("requested_at_ms"), fields.pop("finished_at_ms")
     return fields | {
         "requested_at": rfc3339(requested),
-        "finished_at": None if finished is None else rfc3339(finished),
+        "finished_at": optional_time(finished),
     }

@@ -116,6 +116,11 @@ def rfc3339(at_ms: int) -> str:
     )
 
 
+def optional_time(at_ms: int | None) -> str | None:
+    """Format a time as `rfc3339` does; None without one."""
+    return None if at_ms is None else rfc3339(at_ms)
+
+
 def as_error(error: RequestError) -> str:
     """Return the JSON text of an error reply."""
     return json.dumps(error.as_json())
