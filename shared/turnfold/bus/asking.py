@@ -3,7 +3,7 @@
 import json
 from collections.abc import Generator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import nats.errors
@@ -16,6 +16,7 @@ from turnfold.errors import Unavailable
 NO_MESSAGE_CODES = (10_037, 10_043)
 """JetStream's error codes for a missing message: on reading it, and on deleting it."""
 REQUEST_SECONDS = 10.0
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def asking() -> Generator[None]:
 
 def time_ms(text: str) -> int:
     """Return a time of a reply (RFC 3339) in ms since 1970."""
-    return int(datetime.fromisoformat(text).timestamp() * 1000)
+    return (datetime.fromisoformat(text) - _EPOCH) // timedelta(milliseconds=1)
 
 
 async def ask_jetstream(

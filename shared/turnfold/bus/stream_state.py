@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 import nats.errors
@@ -23,7 +22,6 @@ from turnfold.messages import SessionKey
 READ_BYTES = 32 * 1024 * 1024
 READ_SECONDS = 5.0
 LAG_SECONDS = 2.0
-_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 async def last_sequence(client: Client) -> int:
@@ -128,8 +126,7 @@ async def read_events(
                 # An event may carry a forged status. An unterminated header block of an event hides
                 # the server's first line, `Nats-Stream`, but not its line with the sequence.
                 if "Nats-Sequence" in headers:
-                    taken = datetime.fromisoformat(headers["Nats-Time-Stamp"]) - _EPOCH
-                    place = int(headers["Nats-Sequence"]), taken // timedelta(milliseconds=1)
+                    place = int(headers["Nats-Sequence"]), time_ms(headers["Nats-Time-Stamp"])
                     signed = headers.get(ACTOR_HEADER)
                     subject = headers["Nats-Subject"]
                     replay_of = replayed_seq(headers)
