@@ -12,6 +12,7 @@ from nats.js.errors import Error as JetStreamError
 
 from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.errors import Unavailable
+from turnfold.nats_client.responses import UNREADABLE
 
 NO_MESSAGE_CODES = (10_037, 10_043)
 """JetStream's error codes for a missing message: on reading it, and on deleting it."""
@@ -32,7 +33,7 @@ def asking() -> Generator[None]:
         raise Unavailable(
             f"the stream does not answer ({type(error).__name__}); try again later"
         ) from error
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise Unavailable(
             f"a reply of the stream cannot be read ({type(error).__name__}); try again later"
         ) from error

@@ -10,6 +10,7 @@ from nats.aio.client import Client
 
 from turnfold.bus.asking import ask_jetstream, asking, find_event, time_ms
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
+from turnfold.nats_client.responses import UNREADABLE
 
 MONITORING_SECONDS = 2.0
 
@@ -75,15 +76,7 @@ async def syncs_always(monitoring_url: str) -> bool | None:
             opener = build_opener(ProxyHandler({}))
             with opener.open(url, timeout=MONITORING_SECONDS) as answer:
                 return bool(json.load(answer)["config"].get("sync_always", False))
-        except (
-            OSError,
-            HTTPException,
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            RecursionError,
-        ):
+        except (OSError, HTTPException, *UNREADABLE):
             return None
 
     return await asyncio.to_thread(read)

@@ -16,6 +16,7 @@ from nats.js.errors import NotFoundError
 
 from turnfold.bus.repeated import RepeatedMessages, is_repeated
 from turnfold.errors import StartError
+from turnfold.nats_client.responses import UNREADABLE
 from turnfold.process.tasks import at_most
 
 log = structlog.get_logger()
@@ -343,15 +344,7 @@ class PullConsumer:
             )
         except NotFoundError:
             return True
-        except (
-            nats.errors.Error,
-            JetStreamError,
-            TimeoutError,
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-        ):
+        except (nats.errors.Error, JetStreamError, TimeoutError, *UNREADABLE):
             return or_silent
         return info.config.deliver_subject is not None
 

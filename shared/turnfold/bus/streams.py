@@ -30,6 +30,7 @@ from turnfold.contracts.subjects import (
     NOTICES_SUBJECTS,
 )
 from turnfold.errors import StartError
+from turnfold.nats_client.responses import UNREADABLE
 
 log = structlog.get_logger()
 
@@ -166,15 +167,7 @@ async def wait_for_streams(client: Client, *, seconds: float = 60.0) -> str:
             info = await jetstream.stream_info(EVENTS_STREAM)
             await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
             return _created(info)
-        # The last four: any client may reply, also with what nats-py cannot read.
-        except (
-            APIError,
-            nats.errors.Error,
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-        ) as error:
+        except (APIError, nats.errors.Error, *UNREADABLE) as error:
             if asyncio.get_running_loop().time() > deadline:
                 raise StartError(
                     f"the streams are not there after {seconds:g} s; run `turnfold migrate` first"

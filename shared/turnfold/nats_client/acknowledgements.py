@@ -20,7 +20,7 @@ from turnfold.contracts.publish_errors import NO_BATCH
 from turnfold.errors import NotAllowed
 from turnfold.messages import MOST_INT64
 from turnfold.nats_client.connection import Denied, NatsClient, Replies
-from turnfold.nats_client.responses import API, tells_no_responders
+from turnfold.nats_client.responses import API, UNREADABLE, tells_no_responders
 
 AHEAD: Final = 1_000
 """An acknowledged sequence at most this far above the greatest known one needs no lookup."""
@@ -383,15 +383,7 @@ class Publisher:
         except (NotAllowed, Denied, nats.errors.NoRespondersError):
             self._unreadable_until = time() + UNREADABLE_SECONDS
             return _Lookup.UNREADABLE, None
-        except (
-            nats.errors.Error,
-            TimeoutError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        ):
+        except (nats.errors.Error, TimeoutError, *UNREADABLE):
             return _Lookup.UNKNOWN, None
         return _Lookup.OURS if is_ours else _Lookup.ANOTHER, payload
 

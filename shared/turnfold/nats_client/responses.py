@@ -6,6 +6,8 @@ from typing import Final
 from nats.aio.msg import Msg
 
 API: Final = "$JS.API."
+UNREADABLE: Final = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""The errors of reading a reply of another form: any client may reply to a request."""
 _NO_RESPONDERS: Final = "503"
 _API_TYPE: Final = "io.nats.jetstream.api.v1."
 
