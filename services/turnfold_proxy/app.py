@@ -1,6 +1,5 @@
 """The proxy service: it listens, and ends with a signal."""
 
-import asyncio
 import os
 import sys
 from functools import partial
@@ -44,8 +43,7 @@ def main(settings: Settings) -> int:
     check_bind_address(
         settings.proxy_host, has_tokens=False, is_checked_elsewhere=settings.http_checked_elsewhere
     )
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(settings, settings.proxy_upstream))
+    uvloop.run(_run(settings, settings.proxy_upstream))
     return 0
 
 

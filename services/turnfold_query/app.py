@@ -61,8 +61,7 @@ log = structlog.get_logger()
 
 def main(settings: Settings, lane_process: ChildProcess | None) -> int:
     """Run a query server until a signal stops it, and return its exit status."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(settings, lane_process))
+    uvloop.run(_run(settings, lane_process))
     return 0
 
 

@@ -86,8 +86,7 @@ def main(settings: Settings, receiver_process: ReceiverProcess) -> int:
     """
     # Before any thread starts, because threads inherit the priority. Windows go first.
     lower_priority()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(settings, receiver_process))
+    uvloop.run(_run(settings, receiver_process))
     return 0
 
 

@@ -94,8 +94,7 @@ def serve_parent(role: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> i
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # The parent handles these signals, and lets its child finish.
         signal.signal(number, signal.SIG_IGN)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve())
+    uvloop.run(serve())
     return 0
 
 
