@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from starlette.responses import Response
@@ -100,14 +101,10 @@ def _section(title: str, old: Sequence[str], new: Sequence[str]) -> Section:
 
 def _rows(old: Sequence[str], new: Sequence[str]) -> Iterator[Row]:
     matcher = SequenceMatcher(a=list(old), b=list(new), autojunk=False)
-    for kind, first, last, begin, end in matcher.get_opcodes():
-        if kind == "equal":
+    for operation, first, last, begin, end in matcher.get_opcodes():
+        if operation == "equal":
             yield from (Row("same", text, text) for text in old[first:last])
             continue
-        gone, added = old[first:last], new[begin:end]
-        for number in range(max(len(gone), len(added))):
-            left = gone[number] if number < len(gone) else None
-            right = added[number] if number < len(added) else None
-            yield Row(
-                "gone" if right is None else "new" if left is None else "changed", left, right
-            )
+        for left, right in zip_longest(old[first:last], new[begin:end]):
+            kind = "gone" if right is None else "new" if left is None else "changed"
+            yield Row(kind, left, right)
