@@ -15,7 +15,6 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -270,7 +269,7 @@ async def _published(
         "publishing", total=sum(len(recording.conversation.messages) for recording in recordings)
     )
 
-    def counted(recording: Recording, edition: int, task: TaskID) -> Iterator[OutgoingEvent]:
+    def outgoing(recording: Recording, edition: int) -> Iterator[OutgoingEvent]:
         """Asked for the next event, the one before is published."""
         for event, messages in events_of(recording, step, edition):
             yield event
@@ -284,7 +283,7 @@ async def _published(
     # A batch would arrive at one moment, whatever the speed.
     at_once = BATCH_EVENTS if speed is None else 1
     await client.publish_sessions(
-        (counted(*recorded, task) for recorded in zip(recordings, editions, strict=True)),
+        map(outgoing, recordings, editions),
         in_flight=IN_FLIGHT,
         at_once=at_once,
         published=paced,
