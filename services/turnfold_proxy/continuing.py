@@ -23,7 +23,8 @@ from turnfold.client.mirrored_list import place_of
 from turnfold.core.shapes.anthropic import chat_views, is_thinking
 from turnfold.core.text.tokens import MEDIA_PARTS, REASONING_FIELDS
 from turnfold.errors import Conflict
-from turnfold_proxy.apis.api import INSTRUCTIONS, MARKER, Api, Element, dumped, without_markers
+from turnfold.messages import SYSTEM_ROLES
+from turnfold_proxy.apis.api import MARKER, Api, Element, dumped, without_markers
 
 KEEP_SECONDS: Final = 60.0
 """How long texts of a window stay in the proxy: the signal of an erasure may be lost."""
@@ -63,11 +64,10 @@ class ListBytes:
     """
 
     def __init__(self, elements: Sequence[Element]) -> None:
-        data = _bytes_of(elements)
-        if MARKER.encode() in data:
-            data = _bytes_of(without_markers(elements))
+        self._data = _bytes_of(elements)
+        if MARKER.encode() in self._data:
+            self._data = _bytes_of(without_markers(elements))
         self._length = len(elements)
-        self._data = data
         self._hash = blake2b()
         self._hashed = LIST_HEADER
 
@@ -367,7 +367,7 @@ def _is_continuation(api: Api, new: Sequence[Element], *, has_recall: bool) -> b
     open_calls: set[str] = set()
     for element in new:
         calls, results = api.calls(element)
-        if element.get("role") in INSTRUCTIONS or not results <= open_calls:
+        if element.get("role") in SYSTEM_ROLES or not results <= open_calls:
             return False
         if has_recall and element.get("role") == "user" and not results:
             return False

@@ -3,14 +3,15 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final, Literal, Protocol
 
 from turnfold.contracts.strict_json import STRICT
 from turnfold.errors import BadEvent
+from turnfold.messages import SYSTEM_ROLES
 
 Element = dict[str, Any]
 
-INSTRUCTIONS: Final = ("system", "developer")
 MARKER: Final = "cache_control"
 """The field by which clients of Anthropic mark what a provider caches. It moves with each call."""
 _HOLDS_BLOCKS: Final = ("content", "source", "tool_calls")
@@ -157,11 +158,8 @@ def elements_of(value: Any) -> list[Element]:
 
 def split_leading(elements: Sequence[Element]) -> tuple[list[Element], list[Element]]:
     """Split a list into the instructions at its beginning and the rest."""
-    place = next(
-        (place for place, item in enumerate(elements) if item.get("role") not in INSTRUCTIONS),
-        len(elements),
-    )
-    return list(elements[:place]), list(elements[place:])
+    leading = list(takewhile(lambda element: element.get("role") in SYSTEM_ROLES, elements))
+    return leading, list(elements[len(leading) :])
 
 
 def without_markers(value: Any) -> Any:
