@@ -9,7 +9,7 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pipe
@@ -122,6 +122,10 @@ class System:
     def http_url(self) -> str:
         """Where HTTP is served."""
         return str(self.ready["http_url"])
+
+    def http(self, path: str = "", **options: Any) -> httpx.AsyncClient:
+        """A client of its query server, or of what is below a path of it."""
+        return httpx.AsyncClient(base_url=self.http_url + path, trust_env=False, **options)
 
     @property
     def database(self) -> Path:
@@ -257,6 +261,14 @@ class Parts:
             "TURNFOLD_HTTP_PORT": str(port),
             **environ,
         }
+
+    def client(self, **options: Any) -> AbstractAsyncContextManager[Client]:
+        """A client of an agent, without credentials."""
+        return connect(self.server.url, environ={}, **options)
+
+    def http(self, path: str = "", **options: Any) -> httpx.AsyncClient:
+        """A client of the query server, or of what is below a path of it."""
+        return httpx.AsyncClient(base_url=self.http_url + path, trust_env=False, **options)
 
     @property
     def database_url(self) -> str:

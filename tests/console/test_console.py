@@ -110,7 +110,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site]
         parts.running("worker"),
         parts.running("query", environ={"TURNFOLD_HTTP_TOKENS": str(tokens)}),
         parts.running("query", environ={"TURNFOLD_HTTP_PORT": str(port)}),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         await published(client, parts)
         yield Site(parts, parts.http_url, f"http://127.0.0.1:{port}", operator, agent)

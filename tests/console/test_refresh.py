@@ -13,7 +13,7 @@ from playwright.async_api import Browser, Route
 from tests.console.chromium import CHROMIUM, MISSING, chromium, visiting
 from tests.running_system import Parts, eventually, running_parts
 from turnfold.access.bearers import EVERY_AGENT, new_token
-from turnfold.client import Client, connect
+from turnfold.client import Client
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason=MISSING),
@@ -41,7 +41,7 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Site]
         running_parts(folder) as parts,
         parts.running("worker"),
         parts.running("query", environ={"TURNFOLD_HTTP_TOKENS": str(tokens)}),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         yield Site(parts, parts.http_url, operator, client)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import httpx
 import pytest
 
 import turnfold
@@ -111,7 +110,7 @@ async def test_an_agent_publishes_asks_and_finds_its_old_turns_in_a_summary(tmp_
 async def test_the_same_journey_needs_nothing_but_http(tmp_path: Path) -> None:
     async with (
         running_system(tmp_path / "data", environ=SMALL) as system,
-        httpx.AsyncClient(base_url=system.http_url, trust_env=False) as http,
+        system.http() as http,
     ):
         path = f"/v1/agents/support/sessions/{quote('user 42/語', safe='')}"
 

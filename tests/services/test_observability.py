@@ -190,7 +190,7 @@ async def live(scene: Scene) -> None:
         assert await session.context(known=window) is window
         with pytest.raises(BadRequest):
             await session.policy(overrides={"quokka": 1})
-    async with httpx.AsyncClient(base_url=scene.system.http_url, trust_env=False) as http:
+    async with scene.system.http() as http:
         path = "/v1/agents/ada/sessions/written"
         await http.post(f"{path}/events", content=b"quokka")
         await http.get(f"{path}/context", params={"max_tokens": "quokka"})
@@ -289,7 +289,7 @@ async def test_an_event_that_comes_over_http_is_traced_from_the_request_on(scene
         "session_id": "http",
         "messages": [{"role": "user", "content": "Hi"}],
     }
-    async with httpx.AsyncClient(base_url=scene.system.http_url, trust_env=False) as http:
+    async with scene.system.http() as http:
         headers = {"traceparent": f"00-{trace}-{parent}-01"}
         (
             await http.post("/v1/agents/ada/sessions/http/events", json=event, headers=headers)

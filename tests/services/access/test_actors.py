@@ -22,7 +22,7 @@ from tests.services.access.guarded import Guarded, person
 from turnfold.access.actors import ACTOR_HEADER, VALID_MS, key_actor, signed_actor, verified_actor
 from turnfold.access.bearers import TokenRegistry, new_token, read_tokens
 from turnfold.access.roles import USER_INFO
-from turnfold.client import connect, session_key
+from turnfold.client import session_key
 from turnfold.errors import StartError
 from turnfold.nats_client.corrected import REQUEST_INFO
 from turnfold_worker.actors import SETTLE_SECONDS, RoleProbe
@@ -68,7 +68,7 @@ async def actors(parts: Parts, phase: str = "policy") -> list[str | None]:
 
 def over_http(parts: Parts, token: str | None = None) -> httpx.AsyncClient:
     headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
-    return httpx.AsyncClient(base_url=parts.http_url, headers=headers, trust_env=False)
+    return parts.http(headers=headers)
 
 
 @pytest.mark.proves("A7")
@@ -125,7 +125,7 @@ async def test_what_is_asked_over_http_names_the_token_and_the_chain_verifies(
         mark = next(
             digest[:12] for digest, token in read_tokens(tokens).items() if token.name is None
         )
-        async with connect(parts.server.url, environ={}) as client:
+        async with parts.client() as client:
             session = client.session("support", "s")
             for number in range(30):
                 await session.turn_completed(

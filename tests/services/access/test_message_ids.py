@@ -22,7 +22,7 @@ async def publishers(
         query.running("query"),
         person(guarded, server, "other") as other,
         turnfold.connect(server.url, environ=guarded.environ("support")) as client,
-        httpx.AsyncClient(base_url=query.http_url, trust_env=False) as http,
+        query.http() as http,
     ):
         yield other, client, http
 

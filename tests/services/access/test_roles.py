@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import httpx
 import pytest
 
 import turnfold
@@ -57,7 +56,7 @@ async def test_everything_works_for_those_who_may(guarded: Guarded, server: Nats
         turnfold.connect(server.url, environ=guarded.environ("support")) as client,
         person(guarded, server, "auditor") as auditor,
         person(guarded, server, "support") as support,
-        httpx.AsyncClient(base_url=f"{query.http_url}/v1/agents/support", trust_env=False) as http,
+        query.http("/v1/agents/support") as http,
     ):
         heard = [
             await auditor.listen(f"{name}.>") for name in ("context.compressed", "summary.updated")

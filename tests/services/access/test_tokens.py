@@ -26,7 +26,6 @@ from turnfold.access.bearers import (
     revoke_token,
 )
 from turnfold.cli.application import application
-from turnfold.client import connect
 from turnfold.errors import StartError, TurnfoldError
 
 USER = {"role": "user", "content": "Where is order 7341?"}
@@ -56,7 +55,7 @@ async def guarded(directory: Path) -> AsyncGenerator[tuple[Parts, Path]]:
         running_parts(directory, environ={"TURNFOLD_HTTP_TOKENS": str(tokens)}) as parts,
         parts.running("worker"),
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         for agent in ("support", "other"):
             await client.session(agent, "s").turn_completed([USER])
@@ -67,7 +66,7 @@ async def guarded(directory: Path) -> AsyncGenerator[tuple[Parts, Path]]:
 def http(parts: Parts, token: str | None = None) -> httpx.AsyncClient:
     """Somebody with a token, or without."""
     headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
-    return httpx.AsyncClient(base_url=parts.http_url, headers=headers, trust_env=False)
+    return parts.http(headers=headers)
 
 
 async def seen(client: httpx.AsyncClient, method: str, path: str) -> tuple[int, str | None]:

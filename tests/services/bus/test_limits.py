@@ -60,7 +60,7 @@ async def test_dead_letters_are_stored_after_a_fix_and_told_apart_from_those_sti
     tmp_path: Path,
 ) -> None:
     async with running_parts(tmp_path, environ={"TURNFOLD_MAX_EVENT_MESSAGES": "1"}) as parts:
-        async with parts.running("worker"), client_connect(parts.server.url, environ={}) as client:
+        async with parts.running("worker"), parts.client() as client:
             await client.publish(turn_event(KEY, said("Where is it?"), event_id="short"))
             await client.publish(turn_event(KEY, said(LONG), event_id="long"))
             bus = await nats.connect(parts.server.url)
@@ -240,7 +240,7 @@ async def test_a_worker_purges_by_itself_and_fresh_stays_true(tmp_path: Path) ->
     async with (
         running_parts(tmp_path) as parts,
         parts.running("worker"),
-        client_connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         for number in range(5):
             await client.publish(turn_event(KEY, said("?"), event_id=f"e{number}"))
@@ -294,7 +294,7 @@ async def test_a_burst_is_answered_or_refused_at_once_and_afterwards_all_is_as_b
         ) as parts,
         parts.running("worker"),
         parts.running("query"),
-        client_connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         receipt = await client.publish(turn_event(KEY, said("Where is it?"), event_id="e"))
         await wait_until(lambda: count(parts, "events") == 1)

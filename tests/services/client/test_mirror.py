@@ -25,7 +25,7 @@ async def working(folder: Path) -> AsyncGenerator[tuple[str, Client]]:
         running_parts(folder) as parts,
         parts.running("query"),
         parts.running("worker"),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         yield parts.server.url, client
 

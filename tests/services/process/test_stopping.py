@@ -15,7 +15,6 @@ from tests.ports import free_port
 from tests.postgres import Postgres
 from tests.running_system import running_parts, wait_until
 from tests.store_fixtures import new_postgres
-from turnfold.client import connect
 from turnfold.process import http_server, supervisor
 from turnfold.process.tasks import cancel_and_wait
 from turnfold.store.database import transactions
@@ -32,7 +31,7 @@ async def test_services_stop_while_their_database_server_hangs(
         running_parts(tmp_path, postgres=postgres) as parts,
         parts.running("worker") as worker,
         parts.running("query") as query,
-        connect(parts.server.url, timeout_seconds=30, environ={}) as client,
+        parts.client(timeout_seconds=30) as client,
     ):
         session = client.session("ada", "s-1")
         await session.turn_completed([{"role": "user", "content": "Is anybody there?"}])
@@ -73,7 +72,7 @@ async def test_a_worker_that_stops_answers_the_requests_that_it_runs(tmp_path: P
     async with (
         running_parts(tmp_path) as parts,
         parts.running("worker") as worker,
-        connect(parts.server.url, timeout_seconds=30, environ={}) as client,
+        parts.client(timeout_seconds=30) as client,
     ):
         bus = await nats.connect(parts.server.url)
         arrived = await bus.subscribe("session.policy.>")
@@ -118,7 +117,7 @@ async def test_no_request_is_lost_while_one_of_two_query_servers_stops(tmp_path:
         parts.running("worker"),
         parts.running("query") as query,
         parts.running("query", environ=other),
-        connect(parts.server.url, timeout_seconds=30, environ={}) as client,
+        parts.client(timeout_seconds=30) as client,
     ):
         session = client.session("ada", "s-1")
         await session.turn_completed([{"role": "user", "content": "Is anybody there?"}])

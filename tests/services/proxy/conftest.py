@@ -10,7 +10,7 @@ import pytest_asyncio
 from tests.ports import free_port
 from tests.provider import Provider, completion, running_provider
 from tests.running_system import Parts, running_parts
-from turnfold.client import Client, connect
+from turnfold.client import Client
 
 KEY = "sk-quokka-7341"
 
@@ -48,7 +48,7 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Prox
             parts.running("query"),
             parts.running("worker"),
             parts.running("proxy"),
-            connect(parts.server.url, environ={}) as client,
+            parts.client() as client,
             httpx.AsyncClient(
                 base_url=f"http://127.0.0.1:{port}",
                 headers={"authorization": f"Bearer {KEY}", "x-api-key": KEY},

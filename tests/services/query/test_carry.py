@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.running_system import running_system
@@ -28,7 +27,7 @@ async def test_each_way_gives_back_what_was_carried_and_refuses_another_number(
     async with (
         running_system(tmp_path / "system") as system,
         connect(system.nats_url, environ={}) as client,
-        httpx.AsyncClient(base_url=system.http_url, trust_env=False) as http,
+        system.http() as http,
     ):
         session = client.session("support", "user-42")
         await session.turn_completed([asking, calling], carry=[CARRIED, None], event_id="e1")

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import nats
 import pytest
 from nats.aio.client import Client as Bus
@@ -13,7 +12,7 @@ from nats.js.errors import NotFoundError
 
 from tests.running_system import UNFORGOTTEN, Parts, eventually, running_parts
 from turnfold.bus.events import BusEvents
-from turnfold.client import connect, session_key, turn_event
+from turnfold.client import session_key, turn_event
 from turnfold.contracts.subjects import AGENT_WRITES, EVENTS_STREAM, INSTALLATION_REQUESTS, WRITES
 from turnfold.nats_client.connection import NatsClient
 
@@ -53,7 +52,7 @@ TABLES = (
 async def parts(tmp_path: Path) -> AsyncIterator[Parts]:
     """A worker and a query server with one session and one dead letter."""
     async with running_parts(tmp_path) as made, made.running("worker"), made.running("query"):
-        async with connect(made.server.url, environ={}) as client:
+        async with made.client() as client:
             await client.publish(turn_event(KEY, [{"role": "user", "content": "Hello?"}]))
         bus = await nats.connect(made.server.url)
         await bus.jetstream().publish("turn.completed", b"{")
@@ -105,7 +104,7 @@ async def test_a_command_with_an_unknown_field_or_other_ids_is_refused_and_does_
 async def test_a_command_over_http_with_an_unknown_field_is_refused_and_does_nothing(
     parts: Parts,
 ) -> None:
-    async with httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as http:
+    async with parts.http() as http:
         described = (await http.get("/openapi.json")).json()["paths"]
         commands = [
             (method.upper(), path.format(**IDS, version="1", compaction_id="1"))

@@ -16,7 +16,6 @@ from starlette.types import Receive, Scope, Send
 
 from tests.postgres import running_postgres
 from tests.running_system import eventually, running_parts
-from turnfold.client import connect
 from turnfold_query.console.app import make_console
 from turnfold_query.console.views import page
 
@@ -30,7 +29,7 @@ async def test_a_form_sent_while_the_database_is_away_says_so(tmp_path: Path) ->
         async with (
             running_parts(tmp_path, postgres=postgres) as parts,
             parts.running("query"),
-            httpx.AsyncClient(base_url=parts.http_url, cookies=FORM, trust_env=False) as visitor,
+            parts.http(cookies=FORM) as visitor,
         ):
             postgres.stop()
             answers = [
@@ -47,7 +46,7 @@ async def test_a_path_without_a_number_has_no_page(tmp_path: Path) -> None:
     async with (
         running_parts(tmp_path) as parts,
         parts.running("query"),
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+        parts.http() as visitor,
     ):
         numbers = ("1" * 4_301, "x", "-1", "%C2%B2")
         paths = [
@@ -65,7 +64,7 @@ async def test_a_visitor_who_leaves_in_the_middle_of_a_form_is_no_failure(tmp_pa
     async with running_parts(tmp_path) as parts:
         async with (
             parts.running("query"),
-            httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+            parts.http() as visitor,
         ):
             for path in ("sign-in", "agents/a/sessions/s/regenerate"):
                 _, writer = await asyncio.open_connection(
@@ -85,7 +84,7 @@ async def test_a_page_of_another_site_signs_nobody_out(tmp_path: Path) -> None:
     async with (
         running_parts(tmp_path) as parts,
         parts.running("query"),
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+        parts.http() as visitor,
     ):
         answers = [
             await visitor.post("/console/sign-out", headers=headers)
@@ -109,8 +108,8 @@ async def test_erasures_beyond_the_first_page_are_on_the_next(tmp_path: Path) ->
         running_parts(tmp_path) as parts,
         parts.running("worker"),
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+        parts.client() as client,
+        parts.http() as visitor,
     ):
         for name in names:
             await client.session("ada", name).erase()
@@ -165,8 +164,8 @@ async def test_a_window_and_a_comparison_say_how_many_messages_they_list(tmp_pat
         running_parts(tmp_path) as parts,
         parts.running("worker"),
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+        parts.client() as client,
+        parts.http() as visitor,
     ):
         session = client.session("ada", "s")
         for number in (3, 205):
@@ -195,8 +194,8 @@ async def test_a_message_that_comes_while_a_window_is_shown_is_not_listed_as_lef
         running_parts(tmp_path) as parts,
         parts.running("worker"),
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as api,
+        parts.client() as client,
+        parts.http() as api,
     ):
         session = client.session("ada", "s")
         late = iter([{"role": "user", "content": "And 7342?"}])
@@ -233,8 +232,8 @@ async def test_an_empty_page_of_a_list_does_not_say_that_the_list_is_empty(tmp_p
         running_parts(tmp_path, environ=environ) as parts,
         parts.running("worker"),
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+        parts.client() as client,
+        parts.http() as visitor,
     ):
         bus = await nats.connect(parts.server.url)
         await bus.jetstream().publish("turn.completed.ada.s", b"no event")
@@ -269,8 +268,8 @@ async def test_a_page_loaded_again_does_not_say_that_a_version_is_in_force_that_
         running_parts(tmp_path, environ=environ) as parts,
         parts.running("worker"),
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+        parts.client() as client,
+        parts.http() as visitor,
     ):
         session = client.session("ada", "s")
         await session.turn_completed([{"role": "user", "content": "?"}] * 30)
@@ -303,8 +302,8 @@ async def test_a_page_claims_no_act_that_was_not_done_and_offers_none_that_canno
         running_parts(tmp_path, environ=environ) as parts,
         parts.running("worker"),
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+        parts.client() as client,
+        parts.http() as visitor,
     ):
         bus = await nats.connect(parts.server.url)
         await bus.jetstream().publish("turn.completed.ada.s", b"no event")
@@ -336,8 +335,8 @@ async def test_earlier_pages_of_a_timeline_end_at_the_first_message(tmp_path: Pa
         running_parts(tmp_path) as parts,
         parts.running("worker"),
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as visitor,
+        parts.client() as client,
+        parts.http() as visitor,
     ):
         session = client.session("ada", "s")
         await session.turn_completed([{"role": "user", "content": "?"}] * 70)

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.histories import words
@@ -36,7 +35,7 @@ async def test_each_way_says_the_same_and_only_what_changed_travels(tmp_path: Pa
         silent = await session.context(max_tokens=1_500)
         anthropic = await session.context(max_tokens=1_500, entries=True, format="anthropic")
         query = {"max_tokens": "1500", "entries": "true", "bodies": "changed"}
-        async with httpx.AsyncClient(base_url=system.http_url, trust_env=False) as http:
+        async with system.http() as http:
             over_http = (await http.get(PATH, params=query)).json()
             refused = await http.get(PATH, params={"bodies": "some"})
 

@@ -34,7 +34,7 @@ from tests.fuzz.running import named
 from tests.postgres import Postgres
 from tests.running_system import Parts, eventually, running_parts
 from tests.store_fixtures import words
-from turnfold.client import connect, session_key, turn_event
+from turnfold.client import session_key, turn_event
 from turnfold.contracts.subjects import token_of
 from turnfold.operations.ingest.decode import Delivery, decode_batch
 
@@ -99,7 +99,7 @@ async def asked_about(directory: Path, server: Postgres | None) -> AsyncGenerato
     """A system with a session, which serves to the end and logs no failure."""
     async with running_parts(directory, postgres=server, environ=SOON) as parts:
         async with parts.running("worker") as worker, parts.running("query") as query:
-            async with connect(parts.server.url, environ={}) as client:
+            async with parts.client() as client:
                 for number in range(3):
                     said = [
                         {"role": "user", "content": f"Question {number}?"},
@@ -125,7 +125,7 @@ UNSTORABLE = (
 async def test_what_no_database_keeps_is_a_bad_request(parts: Parts) -> None:
     async with (
         parts.running("query"),
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=20) as http,
+        parts.http(timeout=20) as http,
     ):
         answers = {path: await http.get(path) for path in UNSTORABLE}
         # The largest that may be asked for is behind everything there is.
@@ -258,7 +258,7 @@ async def test_noise_on_every_subject_of_the_bus_is_answered_or_buried_and_the_s
             return bool(window["fresh"])
 
         await eventually(is_ingested, told=parts.words)
-        async with connect(parts.server.url, environ={}) as client:
+        async with parts.client() as client:
             session = client.session("support", "afterwards")
             receipt = await session.turn_completed([{"role": "user", "content": "Still there?"}])
             window = await session.context(after=receipt.seq, wait_ms=5_000)
@@ -304,8 +304,8 @@ async def test_nothing_of_an_agent_is_in_any_answer_to_one_that_looks_like_it(pa
         parts.running("worker"),
         parts.running("query"),
         await nats.connect(parts.server.url) as bus,
-        connect(parts.server.url, environ={}) as client,
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=20) as http,
+        parts.client() as client,
+        parts.http(timeout=20) as http,
     ):
         said = [
             {"role": "user", "content": f"Beside it: {SECRET}-{number}."} for number in range(6)

@@ -13,7 +13,6 @@ import pytest
 
 from tests.running_system import Parts, eventually, running_parts
 from tests.store_fixtures import picture
-from turnfold.client import connect
 from turnfold_query.http.changes import STREAMS_EACH
 
 Json = dict[str, Any]
@@ -42,7 +41,7 @@ def change_audit_row(database: Path) -> None:
 
 
 async def published(parts: Parts) -> None:
-    async with connect(parts.server.url, environ={}) as client:
+    async with parts.client() as client:
         session = client.session("support", "user-42")
         for number in range(30):
             await session.turn_completed(
@@ -77,7 +76,7 @@ async def check_difference(http: httpx.AsyncClient, counts: Json) -> None:
 async def check_large_difference(http: httpx.AsyncClient, parts: Parts) -> None:
     """Windows are compared even if their messages are too large for one answer."""
     screen = {"role": "user", "content": [picture(3_000_000)]}
-    async with connect(parts.server.url, environ={}) as client:
+    async with parts.client() as client:
         session = client.session("support", "pictures")
         receipts = [
             await session.turn_completed([screen], event_id=f"screen-{number}")
@@ -94,7 +93,7 @@ async def check_stream(http: httpx.AsyncClient, parts: Parts) -> None:
     path = f"{SESSION}/changes"
     async with (
         http.stream("GET", path, params={"seconds": 60}) as streamed,
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         assert streamed.headers["content-type"].startswith("text/event-stream")
         lines = streamed.aiter_lines()
@@ -150,7 +149,7 @@ async def test_totals_timelines_compactions_and_erasures_are_told_and_the_audit_
         running_parts(tmp_path, environ=small) as parts,
         parts.running("worker"),
         parts.running("query"),
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=60) as http,
+        parts.http(timeout=60) as http,
     ):
         await published(parts)
         counts = await settled(http)

@@ -14,7 +14,6 @@ import pytest
 
 from tests.postgres import Postgres
 from tests.running_system import Parts, Service, parts_of, running_parts, state_of, wait_until
-from turnfold.client import connect
 from turnfold.contracts.history_requests import SearchRequest
 from turnfold.contracts.requests import (
     ContextRequest,
@@ -53,8 +52,8 @@ async def installation(
         running_parts(directory, postgres=postgres) as parts,
         parts.running("worker"),
         parts.running("query") as server,
-        connect(parts.server.url, environ={}) as client,
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=60) as browser,
+        parts.client() as client,
+        parts.http(timeout=60) as browser,
     ):
         session = client.session(KEY.agent_id, KEY.session_id)
         await session.policy(mode="off")
@@ -277,7 +276,7 @@ async def test_many_large_events_of_one_agent_wait_for_the_lane(tmp_path: Path) 
     async with (
         running_parts(tmp_path) as parts,
         parts.running("query") as server,
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=60) as browser,
+        parts.http(timeout=60) as browser,
     ):
         await another(server, None, parts)
         answers = await asyncio.gather(*[browser.post(path, json=body) for path, body in events])
@@ -295,7 +294,7 @@ async def test_a_lane_that_hangs_while_it_reads_events_is_followed_by_another(
     async with (
         running_parts(tmp_path, environ={"TURNFOLD_REQUEST_SECONDS": "1"}) as parts,
         parts.running("query") as server,
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=30) as browser,
+        parts.http(timeout=30) as browser,
     ):
         pid = await another(server, None, parts)
         os.kill(pid, SIGSTOP)

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import nats
 import pytest
 from nats.aio.client import Client as Bus
@@ -29,7 +28,7 @@ async def asked(bus: Bus, subject: str, body: Any) -> Any:
 
 async def read(parts: Parts, bus: Bus, path: str) -> Any:
     """What both ways answer, which is the same."""
-    async with httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as http:
+    async with parts.http() as http:
         over_http = await http.get(path)
     over_bus = await asked(bus, SUBJECTS[path], {})
     assert (over_http.status_code, over_http.json()) == (200, over_bus)

@@ -6,14 +6,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import nats
 import pytest
 from nats.aio.client import Client as Bus
 
 from tests.postgres import Postgres
 from tests.running_system import Parts, eventually, running_parts, wait_until
-from turnfold.client import Client, connect
+from turnfold.client import Client
 from turnfold.errors import Unavailable, UnknownSession
 
 Json = dict[str, Any]
@@ -29,7 +28,7 @@ async def asked(bus: Bus, subject: str, body: bytes = b"") -> Json:
 
 async def http_of(parts: Parts, path: str, **query: object) -> tuple[int, Json]:
     """Status and body over HTTP."""
-    async with httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as http:
+    async with parts.http() as http:
         answer = await http.get(path, params={name: str(value) for name, value in query.items()})
         return answer.status_code, answer.json()
 
@@ -51,7 +50,7 @@ async def test_a_window_without_the_newest_event_says_so_after_waiting_as_long_a
     async with (
         running_parts(tmp_path) as parts,
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         await published(client, 1)
         began = time.monotonic()
@@ -79,7 +78,7 @@ async def test_windows_are_answered_while_the_worker_is_dead_and_what_needs_it_i
     async with (
         running_parts(tmp_path) as parts,
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         session = client.session("support", "user-42")
         async with parts.running("worker"):
@@ -100,7 +99,7 @@ async def test_events_that_can_never_be_stored_are_counted(tmp_path: Path) -> No
         parts.running("query"),
         parts.running("worker"),
         await nats.connect(parts.server.url) as bus,
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as http,
+        parts.http() as http,
     ):
         for payload in (b"}{", b"{]", b'{"event_id": "e"}'):
             await bus.jetstream().publish("turn.completed", payload)
@@ -126,7 +125,7 @@ async def test_http_goes_on_answering_while_the_bus_is_away_and_both_do_afterwar
         running_parts(tmp_path) as parts,
         parts.running("worker"),
         parts.running("query"),
-        connect(parts.server.url, environ={}, attempts=60, timeout_seconds=2) as client,
+        parts.client(attempts=60, timeout_seconds=2) as client,
     ):
         await published(client, 3)
         await client.session("support", "user-42").context(wait_ms=5_000)
@@ -155,7 +154,7 @@ async def test_a_database_that_hangs_delays_neither_readiness_nor_metrics_for_lo
     async with (
         running_parts(tmp_path, postgres=postgres) as parts,
         parts.running("query"),
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=20) as http,
+        parts.http(timeout=20) as http,
     ):
         before = await http.get("/metrics")
         with postgres.frozen():
@@ -192,7 +191,7 @@ async def test_what_cannot_be_asked_is_refused_in_the_words_of_the_contract_on_b
             await http_of(parts, f"{PATH}/context", max_tokens="many"),
             await http_of(parts, PATH),
         ]
-        async with connect(parts.server.url, environ={}) as client:
+        async with parts.client() as client:
             with pytest.raises(UnknownSession):
                 await client.session("support", "user-42").status()
 
@@ -211,7 +210,7 @@ async def test_a_wrong_method_is_told_the_methods_that_the_path_has(tmp_path: Pa
     async with (
         running_parts(tmp_path) as parts,
         parts.running("query"),
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as http,
+        parts.http() as http,
     ):
         answers = [
             await http.request(method, path)

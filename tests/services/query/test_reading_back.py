@@ -5,13 +5,12 @@ import json
 import threading
 from pathlib import Path
 
-import httpx
 import nats
 import pytest
 
 from tests.nats_server import subscriptions_known
 from tests.running_system import Parts, running_parts
-from turnfold.client import Session, StoredMessage, connect, turn_event
+from turnfold.client import Session, StoredMessage, turn_event
 from turnfold.client.events import session_key
 from turnfold.nats_client.connection import NatsClient
 from turnfold_query.newest import NewestLookup
@@ -35,7 +34,7 @@ def numbers(messages: list[StoredMessage] | tuple[StoredMessage, ...]) -> list[i
 
 async def http_numbers(parts: Parts, **query: int) -> list[int]:
     """The same over HTTP."""
-    async with httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as http:
+    async with parts.http() as http:
         page = (await http.get(f"{PATH}/history", params=query)).json()
     return [int(entry["message"]["content"].split()[1].rstrip(".")) for entry in page["messages"]]
 
@@ -47,7 +46,7 @@ async def test_a_history_is_read_from_its_end_page_by_page(tmp_path: Path) -> No
         running_parts(tmp_path) as parts,
         parts.running("query"),
         parts.running("worker"),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         session = client.session("support", "user-42")
         assert await session.tail() == []
@@ -78,7 +77,7 @@ async def test_histories_and_searches_wait_for_an_event_and_say_if_it_did_not_co
     async with (
         running_parts(tmp_path) as parts,
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         session = client.session("support", "user-42")
         async with parts.running("worker"):
@@ -111,7 +110,7 @@ async def test_latest_waits_for_what_others_published_also_on_a_subject_without_
         running_parts(tmp_path) as parts,
         parts.running("query"),
         parts.running("worker"),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
         await nats.connect(parts.server.url) as bus,
     ):
         session = client.session("support", "user-42")
@@ -124,7 +123,7 @@ async def test_latest_waits_for_what_others_published_also_on_a_subject_without_
             window = await session.context(after="latest", wait_ms=5_000)
             seen.append((window.fresh, len(window.messages)))
         page = await session.history(newest=1, after="latest", wait_ms=5_000)
-        async with httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as http:
+        async with parts.http() as http:
             hits = await http.get(f"{PATH}/search", params={"q": "Note", "after": "latest"})
 
     assert seen == [(True, number + 1) for number in range(10)]
@@ -177,7 +176,7 @@ async def test_latest_is_unavailable_while_the_stream_does_not_reply(tmp_path: P
     async with (
         running_parts(tmp_path) as parts,
         parts.running("query"),
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=20) as http,
+        parts.http(timeout=20) as http,
     ):
         parts.server.kill()
 

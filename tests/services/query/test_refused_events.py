@@ -5,12 +5,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import httpx
 import nats
 import pytest
 
 from tests.running_system import running_parts
-from turnfold.client import connect
 from turnfold.contracts.events import check_copy
 from turnfold.errors import Conflict
 
@@ -37,7 +35,7 @@ async def test_other_content_under_a_known_id_is_a_conflict_and_stores_nothing(
     async with (
         running_parts(tmp_path) as parts,
         parts.running("query"),
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as http,
+        parts.http() as http,
     ):
         first = await http.post(f"{PATH}/events", json=said("one"))
         copy = await http.post(f"{PATH}/events", content=json.dumps(said("one"), indent=2))
@@ -75,7 +73,7 @@ async def test_a_window_tells_of_refused_events_even_if_there_are_no_others(
         running_parts(tmp_path) as parts,
         parts.running("query"),
         parts.running("worker"),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
         await nats.connect(parts.server.url) as bus,
     ):
         session = client.session("support", "user-42")

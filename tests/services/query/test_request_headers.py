@@ -15,7 +15,6 @@ from tests.nats_server import NatsServer, nats_server, subscriptions_known
 from tests.running_system import running_parts, wait_until
 from turnfold.bus.broker import Broker, passthrough_decoder
 from turnfold.bus.connection import broker_options, connect
-from turnfold.client import connect as client_connect
 from turnfold.client import session_key, turn_event
 from turnfold.nats_client.corrected import REQUEST_INFO
 from turnfold.settings import Settings
@@ -186,7 +185,7 @@ async def test_header_blocks_of_events_and_requests_silence_nobody(tmp_path: Pat
     """O7: each block is sent with an event and with a request; all events are stored, also from the stream into a new database."""
     async with (
         running_parts(tmp_path) as parts,
-        client_connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         async with (
             parts.running("worker"),

@@ -8,7 +8,6 @@ import httpx
 import pytest
 
 from tests.running_system import Parts, rows, running_parts, wait_until
-from turnfold.client import connect
 
 PATH = "/v1/agents/support/sessions/user-42"
 TURNS = 1_500
@@ -53,8 +52,8 @@ async def test_a_worker_that_is_killed_while_it_indexes_leaves_nothing_unfound_a
     async with (
         running_parts(tmp_path) as parts,
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=30) as http,
+        parts.client() as client,
+        parts.http(timeout=30) as http,
     ):
         session = client.session("support", "user-42")
         # All of it waits before anybody stores it, so that there is much to index at once.
@@ -91,8 +90,8 @@ async def test_a_search_is_narrowed_and_an_entry_is_expanded_over_http(tmp_path:
         running_parts(tmp_path) as parts,
         parts.running("query"),
         parts.running("worker"),
-        connect(parts.server.url, environ={}) as client,
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=30) as http,
+        parts.client() as client,
+        parts.http(timeout=30) as http,
     ):
         session = client.session("support", "user-42")
         for number in range(60):

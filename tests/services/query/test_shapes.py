@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.anthropic_faults import anthropic_faults
@@ -52,7 +51,7 @@ async def compacted(folder: Path) -> AsyncGenerator[tuple[System, Session]]:
 
 async def http_get(system: System, **query: str) -> tuple[int, Json]:
     """What HTTP answers."""
-    async with httpx.AsyncClient(base_url=system.http_url, trust_env=False) as http:
+    async with system.http() as http:
         answer = await http.get(f"{PATH}/context", params=query)
         return answer.status_code, answer.json()
 
@@ -157,7 +156,7 @@ async def test_items_come_back_to_the_letter_on_every_way(tmp_path: Path) -> Non
         printed = json.loads((await command(system, "--format", "responses", "--json"))[1])
         stored = (await session.history()).messages
         published = (await session.history(bodies="published")).messages
-        async with httpx.AsyncClient(base_url=system.http_url, trust_env=False) as http:
+        async with system.http() as http:
             ids = {"agent_id": "support", "session_id": "user-42"}
             event = {"type": "turn.completed", "event_id": "x", **ids, "messages": ITEMS}
             refused = await http.post(f"{PATH}/events", json=event)

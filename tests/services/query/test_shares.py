@@ -17,7 +17,7 @@ import pytest
 from nats.aio.client import Client as Bus
 
 from tests.running_system import Parts, Service, eventually, running_parts, wait_until
-from turnfold.client import Client, connect
+from turnfold.client import Client
 from turnfold.errors import Unavailable
 
 Json = dict[str, Any]
@@ -36,7 +36,7 @@ async def installation(
         running_parts(directory, environ=environ) as parts,
         parts.running("worker"),
         parts.running("query") as query,
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         receipt = await client.session("patient", "s").turn_completed([USER])
         await client.session("patient", "s").context(after=receipt.seq, wait_ms=5_000)
@@ -45,7 +45,7 @@ async def installation(
 
 def http(parts: Parts) -> httpx.AsyncClient:
     """A client of HTTP with a connection of its own."""
-    return httpx.AsyncClient(base_url=parts.http_url, trust_env=False, timeout=30)
+    return parts.http(timeout=30)
 
 
 async def is_answered(parts: Parts, client: Client) -> bool:

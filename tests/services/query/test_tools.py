@@ -41,7 +41,7 @@ async def asking(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Aski
     async with (
         running_system(tmp_path_factory.mktemp("tools")) as system,
         client_of(system) as client,
-        httpx.AsyncClient(base_url=system.http_url, trust_env=False) as http,
+        system.http() as http,
     ):
         session = client.session("support", "user-42")
         await session.turn_completed(

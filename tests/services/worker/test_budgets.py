@@ -4,12 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import nats
 import pytest
 
 from tests.running_system import command, eventually, running_parts
-from turnfold.client import connect
 
 REPORT = "a long report with many details about a subsystem. " * 140
 DEAF = {"TURNFOLD_POLICY__FOLLOW_BUDGET": "false"}
@@ -33,7 +31,7 @@ async def test_a_small_budget_at_every_turn_leaves_nothing_untold(tmp_path: Path
         running_parts(tmp_path) as parts,
         parts.running("worker"),
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         session = client.session("ada", "s-1")
         untold, is_known = [], []
@@ -58,8 +56,8 @@ async def test_looking_at_a_session_evicts_nothing(tmp_path: Path) -> None:
         running_parts(tmp_path) as parts,
         parts.running("query"),
         parts.running("worker"),
-        connect(parts.server.url, environ={}) as client,
-        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as http,
+        parts.client() as client,
+        parts.http() as http,
     ):
         looked_at, asked = client.session("ada", "s-1"), client.session("ada", "s-2")
         for session in (looked_at, asked):
@@ -90,8 +88,8 @@ async def test_the_readme_call_ends_with_a_summary(tmp_path: Path) -> None:
     async with (
         running_parts(tmp_path) as parts,
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
-        httpx.AsyncClient(base_url=f"{parts.http_url}/v1/agents/ada", trust_env=False) as http,
+        parts.client() as client,
+        parts.http("/v1/agents/ada") as http,
     ):
         session = client.session("ada", "s-1")
         async with parts.running("worker", environ=parts.environ | DEAF):
@@ -120,7 +118,7 @@ async def test_what_is_no_hint_harms_nobody(tmp_path: Path) -> None:
     async with (
         running_parts(tmp_path) as parts,
         parts.running("worker") as worker,
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         bus = await nats.connect(parts.server.url)
         session = client.session("ada", "s-1")

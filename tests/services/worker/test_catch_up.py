@@ -20,7 +20,7 @@ from tests.postgres import Postgres
 from tests.running_system import Parts, running_parts, wait_until
 from tests.store_fixtures import SMALL, stores_on
 from turnfold.bus.streams import stream_created
-from turnfold.client import Client, OutgoingEvent, connect, result_event, session_key, turn_event
+from turnfold.client import Client, OutgoingEvent, result_event, session_key, turn_event
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM, NOTICES_STREAM
 from turnfold.core.history.validation import validation_errors
 from turnfold.nats_client.connection import NatsClient
@@ -123,7 +123,7 @@ async def life(directory: Path, sql: Postgres | None) -> AsyncGenerator[tuple[Pa
     """A bus, a database and somebody who publishes."""
     async with (
         running_parts(directory, environ=ENVIRON, postgres=sql) as parts,
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         yield parts, Life(client, parts.server.url)
 

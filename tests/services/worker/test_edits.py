@@ -4,13 +4,12 @@ import asyncio
 import json
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.postgres import Postgres, running_postgres
 from tests.running_system import eventually, running_parts
 from turnfold.bus.events import BusEvents
-from turnfold.client import Client, Session, connect, session_key
+from turnfold.client import Client, Session, session_key
 from turnfold.contracts.history_requests import PopRequest
 from turnfold.errors import BadRequest
 from turnfold.messages import SessionKey
@@ -36,8 +35,8 @@ async def test_a_client_takes_messages_back(tmp_path: Path) -> None:
         running_parts(tmp_path) as parts,
         parts.running("worker"),
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
-        httpx.AsyncClient(base_url=f"{parts.http_url}/v1/agents/ada", trust_env=False) as http,
+        parts.client() as client,
+        parts.http("/v1/agents/ada") as http,
     ):
         session = await numbered(client, "s", 6)
 
@@ -83,7 +82,7 @@ async def test_callers_of_two_workers_pop_each_message_once(
         parts.running("worker"),
         parts.running("worker"),
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         session = await numbered(client, "s", 30)
 
@@ -122,7 +121,7 @@ async def test_popped_messages_reach_their_caller_although_the_database_goes_awa
         async with (
             running_parts(tmp_path, postgres=postgres) as parts,
             parts.running("worker"),
-            connect(parts.server.url, environ={}) as client,
+            parts.client() as client,
         ):
             await numbered(client, "s", 3)
             bus, database = NatsClient(), Database(parts.database_url, writes=False)
@@ -161,7 +160,7 @@ async def test_no_more_messages_are_popped_than_an_answer_carries(tmp_path: Path
     async with (
         running_parts(tmp_path) as parts,
         parts.running("worker"),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         session = client.session("ada", "s")
         text = {"type": "text", "text": "文" * 150_000}

@@ -32,7 +32,7 @@ from tests.running_system import (
 )
 from tests.store_fixtures import SMALL, installation_of
 from turnfold.bus.streams import stream_created
-from turnfold.client import Client, connect, session_key, turn_event
+from turnfold.client import Client, session_key, turn_event
 from turnfold.core.policy.retention import DAY_MS
 from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey
@@ -97,7 +97,7 @@ async def test_what_was_erased_is_in_no_window_no_stream_and_no_file(tmp_path: P
         running_parts(tmp_path, environ=ENVIRON) as parts,
         parts.running("worker"),
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         await publish(client, TWIN, 0, 30, "somebody else's")
         await is_stored(parts, await publish(client, KEY, 0, 40))
@@ -149,7 +149,7 @@ async def test_a_job_whose_model_hangs_while_its_session_is_erased_writes_nothin
         async with (
             running_parts(tmp_path, environ=environ) as parts,
             parts.running("worker"),
-            connect(parts.server.url, environ={}) as client,
+            parts.client() as client,
         ):
             await is_stored(parts, await publish(client, KEY, 0, 40))
             await asyncio.wait_for(model.is_hanging.wait(), 60)
@@ -179,7 +179,7 @@ async def test_the_stream_forgets_what_was_erased_although_the_worker_is_killed(
 ) -> None:
     async with (
         running_parts(tmp_path, environ=ENVIRON) as parts,
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         async with parts.running("worker") as worker:
             await is_stored(parts, await publish(client, KEY, 0, 400))
@@ -202,7 +202,7 @@ async def test_the_command_asks_first_and_erases_a_session_or_an_agent(tmp_path:
     async with (
         running_parts(tmp_path, environ=ENVIRON) as parts,
         parts.running("worker"),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         other = session_key(KEY.agent_id, "other")
         await publish(client, KEY, 0, 2)
@@ -232,7 +232,7 @@ async def test_http_passes_an_erasure_on_to_a_worker(tmp_path: Path, sql: Postgr
     async with (
         running_parts(tmp_path, environ=ENVIRON, postgres=sql) as parts,
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         url = f"{parts.http_url}/v1/agents/support"
         path = f"{url}/sessions/user.42%20%2F%20%E8%AA%9E"
@@ -253,7 +253,7 @@ async def test_audit_rows_cut_off_from_an_erased_session_are_found_out(
         running_parts(tmp_path, environ=ENVIRON, postgres=sql) as parts,
         parts.running("worker"),
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         await publish(client, TWIN, 0, 2)
         await is_stored(parts, await publish(client, KEY, 0, 20))
@@ -301,7 +301,7 @@ async def test_a_worker_erases_the_sessions_whose_time_is_over(tmp_path: Path) -
     environ = ENVIRON | {"TURNFOLD_POLICY__RETAIN_DAYS": "30"}
     async with (
         running_parts(tmp_path, environ=environ) as parts,
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         async with parts.running("worker"):
             await publish(client, TWIN, 0, 2, "somebody else's")
@@ -366,7 +366,7 @@ async def one_stored_session(tmp_path: Path) -> AsyncGenerator[tuple[Parts, Clie
     """A session of two turns that a worker has stored before it stopped."""
     async with (
         running_parts(tmp_path, environ=ENVIRON) as parts,
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         async with parts.running("worker"):
             await is_stored(parts, await publish(client, KEY, 0, 2))
@@ -407,7 +407,7 @@ async def test_sequences_that_were_taken_out_of_the_stream_are_not_waited_for(
 ) -> None:
     async with (
         running_parts(tmp_path, environ=ENVIRON, postgres=sql) as parts,
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         await publish(client, KEY, 0, 300)
         bus = await nats.connect(parts.server.url)
@@ -428,7 +428,7 @@ async def test_what_the_stream_has_forgotten_already_is_no_trouble(
     async with (
         running_parts(tmp_path, environ=ENVIRON, postgres=sql) as parts,
         parts.running("worker"),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
         await is_stored(parts, await publish(client, KEY, 0, 5))
         bus = await nats.connect(parts.server.url)

@@ -7,7 +7,6 @@ import pytest
 
 from tests.model_server import running_model_server
 from tests.running_system import parts_of, rows, running_parts, wait_until
-from turnfold.client import connect
 from turnfold.process.scheduling import NICENESS
 
 
@@ -24,7 +23,7 @@ async def test_an_agent_whose_model_hangs_leaves_a_place_to_the_others(tmp_path:
         async with (
             running_parts(tmp_path, environ=environ) as parts,
             parts.running("worker"),
-            connect(parts.server.url, timeout_seconds=30, environ={}) as client,
+            parts.client(timeout_seconds=30) as client,
         ):
             await client.agent_policy("patient", overrides={"uses_model": False})
 

@@ -30,7 +30,7 @@ from tests.running_system import (
 )
 from tests.worker_scenario import KEY, day, turn
 from turnfold.bus.streams import INGEST
-from turnfold.client import connect, turn_event
+from turnfold.client import turn_event
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 from turnfold.operations.ingest.decode import DecodedBatch, Delivery, decode_batch
 from turnfold.process.child_process import (
@@ -170,7 +170,7 @@ async def test_what_the_receiver_of_a_stopped_worker_holds_goes_to_another_worke
     """
     async with (
         running_parts(tmp_path, postgres=postgres) as parts,
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
     ):
 
         async def is_stored() -> bool:
@@ -215,7 +215,7 @@ async def test_a_receiver_is_heard_while_it_decodes_an_event_for_long(tmp_path: 
         return decode_batch(deliveries, count=len)
 
     ours, theirs = socket.socketpair()
-    async with running_parts(tmp_path) as parts, connect(parts.server.url, environ={}) as client:
+    async with running_parts(tmp_path) as parts, parts.client() as client:
         await client.publish(turn(1, size=DECODE_BYTES))
         reader, writer = await asyncio.open_connection(sock=ours)
         settings = read_settings({"TURNFOLD_NATS_URL": parts.server.url})
@@ -240,7 +240,7 @@ async def test_a_receiver_is_heard_while_it_decodes_an_event_for_long(tmp_path: 
 async def test_a_worker_that_is_told_to_stop_leaves_nothing_half_done(tmp_path: Path) -> None:
     """In the midst of a backlog: what was stored is acknowledged, and all else is free for others at once."""
     async with running_parts(tmp_path) as parts:
-        async with connect(parts.server.url, environ={}) as client:
+        async with parts.client() as client:
             for start in range(0, MANY, 500):
                 await asyncio.gather(
                     *(client.publish(turn(number, size=5)) for number in range(start, start + 500))
@@ -268,7 +268,7 @@ async def test_a_commit_that_takes_long_is_not_given_up_by_a_worker_that_is_told
     """Its events are stored once it is through: redelivered, they would cost another worker the same work."""
     async with running_parts(tmp_path) as parts:
         async with parts.running("worker") as worker:
-            async with connect(parts.server.url, environ={}) as client:
+            async with parts.client() as client:
                 await client.publish(turn(0))
                 await parts.caught_up()
                 with write_lock(parts.database):

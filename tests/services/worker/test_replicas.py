@@ -8,7 +8,6 @@ import pytest
 from tests.postgres import Postgres, running_postgres
 from tests.running_system import Parts, running_parts
 from tests.services.worker.test_catch_up import ENVIRON, KEYS, VIEW, Life
-from turnfold.client import connect
 
 DELAY_SECONDS = 1.5
 
@@ -37,7 +36,7 @@ async def test_a_window_of_a_replica_waits_or_says_that_it_is_not_fresh(tmp_path
     with running_postgres() as primary, primary.standby(delay_seconds=DELAY_SECONDS) as replica:
         async with (
             running_parts(tmp_path, environ=ENVIRON, postgres=primary) as parts,
-            connect(parts.server.url, environ={}) as client,
+            parts.client() as client,
             parts.running("worker"),
             parts.running("query", environ=on(replica, parts)),
         ):
@@ -68,7 +67,7 @@ async def test_a_replica_that_lacks_commits_takes_over_and_gets_them_from_the_st
     with running_postgres() as primary, primary.standby() as replica:
         async with (
             running_parts(tmp_path, environ=ENVIRON, postgres=primary) as parts,
-            connect(parts.server.url, environ={}) as client,
+            parts.client() as client,
             parts.running("worker"),
         ):
             life = Life(client, parts.server.url)
@@ -100,7 +99,7 @@ async def test_a_query_server_forgets_windows_that_the_replica_never_had(tmp_pat
     with running_postgres() as primary, primary.standby() as replica:
         async with (
             running_parts(tmp_path, environ=ENVIRON, postgres=primary) as parts,
-            connect(parts.server.url, environ={}) as client,
+            parts.client() as client,
             parts.running("worker"),
             parts.running("query"),
         ):

@@ -10,7 +10,7 @@ import nats
 import pytest
 
 from tests.running_system import Parts, eventually, running_parts, wait_until
-from turnfold.client import connect, session_key, turn_event
+from turnfold.client import session_key, turn_event
 from turnfold.contracts.subjects import EVENTS_CONSUMER, EVENTS_STREAM
 
 KEY = session_key("support", "user-42")
@@ -32,7 +32,7 @@ async def test_events_that_come_while_one_is_stored_share_a_transaction(tmp_path
     async with (
         running_parts(tmp_path, environ=LOGGED) as parts,
         parts.running("worker"),
-        connect(parts.server.url, environ={}) as client,
+        parts.client() as client,
         await nats.connect(parts.server.url) as bus,
     ):
 

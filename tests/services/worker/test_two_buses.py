@@ -8,14 +8,14 @@ import pytest
 from tests.nats_server import nats_server
 from tests.postgres import Postgres
 from tests.running_system import Parts, command, running_parts, wait_until
-from turnfold.client import connect, session_key, turn_event
+from turnfold.client import session_key, turn_event
 
 KEY = session_key("support", "user-1")
 
 
 async def publish(parts: Parts, *texts: str) -> None:
     """Publish an event of one request for each text."""
-    async with connect(parts.server.url, environ={}) as client:
+    async with parts.client() as client:
         for text in texts:
             turn = [{"role": "user", "content": text}]
             await client.publish(turn_event(KEY, turn, event_id=text))

@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.running_system import eventually, running_parts
-from turnfold.client import connect
 
 MODEL = "acme/small-1"
 REPORT = "a long report with many details about a subsystem. " * 110
@@ -20,8 +18,8 @@ async def test_an_overflow_is_followed_by_a_summary_and_windows_of_the_right_siz
         running_parts(tmp_path) as parts,
         parts.running("worker"),
         parts.running("query"),
-        connect(parts.server.url, environ={}) as client,
-        httpx.AsyncClient(base_url=f"{parts.http_url}/v1/agents/ada", trust_env=False) as http,
+        parts.client() as client,
+        parts.http("/v1/agents/ada") as http,
     ):
         session = client.session("ada", "s-1")
         for number in range(20):

@@ -20,7 +20,7 @@ from tests.model_server import running_model_server
 from tests.nats_server import NatsServer
 from tests.running_system import rows, running_parts, wait_until
 from tests.worker_scenario import KEY, SMALL, Day, day, turn
-from turnfold.client import connect, result_event, turn_event
+from turnfold.client import result_event, turn_event
 from turnfold.core.history.validation import validation_errors
 from turnfold.messages import Json
 
@@ -66,7 +66,7 @@ async def test_a_worker_waits_for_a_bus_that_comes_later(tmp_path: Path) -> None
             parts.server.start()
             await wait_until(lambda: worker.is_ready, told=parts.words)
 
-            async with connect(parts.server.url, environ={}) as client:
+            async with parts.client() as client:
                 today = Day(parts, worker, client)
                 await today.publish()
                 await today.ends_well()
