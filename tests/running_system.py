@@ -438,6 +438,20 @@ async def running_parts(
             await postgres.drop_database(name)
 
 
+@asynccontextmanager
+async def serving_parts(
+    directory: Path, *, environ: Mapping[str, str] | None = None, postgres: Postgres | None = None
+) -> AsyncGenerator[tuple[Parts, Client], None]:
+    """The same with a worker and a query server, and a client of an agent."""
+    async with (
+        running_parts(directory, environ=environ, postgres=postgres) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        parts.client() as client,
+    ):
+        yield parts, client
+
+
 async def _migrated_on(postgres: Postgres, directory: Path, server: NatsServer) -> str:
     """The database of a server that others are made like; every bus is a copy of one, so it belongs to each."""
     if postgres not in _templates:

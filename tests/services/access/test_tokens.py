@@ -15,7 +15,7 @@ import pytest
 import trustme
 from typer.testing import CliRunner, Result
 
-from tests.running_system import TURNFOLD, Parts, command, running_parts, running_system
+from tests.running_system import TURNFOLD, Parts, command, running_system, serving_parts
 from turnfold.access.bearers import (
     EVERY_AGENT,
     Grant,
@@ -51,12 +51,8 @@ async def guarded(directory: Path) -> AsyncGenerator[tuple[Parts, Path]]:
     """A query service and a worker with two agents' sessions, and the file of tokens."""
     tokens = directory / "tokens.json"
     tokens.write_text("{}")
-    async with (
-        running_parts(directory, environ={"TURNFOLD_HTTP_TOKENS": str(tokens)}) as parts,
-        parts.running("worker"),
-        parts.running("query"),
-        parts.client() as client,
-    ):
+    environ = {"TURNFOLD_HTTP_TOKENS": str(tokens)}
+    async with serving_parts(directory, environ=environ) as (parts, client):
         for agent in ("support", "other"):
             await client.session(agent, "s").turn_completed([USER])
             await client.session(agent, "s").context(wait_ms=5_000)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import turnfold
-from tests.running_system import running_parts
+from tests.running_system import serving_parts
 from turnfold.client import Client, Session, connect
 from turnfold.client.mirror import mirror_longer
 from turnfold.client.replies import StoredMessage
@@ -21,12 +21,7 @@ Json = dict[str, Any]
 @asynccontextmanager
 async def working(folder: Path) -> AsyncGenerator[tuple[str, Client]]:
     """The address of a running system, and a client of it."""
-    async with (
-        running_parts(folder) as parts,
-        parts.running("query"),
-        parts.running("worker"),
-        parts.client() as client,
-    ):
+    async with serving_parts(folder) as (parts, client):
         yield parts.server.url, client
 
 

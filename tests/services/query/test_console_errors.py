@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tests.postgres import running_postgres
-from tests.running_system import eventually, running_parts
+from tests.running_system import eventually, running_parts, serving_parts
 from turnfold_query.console.app import make_console
 from turnfold_query.console.views import page
 
@@ -104,13 +104,7 @@ async def test_a_page_of_another_site_signs_nobody_out(tmp_path: Path) -> None:
 @pytest.mark.proves("V1")
 async def test_erasures_beyond_the_first_page_are_on_the_next(tmp_path: Path) -> None:
     names = {f"s-{number:03}" for number in range(201)}
-    async with (
-        running_parts(tmp_path) as parts,
-        parts.running("worker"),
-        parts.running("query"),
-        parts.client() as client,
-        parts.http() as visitor,
-    ):
+    async with serving_parts(tmp_path) as (parts, client), parts.http() as visitor:
         for name in names:
             await client.session("ada", name).erase()
         pages: list[list[str]] = []
@@ -160,13 +154,7 @@ def test_a_list_of_campaigns_that_is_cut_says_so() -> None:
 @pytest.mark.proves("V1")
 async def test_a_window_and_a_comparison_say_how_many_messages_they_list(tmp_path: Path) -> None:
     here = "/console/agents/ada/sessions/s/window"
-    async with (
-        running_parts(tmp_path) as parts,
-        parts.running("worker"),
-        parts.running("query"),
-        parts.client() as client,
-        parts.http() as visitor,
-    ):
+    async with serving_parts(tmp_path) as (parts, client), parts.http() as visitor:
         session = client.session("ada", "s")
         for number in (3, 205):
             await session.turn_completed([{"role": "user", "content": "?"}] * number)
@@ -190,13 +178,7 @@ async def test_a_window_and_a_comparison_say_how_many_messages_they_list(tmp_pat
 async def test_a_message_that_comes_while_a_window_is_shown_is_not_listed_as_left_out(
     tmp_path: Path,
 ) -> None:
-    async with (
-        running_parts(tmp_path) as parts,
-        parts.running("worker"),
-        parts.running("query"),
-        parts.client() as client,
-        parts.http() as api,
-    ):
+    async with serving_parts(tmp_path) as (parts, client), parts.http() as api:
         session = client.session("ada", "s")
         late = iter([{"role": "user", "content": "And 7342?"}])
 
@@ -228,13 +210,7 @@ async def test_a_message_that_comes_while_a_window_is_shown_is_not_listed_as_lef
 async def test_an_empty_page_of_a_list_does_not_say_that_the_list_is_empty(tmp_path: Path) -> None:
     here = "/console/agents/ada/sessions/s"
     environ = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
-    async with (
-        running_parts(tmp_path, environ=environ) as parts,
-        parts.running("worker"),
-        parts.running("query"),
-        parts.client() as client,
-        parts.http() as visitor,
-    ):
+    async with serving_parts(tmp_path, environ=environ) as (parts, client), parts.http() as visitor:
         bus = await nats.connect(parts.server.url)
         await bus.jetstream().publish("turn.completed.ada.s", b"no event")
         await bus.close()
@@ -264,13 +240,7 @@ async def test_a_page_loaded_again_does_not_say_that_a_version_is_in_force_that_
     tmp_path: Path,
 ) -> None:
     environ = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
-    async with (
-        running_parts(tmp_path, environ=environ) as parts,
-        parts.running("worker"),
-        parts.running("query"),
-        parts.client() as client,
-        parts.http() as visitor,
-    ):
+    async with serving_parts(tmp_path, environ=environ) as (parts, client), parts.http() as visitor:
         session = client.session("ada", "s")
         await session.turn_completed([{"role": "user", "content": "?"}] * 30)
         await session.context(wait_ms=5_000)
@@ -298,13 +268,7 @@ async def test_a_page_claims_no_act_that_was_not_done_and_offers_none_that_canno
 ) -> None:
     here = "/console/agents/ada/sessions/s/compactions"
     environ = {"TURNFOLD_POLICY__MAX_LIVE_MESSAGES": "20"}
-    async with (
-        running_parts(tmp_path, environ=environ) as parts,
-        parts.running("worker"),
-        parts.running("query"),
-        parts.client() as client,
-        parts.http() as visitor,
-    ):
+    async with serving_parts(tmp_path, environ=environ) as (parts, client), parts.http() as visitor:
         bus = await nats.connect(parts.server.url)
         await bus.jetstream().publish("turn.completed.ada.s", b"no event")
         await bus.close()
@@ -331,13 +295,7 @@ async def test_a_page_claims_no_act_that_was_not_done_and_offers_none_that_canno
 @pytest.mark.proves("V1")
 async def test_earlier_pages_of_a_timeline_end_at_the_first_message(tmp_path: Path) -> None:
     here = "/console/agents/ada/sessions/s"
-    async with (
-        running_parts(tmp_path) as parts,
-        parts.running("worker"),
-        parts.running("query"),
-        parts.client() as client,
-        parts.http() as visitor,
-    ):
+    async with serving_parts(tmp_path) as (parts, client), parts.http() as visitor:
         session = client.session("ada", "s")
         await session.turn_completed([{"role": "user", "content": "?"}] * 70)
         await session.context(wait_ms=5_000)

@@ -9,7 +9,7 @@ import nats
 import pytest
 
 from tests.nats_server import subscriptions_known
-from tests.running_system import Parts, running_parts
+from tests.running_system import Parts, running_parts, serving_parts
 from turnfold.client import Session, StoredMessage, turn_event
 from turnfold.client.events import session_key
 from turnfold.nats_client.connection import NatsClient
@@ -42,12 +42,7 @@ async def http_numbers(parts: Parts, **query: int) -> list[int]:
 @pytest.mark.proves("G1", "A5")
 async def test_a_history_is_read_from_its_end_page_by_page(tmp_path: Path) -> None:
     """G1: the tail of a session, without its beginning."""
-    async with (
-        running_parts(tmp_path) as parts,
-        parts.running("query"),
-        parts.running("worker"),
-        parts.client() as client,
-    ):
+    async with serving_parts(tmp_path) as (parts, client):
         session = client.session("support", "user-42")
         assert await session.tail() == []
         await said(session, 0, 12)
@@ -107,10 +102,7 @@ async def test_latest_waits_for_what_others_published_also_on_a_subject_without_
 ) -> None:
     """G1: a client that never saw a sequence reads what another one has just written."""
     async with (
-        running_parts(tmp_path) as parts,
-        parts.running("query"),
-        parts.running("worker"),
-        parts.client() as client,
+        serving_parts(tmp_path) as (parts, client),
         await nats.connect(parts.server.url) as bus,
     ):
         session = client.session("support", "user-42")

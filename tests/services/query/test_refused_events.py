@@ -8,7 +8,7 @@ from typing import Any
 import nats
 import pytest
 
-from tests.running_system import running_parts
+from tests.running_system import running_parts, serving_parts
 from turnfold.contracts.events import check_copy
 from turnfold.errors import Conflict
 
@@ -70,10 +70,7 @@ async def test_a_window_tells_of_refused_events_even_if_there_are_no_others(
 ) -> None:
     """G1: it was empty and said `fresh`, as if nothing had been published."""
     async with (
-        running_parts(tmp_path) as parts,
-        parts.running("query"),
-        parts.running("worker"),
-        parts.client() as client,
+        serving_parts(tmp_path) as (parts, client),
         await nats.connect(parts.server.url) as bus,
     ):
         session = client.session("support", "user-42")

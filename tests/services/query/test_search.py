@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.running_system import Parts, rows, running_parts, wait_until
+from tests.running_system import Parts, rows, running_parts, serving_parts, wait_until
 
 PATH = "/v1/agents/support/sessions/user-42"
 TURNS = 1_500
@@ -86,13 +86,7 @@ async def test_a_worker_that_is_killed_while_it_indexes_leaves_nothing_unfound_a
 
 @pytest.mark.proves("F1", "F3", "O4")
 async def test_a_search_is_narrowed_and_an_entry_is_expanded_over_http(tmp_path: Path) -> None:
-    async with (
-        running_parts(tmp_path) as parts,
-        parts.running("query"),
-        parts.running("worker"),
-        parts.client() as client,
-        parts.http(timeout=30) as http,
-    ):
+    async with serving_parts(tmp_path) as (parts, client), parts.http(timeout=30) as http:
         session = client.session("support", "user-42")
         for number in range(60):
             said = [

@@ -7,7 +7,7 @@ from typing import Any
 import nats
 import pytest
 
-from tests.running_system import command, eventually, running_parts
+from tests.running_system import command, eventually, running_parts, serving_parts
 
 REPORT = "a long report with many details about a subsystem. " * 140
 DEAF = {"TURNFOLD_POLICY__FOLLOW_BUDGET": "false"}
@@ -27,12 +27,7 @@ def turn(number: int) -> list[dict[str, Any]]:
 
 @pytest.mark.proves("C64", "E8", "W9")
 async def test_a_small_budget_at_every_turn_leaves_nothing_untold(tmp_path: Path) -> None:
-    async with (
-        running_parts(tmp_path) as parts,
-        parts.running("worker"),
-        parts.running("query"),
-        parts.client() as client,
-    ):
+    async with serving_parts(tmp_path) as (parts, client):
         session = client.session("ada", "s-1")
         untold, is_known = [], []
         for number in range(20):
@@ -52,13 +47,7 @@ async def test_a_small_budget_at_every_turn_leaves_nothing_untold(tmp_path: Path
 @pytest.mark.proves("E8", "V1")
 async def test_looking_at_a_session_evicts_nothing(tmp_path: Path) -> None:
     """Windows of the console, of comparisons and of commands do not count as budgets of the agent."""
-    async with (
-        running_parts(tmp_path) as parts,
-        parts.running("query"),
-        parts.running("worker"),
-        parts.client() as client,
-        parts.http() as http,
-    ):
+    async with serving_parts(tmp_path) as (parts, client), parts.http() as http:
         looked_at, asked = client.session("ada", "s-1"), client.session("ada", "s-2")
         for session in (looked_at, asked):
             for number in range(20):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.postgres import Postgres, running_postgres
-from tests.running_system import eventually, running_parts
+from tests.running_system import eventually, running_parts, serving_parts
 from turnfold.bus.events import BusEvents
 from turnfold.client import Client, Session, session_key
 from turnfold.contracts.history_requests import PopRequest
@@ -31,13 +31,7 @@ async def numbered(client: Client, name: str, number: int) -> Session:
 
 @pytest.mark.proves("G1")
 async def test_a_client_takes_messages_back(tmp_path: Path) -> None:
-    async with (
-        running_parts(tmp_path) as parts,
-        parts.running("worker"),
-        parts.running("query"),
-        parts.client() as client,
-        parts.http("/v1/agents/ada") as http,
-    ):
+    async with serving_parts(tmp_path) as (parts, client), parts.http("/v1/agents/ada") as http:
         session = await numbered(client, "s", 6)
 
         await session.retract("s-1#0", "s-2#0")
@@ -77,13 +71,7 @@ async def test_a_client_takes_messages_back(tmp_path: Path) -> None:
 async def test_callers_of_two_workers_pop_each_message_once(
     tmp_path: Path, postgres: Postgres
 ) -> None:
-    async with (
-        running_parts(tmp_path, postgres=postgres) as parts,
-        parts.running("worker"),
-        parts.running("worker"),
-        parts.running("query"),
-        parts.client() as client,
-    ):
+    async with serving_parts(tmp_path, postgres=postgres) as (_, client):
         session = await numbered(client, "s", 30)
 
         popped = await asyncio.gather(*(session.pop(3) for _ in range(10)))

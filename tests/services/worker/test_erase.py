@@ -27,6 +27,7 @@ from tests.running_system import (
     eventually,
     rows,
     running_parts,
+    serving_parts,
     streamed,
     wait_until,
 )
@@ -93,12 +94,7 @@ def files_with(directory: Path, mark: str) -> list[str]:
 
 @pytest.mark.proves("A6", "L12")
 async def test_what_was_erased_is_in_no_window_no_stream_and_no_file(tmp_path: Path) -> None:
-    async with (
-        running_parts(tmp_path, environ=ENVIRON) as parts,
-        parts.running("worker"),
-        parts.running("query"),
-        parts.client() as client,
-    ):
+    async with serving_parts(tmp_path, environ=ENVIRON) as (parts, client):
         await publish(client, TWIN, 0, 30, "somebody else's")
         await is_stored(parts, await publish(client, KEY, 0, 40))
         before = await client.session(*KEY).context(max_tokens=100_000)
@@ -249,12 +245,7 @@ async def test_http_passes_an_erasure_on_to_a_worker(tmp_path: Path, sql: Postgr
 async def test_audit_rows_cut_off_from_an_erased_session_are_found_out(
     tmp_path: Path, sql: Postgres | None
 ) -> None:
-    async with (
-        running_parts(tmp_path, environ=ENVIRON, postgres=sql) as parts,
-        parts.running("worker"),
-        parts.running("query"),
-        parts.client() as client,
-    ):
+    async with serving_parts(tmp_path, environ=ENVIRON, postgres=sql) as (parts, client):
         await publish(client, TWIN, 0, 2)
         await is_stored(parts, await publish(client, KEY, 0, 20))
         await client.session(*KEY).erase()

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.postgres import Postgres, running_postgres
-from tests.running_system import Parts, running_parts
+from tests.running_system import Parts, running_parts, serving_parts
 from tests.services.worker.test_catch_up import ENVIRON, KEYS, VIEW, Life
 
 DELAY_SECONDS = 1.5
@@ -97,12 +97,7 @@ async def test_a_replica_that_lacks_commits_takes_over_and_gets_them_from_the_st
 async def test_a_query_server_forgets_windows_that_the_replica_never_had(tmp_path: Path) -> None:
     """A replica may store in one commit what took two, and give it the number of the first."""
     with running_postgres() as primary, primary.standby() as replica:
-        async with (
-            running_parts(tmp_path, environ=ENVIRON, postgres=primary) as parts,
-            parts.client() as client,
-            parts.running("worker"),
-            parts.running("query"),
-        ):
+        async with serving_parts(tmp_path, environ=ENVIRON, postgres=primary) as (parts, client):
             session = client.session(*KEYS[0])
             await session.turn_completed([{"role": "user", "content": "Where is order 7341?"}])
             await parts.caught_up()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running_system import eventually, running_parts
+from tests.running_system import eventually, serving_parts
 
 MODEL = "acme/small-1"
 REPORT = "a long report with many details about a subsystem. " * 110
@@ -14,13 +14,7 @@ REPORT = "a long report with many details about a subsystem. " * 110
 async def test_an_overflow_is_followed_by_a_summary_and_windows_of_the_right_size(
     tmp_path: Path,
 ) -> None:
-    async with (
-        running_parts(tmp_path) as parts,
-        parts.running("worker"),
-        parts.running("query"),
-        parts.client() as client,
-        parts.http("/v1/agents/ada") as http,
-    ):
+    async with serving_parts(tmp_path) as (parts, client), parts.http("/v1/agents/ada") as http:
         session = client.session("ada", "s-1")
         for number in range(20):
             question = {"role": "user", "content": f"Step {number}: {REPORT}"}
