@@ -1,6 +1,7 @@
 """What a window recalls: which messages return, how they are told, and that they stay for a turn."""
 
 import json
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +23,16 @@ from tests.store_fixtures import (
     turns,
     user,
 )
-from turnfold.cache import SessionCaches
+from turnfold.cache import LRUCache, SessionCaches
 from turnfold.contracts.requests import (
     ContextRequest,
 )
 from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Policy
+from turnfold.core.recall.block import LEAST_ROOM
 from turnfold.core.recall.question import question_of
+from turnfold.core.text.caches import forget_texts
 from turnfold.errors import CannotFit
 from turnfold.operations.query.context import context
 from turnfold.operations.query.environment import QueryEnvironment
@@ -512,6 +515,47 @@ async def test_a_word_of_too_many_messages_finds_nothing_beside_a_rarer_one(
     assert block_of(both[0]) == block_of(both[1]) == block_of(elsewhere)
     assert "The garden, day 9." in block_of(alone)
     assert "The garden, day 2." not in block_of(alone)
+
+
+@pytest.mark.proves("X6")
+async def test_a_server_keeps_no_more_of_long_questions_than_it_reads(stores: Stores) -> None:
+    await long_ago(stores)
+    asker = Asker(stores)
+    asked = [f"lantern {number} {'garden ' * 100_000}" for number in range(21)]
+    await asker.told(max_tokens=4_000, recall={"query": asked[20]})
+
+    tracemalloc.start()
+    try:
+        for query in asked[:20]:
+            told = await asker.told(max_tokens=4_000, recall={"query": f"A {query}"})
+            assert FACT in block_of(told)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert kept < 3_000_000
+
+
+@pytest.mark.proves("X6")
+async def test_the_question_of_a_short_block_takes_memory_too(stores: Stores) -> None:
+    await long_ago(stores)
+    asker = Asker(stores)
+    assert asker.environment.recall is not None
+    limited = replace(asker.environment.recall, decisions=LRUCache(200_000))
+    asker.environment = replace(asker.environment, recall=limited)
+    await asker.told(max_tokens=4_000, recall={"query": "lantern", "tokens": LEAST_ROOM})
+
+    tracemalloc.start()
+    try:
+        for number in range(60):
+            query = f"{number} {chr(0x1F3EE) * 8_000}"
+            await asker.told(max_tokens=4_000, recall={"query": query, "tokens": LEAST_ROOM})
+        forget_texts()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert kept < 1_000_000
 
 
 @pytest.mark.proves("F2")

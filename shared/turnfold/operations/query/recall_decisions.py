@@ -21,6 +21,7 @@ from turnfold.core.recall.block import (
     write_block,
 )
 from turnfold.core.recall.mask_ranking import MOST_PLACES_OF_RELATED, add_related, score_masks
+from turnfold.core.recall.question import READ_CHARACTERS as QUERY_CHARACTERS
 from turnfold.core.recall.question import (
     RecallQuestion,
     begins_with,
@@ -96,20 +97,25 @@ class RecallWish:
     tokens: int | None = None
     share: float | None = None
 
+    @property
+    def weight(self) -> int:
+        """About how many bytes it takes in the key of a decision."""
+        return MESSAGE_BYTES + 4 * len(self.query or "")
+
     @staticmethod
     def of(request: ContextRequest, policy: Policy) -> "RecallWish | None":
         """Return the requested recall; None if the request or the policy disables it."""
         asked = request.recall
         if asked is False or request.mode == "emergency":
             return None
-        query = request.query if asked is None or asked.query is None else asked.query
+        given = request.query if asked is None or asked.query is None else asked.query
+        # More is not read, and would be kept in the key of the decision.
+        query = (given or "")[:QUERY_CHARACTERS]
         # Callers fill the query from a form or a variable that may be blank.
-        if query is not None and not query.strip():
-            query = None
-        if asked is None and query is None and not policy.recall_share:
+        if asked is None and not query.strip() and not policy.recall_share:
             return None
         asked = asked or RecallFields()
-        return RecallWish(query, asked.tokens, asked.share)
+        return RecallWish(query if query.strip() else None, asked.tokens, asked.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +226,7 @@ class Recall:
         block = write_block(recollection.material, moment.room, quotes_share=share, shown=shown)
         decision = RecallDecision(block, recollection, share, shown)
         if key is not None:
-            self.decisions.put(key, decision, decision.weight)
+            self.decisions.put(key, decision, decision.weight + wish.weight)
         return decision
 
 
