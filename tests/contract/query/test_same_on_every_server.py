@@ -32,6 +32,7 @@ from tests.store_fixtures import (
     user,
 )
 from turnfold.contracts.requests import ContextRequest
+from turnfold.messages import CompactionId
 from turnfold.operations.query.context import context
 
 
@@ -196,3 +197,53 @@ async def test_the_lines_of_a_block_do_not_depend_on_the_steps_after_it(stores: 
 
     for other in (asker, Asker(stores)):
         assert block_of(await other.told(max_tokens=3_000)) == block
+
+
+@pytest.mark.proves("F2", "L3")
+@pytest.mark.parametrize("seq", [3, 4])
+async def test_a_block_of_the_running_turn_has_what_comes_late_or_moves_before_it(
+    stores: Stores, seq: int
+) -> None:
+    said = [user("where do zeppelins land?"), assistant("In Friedrichshafen.")]
+    await stores.ingest(turn(5, user("hi"), assistant("hello")))
+    await stores.ingest(turn(6, *said, event_id="e4"), *turns(10, 30))
+    await stores.ingest(turn(52, user("where did the zeppelins land?")))
+    await indexed(stores)
+    asker = Asker(stores)
+    before = block_of(await asker.told(max_tokens=400))
+
+    await stores.ingest(turn(seq, *said))
+    await indexed(stores)
+
+    told = block_of(await asker.told(max_tokens=400))
+    assert told == block_of(await Asker(stores).told(max_tokens=400)) != before
+
+
+@pytest.mark.proves("F2", "A5")
+async def test_a_block_of_a_version_is_decided_again_if_a_restoration_brings_the_version_back(
+    stores: Stores,
+) -> None:
+    await stores.ingest(*turns(10, 30))
+    await write_versions(stores)
+    await stores.ingest(*turns(40, 15), turn(60, user("question 12 and question 32?")))
+    await indexed(stores)
+    asker = Asker(stores)
+    before = block_of(await asker.told(max_tokens=800))
+
+    compactions = await write_versions(stores)
+    await stores.versions.restore(
+        KEY, compactions[-1], installation=stores.installation, now_ms=NOON + 70
+    )
+
+    told = block_of(await asker.told(max_tokens=800))
+    assert told == block_of(await Asker(stores).told(max_tokens=800)) != before
+
+
+async def write_versions(stores: Stores) -> list[CompactionId]:
+    """Write all summaries that are due; return the compactions of the last job."""
+    written: list[CompactionId] = []
+    while jobs := await stores.claim():
+        for job in jobs:
+            await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 60)
+            written = [*job.compaction_ids]
+    return written

@@ -46,12 +46,19 @@ async def with_recall(
     message = deciding_message(builder)
     if message is None or planned.shows_everything:
         return planned
-    following = _following(builder.taken, message)
+    taken = builder.taken
+    after = bisect_right(taken, message.position, key=attrgetter("position"))
+    following = taken[after] if after < len(taken) else None
     moments: list[AsOf | None] = [_before(following, message) if following else None]
     summary = planned.snapshot.summary
     if following and summary is not None and summary.created_at_ms >= following.created_at_ms:
         moments.insert(0, AtVersion(summary.version))
-    deciding = _Deciding(planned, reading, store, recall, wish, session, builder.request.position)
+    # Later steps find this decision again, but not after an event came late or moved.
+    until_then = session.messages_total - (len(taken) - after)
+    state = (session.retracted_seq, session.evicted_changes, until_then, session.version)
+    deciding = _Deciding(
+        planned, reading, store, recall, wish, session, builder.request.position, state
+    )
     for moment in moments:
         try:
             decision = await deciding.decision(message, moment)
@@ -61,12 +68,6 @@ async def with_recall(
         if decision.block is not None or moment is moments[-1]:
             return planned.with_recall(decision)
     return planned
-
-
-def _following(taken: Sequence[Message], message: Message) -> Message | None:
-    """Return the message after another one; None if that is the newest."""
-    after = bisect_right(taken, message.position, key=attrgetter("position"))
-    return taken[after] if after < len(taken) else None
 
 
 def _before(following: Message, message: Message) -> AsOf:
@@ -79,7 +80,10 @@ def _before(following: Message, message: Message) -> AsOf:
 
 @dataclass(frozen=True, slots=True)
 class _Deciding:
-    """Decides the block of one window, for the request at a position."""
+    """Decides the block of one window, for the request at a position.
+
+    The messages up to the deciding one are others only in another `state`.
+    """
 
     planned: PlannedWindow
     reading: WindowReading
@@ -88,6 +92,7 @@ class _Deciding:
     wish: RecallWish
     session: SessionSnapshot
     request_position: int
+    state: tuple[object, ...]
 
     async def decision(self, message: Message, at: AsOf | None) -> RecallDecision:
         """Decide the block of a moment, or return what was decided before.
@@ -102,10 +107,8 @@ class _Deciding:
         shown = shown_positions(planned.builder)
         key: DecisionKey | None = None
         if planned.request.as_of is None:
-            # A retraction changes what may be quoted.
-            state = (session.retracted_seq, session.version)
             by = at if isinstance(at, AtVersion) else message.position
-            key = (session.sid, state, by, planned.asked, planned.policy, self.wish)
+            key = (session.sid, self.state, by, planned.asked, planned.policy, self.wish)
         decision = None if key is None else self.recall.decisions.get(key)
         # Decided again if the window itself shows a message of the block, which must not appear
         # twice. Also if the index was incomplete, but only until the turn continues: then the

@@ -284,6 +284,8 @@ def _restore(
     session.live_tokens += load.tokens
     session.rounds += load.rounds
     session.revision += 1
+    # The version that takes effect may be that of an earlier window, with other evictions.
+    session.evicted_changes += 1
     policy = session.policy(installation)
     # Otherwise the trigger that evicted these messages would fire again at once.
     session.held_to_tokens = session.tokens_total + policy.min_gain_tokens
