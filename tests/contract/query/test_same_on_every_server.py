@@ -34,6 +34,9 @@ from tests.store_fixtures import (
 from turnfold.contracts.requests import ContextRequest
 from turnfold.messages import CompactionId
 from turnfold.operations.query.context import context
+from turnfold.ports.query import TooLargeHere
+from turnfold.store.query.recall import SqlRecallStore
+from turnfold.store.query.window import Size, SqlWindowStore
 
 
 async def asked(asker: Asker, stores: Stores, **fields: Any) -> dict[str, Any]:
@@ -247,3 +250,26 @@ async def write_versions(stores: Stores) -> list[CompactionId]:
             await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 60)
             written = [*job.compaction_ids]
     return written
+
+
+@pytest.mark.proves("L8", "X6")
+async def test_a_server_that_did_not_see_the_request_of_a_long_session_builds_its_window_itself(
+    stores: Stores,
+) -> None:
+    """The rows that it reads decide which process builds a window, not the age of the session."""
+    await long_ago(stores, user(QUESTION))
+    await stores.ingest(turn(60, assistant(None, "c1"), tool("c1")))
+    shown = await stores.facts()
+    assert shown.session is not None
+    assert isinstance(stores.recall, SqlRecallStore)
+    most = Size(len(shown.messages), shown.session.tokens_total - 1)
+    assert most.messages < shown.session.messages_total / 2
+    small = replace(stores, windows=SqlWindowStore(stores.recall._database, most))
+
+    told = await Asker(small).told(max_tokens=2_000)
+
+    assert FACT in block_of(told)
+    assert told == await Asker(stores).told(max_tokens=2_000)
+    # What a version covers now was live or pending then.
+    with pytest.raises(TooLargeHere):
+        await Asker(small).told(max_tokens=2_000, as_of="e30#1")

@@ -52,7 +52,7 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class EvictionSpan:
-    """An eviction: its range of positions, its time, and the time of its restoration, if any."""
+    """An eviction: its range of positions, its size, and its time and that of its restoration."""
 
     compaction_id: int
     first_position: int
@@ -60,6 +60,7 @@ class EvictionSpan:
     messages: int
     evicted_at_ms: int
     restored_at_ms: int | None = None
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,11 @@ class StateAsOf:
     at_ms: int = 0
     retracted: tuple[Message, ...] = ()
     taken: Mapping[int, Sequence[Message]] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> tuple[EvictionSpan, ...]:
+        """The evictions whose messages were live or pending; some occur twice."""
+        return (*self.pending, *self.later, *self.undone)
 
 
 @dataclass(frozen=True, slots=True)

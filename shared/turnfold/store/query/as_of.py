@@ -1,7 +1,7 @@
 """Read a session as it was: the version in force, pending evictions and live messages."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -90,6 +90,7 @@ _EVICTIONS = Prepared(
                 "messages_evicted",
                 "evicted_at_ms",
                 "restored_at_ms",
+                "tokens_evicted",
             )
         )
     )
@@ -167,9 +168,13 @@ LATEST_MS = 2**62
 
 
 def timeline_state(
-    connection: SupportsStatements, key: SessionKey, sid: int, moment: AsOf
+    connection: SupportsStatements,
+    key: SessionKey,
+    sid: int,
+    moment: AsOf,
+    check: Callable[[StateAsOf], object] = bool,
 ) -> StateAsOf:
-    """Return the state of a session at a moment.
+    """Return the state of a session at a moment; `check` sees it before any message is read.
 
     Raises:
         BadRequest: the session has no such version or message.
@@ -183,7 +188,8 @@ def timeline_state(
             # A version is newer than the messages it covers, even if the clocks disagree.
             at_ms = named.created_at_ms
             until = max(_newest_by(connection, sid, at_ms), named.last_position)
-            return _state(connection, sid, past, _Place(at_ms, until), in_force=number)
+            place = _Place(at_ms, until)
+            return _state(connection, sid, past, place, check, in_force=number)
         case AtMessage(event_id=event_id, index=index):
             seqs = _PLACE.rows(connection, key.agent_id, event_id, sid)
             # A larger index would be the position of a message of a later event.
@@ -191,13 +197,14 @@ def timeline_state(
                 until = position_of(seq, index)
                 for found in _TIMES:
                     for (at_ms,) in found.rows(connection, sid, until):
-                        return _state(connection, sid, past, _Place(at_ms, until, seq))
+                        place = _Place(at_ms, until, seq)
+                        return _state(connection, sid, past, place, check)
             raise BadRequest("as_of: this session has no message of that id")
         case AtTime(at_ms=at_ms):
             # A number beyond 64 bits would fail in the driver.
             at_ms = max(-LATEST_MS, min(at_ms, LATEST_MS))
             until = _newest_by(connection, sid, at_ms)
-            return _state(connection, sid, past, _Place(at_ms, until))
+            return _state(connection, sid, past, _Place(at_ms, until), check)
 
 
 class _Place(NamedTuple):
@@ -213,14 +220,16 @@ def _state(
     sid: int,
     past: SessionTimeline,
     place: _Place,
+    check: Callable[[StateAsOf], object],
     *,
     in_force: int | None = None,
 ) -> StateAsOf:
     """Return the state at a place, with the messages that were retracted since."""
+    state = state_as_of(place.at_ms, place.until, past, in_force=in_force)
+    check(state)
     rows = _RETRACTED_LATER.rows(connection, sid, place.at_ms, place.seq, place.until)
     retracted = tuple([message_of(row) for row in rows])
     left_with = Counter([message.compaction_id for message in retracted])
-    state = state_as_of(place.at_ms, place.until, past, in_force=in_force)
     taken = _taken(connection, sid, state, retracted)
     # Of a restored eviction, retracted messages do not count, whenever they were retracted.
     evictions = tuple(

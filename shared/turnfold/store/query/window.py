@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Table, bindparam, literal_column, select
 
 from turnfold.cache import LRUCache
-from turnfold.core.history.as_of import AsOf, AtTime
+from turnfold.core.history.as_of import AsOf, AtTime, StateAsOf
 from turnfold.core.shapes.packing import unpack
 from turnfold.errors import BadRequest
 from turnfold.messages import Message, MessageId, SessionKey
@@ -223,11 +223,11 @@ class SqlWindowStore:
                 if not isinstance(moment, AtTime):
                     raise BadRequest("as_of: nothing was published in this session yet")
                 return on_messages(head)[0], {}
-            # How many messages there were then is only known after they were read.
-            if Size(head.session.messages_total, head.session.tokens_total).exceeds(self._most):
-                raise TooLargeHere
+            self._check_past(head.session)
             sid = head.session.sid
-            state = timeline_state(connection, key, sid, moment)
+            state = timeline_state(
+                connection, key, sid, moment, partial(self._check_past, head.session)
+            )
             messages_then = messages_as_of(connection, sid, state)
             pending = pending_as_of(connection, state)
             summary = read_summary(connection, sid, state.version)
@@ -253,6 +253,19 @@ class SqlWindowStore:
             return chosen, texts
 
         return await self._database.snapshot(read)
+
+    def _check_past(self, session: SessionSnapshot, then: StateAsOf | None = None) -> None:
+        """Check the number of rows before a session's past is read, then that of its messages.
+
+        Raises:
+            TooLargeHere: the session is too large for this process.
+        """
+        rows, tokens = session.versions + session.compactions, 0
+        if then is not None:
+            rows = session.live_messages + sum([span.messages for span in then.shown])
+            tokens = session.live_tokens + sum([span.tokens for span in then.shown])
+        if Size(rows, tokens).exceeds(self._most):
+            raise TooLargeHere
 
     async def originals(
         self, sid: int, positions: Sequence[int]
