@@ -337,7 +337,7 @@ def _converted(name: str, value: Any) -> Any:
     [target] = (member for member in accepted if member is not type(None))
     try:
         return _as(target, value)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
         kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
         wanted = kinds.get(target) or f"one of {', '.join(target)}"
         raise ValueError(f"{name} cannot be {_named(value)}, but {wanted}") from error
@@ -355,17 +355,12 @@ def _as(target: Any, value: Any) -> Any:
         if isinstance(value, bool):
             return value
         words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-        return words[str(value).lower()] if str(value).lower() in words else _refuse(value)
-    # In Python a boolean is an int, and `str` accepts every value.
-    if isinstance(value, bool) or (target is str and not isinstance(value, str)):
-        return _refuse(value)
-    if target is int and isinstance(value, float) and not value.is_integer():
-        return _refuse(value)
+        return words[str(value).lower()]
+    # In Python a boolean is an int, and `str` and `int` accept more than they keep.
+    is_other = isinstance(value, bool) or (target is str and not isinstance(value, str))
+    if is_other or (target is int and isinstance(value, float) and not value.is_integer()):
+        raise ValueError(value)
     return target(value)
-
-
-def _refuse(value: Any) -> Any:
-    raise ValueError(value)
 
 
 def preset_named(name: str) -> Policy:
