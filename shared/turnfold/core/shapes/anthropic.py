@@ -140,30 +140,26 @@ def chat_content(content: object) -> Any:
 def _chat_part(block: Any) -> dict[str, Any]:
     if is_text_part(block, "text"):
         return text_part(block["text"])
-    if _is_media(block):
-        media = _media(block)
-        if media is not None:
-            return media
+    media = _media(block)
+    if media is not None:
+        return media
     return text_part(block if isinstance(block, str) else compact(block))
 
 
-def _is_media(block: object) -> bool:
-    return isinstance(block, Mapping) and block.get("type") in ("image", "document")
-
-
-def _media(block: Mapping[str, Any]) -> dict[str, Any] | None:
+def _media(block: object) -> dict[str, Any] | None:
     """Return an image or a document as a chat part; None for sources that a chat does not have."""
-    source, is_image = block.get("source"), block["type"] == "image"
-    kind = source.get("type") if isinstance(source, Mapping) else None
+    if not isinstance(block, Mapping) or block.get("type") not in ("image", "document"):
+        return None
+    source = block.get("source")
     if not isinstance(source, Mapping):
         return None
-    if kind == "base64":
+    if source.get("type") == "base64":
         url = f"data:{source.get('media_type')};base64,{source.get('data')}"
-    elif kind == "url" and isinstance(source.get("url"), str):
+    elif source.get("type") == "url" and isinstance(source.get("url"), str):
         url = source["url"]
     else:
         return None
-    if is_image:
+    if block["type"] == "image":
         return {"type": "image_url", "image_url": {"url": url}}
     return {"type": "file", "file": {"file_data": url}}
 
@@ -180,7 +176,7 @@ def _unknown(content: Sequence[Any]) -> str:
             extras.append(unknown_fields(block, _RESULT_FIELDS))
             inner = block.get("content")
             extras.append(_unknown(inner) if isinstance(inner, list) else "")
-        elif _is_media(block) and _media(block) is not None:
+        elif _media(block) is not None:
             # Such as the title and the context of a document.
             extras.append(unknown_fields(block, _MEDIA_FIELDS))
     return "".join(extras)
