@@ -142,10 +142,11 @@ def test_a_grid_covers_its_text_in_small_steps_and_survives_its_encoding(text: s
 def test_no_head_or_tail_exceeds_what_was_asked(text: str, tokens: int) -> None:
     grid = TokenOffsets.of(text, counter())
 
-    assert counter()(text[: grid.head(tokens).offset]) <= grid.head(tokens).tokens <= tokens
-    assert counter()(text[grid.tail(tokens).offset :]) <= grid.tail(tokens).tokens <= tokens
-    assert lines_of(text[: grid.head_lines().offset]) <= 20
-    assert lines_of(text[grid.tail_lines().offset :]) <= 10
+    head, tail = grid.head(tokens), grid.tail(tokens)
+    assert counter()(text[:head]) <= grid.tokens_between(0, head) <= tokens
+    assert counter()(text[tail:]) <= grid.tokens_between(tail, len(text)) <= tokens
+    assert lines_of(text[: grid.head_lines()]) <= 20
+    assert lines_of(text[grid.tail_lines() :]) <= 10
 
 
 @given(text=own_texts)

@@ -4,7 +4,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 Count = Callable[[str], int]
 
@@ -12,13 +12,6 @@ LONG_BYTES: Final = 512
 STEP_BYTES: Final = 256
 HEAD_LINES: Final = 20
 TAIL_LINES: Final = 10
-
-
-class CutPoint(NamedTuple):
-    """A place to cut a text: its offset in characters, and the tokens of the kept side."""
-
-    offset: int
-    tokens: int
 
 
 def is_long(text: str) -> bool:
@@ -102,13 +95,13 @@ class TokenOffsets:
         """The length of the text."""
         return self.offsets[-1]
 
-    def head(self, max_tokens: int) -> CutPoint:
-        """Return the longest beginning within these tokens; empty if no stretch fits."""
-        return self._head(max(0, bisect_right(self.tokens, max_tokens) - 1))
+    def head(self, max_tokens: int) -> int:
+        """Return where the longest beginning within these tokens ends; 0 if no stretch fits."""
+        return self.offsets[max(0, bisect_right(self.tokens, max_tokens) - 1)]
 
-    def tail(self, max_tokens: int) -> CutPoint:
-        """Return the longest end within these tokens: its offset and its tokens."""
-        return self._tail(bisect_left(self.tokens, self.total - max(0, max_tokens)))
+    def tail(self, max_tokens: int) -> int:
+        """Return where the longest end within these tokens starts."""
+        return self.offsets[bisect_left(self.tokens, self.total - max(0, max_tokens))]
 
     @property
     def lines(self) -> int:
@@ -119,15 +112,15 @@ class TokenOffsets:
         # ends with one.
         return self.line_ends[-1] + (self.line_ends[-1] == self.line_ends[-2])
 
-    def head_lines(self) -> CutPoint:
-        """Return the first 20 lines, or all of fewer."""
+    def head_lines(self) -> int:
+        """Return where the first 20 lines end, or all of fewer."""
         if self.lines <= HEAD_LINES:
-            return self._head(len(self.offsets) - 1)
-        return self._head(bisect_left(self.line_ends, HEAD_LINES))
+            return self.characters
+        return self.offsets[bisect_left(self.line_ends, HEAD_LINES)]
 
-    def tail_lines(self) -> CutPoint:
-        """Return the last 10 lines, or all of fewer."""
-        return self._tail(bisect_left(self.line_ends, max(0, self.lines - TAIL_LINES)))
+    def tail_lines(self) -> int:
+        """Return where the last 10 lines start, or all of fewer."""
+        return self.offsets[bisect_left(self.line_ends, max(0, self.lines - TAIL_LINES))]
 
     def at_or_before(self, offset: int) -> int:
         """Return the offset of the nearest point at or before an offset."""
@@ -150,12 +143,6 @@ class TokenOffsets:
 
     def _point_after(self, offset: int) -> int:
         return min(len(self.offsets) - 1, bisect_left(self.offsets, offset))
-
-    def _head(self, point: int) -> CutPoint:
-        return CutPoint(self.offsets[point], self.tokens[point])
-
-    def _tail(self, point: int) -> CutPoint:
-        return CutPoint(self.offsets[point], self.total - self.tokens[point])
 
 
 PUNCTUATION: Final = r"""[]!"#$%&()*+,./:;<=>?@[\\^`{|}~，。、；：？！（）「」『』【】《》…—-]"""

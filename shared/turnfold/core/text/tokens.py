@@ -8,12 +8,11 @@ from typing import Any, Final
 
 from turnfold.core.text.calls import read_call
 from turnfold.core.text.estimates import estimate, token_upper_bound
-from turnfold.core.text.token_offsets import Count, CutPoint, TokenOffsets, is_long
+from turnfold.core.text.token_offsets import Count, TokenOffsets, is_long
 from turnfold.messages import ToolCall
 
 __all__ = [
     "Count",
-    "CutPoint",
     "MessageTokens",
     "TokenOffsets",
     "count_message",

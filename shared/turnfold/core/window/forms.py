@@ -145,10 +145,10 @@ def cut_to(
     if offsets is None:
         return _cut_without_prices(message, max_tokens, least_head)
     room = max(0, max_tokens - (PREVIEW_MARK_TOKENS if is_preview else MARK_TOKENS))
-    head = offsets.head(room * 2 // 3).offset
+    head = offsets.head(room * 2 // 3)
     if head < least_head:
         head = offsets.at_or_after(least_head)
-    tail = offsets.tail(max(0, room - offsets.tokens_between(0, head))).offset
+    tail = offsets.tail(room - offsets.tokens_between(0, head))
     return _priced(message, offsets, head, tail, is_preview=is_preview)
 
 
@@ -170,16 +170,16 @@ def cut_within(
         return _cut_without_prices(message, max_tokens, 0)
     room = max(0, max_tokens - MARK_TOKENS)
     characters = max(0, max_characters - MARK_CHARACTERS) if max_characters else offsets.characters
-    head = min(offsets.head(room * 2 // 3).offset, offsets.at_or_before(characters * 2 // 3))
+    head = min(offsets.head(room * 2 // 3), offsets.at_or_before(characters * 2 // 3))
     if is_brief:
-        head = min(head, offsets.head_lines().offset)
+        head = min(head, offsets.head_lines())
     rest = offsets.characters - (characters - head)
     tail = max(
-        offsets.tail(room - offsets.tokens_between(0, head)).offset,
+        offsets.tail(room - offsets.tokens_between(0, head)),
         offsets.at_or_after(max(0, rest)),
     )
     if is_brief:
-        tail = max(tail, offsets.tail_lines().offset)
+        tail = max(tail, offsets.tail_lines())
     return _priced(message, offsets, head, tail)
 
 

@@ -169,12 +169,12 @@ def summary_within(size: SummarySize, placement: Placement, max_tokens: int) -> 
         tokens = _summary_tokens(size, placement, size.text_tokens, entries - 1)
         return SummaryForm(tokens, entries=entries - 1)
     frame = _summary_tokens(size, placement, 0, 0)
-    head = TokenOffsets.parse(size.cuts).head(max_tokens - frame - _CUT_TOKENS)
-    return (
-        SummaryForm(frame + head.tokens + _CUT_TOKENS, head.offset, entries=0)
-        if head.tokens >= LEAST_SUMMARY_TOKENS
-        else None
-    )
+    offsets = TokenOffsets.parse(size.cuts)
+    characters = offsets.head(max_tokens - frame - _CUT_TOKENS)
+    tokens = offsets.tokens_between(0, characters)
+    if tokens < LEAST_SUMMARY_TOKENS:
+        return None
+    return SummaryForm(frame + tokens + _CUT_TOKENS, characters, entries=0)
 
 
 def _summary_tokens(size: SummarySize, placement: Placement, text_tokens: int, entries: int) -> int:
