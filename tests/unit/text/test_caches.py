@@ -21,7 +21,6 @@ WITHOUT_TEXTS = {
     "core/eviction/budgets.py": "numbers",
     "core/eviction/limits.py": "numbers by model",
     "core/policy/meta.py": "beginnings that policies name",
-    "core/summary/redaction.py": "patterns of the installation",
     "core/text/caches.py": "the decorator itself",
     "model_info/context_windows.py": "sizes of models",
     "operations/policy.py": "policies",
