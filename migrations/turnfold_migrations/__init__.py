@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from turnfold.bus.connection import connect
+from turnfold.bus.stream_state import last_sequence
 from turnfold.bus.streams import ensure_streams, first_sequence
 from turnfold.errors import StartError
 from turnfold.settings import Settings
@@ -22,6 +24,7 @@ from turnfold.store.database.instance_lock import (
     bound_stream,
     next_seq,
     refuse_early_schema,
+    refuse_older_stream,
 )
 from turnfold.store.database.postgres.url import split_ssl_options
 from turnfold.store.database.schema import REVISION
@@ -202,6 +205,7 @@ async def _migrate(settings: Settings) -> None:
         if created != await bound_stream(database):
             first_seq = await first_sequence(client)
             await bind_to_stream(database, created=created, first_seq=first_seq)
+        await refuse_older_stream(database, partial(last_sequence, client))
     finally:
         await client.close()
         await database.close()

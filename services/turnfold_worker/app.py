@@ -13,6 +13,7 @@ import structlog
 import uvloop
 
 from turnfold.bus.connection import connect
+from turnfold.bus.stream_state import last_sequence
 from turnfold.bus.streams import wait_for_streams
 from turnfold.model_info.tokenizer import load_counter
 from turnfold.models import ChildSummarizer
@@ -30,7 +31,12 @@ from turnfold.store.compact.campaigns import SqlCampaignStore
 from turnfold.store.compact.jobs.store import SqlJobStore
 from turnfold.store.compact.withdrawal import withdraw
 from turnfold.store.database.engine import Database
-from turnfold.store.database.instance_lock import WriterLock, wait_for_schema, wait_until_adopted
+from turnfold.store.database.instance_lock import (
+    WriterLock,
+    refuse_older_stream,
+    wait_for_schema,
+    wait_until_adopted,
+)
 from turnfold.store.database.outbox import SqlOutboxStore
 from turnfold.store.database.statistics import SqlStatistics
 from turnfold.store.ingest.budgets import SqlBudgetStore
@@ -219,6 +225,7 @@ async def _adopted_stream(
     created = await unless(stop, wait_for_streams(client))
     if created is not None:
         await unless(stop, wait_until_adopted(database, created=created))
+        await unless(stop, refuse_older_stream(database, partial(last_sequence, client)))
     return None if stop.is_set() else created
 
 

@@ -1,5 +1,6 @@
 """A database belongs to the stream of one bus: the workers of another never store under its sequences."""
 
+import shutil
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -88,3 +89,41 @@ async def test_a_bus_with_events_of_its_own_does_not_take_over_a_database(
             await publish(one, "third")
             await one.caught_up()
         assert await stored(one) == ["first", "second", "third"]
+
+
+@pytest.mark.proves("L1", "O2", "O6")
+async def test_a_stream_restored_from_an_older_backup_than_the_database_is_refused(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
+    """L1: it would give new events the numbers of stored ones, and these are not stored again."""
+    store, backup = tmp_path / "store", tmp_path / "backup"
+    async with running_parts(tmp_path, postgres=sql) as parts:
+        async with parts.running("worker"):
+            await publish(parts, "first")
+            await parts.caught_up()
+            parts.server.stop()
+            shutil.copytree(store, backup)
+            parts.server.start()
+            await publish(parts, "second", "third")
+            await parts.caught_up()
+        parts.server.stop()
+        shutil.rmtree(store)
+        shutil.copytree(backup, store)
+        parts.server.start()
+
+        refused = await command("migrate", environ=parts.environ)
+        async with parts.running("worker", is_awaited=False) as worker:
+            status = await worker.ended()
+
+        assert (refused.status, status) == (1, 1)
+        told = "ends at sequence 1, and the database holds events up to 3"
+        assert told in " ".join(refused.err.split())
+        assert told in parts.words()
+        parts.server.stop()
+        shutil.rmtree(store)
+        parts.server.start()
+        await parts.migrate()
+        async with parts.running("worker"):
+            await publish(parts, "fourth")
+            await parts.caught_up()
+        assert await stored(parts) == ["first", "second", "third", "fourth"]

@@ -4,7 +4,7 @@ import asyncio
 import fcntl
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from typing import IO
 
@@ -82,6 +82,26 @@ def _next_seq(connection: Connection) -> int:
 async def next_seq(database: Database) -> int:
     """Return the first sequence for a new stream: above everything ever stored or erased."""
     return await database.snapshot(_next_seq)
+
+
+async def refuse_older_stream(
+    database: Database, last_sequence: Callable[[], Awaitable[int]]
+) -> None:
+    """Refuse a stream that was restored to before the newest events that the database has stored.
+
+    Raises:
+        StartError: it would give the numbers of stored events to new ones, which would be lost.
+    """
+    # First: meanwhile, other workers store newer events, which are in the stream before.
+    expected = await next_seq(database)
+    last_seq = await last_sequence()
+    if last_seq + 1 < expected:
+        raise StartError(
+            f"the stream of this bus ends at sequence {last_seq}, and the database holds events up "
+            f"to {expected - 1}: it is an older copy of the stream, and would give their numbers "
+            f"to new events, which would be lost; restore a newer one, or remove the stream "
+            f"{EVENTS_STREAM} from this bus, and run `turnfold migrate` again"
+        )
 
 
 async def bind_to_stream(database: Database, *, created: str, first_seq: int) -> None:
