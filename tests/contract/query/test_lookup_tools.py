@@ -1,14 +1,16 @@
 """The tools with which a model looks things up in its session, in every store."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from tests.contract.query.test_search import indexed
-from tests.store_fixtures import KEY, Stores, assistant, retracted, turn, user
+from tests.store_fixtures import KEY, Stores, assistant, picture, retracted, turn, user
 from turnfold.contracts.requests import ToolRequest
 from turnfold.messages import position_of
+from turnfold.operations.query import tools
 from turnfold.operations.query.tools import ToolStores, run_tool
 
 
@@ -79,3 +81,27 @@ async def test_a_match_that_is_too_large_to_be_shown_is_named_by_its_position(
     assert found.endswith(f"\n{named}")
     assert only == named
     assert "Zebra valve." in await told(stores, "read_messages", position=position, count=1)
+
+
+@pytest.mark.proves("F4")
+async def test_messages_after_large_images_are_read_or_said_to_follow(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seq in range(1, 5):
+        content = [{"type": "text", "text": f"Picture {seq}."}, picture(1_200_000)]
+        await stores.ingest(turn(seq, user(content), assistant(f"Cat {seq}.")))
+
+    read = await told(stores, "read_messages", position=0, count=7)
+    monkeypatch.setattr(tools, "MOST_READ", 2_000_000)
+    begun = await told(stores, "read_messages", position=0, count=8)
+    rest = await told(stores, "read_messages", position=position_of(3, 0), count=8)
+
+    assert re.findall(r"(?:Picture|Cat) \d", read) == [
+        *(f"{name} {seq}" for seq in range(1, 4) for name in ("Picture", "Cat")),
+        "Picture 4",
+    ]
+    assert "follow" not in read
+    assert re.findall(r"(?:Picture|Cat) \d", begun)[-2:] == ["Picture 2", "Cat 2"]
+    assert f"read_messages from position: {position_of(2, 1) + 1}]" in begun
+    assert re.findall(r"(?:Picture|Cat) \d", rest)[0] == "Picture 3"
+    assert "follow" not in rest
