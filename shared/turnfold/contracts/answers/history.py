@@ -166,7 +166,9 @@ class SearchAnswer(Answer):
     )
 
     hits: list[SearchEntry]
-    is_partial: bool = Field(description="True if not all matching messages were examined.")
+    is_partial: bool = Field(
+        description="True if not all matching messages were examined, or large ones are left out."
+    )
     fresh: bool = FRESH
 
 

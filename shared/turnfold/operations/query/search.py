@@ -34,14 +34,16 @@ async def search(key: SessionKey, request: SearchRequest, *, store: SearchStore)
     search = _Search(key, question_of(request.q), scope_of(request), store)
     hits: list[str] = []
     left = ANSWER_CHARACTERS
-    for original, score in await search.best(request.limit):
+    best = await search.best(request.limit)
+    for original, score in best:
         hit = original_json(original, score)
         left -= len(hit)
         # At least one, or a very long message could not be found.
         if hits and left < 0:
             break
         hits.append(hit)
-    return f'{{"hits": [{", ".join(hits)}], "is_partial": {json.dumps(search.is_partial)}}}'
+    is_partial = search.is_partial or len(hits) < len(best)
+    return f'{{"hits": [{", ".join(hits)}], "is_partial": {json.dumps(is_partial)}}}'
 
 
 async def found(
