@@ -573,7 +573,8 @@ async def test_cookies_of_other_programs_do_not_sign_anybody_out(site: Site, oth
 async def test_without_tokens_no_other_site_reaches_the_api(site: Site) -> None:
     promote = "/v1/agents/support/sessions/user%2042%2F%E8%AA%9E/summaries/1/promote"
     async with http(site.open_url) as visitor:
-        for foreign in ({"sec-fetch-site": "cross-site"}, {"host": "evil.example"}):
+        foreign_pages = [{"origin": "https://evil.example"}, {"origin": "null"}]
+        for foreign in ({"sec-fetch-site": "cross-site"}, {"host": "evil.example"}, *foreign_pages):
             assert (await visitor.get("/v1/sessions", headers=foreign)).status_code == 403
             for path in (promote, "/v1/summaries"):
                 written = await visitor.post(path, content=b"{}", headers=foreign)
@@ -582,7 +583,9 @@ async def test_without_tokens_no_other_site_reaches_the_api(site: Site) -> None:
             assert (await visitor.get("/healthz", headers=foreign)).status_code == 200
         link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
         container = {"host": "host.docker.internal:8080"}
-        for own in ({}, {"sec-fetch-site": "same-site"}, {"host": "localhost"}, link, container):
+        own_pages = [{"sec-fetch-site": "same-site"}, {"origin": site.open_url}]
+        named = {"host": "[::1]:8080", "origin": "http://[::1]:3000"}
+        for own in ({}, {"host": "localhost"}, link, container, named, *own_pages):
             assert (await visitor.get("/v1/sessions", headers=own)).status_code == 200
         assert (await visitor.post("/v1/summaries", headers=link)).status_code == 403
     async with http(site.url) as bearer:

@@ -43,14 +43,18 @@ class OwnSiteMiddleware:
 
     def _refusal(self, method: str, headers: Headers) -> NotAllowed | None:
         # A browser always sends the first header, and only browsers send the others.
-        host = headers.get("host")
+        host = headers.get("host", "")
         if self._is_local and host and not is_local_name(host):
             return NotAllowed(
                 f"{host!r} is not a name of this machine; use localhost, or set"
                 " TURNFOLD_HTTP_TOKENS or TURNFOLD_HTTP_CHECKED_ELSEWHERE"
             )
         is_link = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
-        is_foreign = headers.get("sec-fetch-site") == "cross-site"
+        site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+        is_foreign = site == "cross-site"
+        # Older browsers tell no site, and no browser does over HTTP to another machine.
+        if site is None and origin is not None:
+            is_foreign = _name_in(origin.rpartition("/")[2]) != _name_in(host)
         return OF_ANOTHER_SITE if is_foreign and not is_link else None
 
 
@@ -60,7 +64,12 @@ def is_local_name(host: str) -> bool:
     Where nobody needs a token, other names are refused: a site could give its own name the
     address of this machine, and read answers as if they were its own.
     """
+    name = _name_in(host)
+    return is_loopback(name) or name in LOCAL_NAMES
+
+
+def _name_in(host: str) -> str:
+    """Return a host without its port."""
     # An IPv6 address ends with a bracket unless a port follows, so its last group is no port.
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    name = name.strip("[]").lower()
-    return is_loopback(name) or name in LOCAL_NAMES
+    return name.strip("[]").lower()

@@ -559,7 +559,11 @@ async def test_no_page_of_another_site_calls_the_model_or_writes_a_session(
     scene: ProxyScene,
 ) -> None:
     before = len(scene.provider.requests)
-    for foreign in ({"sec-fetch-site": "cross-site"}, {"host": "evil.example"}):
+    for foreign in (
+        {"sec-fetch-site": "cross-site"},
+        {"host": "evil.example"},
+        {"origin": "https://evil.example"},
+    ):
         for content_type in ("application/json", "text/plain"):
             answer = await scene.http.post(
                 "/v1/chat/completions",
