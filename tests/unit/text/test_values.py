@@ -89,3 +89,23 @@ def test_a_value_at_the_end_of_what_is_read_is_whole_or_left_out(blanks: int) ->
 
     assert set(found) <= {Value("path", "/srv/a/b.py"), Value("path", "/srv/c/d.py")}
     assert (Value("path", "/srv/a/b.py") in found) is (blanks + 11 <= MAX_SCANNED_CHARACTERS)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1496:def total():\n1497:    return 4711\n1498:", ["4711"]),
+        ("  1496\tdef total():\n  1497\t    return rate(1496)", ["1496"]),
+        ("(12 more lines above)\n1496: total\n1498: rate", ["1496", "1498"]),
+        ("73412: shipped\n81277: paid", ["73412", "81277"]),
+    ],
+)
+@pytest.mark.proves("S6")
+def test_the_numbers_of_lines_in_a_listing_are_no_values(text: str, values: list[str]) -> None:
+    assert values_in(text) == [Value("number", value) for value in values]
+
+
+@pytest.mark.parametrize("text", ['{"input_tokens":17915,"x":1}', r"{\"input_tokens\":17915}"])
+@pytest.mark.proves("S6")
+def test_a_number_after_a_key_is_no_port(text: str) -> None:
+    assert values_in(text) == [Value("number", "17915")]

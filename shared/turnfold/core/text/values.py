@@ -24,6 +24,8 @@ _DIGIT = re.compile(r"\d")
 _TAG = re.compile(r"</?[A-Za-z][\w-]{0,40}\s?/?>")
 _STYLING = re.compile(r"\x1b?\[(?>(?:\d{1,3}+;?+){1,6})m|\x1b\[[0-9;?]*[A-Za-z]")
 _STYLED = ("\x1b[", "[0m", "[22m", "[39m")
+# Shorter numbers are no values.
+_NUMBERED_LINE = re.compile(r"(?:\n|\A) {0,8}(\d{4,7})(?=[:|→\t])")
 # Most tokens are plain words, not values: the first branch matches them without a group.
 _TOKEN = re.compile(r"[A-Za-z_~%+*$-]++(?![0-9./\\:@#])|([A-Za-z0-9_./\\:@#~%+*$-]{2,})")
 # Of scripts with letters that are no part of a token, these put spaces around each word.
@@ -147,7 +149,8 @@ def values_in(text: str) -> list[Value]:
     if "://" in text:
         values.update(_urls_in(text))
         text = _URL.sub("\n", text)
-    values.update(_tokens_in(text))
+    # In JSON, a number after a key is no port.
+    values.update(_tokens_in(_without_line_numbers(text).replace('":', '": ')))
     if not _DIGIT.search(text):
         return list(values)
     separated: list[str] = []
@@ -172,6 +175,18 @@ def _urls_in(text: str) -> dict[Value, None]:
         for match in _URL.finditer(text)
         if len(match[0]) <= _MAX_URL_CHARACTERS
     }
+
+
+def _without_line_numbers(text: str) -> str:
+    """Remove the numbers of lines from a listing: those with the next or the last one beside."""
+    numbers = {int(number) for number in _NUMBERED_LINE.findall(text)}
+    if len(numbers) < 2:
+        return text
+
+    def kept(line: re.Match[str]) -> str:
+        return "\n" if numbers & {int(line[1]) - 1, int(line[1]) + 1} else line[0]
+
+    return _NUMBERED_LINE.sub(kept, text)
 
 
 def _join_groups(text: str, values: dict[Value, None], separated: Sequence[str]) -> None:
