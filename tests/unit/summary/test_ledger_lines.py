@@ -82,6 +82,22 @@ def test_nothing_is_told_twice_and_what_users_state_stays_by_itself() -> None:
 
 
 @pytest.mark.proves("S11")
+def test_a_line_about_a_modified_file_alone_is_not_told_beside_the_file() -> None:
+    edit = ("edit", '{"file_path": "/srv/app/src/rates.py"}')
+    draft = drafted(
+        assistant("", 1, edit),
+        tool("The file /srv/app/src/rates.py has been updated.", 1),
+        assistant("", 2, edit),
+        tool("The file /srv/app/src/rates.py has been updated.", 2),
+        *read(3, f"modified:   src/rates.py\n{DEFINITION}"),
+        *read(4, "modified:   src/rates.py\nrows = load_rates(1)"),
+    )
+
+    assert "modified /srv/app/src/rates.py" in draft.ledger
+    assert lines_of(draft) == [DEFINITION]
+
+
+@pytest.mark.proves("S11")
 def test_a_value_told_by_a_line_is_not_lost_with_the_line() -> None:
     first = drafted(*read(1, "job KX-90210 of run_queue"), *read(2, "run_queue: KX-90210 waits"))
     room = 12 + 20

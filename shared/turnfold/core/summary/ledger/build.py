@@ -173,8 +173,11 @@ def _best_of(
     room_of_values = int(VALUES_SHARE * room_tokens) if lines else room_tokens
     entries = best_entries(values, room_of_values, count)
     room_of_lines = room_tokens - tokens_of(entries, count) - 1
-    # A value that the user stated keeps its own entry, so a line with it saves nothing.
-    known = numbers_of_names("\n".join(text for text, group in entries if group[0].is_stated))
+    # What the user stated and modified files keep entries, so a line with them saves nothing.
+    own = [group[0] for _, group in entries if group[0].is_stated or group[0].is_modified]
+    known = numbers_of_names("\n".join(candidate.value.text for candidate in own)) | {
+        number_of_name(part) for candidate in own for part in candidate.path_parts
+    }
     kept = best_lines(lines, weights, room_of_lines, known) if lines else []
     while kept:
         told_by_lines = list(group_into_entries(kept))

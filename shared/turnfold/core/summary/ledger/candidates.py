@@ -79,6 +79,11 @@ class Candidate:
         return self.rank >= RANK_BY_USER
 
     @property
+    def is_modified(self) -> bool:
+        """Whether the value is a modified file, which has an entry even if a line holds it."""
+        return self.value.kind == "modified"
+
+    @property
     def utility(self) -> float:
         """The worth of the value per token; it is repeated if it came back after a summary."""
         is_command = self.value.kind == "command"

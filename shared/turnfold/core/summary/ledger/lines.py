@@ -103,5 +103,5 @@ def without_told(values: Iterable[Candidate], lines: Iterable[Candidate]) -> lis
     return [
         value
         for value in values
-        if value.is_stated or value.value.kind == "modified" or value.value.text not in in_lines
+        if value.is_stated or value.is_modified or value.value.text not in in_lines
     ]

@@ -65,7 +65,7 @@ def _without_shortened_paths(candidates: list[Candidate]) -> list[Candidate]:
     modified = {
         part: candidate
         for candidate in candidates
-        if candidate.value.kind == "modified"
+        if candidate.is_modified
         for part in candidate.path_parts
     }
     remaining: list[Candidate] = []
