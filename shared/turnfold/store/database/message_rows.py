@@ -17,6 +17,7 @@ from sqlalchemy import (
     select,
 )
 
+from turnfold.contracts.subjects import id_fault
 from turnfold.core.history.gist import SHORT_CHARACTERS
 from turnfold.core.history.pairing import (
     WAITS,
@@ -36,6 +37,7 @@ from turnfold.messages import (
     Priority,
     ToolCall,
     position_of,
+    split_message_id,
 )
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.store.database.predicates import in_range
@@ -323,6 +325,14 @@ def _optional_columns(
         gist or None,
         element or None,
     )
+
+
+def named_place(message_id: str) -> tuple[EventId, int] | None:
+    """Return the event and the index that a message id names; None if no message can have it."""
+    place = split_message_id(message_id)
+    if place is None or place[1] >= MESSAGES_PER_EVENT or id_fault(place[0]):
+        return None
+    return place
 
 
 _KEY_CHARACTERS: Final = 256

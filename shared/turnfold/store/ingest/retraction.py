@@ -23,11 +23,11 @@ from sqlalchemy import (
 
 from turnfold.access.actors import verified_actor
 from turnfold.contracts.retractions import Retraction
-from turnfold.contracts.subjects import id_fault
 from turnfold.core.history.audit_chain import LOCAL, WORKER
-from turnfold.messages import MESSAGES_PER_EVENT, position_of, split_message_id
+from turnfold.messages import MESSAGES_PER_EVENT, position_of
 from turnfold.ports.ingest import DecodedEvent, Installation
 from turnfold.ports.query import END_POSITION, END_SEQ
+from turnfold.store.database.message_rows import named_place
 from turnfold.store.database.schema import (
     messages,
     retracted_messages,
@@ -313,8 +313,7 @@ class Retractor:
 
     def _places(self, session: SessionRow, message_ids: Iterable[str]) -> list[int]:
         """Return where messages with these ids stand; unknown ids are left out."""
-        parts = [split_message_id(message_id) for message_id in message_ids]
-        named = [part for part in parts if part is not None and not id_fault(part[0])]
+        named = [place for place in map(named_place, message_ids) if place is not None]
         agent_id = session.key.agent_id
         wanted = sorted({(agent_id, event_id) for event_id, _ in named})
         seqs = {
@@ -325,11 +324,7 @@ class Retractor:
             if sid == session.sid
         }
         return sorted(
-            {
-                position_of(seqs[event_id], index)
-                for event_id, index in named
-                if event_id in seqs and index < MESSAGES_PER_EVENT
-            }
+            {position_of(seqs[event_id], index) for event_id, index in named if event_id in seqs}
         )
 
     def _positions(

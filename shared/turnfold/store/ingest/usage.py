@@ -16,7 +16,6 @@ from sqlalchemy import (
     select,
 )
 
-from turnfold.contracts.subjects import id_fault
 from turnfold.core.eviction.triggers import Trigger
 from turnfold.core.eviction.usage import (
     COMPACTIONS_LOOKED_AT,
@@ -25,7 +24,8 @@ from turnfold.core.eviction.usage import (
     ReportDelta,
     calibration_factor,
 )
-from turnfold.messages import MESSAGES_PER_EVENT, position_of, split_message_id
+from turnfold.messages import MESSAGES_PER_EVENT, position_of
+from turnfold.store.database.message_rows import named_place
 from turnfold.store.database.predicates import is_of_kept, is_open, is_uncovered
 from turnfold.store.database.schema import (
     compactions,
@@ -221,10 +221,10 @@ def insert_named_reports(connection: Connection, named: Iterable[tuple[str, Name
 
 def _answer_of(connection: Connection, message_id: str, report: NamedReport) -> int | None:
     """Return the position of the answer with this message id; None if it is not known."""
-    parts = split_message_id(message_id)
-    if parts is None or parts[1] >= MESSAGES_PER_EVENT or id_fault(parts[0]):
+    place = named_place(message_id)
+    if place is None:
         return None
-    (event_id, index), seq = parts, report.position // MESSAGES_PER_EVENT
+    (event_id, index), seq = place, report.position // MESSAGES_PER_EVENT
     rows = _ANSWER.rows(connection, report.agent_id, event_id, report.sid, seq, index)
     return int(rows[0][0]) if rows else None
 

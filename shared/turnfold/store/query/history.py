@@ -14,12 +14,11 @@ from sqlalchemy import (
     select,
 )
 
-from turnfold.contracts.subjects import id_fault
 from turnfold.core.history.as_of import AsOf
 from turnfold.core.history.audit_chain import ChainEnd
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.errors import TooLarge, UnknownSession
-from turnfold.messages import MESSAGES_PER_EVENT, AgentId, SessionKey, position_of, split_message_id
+from turnfold.messages import AgentId, SessionKey, position_of
 from turnfold.ports.query import (
     AuditRow,
     DeadLetterRow,
@@ -30,6 +29,7 @@ from turnfold.ports.query import (
 )
 from turnfold.store.database.engine import Database
 from turnfold.store.database.inline_reader import WouldBlock
+from turnfold.store.database.message_rows import named_place
 from turnfold.store.database.predicates import is_kept, is_live, is_pending
 from turnfold.store.database.schema import (
     agents,
@@ -121,11 +121,7 @@ class SqlHistoryStore:
             TooLarge: they are, and may not be cut.
         """
         source, originals = originals_in(with_retracted=with_retracted)
-        named = [
-            parts
-            for message_id in message_ids
-            if (parts := split_message_id(message_id)) is not None and id_fault(parts[0]) is None
-        ]
+        named = [place for place in map(named_place, message_ids) if place is not None]
 
         def read(connection: Connection) -> Sequence[OriginalMessage]:
             (sid,) = session_row(connection, key, sessions.c.sid)
@@ -140,9 +136,7 @@ class SqlHistoryStore:
                 row.event_id: row.stream_seq for row in connection.execute(placed)
             }
             places = {
-                position_of(seqs[event_id], index)
-                for event_id, index in named
-                if event_id in seqs and index < MESSAGES_PER_EVENT
+                position_of(seqs[event_id], index) for event_id, index in named if event_id in seqs
             }
             wanted = (source.c.sid == sid) & source.c.position.in_(places)
             sizes = select(source.c.position, length_of(source)).where(wanted)
