@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from importlib import import_module
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
@@ -121,7 +122,7 @@ async def examine(
     is_bus_named = "nats_url" in settings.explicit_names
     has_database = not is_bus_named or "database_url" in settings.explicit_names
     has_http = not is_bus_named or not settings.explicit_names.isdisjoint(HTTP_NAMES)
-    groups = await asyncio.gather(
+    *groups, model = await asyncio.gather(
         _bus(
             settings,
             monitoring_url or _default_monitoring_url(settings),
@@ -131,7 +132,7 @@ async def examine(
         _query(settings) if has_http else _not_named("query", "_HTTP_HOST and _PORT"),
         check_model(settings, asks_model=asks_model),
     )
-    findings = [finding for group in groups for finding in group]
+    findings = [*chain.from_iterable(groups), model]
     if has_database:
         findings += _disk(settings)
     if has_http:

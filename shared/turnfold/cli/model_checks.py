@@ -13,44 +13,40 @@ from turnfold.settings import READY_FILE, Settings, redacted
 MODEL_SECONDS = 5.0
 
 
-async def check_model(settings: Settings, *, asks_model: bool = False) -> list[Finding]:
+async def check_model(settings: Settings, *, asks_model: bool = False) -> Finding:
     """Check the model's configuration, then its process; if `asks_model`, request a summary."""
     model = settings.default_model
     if model is None:
-        return [Finding("model", "ok", "none configured: summaries are extractive")]
+        return Finding("model", "ok", "none configured: summaries are extractive")
     if not can_call_models():
-        return [
-            Finding(
-                "model",
-                "failed",
-                f"{model}: litellm is not installed",
-                "install turnfold[models], or unset TURNFOLD_SUMMARY_MODEL",
-            )
-        ]
+        return Finding(
+            "model",
+            "failed",
+            f"{model}: litellm is not installed",
+            "install turnfold[models], or unset TURNFOLD_SUMMARY_MODEL",
+        )
     if settings.lacks_session_models:
         advice = (
             "set TURNFOLD_SUMMARY_MODELS to the models that sessions may name, such as openai/*"
         )
-        return [
-            Finding(
-                "model",
-                "warning",
-                "session, but no model is allowed: summaries are extractive",
-                advice,
-            )
-        ]
+        return Finding(
+            "model",
+            "warning",
+            "session, but no model is allowed: summaries are extractive",
+            advice,
+        )
     test = "; test it with --model"
     if model == SESSION_MODEL:
         model, test = "each session's model", ""
     elif asks_model:
-        return [await _request_summary(settings, model)]
+        return await _request_summary(settings, model)
     pid = _model_pid(settings)
     if pid is not None and not is_alive(pid):
-        return [
-            Finding("model", "failed", f"its process {pid} has ended", "read the log of the worker")
-        ]
+        return Finding(
+            "model", "failed", f"its process {pid} has ended", "read the log of the worker"
+        )
     if settings.summary_api_base is None:
-        return [Finding("model", "ok", f"{model}{test}")]
+        return Finding("model", "ok", f"{model}{test}")
     where = redacted(settings.summary_api_base)
     try:
         target = urlsplit(settings.summary_api_base)
@@ -64,15 +60,13 @@ async def check_model(settings: Settings, *, asks_model: bool = False) -> list[F
             "correct TURNFOLD_SUMMARY_API_BASE, or start the server there;"
             " until then summaries are extractive"
         )
-        return [
-            Finding(
-                "model",
-                "failed",
-                f"{model}: nothing listens at {where} ({type(error).__name__})",
-                advice,
-            )
-        ]
-    return [Finding("model", "ok", f"{model}: a server listens at {where}{test}")]
+        return Finding(
+            "model",
+            "failed",
+            f"{model}: nothing listens at {where} ({type(error).__name__})",
+            advice,
+        )
+    return Finding("model", "ok", f"{model}: a server listens at {where}{test}")
 
 
 async def _request_summary(settings: Settings, model: str) -> Finding:

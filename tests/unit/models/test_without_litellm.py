@@ -40,7 +40,7 @@ def test_a_worker_with_a_model_says_what_to_install(tmp_path: Path) -> None:
 async def test_the_doctor_and_a_job_say_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "litellm", None)
 
-    (finding,) = await check_model(read_settings(MODEL))
+    finding = await check_model(read_settings(MODEL))
     with pytest.raises(StartError) as caught:
         call.load_litellm()
 
