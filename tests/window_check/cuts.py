@@ -24,6 +24,7 @@ POLICIES = {
     "balanced": DEFAULT,
     "low": Policy(low_water_ratio=0.5, keep_tool_blocks=1),
     "small previews": Policy(result_max_tokens=40, arguments_max_tokens=40),
+    "no previews": Policy(preview_tokens=0),
 }
 STAND_IN_TOKENS = 24
 """More than the text that closes an open call can cost."""
@@ -211,9 +212,9 @@ def questions(random: Random, tokens: int, number: int) -> Iterator[Question]:
     """What is asked of a session of so many tokens: budgets of every size, most of them too small for it."""
     for turn in range(number):
         budget = _budget(random, tokens)
-        policy = ("first fit", "balanced", "first fit", "balanced", "low", "small previews")[
-            turn % 6
-        ]
+        policy = (
+            "first fit", "balanced", "first fit", "balanced", "low", "small previews", "no previews",
+        )[turn % 7]  # fmt: skip
         is_emergency = random.random() < 0.12
         max_messages = random.randint(1, 40) if random.random() < 0.1 else None
         placement = random.choice(list(Placement)) if random.random() < 0.3 else Placement.SEPARATE

@@ -1,12 +1,32 @@
 """The budget of a window: where it comes from, and who gets which part of it."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.histories import Said, assistant, history, plan, system, tool, user, words
-from tests.unit.window.windows import BALANCED, asked_of, shown, tokens_of, tool_rounds
+from tests.histories import (
+    Said,
+    assistant,
+    counted,
+    history,
+    parsed,
+    plan,
+    system,
+    tool,
+    user,
+    words,
+)
+from tests.unit.window.windows import (
+    BALANCED,
+    FIRST_FIT,
+    asked_of,
+    forms,
+    shown,
+    tokens_of,
+    tool_rounds,
+)
 from turnfold.core.policy.presets import Policy
 from turnfold.core.window.framing import Placement
 from turnfold.core.window.window import WindowRequest, budget_of
@@ -35,6 +55,37 @@ def test_a_refusal_names_what_exactly_suffices(factor: float, *, is_emergency: b
     assert asked_of(session, needed, is_emergency=is_emergency).tokens <= needed
     with pytest.raises(CannotFit):
         asked_of(session, needed - 1, is_emergency=is_emergency)
+
+
+@pytest.mark.proves("L6", "C13")
+@pytest.mark.parametrize("preview_tokens", [0, 1, 20])
+def test_a_refusal_names_what_suffices_also_where_previews_are_short(preview_tokens: int) -> None:
+    calls = [
+        assistant(None, f"c{number}", arguments=json.dumps({"text": words(tokens)}))["tool_calls"]
+        for number, tokens in enumerate((900, 700, 120, 120))
+    ]
+    session = history([user("go"), assistant() | {"tool_calls": [one for (one,) in calls]}])
+    policy = replace(BALANCED, preview_tokens=preview_tokens)
+
+    with pytest.raises(CannotFit) as refused:
+        asked_of(session, 30, policy)
+
+    needed = refused.value.needed_tokens
+    assert needed is not None
+    assert asked_of(session, needed, policy).tokens <= needed
+
+
+@pytest.mark.proves("L6")
+def test_arguments_of_which_nothing_is_shown_are_counted_as_the_empty_object_they_become() -> None:
+    ids = [f"c{number}" for number in range(40)]
+    call = assistant(None, *ids, name="f", arguments=json.dumps({"text": words(600)}))
+    results = [tool(one, "ok") for one in ids]
+    session = history([user("go"), call, *results, assistant("done"), user("next")])
+
+    made = asked_of(session, 900, replace(FIRST_FIT, preview_tokens=0, keep_tool_blocks=50))
+
+    assert forms(made)["e2#0"].arguments is not None
+    assert counted(parsed(session.rendered(made))) <= made.tokens
 
 
 @pytest.mark.proves("T5")

@@ -20,6 +20,9 @@ LEAST_CHARACTERS: Final = 64
 """The characters that stay of the shortest cut of a request."""
 
 LEAST_ARGUMENTS_TOKENS: Final = 48
+NO_ARGUMENTS_TOKENS: Final = 1
+"""The tokens of an empty object, the shortest preview of arguments."""
+
 SEAM_TOKENS: Final = 2
 MARK_CHARACTERS: Final = 80
 PATH_CHARACTERS: Final = 200

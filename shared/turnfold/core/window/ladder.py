@@ -10,7 +10,12 @@ from typing import Final
 from turnfold.core.policy.presets import View
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.digest.digest import DigestForm
-from turnfold.core.window.forms import cut_characters, cut_to, cut_within
+from turnfold.core.window.forms import (
+    NO_ARGUMENTS_TOKENS,
+    cut_characters,
+    cut_to,
+    cut_within,
+)
 from turnfold.core.window.leveling import keep_longer_cut, level_sizes
 from turnfold.core.window.protected import (
     cap_unseen,
@@ -131,7 +136,7 @@ def preview_costly(window: WindowBuilder, target: int) -> None:
         above = policy.arguments_max_tokens
         may_keep = level_sizes(view.arguments_sizes, window.total - target)
         if not (is_waste(may_keep) and view.preview_arguments(above, may_keep)):
-            view.preview_arguments(above, policy.preview_tokens)
+            view.preview_arguments(above, max(policy.preview_tokens, NO_ARGUMENTS_TOKENS))
 
     def preview_result(view: MessageView) -> None:
         may_keep = view.text - (window.total - target)

@@ -39,6 +39,7 @@ def _preview_unseen_arguments(window: WindowBuilder) -> None:
         window.looked_at += len(block.results)
         cap = max(
             policy.preview_tokens,
+            LEAST_ARGUMENTS_TOKENS,
             level_sizes(block.head.arguments_sizes, window.total - window.limits.tokens),
         )
         window.apply(
