@@ -99,10 +99,10 @@ def _without_repeats(texts: Iterable[str]) -> list[str]:
     """Return each entry once, at its last place."""
     unique: dict[str, str] = {}
     for text in texts:
-        if key := _key(text):
-            # Removed first, so that the repeated entry moves to its new place.
-            unique.pop(key, None)
-            unique[key] = text
+        key = _key(text)
+        # Removed first, so that the repeated entry moves to its new place.
+        unique.pop(key, None)
+        unique[key] = text
     return list(unique.values())
 
 
