@@ -68,16 +68,6 @@ class RecalledMessage(NamedTuple):
         return self.message.position
 
     @property
-    def date(self) -> str:
-        """The day on which it was said."""
-        return self.said_at[:DATE_CHARACTERS]
-
-    @property
-    def time(self) -> str:
-        """The minute at which it was said."""
-        return self.said_at[DATE_CHARACTERS + 1 :]
-
-    @property
     def call_position(self) -> int | None:
         """The position of the call that this result answers; None if it answers none."""
         return None if self.message.answers is None else self.message.answers.position
@@ -284,17 +274,19 @@ class _BlockWriter:
 
         A heading names the day or the minute only if it differs from the previous one.
         """
-        date = said_at = ""
+        said_at = ""
         before = -2
         for recalled in chosen:
             if recalled.ordinal != before + 1:
-                time = recalled.said_at if recalled.date != date else recalled.time
+                time = recalled.said_at
+                if time[:DATE_CHARACTERS] == said_at[:DATE_CHARACTERS]:
+                    time = time[DATE_CHARACTERS + 1 :]
                 yield (
                     f"[{recalled.position}]"
                     if recalled.said_at == said_at
                     else f"[{recalled.position}, {time}]"
                 )
-                date, said_at = recalled.date, recalled.said_at
+                said_at = recalled.said_at
             before = recalled.ordinal
             yield self._texts[recalled.position]
 
