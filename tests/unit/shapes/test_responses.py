@@ -7,6 +7,7 @@ import pytest
 
 from turnfold.core.shapes.responses import chat_views, items_of
 from turnfold.core.text.tokens import text_of
+from turnfold.shapes import responses_from_chat
 
 URL = "https://example.com/a.png"
 
@@ -80,7 +81,7 @@ def test_media_that_items_do_not_have_cost_no_more_than_they_are_counted(
     part = {"type": kind, kind: {"url": "data:video/mp4;base64," + "QUJD" * 20_000}}
     message = {"role": role, "tool_call_id": "c1", "content": [part, {"type": "text", "text": "x"}]}
 
-    (item,) = items_of(message)
+    (item,) = responses_from_chat([message])
 
     assert "QUJD" not in json.dumps(item)
     assert f"[{kind} left out]" in json.dumps(item)

@@ -258,11 +258,9 @@ def _reasoning_texts(item: Item) -> Iterator[str]:
 def items_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a chat message as items: its text first, then each of its calls.
 
-    A result is the output of a function; see `output_of` for results of other calls.
+    A result is none of them; see `output_of`.
     """
     role = message["role"]
-    if role == "tool":
-        return [output_of(message)]
     if role != "assistant":
         return [{"type": MESSAGE, "role": role, "content": _input(message.get("content"))}]
     calls = [item for item in map(_call_item, call_entries(message)) if item]
@@ -283,7 +281,7 @@ def _answer_texts(message: Mapping[str, Any]) -> Iterator[str]:
         yield refusal
 
 
-def output_of(message: Mapping[str, Any], call_kind: str = FUNCTION) -> dict[str, Any]:
+def output_of(message: Mapping[str, Any], call_kind: str) -> dict[str, Any]:
     """Return a chat result as the output of a call of this type."""
     output = _input(message.get("content"))
     return {"type": call_kind + OUTPUT, "call_id": message.get("tool_call_id"), "output": output}
