@@ -6,7 +6,7 @@ constraints, which remain valid.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from turnfold.core.summary.extractive.lines import (
     BASE_WEIGHTS,
@@ -80,12 +80,11 @@ def picked_lines(sources: Sequence[Source]) -> Iterator[SummaryLine]:
     yield from _action_lines(sources)
 
 
-def any_line(sources: Iterable[Source]) -> Iterator[SummaryLine]:
+def any_line(sources: Sequence[Source]) -> Iterator[SummaryLine]:
     """Yield the only line of a summary without significant lines.
 
     It is the first text, or the names of the called tools if there is no text.
     """
-    sources = list(sources)
     for order, source in enumerate(sources):
         text = clip(printable(source.text), 160)
         if text:

@@ -4,7 +4,7 @@ Values that the user stated precede all others, which are ranked by their worth 
 choice uses estimates of tokens. The tokenizer then counts the whole ledger, never one value.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from turnfold.core.summary.ledger.candidates import PATH_KINDS, Candidate
 from turnfold.core.summary.ledger.entries import LedgerEntry, group_into_entries
@@ -16,7 +16,7 @@ _MAX_OF_KIND: Mapping[str, int] = {"decision": 4, "constraint": 4, "error": 2}
 
 
 def best_entries(
-    candidates: Iterable[Candidate], room_tokens: int, count: Callable[[str], int]
+    candidates: Collection[Candidate], room_tokens: int, count: Callable[[str], int]
 ) -> list[LedgerEntry]:
     """Return the entries of the best candidates that fit."""
     ranked = rank(candidates)
@@ -35,11 +35,11 @@ def tokens_of(entries: Sequence[LedgerEntry], count: Callable[[str], int]) -> in
     return count("\n".join([text for text, _ in entries])) if entries else 0
 
 
-def rank(candidates: Iterable[Candidate]) -> list[Candidate]:
+def rank(candidates: Collection[Candidate]) -> list[Candidate]:
     """Return the candidates, best first, with at most a few of the kinds that are whole lines."""
     numbers: dict[str, int] = {}
     chosen: list[Candidate] = []
-    for candidate in _in_order(_without_shortened_paths(list(candidates))):
+    for candidate in _in_order(_without_shortened_paths(candidates)):
         kind = candidate.value.kind
         numbers[kind] = numbers.get(kind, 0) + 1
         if kind not in _MAX_OF_KIND or numbers[kind] <= _MAX_OF_KIND[kind]:
@@ -47,9 +47,8 @@ def rank(candidates: Iterable[Candidate]) -> list[Candidate]:
     return chosen
 
 
-def _in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
+def _in_order(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Sort stated values by rank, then the others by utility. The newer of two equals is first."""
-    candidates = list(candidates)
     stated = [candidate for candidate in candidates if candidate.is_stated]
     stated.sort(key=lambda candidate: (-candidate.rank, not candidate.is_new, -candidate.order))
     others = [candidate for candidate in candidates if not candidate.is_stated]
@@ -57,7 +56,7 @@ def _in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
     return [*stated, *others]
 
 
-def _without_shortened_paths(candidates: list[Candidate]) -> list[Candidate]:
+def _without_shortened_paths(candidates: Collection[Candidate]) -> list[Candidate]:
     """Drop a path of the user that is the end of a modified file's path.
 
     The user meant that file, so the modified file takes over the rank.
