@@ -25,7 +25,8 @@ class ErasureRunner(PollingLoop):
 
     poll_seconds = 30.0
     batch_sequences = 500
-    batch_sessions = 500
+    batch_sessions = 100
+    """Sessions that are examined in a row. To erase one takes up to 20 ms, and others wait."""
     expiry_seconds = 600.0
     signal_seconds = 1
     """The most time that the answer to an erasure waits until the server has its signal."""
@@ -39,6 +40,8 @@ class ErasureRunner(PollingLoop):
         self._removal = EventRemoval(context.client)
         self._context = context
         self._expired_at = self._tidied_at = -math.inf
+        # The last session that this round of expiry has examined; 0 between rounds.
+        self._examined_to = 0
         self._began_ms = _boot_ms()
         # A worker that was killed may have left erased data in the write-ahead log.
         self._must_tidy = True
@@ -55,10 +58,9 @@ class ErasureRunner(PollingLoop):
             await self._client.flush(self.signal_seconds)
 
     async def work(self) -> float:
-        """Erase expired sessions, then delete the rows and the copies of all erased data."""
+        """Erase some expired sessions, then delete the rows and the copies of all erased data."""
         is_due = time.monotonic() - self._expired_at >= self.expiry_seconds
-        if is_due and await self._erase_expired():
-            self._expired_at = time.monotonic()
+        are_more_expired = is_due and await self._erase_expired()
         requests = self._requests
         is_due, is_told = self._must_tidy and self._wait_seconds() <= 0, True
         if is_due:
@@ -73,7 +75,7 @@ class ErasureRunner(PollingLoop):
             # Texts that were erased meanwhile are still in memory.
             self._must_tidy = not (is_tidy and is_told) or self._requests > requests
         # Last, and in portions: the stream can take an hour, and the next erasure must not wait.
-        if await self._remove_events():
+        if await self._remove_events() or are_more_expired:
             return 0.0
         return max(0.0, self._wait_seconds()) if self._must_tidy else self.poll_seconds
 
@@ -97,26 +99,34 @@ class ErasureRunner(PollingLoop):
         return connections_now == connections
 
     async def _erase_expired(self) -> bool:
-        """Erase expired sessions; return False while old events wait, which may be of any."""
+        """Erase expired ones of the next sessions; return whether more are to be examined at once.
+
+        Not while old events wait, which may be of any session.
+        """
         before_ms, self._began_ms = self._began_ms, _boot_ms()
         if self._began_ms - before_ms > JUMP_MS:
             # The machine slept, or its clock is wrong and is corrected soon: the next round tells.
-            return True
+            self._end_expiry()
+            return False
         with contextlib.suppress(Unavailable):
             at_ms = now_ms()
             until_ms = await known_to_ms(self._context, now_ms=at_ms)
             if at_ms - until_ms > 1000 * self.expiry_seconds:
                 return False
-            after: int | None = 0
-            while after is not None:
-                after = await self._store.erase_expired(
-                    after=after,
-                    limit=self.batch_sessions,
-                    installation=self._context.installation,
-                    now_ms=until_ms,
-                )
-            return True
+            examined_to = await self._store.erase_expired(
+                after=self._examined_to,
+                limit=self.batch_sessions,
+                installation=self._context.installation,
+                now_ms=until_ms,
+            )
+            if examined_to is not None:
+                self._examined_to = examined_to
+                return True
+            self._end_expiry()
         return False
+
+    def _end_expiry(self) -> None:
+        self._examined_to, self._expired_at = 0, time.monotonic()
 
     async def _remove_events(self) -> bool:
         """Remove some erased events from the stream; return whether more may be left."""

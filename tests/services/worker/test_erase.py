@@ -352,6 +352,25 @@ async def test_a_clock_that_jumps_and_is_corrected_erases_nothing(
         assert rows(parts.database, "SELECT 1 FROM sessions_view") == []
 
 
+@pytest.mark.proves("A6")
+async def test_erased_rows_are_deleted_before_all_expired_sessions_are_examined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A6: on the first day of a retention, all sessions of an installation may be over."""
+    async with one_stored_session(tmp_path) as (parts, client):
+        async with parts.running("worker"):
+            await is_stored(parts, await publish(client, TWIN, 0, 1))
+        clock_is(monkeypatch, 31)
+        async with erasing(parts) as runner:
+            runner.batch_sessions = 1
+            left = []
+            for _ in range(2):
+                await runner.work()
+                left += rows(parts.database, "SELECT count(*) FROM sessions")
+
+    assert [tuple(row) for row in left] == [(1,), (0,)]
+
+
 @contextlib.asynccontextmanager
 async def one_stored_session(tmp_path: Path) -> AsyncGenerator[tuple[Parts, Client]]:
     """A session of two turns that a worker has stored before it stopped."""
