@@ -340,6 +340,26 @@ async def test_a_version_stays_as_it_was_when_others_follow(stores: Stores) -> N
     assert await stores.history.versions(KEY, 3) == (2, [])
 
 
+@pytest.mark.proves("X6", "L8")
+async def test_the_list_of_versions_reads_no_content_of_them(stores: Stores) -> None:
+    for first_seq in (1, 8):
+        await stores.ingest(*turns(first_seq, 7))
+        (job,) = await stores.claim()
+        await stores.jobs.commit(
+            job, summary("First.", "port 8443"), reason=None, now_ms=NOON + first_seq
+        )
+
+    _, listed = await stores.history.versions(KEY)
+
+    assert [(one.version, one.text, one.sections, one.ledger) for one in listed] == [
+        (1, "", "{}", "[]"),
+        (2, "", "{}", "[]"),
+    ]
+    assert [one.tokens for one in listed] == [
+        one.tokens for number in (1, 2) for one in (await stores.history.versions(KEY, number))[1]
+    ]
+
+
 # --- the audit
 
 

@@ -209,7 +209,7 @@ def _told(original: OriginalMessage) -> tuple[str, Mapping[str, Any]]:
 
 
 async def _expanded(key: SessionKey, wanted: ExpandSummary, stores: ToolStores) -> str:
-    version = wanted.version or (await stores.histories.versions(key))[0]
+    version = wanted.version or (await stores.histories.counts(key)).summary_version
     if version is None:
         raise BadRequest("this session has no summary yet")
     request = ExpandRequest(version=version, entry=wanted.entry, line=wanted.line)

@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Column,
     Connection,
     Select,
     func,
@@ -212,14 +213,13 @@ class SqlHistoryStore:
     async def versions(
         self, key: SessionKey, version: int | None = None
     ) -> tuple[int | None, Sequence[StoredSummary]]:
-        """Return the version in force, and all versions (or one), oldest first."""
+        """Return the version in force, and one version, or all without content, oldest first."""
 
         def read(connection: Connection) -> tuple[int | None, Sequence[StoredSummary]]:
             (sid,) = session_row(connection, key, sessions.c.sid)
             in_force = select(sessions.c.version).where(sessions.c.sid == sid)
-            chosen = (
-                select(*SUMMARY_COLUMNS).where(summaries.c.sid == sid).order_by(summaries.c.version)
-            )
+            columns = _LISTED if version is None else SUMMARY_COLUMNS
+            chosen = select(*columns).where(summaries.c.sid == sid).order_by(summaries.c.version)
             if version is not None:
                 chosen = chosen.where(summaries.c.version == version)
             rows = connection.execute(chosen)
@@ -311,6 +311,14 @@ _SESSIONS = select(
     sessions.c.cooldown_reason,
     sessions.c.sid,
 ).outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
+_NO_CONTENT = {"text": "''", "sections": "'{}'", "ledger": "'[]'"}
+# A session has any number of versions, and the content of one takes milliseconds to prepare.
+_LISTED = [
+    literal_column(_NO_CONTENT[name])
+    if isinstance(column, Column) and (name := column.name) in _NO_CONTENT
+    else column
+    for column in SUMMARY_COLUMNS
+]
 _AUDIT = [
     audit.c[name]
     for name in (
