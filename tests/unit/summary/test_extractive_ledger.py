@@ -137,6 +137,30 @@ def test_decisions_beyond_the_newest_few_are_left_out_and_counted() -> None:
     assert draft.ledger[-1] == "left_out 2 more values, which search finds"
 
 
+@pytest.mark.parametrize(
+    ("consent", "decision"),
+    [
+        ("That works for me.", "Let's use the second database for all new orders."),
+        ("就这样。", "我决定把所有的新订单都存到第二个数据库里面。"),
+        ("それでいいです。", "新しい注文はすべて第二のデータベースに保存することに決めました。"),
+    ],
+)
+@pytest.mark.proves("S11")
+def test_a_decision_that_says_what_was_decided_outlasts_words_of_consent(
+    consent: str, decision: str
+) -> None:
+    draft = drafted(
+        user(decision, 1),
+        *(
+            user(f"{word} {consent}", at)
+            for at, word in enumerate(["", "Yes!\n", "OK.\n", "Great!\n", "Fine.\n"], start=2)
+        ),
+    )
+
+    first = next(entry for entry in draft.ledger if entry.startswith("decision "))
+    assert first == f"decision {decision}"
+
+
 @pytest.mark.proves("S2", "O10")
 @pytest.mark.parametrize(
     "text", ["Thanks, could you book it", "Hi, I need a room", "sure, can you"]

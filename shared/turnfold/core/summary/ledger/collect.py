@@ -7,6 +7,7 @@ under which it is found, unless it becomes a file change.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from turnfold.core.summary.extractive.lines import is_slight
 from turnfold.core.summary.ledger.candidates import (
     MAX_RANK,
     MAX_TIMES,
@@ -81,6 +82,8 @@ def add_messages(
             _add(candidates, left_out, value, rank, source.message_id, order)
     for value, message_id in lines:
         rank = (RANK_BY_ERROR if value.kind == "error" else RANK_BY_USER) + KIND_WEIGHTS[value.kind]
+        # Decisions that say what was decided come first, whatever was agreed to since.
+        rank = RANK_BY_USER if _is_slight_decision(value) else rank
         _add(candidates, left_out, value, rank, message_id, orders.get(message_id, 0))
 
 
@@ -101,6 +104,11 @@ def add_files(candidates: dict[str, Candidate], files: Iterable[FileChange]) -> 
             # Without a message the file was carried over, and the ledger had no room for it before.
             value = Value(change.action, change.path)
             candidates[change.path] = Candidate(value, (change.message_id,), rank)
+
+
+def _is_slight_decision(value: Value) -> bool:
+    """Return whether a decision is so short that it hardly says more than yes."""
+    return value.kind == "decision" and is_slight(value.text)
 
 
 def values_with_ranks(source: Source) -> Iterator[tuple[Value, int]]:
@@ -170,8 +178,8 @@ def _add(
     # Recurrence alone must not turn it into a value that the user stated.
     highest = MAX_RANK if higher >= RANK_BY_USER else RANK_BY_USER - 1
     # Tools print the same sizes and durations again and again, which says nothing of their use.
-    raised = higher if value.kind == MEASURE else higher + _RANK_PER_REPEAT
-    candidate.rank = min(highest, raised)
+    is_raised = value.kind != MEASURE and not _is_slight_decision(value)
+    candidate.rank = min(highest, higher + _RANK_PER_REPEAT * is_raised)
     # The first message that named it, and the newest.
     candidate.message_ids = (*candidate.message_ids[:1], message_id)
     candidate.order = order
