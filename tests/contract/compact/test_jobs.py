@@ -8,6 +8,7 @@ from itertools import count
 
 import pytest
 
+from tests.contract.compact.versions import claimed
 from tests.store_fixtures import (
     KEY,
     LEASE_MS,
@@ -34,12 +35,6 @@ from turnfold.ports.compact import Job
 from turnfold.store.compact.jobs import rows
 
 LATER = NOON + LEASE_MS + 1
-
-
-async def claimed(stores: Stores, now_ms: int = NOON + 1_000) -> Job:
-    """The only job that is due."""
-    (job,) = await stores.claim(now_ms)
-    return job
 
 
 async def commit(stores: Stores, job: Job, text: str = "They spoke.", *ledger: str) -> int:

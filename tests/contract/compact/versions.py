@@ -77,17 +77,21 @@ async def ids(stores: Stores, *wanted: State) -> list[str]:
     ]
 
 
-async def phases(stores: Stores) -> list[str]:
-    return [row.phase for row in await stores.history.audit(KEY, after=0, limit=1_000)]
+async def phases(stores: Stores, key: SessionKey = KEY) -> list[str]:
+    return [row.phase for row in await stores.history.audit(key, after=0, limit=1_000)]
 
 
-async def override(stores: Stores, **numbers: Any) -> None:
-    """Set numbers of the session's policy."""
-    await stores.changes.set_policy(
-        KEY,
-        PolicyRequest(overrides=numbers),
-        installation=stores.installation,
-        now_ms=NOON,
+async def override(
+    stores: Stores,
+    key: SessionKey | AgentId = KEY,
+    mode: Any = None,
+    preset: str | None = None,
+    **numbers: Any,
+) -> Any:
+    """Set the policy of a session or an agent, and return it."""
+    request = PolicyRequest(mode=mode, preset=preset, overrides=numbers or None)
+    return await stores.changes.set_policy(
+        key, request, installation=stores.installation, now_ms=NOON
     )
 
 

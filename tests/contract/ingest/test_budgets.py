@@ -9,6 +9,7 @@ import pytest_asyncio
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from tests.contract.compact.versions import override
 from tests.contract.query.test_context import Asker
 from tests.store_fixtures import (
     KEY,
@@ -21,9 +22,6 @@ from tests.store_fixtures import (
     user,
 )
 from turnfold.contracts.hints import BudgetHint
-from turnfold.contracts.requests import (
-    PolicyRequest,
-)
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import AgentId, SessionKey
@@ -39,11 +37,6 @@ NUMBERS: dict[str, Any] = {
     "keep_tokens": 2_000,
     "min_gain_tokens": 2_000,
 }
-
-
-async def override(stores: Stores, key: SessionKey = KEY, **numbers: Any) -> None:
-    request = PolicyRequest(mode=numbers.pop("mode", None), overrides=numbers)
-    await stores.changes.set_policy(key, request, installation=stores.installation, now_ms=NOON)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
+from tests.contract.compact.versions import phases
 from tests.invariants import faults
 from tests.store_fixtures import KEY, NOON, Stores, retracted, summary, turn, turns, user
 from turnfold.contracts.requests import (
@@ -43,10 +44,6 @@ def erase(request: pytest.FixtureRequest) -> Erase:
         return done
 
     return erased
-
-
-async def phases(stores: Stores, key: SessionKey = KEY) -> list[str]:
-    return [row.phase for row in await stores.history.audit(key, after=0, limit=1_000)]
 
 
 async def positions(stores: Stores, key: SessionKey = KEY) -> list[int]:

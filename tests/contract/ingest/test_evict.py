@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.compact.versions import override, phases
 from tests.store_fixtures import (
     KEY,
     NOON,
@@ -16,9 +17,6 @@ from tests.store_fixtures import (
     turn,
     turns,
     user,
-)
-from turnfold.contracts.requests import (
-    PolicyRequest,
 )
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CallRef, SessionId, SessionKey, State, position_of
@@ -37,23 +35,6 @@ async def live(stores: Stores, key: SessionKey = KEY) -> list[str]:
         for message_id, state in (await states(stores, key)).items()
         if state is State.LIVE
     ]
-
-
-async def phases(stores: Stores) -> list[str]:
-    return [row.phase for row in await stores.history.audit(KEY, after=0, limit=100)]
-
-
-async def override(
-    stores: Stores,
-    key: SessionKey | AgentId = KEY,
-    mode: Any = None,
-    preset: str | None = None,
-    **numbers: Any,
-) -> Any:
-    request = PolicyRequest(mode=mode, preset=preset, overrides=numbers or None)
-    return await stores.changes.set_policy(
-        key, request, installation=stores.installation, now_ms=NOON
-    )
 
 
 @pytest.mark.proves("E1", "E2", "E3", "C27")

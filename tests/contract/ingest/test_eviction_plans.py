@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.compact.versions import override, phases
 from tests.store_fixtures import (
     KEY,
     NOON,
@@ -30,12 +31,6 @@ from turnfold.ports.compact import FailureStatus, Job, JobStatus
 MINUTE_MS = 60_000
 
 
-async def override(stores: Stores, **numbers: Any) -> None:
-    await stores.changes.set_policy(
-        KEY, PolicyRequest(overrides=numbers), installation=stores.installation, now_ms=NOON
-    )
-
-
 async def change_mode(stores: Stores, mode: Any, key: Any) -> None:
     await stores.changes.set_policy(
         key, PolicyRequest(mode=mode), installation=stores.installation, now_ms=NOON + 3_000
@@ -50,10 +45,6 @@ async def restore(stores: Stores, job: Job) -> None:
 
 async def states(stores: Stores) -> list[State]:
     return [one.state for one in await stores.history.page(KEY, after_position=0, limit=1_000)]
-
-
-async def phases(stores: Stores) -> list[str]:
-    return [row.phase for row in await stores.history.audit(KEY, after=0, limit=100)]
 
 
 async def planned(stores: Stores, now_ms: int = NOON + 1_000) -> Job:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.compact.versions import ids, regenerate, three_versions
+from tests.contract.compact.versions import OTHER, STRANGER, ids, phases, regenerate, three_versions
 from tests.contract.query.test_context import Asker, total_of
 from tests.invariants import SessionSeen
 from tests.store_fixtures import (
@@ -34,9 +34,6 @@ from turnfold.operations.query.search import search
 from turnfold.ports.compact import RegenerateOptions
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.store.compact.jobs import rows
-
-OTHER = SessionKey(AgentId("ada"), SessionId("s-2"))
-STRANGER = SessionKey(AgentId("bob"), SessionId("s-1"))
 
 
 async def seen(stores: Stores, key: SessionKey = KEY) -> SessionSeen:
@@ -75,10 +72,6 @@ async def fold(stores: Stores) -> list[list[str]]:
             read.append([entry.message.message_id for entry in job_input.evicted])
             await stores.jobs.commit(job, summary(f"Fold {number}."), reason=None, now_ms=now_ms)
     return read
-
-
-async def audit_phases(stores: Stores) -> list[str]:
-    return [row.phase for row in await stores.history.audit(KEY, after=0, limit=100)]
 
 
 async def write(stores: Stores, text: str, *, at_ms: int = NOON + 1_000) -> int:
@@ -137,7 +130,7 @@ async def test_unknown_and_later_messages_are_no_error(stores: Stores, unknown: 
     await stores.ingest(turn(5, user("later")))
 
     assert await left(stores) == ["e1#0", "e5#0"]
-    assert (await audit_phases(stores)).count("retracted") == 2
+    assert (await phases(stores)).count("retracted") == 2
 
 
 @pytest.mark.proves("G1", "L12")
@@ -580,7 +573,7 @@ async def test_evictions_that_lost_their_version_are_summarized_in_jobs_of_bound
     assert len(late) > 40
     assert max(len(job) for job in jobs) <= 20
     assert not (await stores.facts()).pending
-    assert (await audit_phases(stores))[-1] == "summary_done"
+    assert (await phases(stores))[-1] == "summary_done"
 
 
 @pytest.mark.proves("G1", "S4")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.contract.compact.versions import override
 from tests.store_fixtures import (
     KEY,
     NOON,
@@ -24,7 +25,6 @@ from tests.store_fixtures import (
 )
 from turnfold.contracts.requests import (
     ContextRequest,
-    PolicyRequest,
 )
 from turnfold.core.eviction.usage import REPORTS_LOOKED_AT
 from turnfold.messages import AgentId, SessionId, SessionKey
@@ -73,12 +73,6 @@ def reporting(
 
 async def factor(stores: Stores, key: SessionKey = KEY) -> float:
     return (await stores.history.counts(key)).factor
-
-
-async def override(stores: Stores, key: SessionKey = KEY, **numbers: Any) -> None:
-    await stores.changes.set_policy(
-        key, PolicyRequest(overrides=numbers), installation=stores.installation, now_ms=NOON
-    )
 
 
 async def compacted(stores: Stores, key: SessionKey = KEY, now_ms: int = NOON + 500) -> None:

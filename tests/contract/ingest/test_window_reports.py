@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.contract.compact.versions import override
 from tests.contract.query.test_context import Asker
 from tests.invariants import faults
 from tests.store_fixtures import (
@@ -43,12 +44,6 @@ def long_turns(first_seq: int, number: int, **more: Any) -> list[Any]:
         turn(seq, user(LONG), assistant(LONG), model=MODEL, **more)
         for seq in range(first_seq, first_seq + number)
     ]
-
-
-async def override(stores: Stores, key: SessionKey = KEY, **numbers: Any) -> None:
-    preset = numbers.pop("preset", None)
-    request = PolicyRequest(preset=preset, overrides=numbers)
-    await stores.changes.set_policy(key, request, installation=stores.installation, now_ms=NOON)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
