@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from turnfold.errors import StartError
-from turnfold.settings import READY_FILE
+from turnfold.settings.reading import READY_FILE, read_ready
 
 LOCK_FILE = "up.lock"
 ORPHAN_SECONDS = 5.0
@@ -118,11 +118,8 @@ def running_system(path: Path) -> Mapping[str, Any] | None:
             f"the data directory {path} cannot be read ({error.strerror}); "
             "run the command as the user of its system"
         ) from error
-    try:
-        ready = json.loads((path / READY_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        ready = None
-    if not isinstance(ready, dict) or not isinstance(ready.get("nats_url"), str):
+    ready = read_ready(path)
+    if ready is None:
         raise StartError(
             f"the system on {path} is not ready; try again after `turnfold up` has printed its"
             " addresses"

@@ -197,13 +197,20 @@ def _config_file(path: Path) -> _Layer:
     )
 
 
-def _running_system(data_dir: Path) -> dict[str, Any]:
-    """Return how to reach the system that runs in this data directory; empty if none runs."""
+def read_ready(data_dir: Path) -> Mapping[str, Any] | None:
+    """Return the ready line in a data directory; None if none can be read."""
     try:
         ready = json.loads((data_dir / READY_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return {}
-    if not isinstance(ready, dict) or not isinstance(ready.get("nats_url"), str):
+        return None
+    has_url = isinstance(ready, dict) and isinstance(ready.get("nats_url"), str)
+    return ready if has_url else None
+
+
+def _running_system(data_dir: Path) -> dict[str, Any]:
+    """Return how to reach the system that runs in this data directory; empty if none runs."""
+    ready = read_ready(data_dir)
+    if ready is None:
         return {}
     names = ("nats_url", "database_url", "http_url")
     urls = {name: ready[name] for name in names if isinstance(ready.get(name), str)}
