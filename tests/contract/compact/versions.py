@@ -85,7 +85,7 @@ async def override(
     stores: Stores,
     key: SessionKey | AgentId = KEY,
     mode: Any = None,
-    preset: str | None = None,
+    preset: Any = None,
     **numbers: Any,
 ) -> Any:
     """Set the policy of a session or an agent, and return it."""
