@@ -28,12 +28,7 @@ class SqlAgentLists:
 
         def read(connection: Connection) -> list[ListedSession]:
             chosen = (
-                select(
-                    sessions.c.session_id,
-                    sessions.c.messages_total,
-                    sessions.c.tokens_total,
-                    sessions.c.last_event_at_ms,
-                )
+                select(*(sessions.c[name] for name in ListedSession._fields))
                 .where(sessions.c.agent_id == agent_id, begins_with(connection, prefix))
                 .order_by(sessions.c.session_id)
                 .limit(limit)

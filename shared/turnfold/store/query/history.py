@@ -319,23 +319,5 @@ _LISTED = [
     else column
     for column in SUMMARY_COLUMNS
 ]
-_AUDIT = [
-    audit.c[name]
-    for name in (
-        "ordinal", "at_ms", "agent_id", "session_id", "compaction_id", "phase", "reason",
-        "tokens_before", "tokens_after", "details", "prev_hash", "hash", "actor",
-    )
-]  # fmt: skip
-DEAD = [
-    dead_letters.c[name]
-    for name in (
-        "dead_letter_id",
-        "at_ms",
-        "subject",
-        "stream_seq",
-        "reason",
-        "detail",
-        "size_bytes",
-        "replayed_at_ms",
-    )
-]
+_AUDIT = [audit.c[name] for name in AuditRow._fields]
+DEAD = [dead_letters.c[name] for name in DeadLetterRow._fields]

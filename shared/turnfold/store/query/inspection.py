@@ -102,14 +102,7 @@ _RETRACTED = Prepared(
     .order_by(retracted_messages.c.position),
     ("of_sid",),
 )
-_VERSIONS = select(
-    summaries.c.version,
-    summaries.c.kind,
-    summaries.c.tokens,
-    summaries.c.messages_covered,
-    summaries.c.last_position,
-    summaries.c.created_at_ms,
-)
+_VERSIONS = select(*(summaries.c[name] for name in VersionMark._fields))
 _SUMS = [
     func.coalesce(func.sum(sessions.c[name]), 0)
     for name in ("messages_total", "tokens_total", "live_messages", "live_tokens", "versions")

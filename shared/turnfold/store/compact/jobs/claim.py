@@ -100,22 +100,6 @@ NEXT_DUE = Prepared(
     (),
 )
 
-_OPEN_ROWS = Prepared(
-    select(
-        *(
-            compactions.c[name]
-            for name in (
-                "compaction_id", "status", "fence", "attempts", "lease_until_ms",
-                "next_attempt_at_ms", "first_position", "trigger", "is_by_budget", "budget_tokens",
-                "wanted", "messages_evicted", "tokens_evicted", "trace",
-            )
-        )
-    )
-    .where(of_compactions, is_open, is_uncovered)
-    # Oldest first: a job with a limit takes the first rows, and its version names the last one.
-    .order_by(compactions.c.ordinal),
-    ("of_sid",),
-)  # fmt: skip
 _BEGIN = bulk_update(
     compactions, where=("compaction_id",), values=("status", "fence", "attempts", "lease_until_ms")
 )
@@ -173,6 +157,13 @@ def _is_ahead(time_ms: int, now_ms: int) -> bool:
     return now_ms < time_ms <= now_ms + LONGEST_WAIT_MS
 
 
+_OPEN_ROWS = Prepared(
+    select(*(compactions.c[name] for name in _OpenRow._fields))
+    .where(of_compactions, is_open, is_uncovered)
+    # Oldest first: a job with a limit takes the first rows, and its version names the last one.
+    .order_by(compactions.c.ordinal),
+    ("of_sid",),
+)
 _KINDS = {str(Trigger.STAND_IN): JobKind.STAND_IN, str(Trigger.REGENERATE): JobKind.REGENERATED}
 
 
