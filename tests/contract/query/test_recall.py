@@ -213,7 +213,8 @@ async def test_a_policy_without_a_share_for_it_recalls_only_what_is_asked_for(
 
     assert block_of(await asker.told(max_tokens=1_000)) == ""
     assert block_of(await asker.told(max_tokens=1_000, query=" ")) == ""
-    for asked in ({"recall": {}}, {"recall": {"query": QUESTION}}, {"query": QUESTION}):
+    wishes: list[Json] = [{"recall": {}}, {"recall": {"query": QUESTION}}, {"query": QUESTION}]
+    for asked in wishes:
         assert FACT in block_of(await asker.told(max_tokens=1_000, **asked))
 
 
