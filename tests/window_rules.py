@@ -26,8 +26,12 @@ TEXTS = ("text", "input_text", "output_text")
 MESSAGE_TOKENS, IMAGE_TOKENS = 3, 1_200
 REQUEST_BEGINS = 64
 DIGEST_BEGINS = "# Earlier messages, shortened"
+DIGEST_NAMES, FRAMED = "Calls made so far", "These messages"
+NAMED_FROM = 1_500
+"""Raw tokens of a budget of which names take a share that holds some of every turn."""
 CUT = re.compile(r"\n\[\.\.\. (\d+) lines, \d+ tokens left out \.\.\.\]\n")
 PREVIEW = re.compile(r"\n?\[TRUNCATED original~\d+ tokens\]\n?")
+TIMES = re.compile(r" x(\d+)$")
 REASONING = ("reasoning_content", "thinking_blocks", "reasoning", "reasoning_details")
 FREE = ("content", "tool_calls", *REASONING)
 """What a window may shorten or leave out."""
@@ -241,6 +245,7 @@ class Checker:
         self._present()
         self._fits()
         self._adds_up()
+        self._names_calls()
         self._honest()
         return self._found
 
@@ -399,6 +404,33 @@ class Checker:
             "folded_told": folded if has_digest else 0,
             "untold": 0 if has_digest else folded + digested,
         }
+
+    def _names_calls(self) -> None:
+        """W10: a digest that names anything names or counts the running turn's calls that it stands for."""
+        session, asked = self._session, self._answer.asked_tokens
+        if session.request is None or (asked or 0) < NAMED_FROM * session.factor:
+            return
+        left_out = sum(
+            len(calls)
+            for one, calls in zip(
+                session.told[session.request + 1 :],
+                session.calls[session.request + 1 :],
+                strict=True,
+            )
+            if one.message_id not in self._answer.message_ids
+        )
+        digests = [
+            text_of(message)
+            for one, message in zip(self._answer.message_ids, self._messages, strict=True)
+            if one is None and text_of(message).startswith(f"{DIGEST_BEGINS}\n{FRAMED}")
+        ]
+        lines = [line for digest in digests for line in digest.split("\n")]
+        told = [line for line in lines if line.startswith(DIGEST_NAMES)]
+        # A name may hold a comma, and then counts twice.
+        times = [TIMES.search(name) for line in told for name in line.split(", ")]
+        named = sum(int(found[1]) if found else 1 for found in times)
+        if digests and named < left_out:
+            self._fault(f"W10: {left_out} calls of the running turn are left out, {named} are told")
 
     def _is_appended_to(self, place: int) -> bool:
         return self._answer.is_appended and place == self._session.newest_system

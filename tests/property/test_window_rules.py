@@ -29,7 +29,7 @@ SAID = (
 
 
 @pytest.mark.proves(
-    "L5", "L6", "L7", "L11", "W4", "W9", "W11", "C1", "C2", "C4", "C6", "C7", "C9", "C10", "C12", "C13", "C15", "C19", "C22", "C61"
+    "L5", "L6", "L7", "L11", "W4", "W9", "W10", "W11", "C1", "C2", "C4", "C6", "C7", "C9", "C10", "C12", "C13", "C15", "C19", "C22", "C61"
 )  # fmt: skip
 def test_thousands_of_windows_break_no_law() -> None:
     tally = proved(range(SESSIONS), seed=20, directory=data_directory())
@@ -131,3 +131,29 @@ def test_a_broken_window_is_found_out(
     found = laws.faults(told, change(answer), counter())
 
     assert any(fault.startswith(law) for fault in found), found
+
+
+@pytest.mark.proves("W10")
+def test_a_digest_that_lacks_a_call_of_the_running_turn_is_found_out() -> None:
+    ids = [f"c{number}" for number in range(40)]
+    calls = [assistant(None, one, arguments=json.dumps({"path": f"{one}.py"})) for one in ids]
+    results = [tool(one, words(200)) for one in ids]
+    said = [user("read"), *[one for pair in zip(calls, results, strict=True) for one in pair]]
+    session = history(said)
+    made = plan(session.stored, WindowRequest(budget_tokens=2_000), Policy())
+    rendered = session.rendered(made)
+    told = laws.Session(
+        [laws.Told(f"e{seq}#0", json.dumps(body), body) for seq, body in enumerate(said, start=1)]
+    )
+    account = {name: getattr(made.account, name) for name in made.account.__slots__}
+    texts = [rendered.messages, [text.replace("c0.py), ", "") for text in rendered.messages]]
+
+    found = [
+        laws.faults(
+            told, laws.Answer(shown, rendered.message_ids, account, made.tokens, 2_000), counter()
+        )
+        for shown in texts
+    ]
+
+    assert texts[0] != texts[1]
+    assert [[fault[:4] for fault in faults] for faults in found] == [[], ["W10:"]]

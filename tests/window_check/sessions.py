@@ -177,7 +177,11 @@ def sitting(random: Random, number: int, recorded: Sequence[Conversation]) -> Si
         )
         name = f"{conversation.name}[{start}:{start + len(said)}]"
     else:
-        said = tuple(spoken(random) for _ in range(random.choice((0, 1, 2, 4, 8, 16, 24, 40))))
+        length = random.choice((0, 1, 2, 4, 8, 16, 24, 40))
+        is_at_work = random.random() < 0.3
+        said = (
+            working(random, length) if is_at_work else tuple(spoken(random) for _ in range(length))
+        )
         name = "generated"
     made = Sitting(name=name, said=said, factor=random.choice((1.0, 1.0, 1.0, 1.0, 1.25, 0.5, 2.5)))
     if random.random() < 0.3:
@@ -191,6 +195,37 @@ def sitting(random: Random, number: int, recorded: Sequence[Conversation]) -> Si
         if random.random() < 0.5:
             made = made.covering()
     return made
+
+
+def working(random: Random, length: int) -> tuple[Said, ...]:
+    """Turns of an agent at work: calls beside calls, results in any order, late or never, and reminders."""
+    made = [Said(user(words(random.choice(WORDS[:5]))))] if random.random() < 0.8 else []
+    waiting, number = list[str](), 0
+    while len(made) < length:
+        kind = random.random()
+        if waiting and kind < 0.5:
+            call_id = waiting.pop(random.randrange(len(waiting)))
+            text = words(random.choice(WORDS[:7]))
+            made.append(Said(tool(call_id, text), priority=random.choice(list(Priority))))
+        elif kind < 0.8:
+            ids = [f"c{number + one}" for one in range(random.choice((1, 1, 2, 5)))]
+            number += len(ids)
+            made.append(Said(_at_work(random, ids), priority=random.choice(list(Priority))))
+            waiting += ids
+        elif kind < 0.95:
+            made.append(Said(user("Reflect on the results."), is_meta=True))
+        else:
+            made.append(Said(user(words(random.choice(WORDS[:5])))))
+    return tuple(replace(one, weighed=Weighed.of(one.body)) for one in made)
+
+
+def _at_work(random: Random, ids: Sequence[str]) -> Json:
+    """A message whose calls differ in their tools and in the length of their arguments."""
+    body = assistant(None, *ids, name=random.choice(("read_file", "shell", "look_up")))
+    for call in body["tool_calls"]:
+        given = {"path": f"src/{call['id']}.py", "text": words(random.choice(WORDS[:6]))}
+        call["function"]["arguments"] = json.dumps(given)
+    return body
 
 
 def spoken(random: Random) -> Said:
