@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from turnfold.contracts.elements import chat_fault, item_fault, message_fault
+from turnfold.core.recovery.assembler import leading_count
 from turnfold.core.shapes import anthropic, responses
 from turnfold.core.shapes.blocks import (
     AlternatingTurns,
@@ -127,10 +128,7 @@ def anthropic_from_chat(
         BadRequest: a message has no role of a chat, or a result follows no call with its id.
     """
     _require([chat_fault(message) for message in messages])
-    start = next(
-        (place for place, one in enumerate(messages) if one["role"] not in SYSTEM_ROLES),
-        len(messages),
-    )
+    start = leading_count(messages)
     system = [text_of(message) for message in messages[:start]]
     turns = AlternatingTurns()
     for role, blocks in _turns(messages[start:]):
