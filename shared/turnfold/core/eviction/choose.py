@@ -36,7 +36,6 @@ class Keep(NamedTuple):
         return cls(policy.keep_tokens, policy.keep_rounds, policy.keep_at_most_messages)
 
 
-_position = attrgetter("position")
 _BY_TOKENS: Final = (Trigger.TOKENS, Trigger.BUDGET, Trigger.USAGE)
 
 
@@ -75,7 +74,7 @@ def decide_eviction(
             leaving += block.stored
     # Loose messages belong to no block. They leave with the messages around them.
     leaving += [message for message in grouped.loose if border is None or message.position < border]
-    evicted = tuple(sorted(leaving, key=_position))
+    evicted = tuple(sorted(leaving, key=attrgetter("position")))
     return Evict(evicted) if _is_worth_it(evicted, policy, trigger) else NoEviction()
 
 

@@ -72,7 +72,7 @@ def group(messages: Sequence[Message]) -> Grouped:
             if message.calls:
                 calling[message.position] = message
     answered, unmatched = _matched(results, calling)
-    loose = sorted([*systems[:-1], *unmatched], key=_position)
+    loose = sorted([*systems[:-1], *unmatched], key=attrgetter("position"))
     blocks = tuple(
         [
             Block(
@@ -110,9 +110,6 @@ def _matched(
 def is_one_event(message: Message, later: Message) -> bool:
     """Return whether two messages were published together."""
     return message.event_id == later.event_id
-
-
-_position = attrgetter("position")
 
 
 def pinned_message(messages: Sequence[Message]) -> Message | None:
