@@ -215,7 +215,7 @@ class _Reader:
             yield from self.entry(number, value, f"{self.stem}-{number}")
         # Lines of single messages end only with the file.
         if self.loose:
-            yield self.conversation(1, self.stem, self.loose, {}, shape=_shape(self.loose))
+            yield self.conversation(1, self.stem, self.loose, {})
 
     def parsed(self, number: int, text: bytes) -> Any:
         try:
@@ -244,16 +244,14 @@ class _Reader:
         The value is a conversation, a list of messages, or a list of conversations.
         """
         if isinstance(value, Mapping) and isinstance(value.get("messages"), list):
-            yield self.conversation(
-                number, name, value["messages"], value, shape=_shape(value["messages"])
-            )
+            yield self.conversation(number, name, value["messages"], value)
         elif isinstance(value, list) and value and all(map(is_conversation, value)):
             for index, entry in enumerate(value, start=1):
                 yield from self.conversations(number, entry, f"{name}-{index}")
         elif self.form is Format.TURNFOLD:
             self.refuse_value(number)
         elif isinstance(value, list):
-            yield self.conversation(number, name, value, {}, shape=_shape(value))
+            yield self.conversation(number, name, value, {})
         elif isinstance(value, Mapping) and isinstance(value.get("input"), list):
             self.left_out["instructions"] += bool(value.get("instructions"))
             yield self.conversation(number, name, value["input"], value, shape=Shape.RESPONSES)
@@ -264,11 +262,13 @@ class _Reader:
         self,
         number: int,
         name: str,
-        messages: Iterable[Any],
+        messages: Sequence[Any],
         about: Json,
         machine_made: frozenset[int] = frozenset(),
-        shape: Shape = Shape.CHAT,
+        shape: Shape | None = None,
     ) -> Conversation:
+        """Return a conversation that is checked; without a shape, by what its messages are."""
+        shape = shape or _shape(messages)
         checked = tuple(
             self.message(number, index, message, shape) for index, message in enumerate(messages)
         )
