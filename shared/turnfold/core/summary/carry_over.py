@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from turnfold.core.summary.extractive.lines import list_texts
 
-LIST_SECTIONS: Final = ("decisions", "constraints", "open_questions")
+_LETTERS: Final = {"decisions": "d", "constraints": "c", "open_questions": "q"}
+LIST_SECTIONS: Final = tuple(_LETTERS)
 RESOLVED: Final = "resolved"
 """The section of an answer that names resolved entries. No version stores it."""
 
-_LETTERS: Final = {"decisions": "d", "constraints": "c", "open_questions": "q"}
 _LISTS_SHARE = 0.6
 """The share of the token limit that lists may take. The rest is for prose."""
 _TOKENS_PER_MARK = 2
@@ -29,12 +29,9 @@ def numbered(sections: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     An answer resolves entries by these names.
     """
     return {
-        name: {
-            f"{_LETTERS[name]}{number}": text
-            for number, text in enumerate(list_texts(sections.get(name)), start=1)
-        }
-        for name in LIST_SECTIONS
-        if list_texts(sections.get(name))
+        name: {f"{letter}{number}": text for number, text in enumerate(texts, start=1)}
+        for name, letter in _LETTERS.items()
+        if (texts := list_texts(sections.get(name)))
     }
 
 
