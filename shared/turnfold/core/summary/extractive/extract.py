@@ -5,6 +5,7 @@ headings, and of what tool calls did. It is used in installations without a mode
 model gives no usable summary.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from turnfold.core.summary.extractive.lines import (
     without_duplicates,
 )
 from turnfold.core.summary.extractive.picking import any_line, is_notice, picked_lines
-from turnfold.core.summary.extractive.rendering import SECTION_ORDER, render
+from turnfold.core.summary.extractive.rendering import render
 from turnfold.core.summary.redaction import readable_sources
 from turnfold.core.summary.sentences import (
     SentenceKind,
@@ -152,7 +153,7 @@ def _within_limits(
 def _heaviest(lines: Sequence[SummaryLine]) -> list[int]:
     """Return the indexes of the heaviest lines of each section, heaviest first, then newest."""
     chosen: list[int] = []
-    numbers: dict[str, int] = dict.fromkeys(SECTION_ORDER, 0)
+    numbers = Counter[str]()
     for index in sorted(range(len(lines)), key=lambda index: (-lines[index].weight, -index)):
         section = lines[index].section
         if numbers[section] < MAX_LINES[section]:

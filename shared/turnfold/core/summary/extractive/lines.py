@@ -12,23 +12,15 @@ from typing import Any, Final
 
 from turnfold.core.summary.sentences import SentenceKind, is_lasting, says_name, sentence_kinds
 
-LISTS: Final = (
-    "tasks",
-    "constraints",
-    "decisions",
-    "facts",
-    "actions",
-    "commands",
-    "errors",
-    "open_questions",
-)
-"""The sections that are lists of lines. The section `context` is one text."""
 LASTING_SECTIONS: Final = frozenset({"facts", "constraints"})
 """Sections whose lines do not lose weight with age."""
 MAX_LINES: Final[Mapping[str, int]] = {
     "tasks": 10, "constraints": 10, "decisions": 8, "facts": 20, "context": 14, "actions": 10,
     "commands": 6, "errors": 4, "open_questions": 5,
 }  # fmt: skip
+"""The most lines of each section, in the order in which a summary shows them."""
+LISTS: Final = tuple(name for name in MAX_LINES if name != "context")
+"""The sections that are lists of lines. The section `context` is one text."""
 BASE_WEIGHTS: Final[Mapping[str, int]] = {
     "tasks": 72, "constraints": 86, "decisions": 82, "facts": 40, "context": 38, "actions": 68,
     "commands": 44, "errors": 56, "open_questions": 76,

@@ -7,20 +7,9 @@ are rendered by the same rules.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turnfold.core.summary.extractive.lines import LISTS, context_lines, list_texts
+from turnfold.core.summary.extractive.lines import LISTS, MAX_LINES, context_lines, list_texts
 from turnfold.core.summary.sentences import language
 
-SECTION_ORDER = (
-    "tasks",
-    "constraints",
-    "decisions",
-    "facts",
-    "context",
-    "actions",
-    "commands",
-    "errors",
-    "open_questions",
-)
 MAX_FOLDER_CHARACTERS = 400
 """The longest folder that is stated once for all its files."""
 
@@ -63,7 +52,7 @@ def render(sections: Mapping[str, Any], language_code: str | None = None) -> str
         language_code = language(" ".join(texts))
     headings = _HEADINGS[language_code]
     rendered: list[str] = []
-    for name in SECTION_ORDER:
+    for name in MAX_LINES:
         texts = context if name == "context" else lists[name]
         if name == "errors":
             rendered += _file_lines(sections.get("file_changes"), headings)
