@@ -110,7 +110,7 @@ def _user_lines(text: str, order: int, *, recency: float, is_first: bool) -> Ite
     """Yield the lines of a user's message: at most a few per section."""
     if is_notice(text):
         return
-    numbers: dict[str, int] = dict.fromkeys(_USER_SECTION_LIMITS, 0)
+    numbers = Counter[str]()
     for sentence in _ends_of(list(sentences(text))):
         kinds = sentence_kinds(sentence, is_user=True)
         if SentenceKind.FILLER in kinds:

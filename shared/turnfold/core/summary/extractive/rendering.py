@@ -4,6 +4,7 @@ Headings are in English, Chinese or Japanese. Summaries that a model wrote in th
 are rendered by the same rules.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,12 +83,12 @@ def _file_lines(stored: Any, headings: Mapping[str, str]) -> list[str]:
 
 def _shared_folder(paths: Sequence[str]) -> str:
     """Return the folder that saves most characters if it is named once, or an empty text."""
-    numbers: dict[str, int] = {}
+    numbers = Counter[str]()
     for path in paths:
         slash = path.rfind("/", 0, MAX_FOLDER_CHARACTERS)
         while slash > 0:
             folder = path[: slash + 1]
-            numbers[folder] = numbers.get(folder, 0) + 1
+            numbers[folder] += 1
             slash = path.rfind("/", 0, slash)
 
     def saved(folder: str) -> int:

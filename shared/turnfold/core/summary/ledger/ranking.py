@@ -4,6 +4,7 @@ Values that the user stated precede all others, which are ranked by their worth 
 choice uses estimates of tokens. The tokenizer then counts the whole ledger, never one value.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from turnfold.core.summary.ledger.candidates import PATH_KINDS, Candidate
@@ -37,11 +38,11 @@ def tokens_of(entries: Sequence[LedgerEntry], count: Callable[[str], int]) -> in
 
 def rank(candidates: Collection[Candidate]) -> list[Candidate]:
     """Return the candidates, best first, with at most a few of the kinds that are whole lines."""
-    numbers: dict[str, int] = {}
+    numbers = Counter[str]()
     chosen: list[Candidate] = []
     for candidate in _in_order(_without_shortened_paths(candidates)):
         kind = candidate.value.kind
-        numbers[kind] = numbers.get(kind, 0) + 1
+        numbers[kind] += 1
         if kind not in _MAX_OF_KIND or numbers[kind] <= _MAX_OF_KIND[kind]:
             chosen.append(candidate)
     return chosen
