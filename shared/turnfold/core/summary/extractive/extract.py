@@ -210,10 +210,10 @@ def _line_sources(
 
 def _known_sources(previous: PreviousSummary) -> dict[str, list[str]]:
     """Return the message ids of each line of a version that code wrote, as far as it has any."""
-    stored = previous.sections.get("sources")
-    lines = zip(previous.text.split("\n"), stored if isinstance(stored, list) else (), strict=False)
+    stored: Any = previous.sections.get("sources")
+    ids: list[Any] = stored if isinstance(stored, list) else []
     return {
         line: [item for item in message_ids if isinstance(item, str)]
-        for line, message_ids in lines
+        for line, message_ids in zip(previous.text.split("\n"), ids, strict=False)
         if isinstance(message_ids, list) and line
     }
