@@ -146,13 +146,13 @@ def cut_to(
     At least `least_head` characters stay. None if no cut is shorter than the whole.
     """
     if offsets is None:
-        return _cut_without_prices(message, max_tokens, least_head)
+        return _cut_without_offsets(message, max_tokens, least_head)
     room = max(0, max_tokens - (PREVIEW_MARK_TOKENS if is_preview else MARK_TOKENS))
     head = offsets.head(room * 2 // 3)
     if head < least_head:
         head = offsets.at_or_after(least_head)
     tail = offsets.tail(room - offsets.tokens_between(0, head))
-    return _priced(message, offsets, head, tail, is_preview=is_preview)
+    return _cut_at(message, offsets, head, tail, is_preview=is_preview)
 
 
 def cut_within(
@@ -170,7 +170,7 @@ def cut_within(
     shorter than the whole.
     """
     if offsets is None:
-        return _cut_without_prices(message, max_tokens, 0)
+        return _cut_without_offsets(message, max_tokens, 0)
     room = max(0, max_tokens - MARK_TOKENS)
     characters = max(0, max_characters - MARK_CHARACTERS) if max_characters else offsets.characters
     head = min(offsets.head(room * 2 // 3), offsets.at_or_before(characters * 2 // 3))
@@ -183,7 +183,7 @@ def cut_within(
     )
     if is_brief:
         tail = max(tail, offsets.tail_lines())
-    return _priced(message, offsets, head, tail)
+    return _cut_at(message, offsets, head, tail)
 
 
 def cut_characters(
@@ -194,7 +194,7 @@ def cut_characters(
         return None
     characters = max(0, max_characters - MARK_CHARACTERS)
     head = offsets.at_or_before(characters * 3 // 4)
-    return _priced(
+    return _cut_at(
         message,
         offsets,
         head,
@@ -202,7 +202,7 @@ def cut_characters(
     )
 
 
-def _priced(
+def _cut_at(
     message: Message, offsets: TokenOffsets, head: int, tail: int, *, is_preview: bool = False
 ) -> TextCut | None:
     # Head and tail meet, so the whole text stays: a cut is shorter only if it omits media.
@@ -217,7 +217,7 @@ def _priced(
     )
 
 
-def _cut_without_prices(message: Message, max_tokens: int, least_head: int) -> TextCut | None:
+def _cut_without_offsets(message: Message, max_tokens: int, least_head: int) -> TextCut | None:
     """Cut a text without token offsets: no character takes more than four tokens.
 
     A text beside media was counted, so it may stay whole while only the media are left out.
