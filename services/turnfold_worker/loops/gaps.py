@@ -2,12 +2,16 @@
 
 from collections.abc import AsyncGenerator, Sequence
 
+import structlog
+
 from turnfold.bus.asking import asking, find_event
 from turnfold.bus.stream_state import ack_floor
 from turnfold.contracts.subjects import EVENTS_STREAM
 from turnfold.ports.ingest import IngestStore
 from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.polling import PollingLoop
+
+log = structlog.get_logger()
 
 
 class GapFinder(PollingLoop):
@@ -35,6 +39,9 @@ class GapFinder(PollingLoop):
             if first < state.first_seq
         ]
         if purged:
+            # Workers purge only what is stored: the database is older than the stream's retention.
+            lost = sum(last - first + 1 for first, last in purged)
+            log.warning("events.lost", events=lost, up_to_seq=purged[-1][1])
             await self._store.mark_ingested(purged)
         # Without deletions, the stream still has every event from its first sequence on: a gap is
         # on its way, or `CatchUp` stores it.

@@ -256,6 +256,35 @@ async def test_deleted_events_between_others_are_all_found_in_one_round(
             await bus.close()
 
 
+@pytest.mark.proves("L7", "O2")
+async def test_events_that_the_stream_purged_before_the_database_had_them_are_told_of(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
+    """L7: as after a backup is restored that is older than the stream's retention."""
+    async with life(tmp_path, sql) as (parts, somebody):
+        async with workers(parts):
+            await somebody.goes_on(2)
+            await parts.settled()
+            backup = await backed_up(parts, sql)
+            await somebody.goes_on(2)
+            await parts.settled()
+        assert "events.lost" not in parts.words()
+        bus = await nats.connect(parts.server.url)
+        (stored,) = await parts.rows("SELECT max(last_seq) AS seq FROM ingested_ranges")
+        await bus.jetstream().purge_stream(EVENTS_STREAM, seq=stored["seq"])
+        await bus.close()
+        await restored(parts, sql, backup)
+        (kept,) = await parts.rows("SELECT max(last_seq) AS seq FROM ingested_ranges")
+
+        async with workers(parts):
+            await parts.settled()
+
+        told = [json.loads(line) for line in parts.words().splitlines() if "events.lost" in line]
+        lost = stored["seq"] - kept["seq"] - 1
+        # Two workers may find the same at once.
+        assert {(line["events"], line["up_to_seq"]) for line in told} == {(lost, stored["seq"] - 1)}
+
+
 async def told_of(url: str) -> set[str]:
     """The compactions that the stream of notices speaks of."""
     bus = await nats.connect(url)
