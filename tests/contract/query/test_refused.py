@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.store_fixtures import KEY, NOON, Stores, turn, user
+from turnfold.contracts.subjects import token_of
 from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_batch
 from turnfold.ports.query import (
@@ -14,10 +15,12 @@ from turnfold.ports.query import (
 OTHER = SessionKey(AgentId("ada"), SessionId("s-2"))
 
 
-async def refuse(stores: Stores, seq: int, key: SessionKey = KEY) -> None:
+async def refuse(
+    stores: Stores, seq: int, key: SessionKey = KEY, subject: str = "turn.completed"
+) -> None:
     """Ingest an event with a message that has no role."""
     event = {**key._asdict(), "event_id": f"bad-{seq}", "messages": [{"content": "no role"}]}
-    delivery = Delivery("turn.completed", json.dumps(event).encode(), seq, NOON + seq)
+    delivery = Delivery(subject, json.dumps(event).encode(), seq, NOON + seq)
     dead = decode_batch([delivery], count=len).dead
     await stores.intake.ingest((), dead, installation=stores.installation)
 
@@ -59,3 +62,19 @@ async def test_replayed_and_erased_events_are_refused_no_longer(stores: Stores) 
 
     assert replayed == 1
     assert (await refused(stores), await refused(stores, OTHER)) == (0, 1)
+
+
+@pytest.mark.proves("L12", "X1", "A6")
+@pytest.mark.parametrize("session", ["s", "%zz", "s.s", "*"])
+async def test_an_agent_has_no_events_of_another_one_refused(stores: Stores, session: str) -> None:
+    await refuse(stores, 1, subject=f"turn.completed.eve.{session}")
+    seen = await refused(stores)
+    kept = len(await stores.history.dead_letters(after=0, limit=9))
+    await refuse(stores, 2, subject=f"turn.completed.{token_of(KEY.agent_id)}.%zz")
+    own = await refused(stores)
+
+    await stores.changes.erase(KEY, last_seq=2, now_ms=NOON)
+    left = await stores.history.dead_letters(after=0, limit=9)
+
+    assert (seen, kept, own) == (0, 1, 1)
+    assert left == []

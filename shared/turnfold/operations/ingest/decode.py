@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from turnfold.contracts.events import CHAT, LIMITS, EventLimits, claimed_key, read_event
-from turnfold.contracts.subjects import key_of_event_subject
+from turnfold.contracts.subjects import agent_of_event_subject, key_of_event_subject
 from turnfold.core.eviction.usage import read_report
 from turnfold.core.text.tokens import IMAGE_TOKENS, Count
 from turnfold.errors import BadEvent
@@ -126,8 +126,12 @@ def to_dead_letter(delivery: Delivery, error: BadEvent) -> DeadLetter:
     """Return the dead letter of an event that can never be stored."""
     # Escaped, because no database accepts lone surrogates, and PostgreSQL no NUL.
     detail = json.dumps(str(error).partition(": ")[2])[1:-1]
-    named, claimed = key_of_event_subject(delivery.subject), claimed_key(delivery.payload)
-    if named is not None and claimed not in (None, named):
+    key, claimed = key_of_event_subject(delivery.subject), claimed_key(delivery.payload)
+    agent_id = agent_of_event_subject(delivery.subject)
+    if key is None and claimed is not None and agent_id in (None, claimed.agent_id):
+        # Only then: whoever may publish as one agent must not have another's events refused.
+        key = claimed
+    if claimed is not None and claimed != key:
         detail += CLAIMS + json.dumps(claimed._asdict())
     return DeadLetter.of(
         delivery.stream_seq,
@@ -136,5 +140,5 @@ def to_dead_letter(delivery: Delivery, error: BadEvent) -> DeadLetter:
         error.reason,
         detail,
         delivery.payload,
-        named or claimed,
+        key,
     )
