@@ -20,6 +20,8 @@ from turnfold.core.text.values import MAX_SCANNED_CHARACTERS, Value, values_in
         ("It weighs 12,000kg.", [Value("measure", "12,000kg")]),
         ("Write a 5,000-word essay.", []),
         ("Write 5,000-8,000-word essays for 500,000-800,000-900,000.", []),
+        ("At 9:45 am. Or at 4:10 PM.", [Value("time", "9:45 am"), Value("time", "4:10 PM")]),
+        ("At 9:45 a.m. Or at 4:10 p.m.", [Value("time", "9:45 a.m."), Value("time", "4:10 p.m.")]),
         ("Call 010-8888,020-99999.", [Value("phone", "010-8888"), Value("phone", "020-99999")]),
     ],
 )
