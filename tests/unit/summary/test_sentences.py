@@ -3,7 +3,7 @@
 import pytest
 
 from tests.unit.summary.drafts import drafted, user
-from turnfold.core.summary.sentences import sentences
+from turnfold.core.summary.sentences import SentenceKind, is_lasting, sentence_kinds, sentences
 
 
 @pytest.mark.parametrize(
@@ -120,3 +120,25 @@ def test_lines_with_different_numbers_are_two(first: str, second: str) -> None:
     draft = drafted(user(first, 1), user(second, 2), user("Go on. " * 60, 3))
 
     assert draft.sections["constraints"] == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "kind"),
+    [
+        ("An equilateral triangle has three equal sides.", SentenceKind.OPEN),
+        ("Wind power is the most commonly used source.", SentenceKind.CONSTRAINT),
+        ("I cancel the trip and rebook it myself.", SentenceKind.DECISION),
+        ("The tour takes four days and an hour by bus.", SentenceKind.FACT),
+        ("The academy sells economy class tickets.", SentenceKind.FACT),
+    ],
+)
+@pytest.mark.proves("S4")
+def test_a_keyword_inside_another_word_says_nothing(sentence: str, kind: SentenceKind) -> None:
+    assert kind not in sentence_kinds(sentence, is_user=True)
+    assert not is_lasting(sentence)
+
+
+def test_a_keyword_counts_wherever_a_word_begins_with_it() -> None:
+    assert SentenceKind.OPEN in sentence_kinds("Isosceles, equilateral: later.", is_user=False)
+    assert SentenceKind.FACT in sentence_kinds("Your (my own) tickets: four.", is_user=True)
+    assert is_lasting("In your city and (my city).")

@@ -142,9 +142,19 @@ def sentence_kinds(sentence: str, *, is_user: bool) -> frozenset[SentenceKind]:
 
 def _has(text: str, phrases: tuple[str, ...]) -> bool:
     for phrase in phrases:  # noqa: SIM110 - a generator would cost more than the search
-        if phrase in text:
+        if phrase in text and _begins_a_word(text, phrase):
             return True
     return False
+
+
+def _begins_a_word(text: str, phrase: str) -> bool:
+    """Return whether a phrase that a text contains is part of no word such as "equiLATERal"."""
+    if not (phrase[0].isascii() and phrase[0].isalpha()):
+        return True
+    at = text.find(phrase)
+    while at > 0 and text[at - 1].isascii() and text[at - 1].isalpha():
+        at = text.find(phrase, at + 1)
+    return at >= 0
 
 
 def _english_kinds(sentence: str, *, is_user: bool) -> set[SentenceKind]:
