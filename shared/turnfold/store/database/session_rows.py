@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any
 
@@ -31,16 +31,6 @@ from turnfold.store.database.schema import (
     summaries,
 )
 from turnfold.store.database.statements import BulkInsert, PreparedIn, PreparedPairs, bulk_update
-
-COUNTERS = (
-    "model", "model_seq", "revision", "appends", "messages_total", "tokens_total", "live_messages",
-    "live_tokens", "version", "versions", "compactions", "audit_rows", "audit_hash",
-    "last_event_at_ms", "evicted_changes", "rounds", "idle_at_ms", "factor", "reported_seq",
-    "reported_at_ms", "reported_tokens", "usage_evictions", "failures", "cooldown_until_ms",
-    "cooldown_reason", "held_to_tokens", "unindexed_from", "window_limits",
-    "asked_budgets", "retracted_seq",
-)  # fmt: skip
-
 
 ANY_NUMBER = 1 << 62
 """More sessions than there will ever be."""
@@ -157,17 +147,17 @@ class SessionRow:
         ) = gauge
 
 
+_names = [of_row.name for of_row in fields(SessionRow)]
+COUNTERS = tuple(_names[_names.index("model") : _names.index("summary_tokens")])
+"""The columns that `write_back` stores, in the order of their fields."""
+OVERRIDES = [table.c[name] for table in (sessions, agents) for name in PolicyOverrides._fields]
+"""The columns of the overrides of a session, and then of its agent."""
 _LOCKED = (
     select(
         sessions.c.sid,
         sessions.c.agent_id,
         sessions.c.session_id,
-        sessions.c.preset,
-        sessions.c.mode,
-        sessions.c.overrides,
-        agents.c.preset,
-        agents.c.mode,
-        agents.c.overrides,
+        *OVERRIDES,
         *(sessions.c[name] for name in COUNTERS),
         summaries.c.tokens,
     )

@@ -52,6 +52,7 @@ from turnfold.store.database.schema import (
 from turnfold.store.database.sequence_ranges import whole_to
 from turnfold.store.database.session_rows import (
     ANY_NUMBER,
+    OVERRIDES,
     SessionJournal,
     SessionRow,
     lock_by_key,
@@ -92,12 +93,7 @@ _BEHIND = Prepared(
         sessions.c.agent_id,
         sessions.c.session_id,
         sessions.c.last_event_at_ms,
-        sessions.c.preset,
-        sessions.c.mode,
-        sessions.c.overrides,
-        agents.c.preset,
-        agents.c.mode,
-        agents.c.overrides,
+        *OVERRIDES,
     )
     .outerjoin(agents, agents.c.agent_id == sessions.c.agent_id)
     .where(sessions.c.sid > bindparam("after"), is_kept)

@@ -37,9 +37,6 @@ from turnfold.store.database.schema import (
 from turnfold.store.database.session_rows import SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn, PreparedPairs
 
-INSERT_REPORTS = BulkInsert(
-    usage_reports, ("sid", "position", "agent_id", "model", "prompt_tokens", "at_ms")
-)
 TEACHES_NONE: Final = ""
 """The agent of reports that teach no factor, because messages that they counted were retracted.
 
@@ -203,6 +200,9 @@ class NamedReport(NamedTuple):
     model: str
     prompt_tokens: int
     at_ms: int
+
+
+INSERT_REPORTS = BulkInsert(usage_reports, NamedReport._fields)
 
 
 def insert_named_reports(connection: Connection, named: Iterable[tuple[str, NamedReport]]) -> None:

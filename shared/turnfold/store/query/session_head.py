@@ -1,6 +1,7 @@
 """Read a session's row with its policies, and what ingest has reached."""
 
 from collections.abc import Collection
+from dataclasses import fields
 from typing import Any
 
 from sqlalchemy import (
@@ -32,20 +33,12 @@ from turnfold.store.database.schema import (
     summaries,
 )
 from turnfold.store.database.sequence_ranges import INGESTED_TO
+from turnfold.store.database.session_rows import OVERRIDES
 from turnfold.store.database.statements import Prepared, SupportsStatements
 
 _ONE = select(literal_column("1").label("one")).subquery("one")
 # In the order of `SessionSnapshot`, after its overrides: a row fills the fields by position.
-_SESSION_COLUMNS = [
-    sessions.c[name]
-    for name in (
-        "model", "revision", "appends", "evicted_changes", "messages_total", "tokens_total",
-        "live_messages", "live_tokens",
-        "factor", "version", "versions", "compactions", "audit_rows", "audit_hash",
-        "last_event_at_ms", "window_limits", "asked_budgets",
-        "retracted_seq",
-    )
-]  # fmt: skip
+_SESSION_COLUMNS = [sessions.c[of_row.name] for of_row in fields(SessionSnapshot)[3:]]
 SUMMARY_COLUMNS = [
     *(
         summaries.c[name]
@@ -93,12 +86,7 @@ _HEAD = Prepared(
         INGESTED_TO,
         _REFUSED,
         sessions.c.sid,
-        sessions.c.preset,
-        sessions.c.mode,
-        sessions.c.overrides,
-        agents.c.preset,
-        agents.c.mode,
-        agents.c.overrides,
+        *OVERRIDES,
         *_SESSION_COLUMNS,
     ).select_from(
         # From a row that always exists: what is ingested and the policy of the agent are also read
