@@ -88,13 +88,6 @@ Withdraw = Callable[[Connection, SessionRow, SessionJournal, Installation, Retra
 """Takes versions that cover retracted messages out of force, and writes the audit row."""
 
 
-def retraction_row(arrival: DecodedEvent, sid: int, actor: str) -> tuple[object, ...]:
-    """Return the row of an event that retracts messages."""
-    assert arrival.retraction is not None
-    named = json.dumps(arrival.retraction)
-    return sid, arrival.stream_seq, arrival.at_ms, named, actor
-
-
 def retracted_by(connection: Connection, payloads: Mapping[int, bytes], event: DecodedEvent) -> str:
     """Return the actor of a retraction as a worker signed it; `local` for other publishers."""
     if event.signed_actor is None or (secret := secret_in(connection, SIGNED_ACTORS)) is None:

@@ -4,7 +4,7 @@ In short sessions matches are masks, of which a query server remembers those of 
 recur between questions, and the index is read for newer messages only.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -308,7 +308,7 @@ class SessionLookups:
                 self._add_frequent(lookup, most)
                 del known[lookup]
             else:
-                more = self._mask(places) if places else 0
+                more = mask_of(self.order.ordinals(places), len(positions)) if places else 0
                 known[lookup] = KnownMask(known[lookup].mask | more, indexed)
 
     def _behind_newest_words(
@@ -363,6 +363,3 @@ class SessionLookups:
             return positions
         held = self.order.positions
         return sorted({*positions, *[held[at] for at in ordinals_in(more)]}, reverse=True)
-
-    def _mask(self, positions: Collection[int]) -> Mask:
-        return mask_of(self.order.ordinals(list(positions)), len(self.order.positions))

@@ -205,12 +205,14 @@ def _notify_version(
     tokens_after: int,
 ) -> None:
     in_force = {"in_force": False} if job.writes is JobKind.REGENERATED else {}
+    # Before the first eviction of the job.
+    ((tokens_before,),) = _TOKENS_BEFORE.rows(connection, compaction_ids(job)[:1])
     journal.add_notice(
         session,
         "summary.updated",
         version=session.versions,
         kind=version.draft.kind,
-        tokens_before=_tokens_before(connection, job),
+        tokens_before=int(tokens_before),
         tokens_after=tokens_after,
         **in_force,
     )
@@ -310,12 +312,6 @@ def _plan_rewriting(
         open_stand_in(connection, session, journal, again, now_ms=now_ms)
         move_chunk_summaries(connection, job, again)
     continue_fold(connection, session, journal, new_id, now_ms=now_ms)
-
-
-def _tokens_before(connection: Connection, job: Job) -> int:
-    """Return the tokens of live messages and summary before the first eviction of a job."""
-    ((tokens,),) = _TOKENS_BEFORE.rows(connection, compaction_ids(job)[:1])
-    return int(tokens)
 
 
 def _add_summary(

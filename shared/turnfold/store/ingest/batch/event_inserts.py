@@ -1,5 +1,6 @@
 """The rows of new events: events, messages, calls and reports of providers, inserted in bulk."""
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ from turnfold.store.database.statements import BulkInsert
 from turnfold.store.ingest.batch.stored_events import first_two
 from turnfold.store.ingest.model_windows import INSERT_LIMITS
 from turnfold.store.ingest.pairing import Touched
-from turnfold.store.ingest.retraction import INSERT_RETRACTIONS, retraction_row
+from turnfold.store.ingest.retraction import INSERT_RETRACTIONS
 from turnfold.store.ingest.usage import INSERT_REPORTS, NamedReport, insert_named_reports
 
 _INSERT_EVENTS = BulkInsert(
@@ -76,7 +77,8 @@ class EventRows:
             if len(rows.messages) > others:
                 rows._add_calls(arrival, sid)
             if arrival.retraction is not None:
-                rows.retractions.append(retraction_row(arrival, sid, actor_of(arrival)))
+                named = json.dumps(arrival.retraction)
+                rows.retractions.append((sid, seq, arrival.at_ms, named, actor_of(arrival)))
         return rows
 
     def insert_events(self, connection: Connection) -> None:

@@ -315,17 +315,13 @@ def _store(connection: Connection, made: Mapping[int, Mapping[int, IndexedMessag
                 ],
             )
         if connection.dialect.name == "sqlite":
-            _insert_fts5(connection, sid, added.get(sid, {}))
+            terms_here = added.get(sid, {}).items()
+            _INSERT_SQLITE.run(
+                connection, [(position, fts5_terms(sid, found)) for position, found in terms_here]
+            )
         wait.append((unindexed.first(connection, at, [*indexed, *absent]), sid))
     _WAIT.run(connection, wait)
     if connection.dialect.name == "sqlite":
         return []
     insert_segments(connection, added)
     return sessions_to_merge(connection, list(added))
-
-
-def _insert_fts5(connection: Connection, sid: int, added: Mapping[int, frozenset[str]]) -> None:
-    _INSERT_SQLITE.run(
-        connection,
-        [(position, fts5_terms(sid, message_terms)) for position, message_terms in added.items()],
-    )
