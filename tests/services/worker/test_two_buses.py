@@ -10,6 +10,9 @@ from tests.nats_server import nats_server
 from tests.postgres import Postgres
 from tests.running_system import Parts, command, running_parts, wait_until
 from turnfold.client import session_key, turn_event
+from turnfold.errors import StartError, Unavailable
+from turnfold.store.database.engine import Database
+from turnfold.store.database.instance_lock import refuse_older_stream
 
 KEY = session_key("support", "user-1")
 
@@ -127,3 +130,23 @@ async def test_a_stream_restored_from_an_older_backup_than_the_database_is_refus
             await publish(parts, "fourth")
             await parts.caught_up()
         assert await stored(parts) == ["first", "second", "third", "fourth"]
+
+
+@pytest.mark.proves("O2")
+async def test_a_stream_that_does_not_answer_at_once_is_asked_for_its_end_again(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
+    async with running_parts(tmp_path, postgres=sql) as parts:
+        database = Database(parts.database_url, writes=True)
+        answers = iter([None, None, -1])
+
+        async def last_sequence() -> int:
+            if (answer := next(answers)) is None:
+                raise Unavailable("the stream does not answer")
+            return answer
+
+        try:
+            with pytest.raises(StartError, match="ends at sequence -1"):
+                await refuse_older_stream(database, last_sequence)
+        finally:
+            await database.close()

@@ -85,23 +85,34 @@ async def next_seq(database: Database) -> int:
 
 
 async def refuse_older_stream(
-    database: Database, last_sequence: Callable[[], Awaitable[int]]
+    database: Database, last_sequence: Callable[[], Awaitable[int]], *, seconds: float = 60.0
 ) -> None:
     """Refuse a stream that was restored to before the newest events that the database has stored.
 
     Raises:
         StartError: it would give the numbers of stored events to new ones, which would be lost.
+        Unavailable: the stream or the database did not answer for `seconds`.
     """
-    # First: meanwhile, other workers store newer events, which are in the stream before.
-    expected = await next_seq(database)
-    last_seq = await last_sequence()
-    if last_seq + 1 < expected:
-        raise StartError(
-            f"the stream of this bus ends at sequence {last_seq}, and the database holds events up "
-            f"to {expected - 1}: it is an older copy of the stream, and would give their numbers "
-            f"to new events, which would be lost; restore a newer one, or remove the stream "
-            f"{EVENTS_STREAM} from this bus, and run `turnfold migrate` again"
-        )
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    while True:
+        try:
+            # First: meanwhile, other workers store newer events, which are in the stream before.
+            expected = await next_seq(database)
+            last_seq = await last_sequence()
+        except Unavailable:
+            if clock() - began > seconds:
+                raise
+            await asyncio.sleep(POLL_SECONDS)
+            continue
+        if last_seq + 1 < expected:
+            raise StartError(
+                f"the stream of this bus ends at sequence {last_seq}, and the database holds "
+                f"events up to {expected - 1}: it is an older copy of the stream, and would give "
+                "their numbers to new events, which would be lost; restore a newer one, or remove "
+                f"the stream {EVENTS_STREAM} from this bus, and run `turnfold migrate` again"
+            )
+        return
 
 
 async def bind_to_stream(database: Database, *, created: str, first_seq: int) -> None:
