@@ -127,6 +127,8 @@ def _described_app() -> DescribedApp:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        # Behind a proxy that ends TLS, a redirect would lead to plain HTTP, with the token.
+        redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
         responses={"default": {"model": ErrorAnswer, "description": "The error and its remedy."}},
     )

@@ -231,6 +231,28 @@ async def test_a_wrong_method_is_told_the_methods_that_the_path_has(tmp_path: Pa
     assert [answer.json()["error"]["code"] for answer in answers] == ["bad_request"] * 4
 
 
+@pytest.mark.proves("X2", "V3")
+async def test_a_path_with_a_slash_too_many_is_an_error_and_no_redirect(tmp_path: Path) -> None:
+    async with (
+        running_parts(tmp_path) as parts,
+        parts.running("query"),
+        httpx.AsyncClient(base_url=parts.http_url, trust_env=False) as http,
+    ):
+        answers = [
+            await http.request(method, path)
+            for method, path in (
+                ("GET", "/v1/sessions/"),
+                ("POST", f"{PATH}/events/"),
+                # Of a program whose id of a session is empty: no way to erase the whole agent.
+                ("DELETE", "/v1/agents/support/"),
+            )
+        ]
+
+    assert [answer.status_code for answer in answers] == [404] * 3
+    assert [answer.json()["error"]["code"] for answer in answers] == ["unknown_session"] * 3
+    assert not any("location" in answer.headers for answer in answers)
+
+
 @pytest.mark.proves("L4", "W5")
 async def test_a_request_that_waits_holds_up_no_other(tmp_path: Path) -> None:
     async with running_parts(tmp_path) as parts, parts.running("query"):
