@@ -19,6 +19,11 @@ from turnfold.core.text.values import MAX_SCANNED_CHARACTERS, Value, values_in
         ("It has 500,000-800,000 bytes.", [Value("measure", "500,000-800,000 bytes")]),
         ("It weighs 12,000kg.", [Value("measure", "12,000kg")]),
         ("Write a 5,000-word essay.", []),
+        (
+            "A 30-minute call for a 6-year-old.",
+            [Value("measure", "30-minute"), Value("measure", "6-year-old")],
+        ),
+        ("Order 30-minute-7 of ab12-cd.", [Value("id", "30-minute-7"), Value("id", "ab12-cd")]),
         ("Write 5,000-8,000-word essays for 500,000-800,000-900,000.", []),
         ("At 9:45 am. Or at 4:10 PM.", [Value("time", "9:45 am"), Value("time", "4:10 PM")]),
         ("At 9:45 a.m. Or at 4:10 p.m.", [Value("time", "9:45 a.m."), Value("time", "4:10 p.m.")]),

@@ -206,8 +206,8 @@ def _join_groups(text: str, values: dict[Value, None], separated: Sequence[str])
         if number not in known:
             values[Value("number", number)] = None
     for match in _GROUP_AND_MORE.finditer(text):
-        values.pop(Value("phone", match[1]), None)
-        values.pop(Value("id", match[1]), None)
+        for kind in ("phone", "id", "measure"):
+            values.pop(Value(kind, match[1]), None)
 
 
 def _measures_in(text: str) -> Iterator[re.Match[str]]:
@@ -252,6 +252,8 @@ def _kind_of(token: str) -> str | None:
     kind = shape.lastgroup if shape is not None else None
     if kind == "id" and _is_plain(token):
         return None
+    if kind == "id" and _COUNTED.fullmatch(token):
+        return "measure"
     return None if kind == "number" and _YEAR.fullmatch(token) else kind
 
 
@@ -264,4 +266,6 @@ def _is_plain(token: str) -> bool:
     )
 
 
+_COUNTED = re.compile(r"\d+(?:-[a-z]+)+")
+"""A number joined to its unit, as in `30-minute`."""
 _SHORT_UNITS = frozenset("ms s m h px kb mb gb k b x d th st nd rd em rem fps".split())
