@@ -233,7 +233,12 @@ def _postings(
 ) -> Iterator[tuple[Term, StoredSegment, PostingList]]:
     """Yield what the segments hold of terms."""
     keys = {term: term.text.encode() for term in terms}
-    places = _places_of(keys, segments)
+    places = [
+        (term, number, piece)
+        for term, key in keys.items()
+        for number, stored in enumerate(segments)
+        for piece in stored.header.pieces_of(key, is_prefix=term.is_prefix)
+    ]
     # Piece 0 is the header, which is here already, with the only block of a small segment.
     wanted = {(segments[number].segment, piece) for _, number, piece in places if piece}
     pieces = read_pieces(connection, sid, wanted)
@@ -260,15 +265,3 @@ def _positions(stored: StoredSegment, ordinals: Sequence[int]) -> list[int]:
     if removed:
         return [positions[ordinal] for ordinal in ordinals if ordinal not in removed]
     return [positions[ordinal] for ordinal in ordinals]
-
-
-def _places_of(
-    keys: Mapping[Term, bytes], segments: Sequence[StoredSegment]
-) -> list[tuple[Term, int, int]]:
-    """Return the pieces that may contain each term, with the place of their segment."""
-    return [
-        (term, number, piece)
-        for term, key in keys.items()
-        for number, stored in enumerate(segments)
-        for piece in stored.header.pieces_of(key, is_prefix=term.is_prefix)
-    ]
