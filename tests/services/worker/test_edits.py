@@ -71,7 +71,10 @@ async def test_a_client_takes_messages_back(tmp_path: Path) -> None:
 async def test_callers_of_two_workers_pop_each_message_once(
     tmp_path: Path, postgres: Postgres
 ) -> None:
-    async with serving_parts(tmp_path, postgres=postgres) as (_, client):
+    async with (
+        serving_parts(tmp_path, postgres=postgres) as (parts, client),
+        parts.running("worker"),
+    ):
         session = await numbered(client, "s", 30)
 
         popped = await asyncio.gather(*(session.pop(3) for _ in range(10)))
