@@ -362,13 +362,29 @@ async def test_erased_rows_are_deleted_before_all_expired_sessions_are_examined(
             await is_stored(parts, await publish(client, TWIN, 0, 1))
         clock_is(monkeypatch, 31)
         async with erasing(parts) as runner:
-            runner.batch_sessions = 1
+            runner.batch_sessions, runner.examining_seconds = 1, 0.0
             left = []
             for _ in range(2):
                 await runner.work()
                 left += rows(parts.database, "SELECT count(*) FROM sessions")
 
     assert [tuple(row) for row in left] == [(1,), (0,)]
+
+
+@pytest.mark.proves("A6")
+async def test_sessions_that_are_kept_are_examined_without_other_work_between_them(
+    tmp_path: Path,
+) -> None:
+    """A6: a million of them every ten minutes, and in each turn the loop also asks the bus."""
+    async with one_stored_session(tmp_path) as (parts, client):
+        async with parts.running("worker"):
+            await is_stored(parts, await publish(client, TWIN, 0, 1))
+        async with erasing(parts) as runner:
+            runner.batch_sessions, runner.examining_seconds = 1, 60.0
+
+            pause_seconds = await runner.work()
+
+    assert pause_seconds > 0
 
 
 @contextlib.asynccontextmanager
