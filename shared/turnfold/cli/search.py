@@ -3,7 +3,7 @@
 import asyncio
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -56,23 +56,23 @@ def search(
 ) -> None:
     """Find messages of a session, best first, including those that left the window."""
     q = " ".join(query)
-    hits = asyncio.run(_hits(agent, session, q, limit=limit, state=state, role=role))
+    found = asyncio.run(_found(agent, session, q, limit=limit, state=state, role=role))
+    hits: list[Hit] = found["hits"]
     if as_json:
         show_json(*hits)
     elif not sys.stdout.isatty():
         rows = ((*_columns(hit), snippet_of(searched_text(hit["message"]), q)[0]) for hit in hits)
         print_lines(COLUMNS, rows)
     elif hits:
-        _show(console(), hits, q)
+        _show(console(), hits, q, has_more=found["is_partial"] or len(hits) == limit)
     else:
         typer.echo("No matches. Try fewer words, or the beginning of one.")
 
 
-async def _hits(agent: str, session: str, q: str, **filters: Any) -> list[Hit]:
+async def _found(agent: str, session: str, q: str, **filters: Any) -> Mapping[str, Any]:
     fields = {"q": q} | {name: value for name, value in filters.items() if value is not None}
     async with connected_session(agent, session) as chosen:
-        hits: list[Hit] = (await chosen.ask("history.search", fields))["hits"]
-        return hits
+        return await chosen.ask("history.search", fields)
 
 
 def _columns(hit: Hit) -> tuple[int, str, str, str, float]:
@@ -85,9 +85,13 @@ def _columns(hit: Hit) -> tuple[int, str, str, str, float]:
     )
 
 
-def _show(out: Console, hits: Sequence[Hit], q: str) -> None:
-    """Print each hit with its id, and below it the excerpt with the matches marked."""
-    out.print(Text("1 match" if len(hits) == 1 else f"{len(hits)} matches", style="bold italic"))
+def _show(out: Console, hits: Sequence[Hit], q: str, *, has_more: bool) -> None:
+    """Print each hit with its id, and below it the excerpt with the matches marked.
+
+    With `has_more`, there may be matches beyond these.
+    """
+    number = "1 match" if len(hits) == 1 else f"{len(hits)} matches"
+    out.print(Text(f"the best {number}" if has_more else number, style="bold italic"))
     for hit in hits:
         position, message_id, state, role, _ = _columns(hit)
         heading = Text.assemble(

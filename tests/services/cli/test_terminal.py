@@ -340,6 +340,23 @@ def test_a_help_is_as_wide_as_the_terminal_at_most_and_shows_no_type_of_python(w
     assert not re.findall(r"<\w+[>|]|\bValue error\b|…", text)
 
 
+@pytest.mark.proves("F1", "L7")
+async def test_a_search_does_not_count_its_hits_as_all_if_its_answer_has_no_room_for_more(
+    tmp_path: Path,
+) -> None:
+    async with running_system(tmp_path / "data") as system, client_of(system) as client:
+        session = client.session("ada", "long")
+        for _ in range(3):
+            await session.turn_completed([{"role": "user", "content": "sesame " * 120_000}])
+        window = await session.context(wait_ms=5_000)
+
+        with patch.dict(os.environ, _environment(tmp_path), clear=True):
+            printed = await asyncio.to_thread(run, "search ada long sesame", 80)
+
+    assert window.fresh
+    assert "the best 2 matches\n" in printed
+
+
 if __name__ == "__main__":
     EXPECTED.mkdir(exist_ok=True)
     for file, text in asyncio.run(transcripts()).items():
