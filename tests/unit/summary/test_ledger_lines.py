@@ -183,6 +183,7 @@ def test_the_open_request_is_the_newest_that_the_version_covers() -> None:
         (["Book it.", "<system-reminder>\nThe calendar changed.\n</system-reminder>"], "Book it."),
         (["[Request interrupted by user for tool use]"], None),
         (["<task>Book it.</task>", "<task>Cancel it.</task>"], "<task>Cancel it.</task>"),
+        (["\n<task>Book it.</task>", "\n<task>Stop.</task>"], "\n<task>Stop.</task>"),
         (["<note>The calendar changed.</note>", "Book it."], "Book it."),
     ],
 )

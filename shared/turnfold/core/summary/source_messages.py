@@ -62,7 +62,7 @@ def _is_only_notice(text: str, request: str | None) -> bool:
 
     Some hosts wrap requests in tags, so without a plain request, a text in tags may be one.
     """
-    may_be_request = not request or request.startswith("<")
+    may_be_request = not request or request.lstrip().startswith("<")
     return is_notice(text) and (text.startswith(NOTICE_STARTS) or not may_be_request)
 
 
