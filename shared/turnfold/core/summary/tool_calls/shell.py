@@ -6,7 +6,7 @@ misses what variables, loops and quoted names hide.
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 
 from turnfold.core.summary.tool_calls.arguments import without_heredocs
 from turnfold.core.text.lines import clip
@@ -18,6 +18,7 @@ _LOOKING_PROGRAMS = frozenset(
     "ls cat head tail grep rg find cd pwd echo wc sed awk tree which stat file less sort true "
     "sleep ps env date mkdir test [ diff uniq cut tr".split()
 )
+_SUDO_OPTIONS_WITH_VALUES = frozenset("-u -g -h -p -C -D -R -T -U -r -t".split())
 _SHELL_KEYWORDS = frozenset("for while until do done if then else elif fi case esac in".split())
 _LOOKING_GIT_COMMANDS = frozenset("status log diff show branch stash".split())
 _WRITING_PROGRAMS = frozenset({"rm", "mv", "cp", "touch", "tee"})
@@ -113,11 +114,12 @@ def _program(words: Sequence[str]) -> str:
 def _is_telling(words: Sequence[str]) -> bool:
     """Return whether a step does more than look around."""
     words = _without_prefixes(words)
+    if words and _program(words) == "xargs":
+        # What it runs comes after its options, whose values are numbers and marks.
+        words = list(dropwhile(lambda word: not word.strip("/.")[:1].isalpha(), words[1:]))
     if not words:
         return False
     program = _program(words)
-    if program == "xargs" and not _LOOKING_PROGRAMS.isdisjoint(words):
-        return False
     if program in _LOOKING_PROGRAMS or program in _SHELL_KEYWORDS:
         return False
     if program == "git" and len(words) > 1 and words[1] in _LOOKING_GIT_COMMANDS:
@@ -141,7 +143,7 @@ def _without_prefixes(words: Sequence[str]) -> Sequence[str]:
     if words[start : start + 1] == ["sudo"]:
         start += 1
         while start < len(words) and words[start].startswith("-"):
-            start += 1
+            start += 1 + (words[start] in _SUDO_OPTIONS_WITH_VALUES)
     return words[start:]
 
 
