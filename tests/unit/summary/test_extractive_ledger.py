@@ -397,13 +397,14 @@ def test_a_sentence_that_the_ledger_cuts_shows_it() -> None:
         ("sudo -u app cat a.log; sudo -u app make install", ["sudo -u app make install"]),
         ('grep -l a *.c | xargs grep -l "b c" | sort | uniq -c', []),
         ("ls | xargs -n 1 npm test; ls | xargs", ["xargs -n 1 npm test"]),
+        ("python load.py <<< 'a b' && make", ["python load.py <<< 'a b'"]),
         (
             "git commit -m \"$(cat <<'EOF'\nFix it\nEOF\n)\" && git push origin main",
             ["git push origin main"],
         ),
         ('git commit -m "Fix it\n\nAs agreed."', ['git commit -m "Fix it As agreed."']),
     ],
-    ids=["errors", "sudo", "user", "xargs", "run", "document", "lines"],
+    ids=["errors", "sudo", "user", "xargs", "run", "string", "document", "lines"],
 )
 @pytest.mark.proves("S11")
 def test_a_command_of_the_ledger_is_one_whole_line_and_told_once(

@@ -24,7 +24,9 @@ _SHELL_TOOLS = frozenset(
     "run_in_terminal local_shell cmd powershell".split()
 )
 _PATH_IN_TEXT = re.compile(r'"(?:file_?)?path"\s*:\s*"((?:[^"\\]|\\.){1,300})"')
-_HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?([^\n]*)(?:\n.*?(?:\n[ \t]*\1\b|\Z))?", re.DOTALL)
+_HEREDOC = re.compile(
+    r"(?<!<)<<-?\s*['\"]?(\w+)['\"]?([^\n]*)(?:\n.*?(?:\n[ \t]*\1\b|\Z))?", re.DOTALL
+)
 
 
 def parsed_arguments(arguments: str) -> dict[str, Any]:
