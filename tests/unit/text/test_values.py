@@ -25,6 +25,7 @@ from turnfold.core.text.values import MAX_SCANNED_CHARACTERS, Value, values_in
         ),
         ("Order 30-minute-7 of ab12-cd.", [Value("id", "30-minute-7"), Value("id", "ab12-cd")]),
         ("Write 5,000-8,000-word essays for 500,000-800,000-900,000.", []),
+        ('Serve(":9443", a)', [Value("host", ":9443")]),
         ("At 9:45 am. Or at 4:10 PM.", [Value("time", "9:45 am"), Value("time", "4:10 PM")]),
         ("At 9:45 a.m. Or at 4:10 p.m.", [Value("time", "9:45 a.m."), Value("time", "4:10 p.m.")]),
         ("Call 010-8888,020-99999.", [Value("phone", "010-8888"), Value("phone", "020-99999")]),

@@ -26,6 +26,8 @@ _STYLING = re.compile(r"\x1b?\[(?>(?:\d{1,3}+;?+){1,6})m|\x1b\[[0-9;?]*[A-Za-z]"
 _STYLED = ("\x1b[", "[0m", "[22m", "[39m")
 # Shorter numbers are no values.
 _NUMBERED_LINE = re.compile(r"(?:\n|\A) {0,8}(\d{4,7})(?=[:|→\t])")
+# In JSON, a number after a key is no port.
+_KEY = re.compile(r'":(?:(?<=\w":)|(?<=\w\\":))(?=\d)')
 # Most tokens are plain words, not values: the first branch matches them without a group.
 _TOKEN = re.compile(r"[A-Za-z_~%+*$-]++(?![0-9./\\:@#])|([A-Za-z0-9_./\\:@#~%+*$-]{2,})")
 # Of scripts with letters that are no part of a token, these put spaces around each word.
@@ -149,8 +151,7 @@ def values_in(text: str) -> list[Value]:
     if "://" in text:
         values.update(_urls_in(text))
         text = _URL.sub("\n", text)
-    # In JSON, a number after a key is no port.
-    values.update(_tokens_in(_without_line_numbers(text).replace('":', '": ')))
+    values.update(_tokens_in(_KEY.sub('": ', _without_line_numbers(text))))
     if not _DIGIT.search(text):
         return list(values)
     separated: list[str] = []
