@@ -25,6 +25,8 @@ from turnfold.core.text.values import MAX_SCANNED_CHARACTERS, Value, values_in
         ),
         ("Order 30-minute-7 of ab12-cd.", [Value("id", "30-minute-7"), Value("id", "ab12-cd")]),
         ("Write 5,000-8,000-word essays for 500,000-800,000-900,000.", []),
+        ("On 4821-fix-login.", [Value("id", "4821-fix-login")]),
+        ("On 7-fix-login-twice.", [Value("id", "7-fix-login-twice")]),
         ('Serve(":9443", a)', [Value("host", ":9443")]),
         ("At 9:45 am. Or at 4:10 PM.", [Value("time", "9:45 am"), Value("time", "4:10 PM")]),
         ("At 9:45 a.m. Or at 4:10 p.m.", [Value("time", "9:45 a.m."), Value("time", "4:10 p.m.")]),

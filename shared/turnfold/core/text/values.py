@@ -267,6 +267,6 @@ def _is_plain(token: str) -> bool:
     )
 
 
-_COUNTED = re.compile(r"\d+(?:-[a-z]+)+")
-"""A number joined to its unit, as in `30-minute`."""
+_COUNTED = re.compile(r"\d{1,3}(?:-[a-z]+){1,2}")
+"""A number joined to its unit, as in `30-minute`; not a branch, as `4821-fix-login`."""
 _SHORT_UNITS = frozenset("ms s m h px kb mb gb k b x d th st nd rd em rem fps".split())
