@@ -161,6 +161,21 @@ def test_a_decision_that_says_what_was_decided_outlasts_words_of_consent(
     assert first == f"decision {decision}"
 
 
+@pytest.mark.parametrize(
+    "decision",
+    ["No, let's use Redis.", "Let's go with A.", "那就改用第三个。", "Redisに決めた。"],
+)
+@pytest.mark.proves("S6", "S11")
+def test_a_short_decision_that_says_what_was_decided_precedes_older_ones(decision: str) -> None:
+    older = [
+        f"Let's use the {word} database for all orders." for word in "red blue tan grey".split()
+    ]
+    draft = drafted(*(user(text, at) for at, text in enumerate([*older, decision])))
+
+    first = next(entry for entry in draft.ledger if entry.startswith("decision "))
+    assert first == f"decision {decision}"
+
+
 @pytest.mark.proves("S2", "O10")
 @pytest.mark.parametrize(
     "text", ["Thanks, could you book it", "Hi, I need a room", "sure, can you"]

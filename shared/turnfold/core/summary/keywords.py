@@ -89,6 +89,13 @@ FILLER: Final = frozenset(
         "very|much|again|i|to|see|a|day|have|so|that|is|sounds|this|works|do",
     )
 )
+CONSENT: Final = (FILLER - {"a"}) | frozenset(
+    _cues(
+        "for|me|us|we|go|ahead|with|let's|let|proceed|then|now|all|just|one|both|book|confirm|",
+        "confirmed|approved|agreed|decided|decision|chosen|i'll|take",
+    )
+)
+"""Words that tell nothing of what was decided."""
 FILLER_STARTS: Final = _cues(
     "hmm, |you're welcome|thank you|thanks|i'm glad|glad |if you have any|feel free|let me know|",
     "is there anything else|have a great|",
@@ -128,6 +135,7 @@ ZH_CONSTRAINT: Final = _cues(
 ZH_DECISION: Final = _cues(
     "决定|就选|选择|就这|确定|就去|那就|就用|同意|采用|改用|定了|就住|就吃|确认",
 )
+EAST_ASIAN_CONSENT: Final = _cues("就这|同意|それで")
 ZH_REQUEST: Final = _cues(
     "请|帮我|我想|想要|我需要|能不能|可以帮|能否|告诉我|帮忙|麻烦|给我|介绍一下|查一下|实现|修复|写一|打算|能推荐|推荐一|推荐个|",
     "有什么推荐|改成|加上",

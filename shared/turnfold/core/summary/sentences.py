@@ -267,3 +267,11 @@ def is_lasting(sentence: str) -> bool:
 def says_name(sentence: str) -> bool:
     """Return whether somebody says their name."""
     return _has(sentence.lower(), cues.NAMES)
+
+
+def is_consent(sentence: str) -> bool:
+    """Return whether a decision says no more than yes."""
+    lowered = sentence.lower().replace("\u2019", "'")
+    if lowered.isascii():
+        return cues.CONSENT.issuperset(_WORD.findall(lowered))
+    return _has(lowered, cues.EAST_ASIAN_CONSENT)

@@ -18,6 +18,7 @@ from turnfold.core.summary.ledger.candidates import (
 )
 from turnfold.core.summary.ledger.entries import BAR, LINE, entry_values
 from turnfold.core.summary.ledger.left_out import LeftOut, mark_of
+from turnfold.core.summary.sentences import is_consent
 from turnfold.core.summary.sources import PreviousSummary, Source
 from turnfold.core.summary.tool_calls.actions import FileChange, commands_of
 from turnfold.core.summary.tool_calls.arguments import argument_texts
@@ -83,7 +84,7 @@ def add_messages(
     for value, message_id in lines:
         rank = (RANK_BY_ERROR if value.kind == "error" else RANK_BY_USER) + KIND_WEIGHTS[value.kind]
         # Decisions that say what was decided come first, whatever was agreed to since.
-        rank = RANK_BY_USER if _is_slight_decision(value) else rank
+        rank = RANK_BY_USER if _is_only_consent(value) else rank
         _add(candidates, left_out, value, rank, message_id, orders.get(message_id, 0))
 
 
@@ -106,9 +107,9 @@ def add_files(candidates: dict[str, Candidate], files: Iterable[FileChange]) -> 
             candidates[change.path] = Candidate(value, (change.message_id,), rank)
 
 
-def _is_slight_decision(value: Value) -> bool:
-    """Return whether a decision is so short that it hardly says more than yes."""
-    return value.kind == "decision" and is_slight(value.text)
+def _is_only_consent(value: Value) -> bool:
+    """Return whether a decision is so short that it says no more than yes."""
+    return value.kind == "decision" and is_slight(value.text) and is_consent(value.text)
 
 
 def values_with_ranks(source: Source) -> Iterator[tuple[Value, int]]:
@@ -178,7 +179,7 @@ def _add(
     # Recurrence alone must not turn it into a value that the user stated.
     highest = MAX_RANK if higher >= RANK_BY_USER else RANK_BY_USER - 1
     # Tools print the same sizes and durations again and again, which says nothing of their use.
-    is_raised = value.kind != MEASURE and not _is_slight_decision(value)
+    is_raised = value.kind != MEASURE and not _is_only_consent(value)
     candidate.rank = min(highest, higher + _RANK_PER_REPEAT * is_raised)
     # The first message that named it, and the newest.
     candidate.message_ids = (*candidate.message_ids[:1], message_id)
