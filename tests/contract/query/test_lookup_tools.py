@@ -105,3 +105,18 @@ async def test_messages_after_large_images_are_read_or_said_to_follow(
     assert f"read_messages from position: {position_of(2, 1) + 1}]" in begun
     assert re.findall(r"(?:Picture|Cat) \d", rest)[0] == "Picture 3"
     assert "follow" not in rest
+
+
+@pytest.mark.proves("F4")
+async def test_a_model_is_told_to_read_on_from_the_first_message_that_it_was_not_shown(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seq in range(1, 8):
+        said = {"type": "text", "text": f"Report {seq}. {'word ' * 2_000}"}
+        await stores.ingest(turn(seq, user([said, picture(1_200_000)])))
+    monkeypatch.setattr(tools, "MOST_READ", 3_000_000)
+
+    read = await told(stores, "read_messages", position=0, count=7)
+
+    assert re.findall(r"Report \d", read) == ["Report 1", "Report 2"]
+    assert re.findall(r"position: (\d+)", read) == [str(position_of(3, 0))]

@@ -188,20 +188,22 @@ async def _read(key: SessionKey, wanted: ReadMessages, stores: ToolStores) -> st
         missing = len(set(wanted.message_ids)) - len(originals)
         return _as_text([_told(original) for original in originals], missing)
     after = (wanted.position or 0) - 1
-    messages: list[tuple[str, Mapping[str, Any]]] = []
-    left = MOST_READ
+    read: list[OriginalMessage] = []
+    left, read_on = MOST_READ, None
     # A page ends early after long messages, such as images, of which little is returned.
-    while len(messages) < wanted.count:
-        limit = wanted.count - len(messages)
+    while len(read) < wanted.count:
+        limit = wanted.count - len(read)
         page = await stores.histories.page(key, after_position=after, limit=limit)
         if not page:
             break
         if left < 0:
-            return _as_text(messages, 0, read_on=after + 1)
-        messages += map(_told, page)
+            read_on = after + 1
+            break
+        read += page
         left -= sum(len(original.body) for original in page)
         after = page[-1].position
-    return _as_text(messages, 0)
+    positions = [original.position for original in read]
+    return _as_text([_told(original) for original in read], 0, positions, read_on)
 
 
 def _told(original: OriginalMessage) -> tuple[str, Mapping[str, Any]]:
@@ -222,12 +224,15 @@ async def _expanded(key: SessionKey, wanted: ExpandSummary, stores: ToolStores) 
 
 
 def _as_text(
-    messages: Sequence[tuple[str, Mapping[str, Any]]], missing: int, read_on: int | None = None
+    messages: Sequence[tuple[str, Mapping[str, Any]]],
+    missing: int,
+    positions: Sequence[int] = (),
+    read_on: int | None = None,
 ) -> str:
     """Return messages as labeled text within the limits, with a note about omitted ones.
 
     `missing` more were not read: they are unknown, or too large together. From the position
-    `read_on` on, more messages follow.
+    `read_on` on, more messages follow; if some of these are omitted, from the first of them.
     """
     if not messages:
         return "There is no such message."
@@ -244,6 +249,7 @@ def _as_text(
         line = defused(f"[{message_id}] {body.get('name') or body.get('role')}: {text}")
         if len(line) > left:
             lines.append(f"[{len(messages) - number} messages left out; ask for fewer at once]")
+            read_on = positions[number] if positions else None
             break
         lines.append(line)
         left -= len(line)
