@@ -453,6 +453,19 @@ def test_what_every_project_holds_is_a_value_only_if_the_user_states_it() -> Non
 
 
 @pytest.mark.proves("S11")
+def test_a_digit_in_a_word_that_a_tool_printed_is_no_value() -> None:
+    draft = drafted(
+        user("Make a 4-column page."),
+        assistant("", 1, ("read_file", '{"path": "a.css"}')),
+        tool("a 2-space indent, a 3-column grid and b1 in 12-pixel steps", 2),
+    )
+
+    values = " ".join(draft.ledger).split()
+    named = ("4-column", "2-space", "3-column", "b1", "12-pixel")
+    assert [name for name in named if name in values] == ["4-column", "12-pixel"]
+
+
+@pytest.mark.proves("S11")
 def test_measures_that_only_tools_printed_are_left_out_first() -> None:
     run = " ".join(f"took {at}.4 ms" for at in range(20))
     paths = [f"/srv/app/part{chr(97 + at)}/main.py" for at in range(6)]

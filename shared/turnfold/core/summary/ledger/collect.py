@@ -133,7 +133,8 @@ def _speaker_rank(source: Source, value: Value, *, is_long: bool) -> int:
 
 def _is_vague(value: Value) -> bool:
     """Return whether a value in the output of a tool identifies nothing by itself."""
-    return value.kind in _VAGUE_KINDS or (value.kind == "id" and digit_count(value.text) < 2)
+    is_word = value.kind == "id" or (value.kind == MEASURE and "-" in value.text)
+    return value.kind in _VAGUE_KINDS or (is_word and digit_count(value.text) < 2)
 
 
 def values_of_call(name: str, arguments: str) -> Iterator[Value]:
