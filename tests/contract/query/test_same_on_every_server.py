@@ -273,3 +273,22 @@ async def test_a_server_that_did_not_see_the_request_of_a_long_session_builds_it
     # What a version covers now was live or pending then.
     with pytest.raises(TooLargeHere):
         await Asker(small).told(max_tokens=2_000, as_of="e30#1")
+
+
+@pytest.mark.proves("L8", "X6")
+async def test_a_moment_before_most_of_a_long_session_is_left_to_the_lane(stores: Stores) -> None:
+    """To find its place, all messages since then are looked through, evicted or not."""
+    await long_ago(stores, user(QUESTION))
+    shown = await stores.facts()
+    assert shown.session is not None
+    assert isinstance(stores.recall, SqlRecallStore)
+    most = Size(len(shown.messages), shown.session.tokens_total)
+    assert most.messages < shown.session.messages_total / 2
+    small = replace(stores, windows=SqlWindowStore(stores.recall._database, most))
+
+    with pytest.raises(TooLargeHere):
+        await Asker(small).told(max_tokens=2_000, as_of="2020-01-01T00:00:00Z")
+
+    assert (await Asker(stores).told(max_tokens=2_000, as_of="2020-01-01T00:00:00Z"))[
+        "messages"
+    ] == []

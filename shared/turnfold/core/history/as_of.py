@@ -97,6 +97,10 @@ class SessionTimeline:
     activations: tuple[Activation, ...]
     evictions: tuple[EvictionSpan, ...]
 
+    def evicted_since(self, at_ms: int) -> tuple[EvictionSpan, ...]:
+        """Return the evictions after a time, which have all newer messages that are not live."""
+        return tuple([span for span in self.evictions if span.evicted_at_ms > at_ms])
+
 
 def state_as_of(
     at_ms: int, until: int, past: SessionTimeline, *, in_force: int | None

@@ -172,9 +172,12 @@ def timeline_state(
     key: SessionKey,
     sid: int,
     moment: AsOf,
-    check: Callable[[StateAsOf], object] = bool,
+    check: Callable[[Sequence[EvictionSpan]], object] = bool,
 ) -> StateAsOf:
-    """Return the state of a session at a moment; `check` sees it before any message is read.
+    """Return the state of a session at a moment.
+
+    `check` sees the evictions whose messages are looked through, and then those whose messages are
+    read, before that is done.
 
     Raises:
         BadRequest: the session has no such version or message.
@@ -187,6 +190,7 @@ def timeline_state(
                 raise BadRequest(f"as_of: there is no version {number} in this session")
             # A version is newer than the messages it covers, even if the clocks disagree.
             at_ms = named.created_at_ms
+            check(past.evicted_since(at_ms))
             until = max(_newest_by(connection, sid, at_ms), named.last_position)
             place = _Place(at_ms, until)
             return _state(connection, sid, past, place, check, in_force=number)
@@ -203,6 +207,7 @@ def timeline_state(
         case AtTime(at_ms=at_ms):
             # A number beyond 64 bits would fail in the driver.
             at_ms = max(-LATEST_MS, min(at_ms, LATEST_MS))
+            check(past.evicted_since(at_ms))
             until = _newest_by(connection, sid, at_ms)
             return _state(connection, sid, past, _Place(at_ms, until), check)
 
@@ -220,13 +225,13 @@ def _state(
     sid: int,
     past: SessionTimeline,
     place: _Place,
-    check: Callable[[StateAsOf], object],
+    check: Callable[[Sequence[EvictionSpan]], object],
     *,
     in_force: int | None = None,
 ) -> StateAsOf:
     """Return the state at a place, with the messages that were retracted since."""
     state = state_as_of(place.at_ms, place.until, past, in_force=in_force)
-    check(state)
+    check(state.shown)
     rows = _RETRACTED_LATER.rows(connection, sid, place.at_ms, place.seq, place.until)
     retracted = tuple([message_of(row) for row in rows])
     left_with = Counter([message.compaction_id for message in retracted])
@@ -370,7 +375,10 @@ def _messages_of(
 
 
 def _newest_by(connection: SupportsStatements, sid: int, at_ms: int) -> int:
-    """Return the position of the newest message at or before a time; 0 if there is none."""
+    """Return the position of the newest message at or before a time; 0 if there is none.
+
+    All newer messages are looked through.
+    """
     return max(
         [
             int(position)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Table, bindparam, literal_column, select
 
 from turnfold.cache import LRUCache
-from turnfold.core.history.as_of import AsOf, AtTime, StateAsOf
+from turnfold.core.history.as_of import AsOf, AtTime, EvictionSpan
 from turnfold.core.shapes.packing import unpack
 from turnfold.errors import BadRequest
 from turnfold.messages import Message, MessageId, SessionKey
@@ -254,16 +254,20 @@ class SqlWindowStore:
 
         return await self._database.snapshot(read)
 
-    def _check_past(self, session: SessionSnapshot, then: StateAsOf | None = None) -> None:
+    def _check_past(
+        self, session: SessionSnapshot, evictions: Sequence[EvictionSpan] | None = None
+    ) -> None:
         """Check the number of rows before a session's past is read, then that of its messages.
+
+        These are the live ones and those of `evictions`.
 
         Raises:
             TooLargeHere: the session is too large for this process.
         """
         rows, tokens = session.versions + session.compactions, 0
-        if then is not None:
-            rows = session.live_messages + sum([span.messages for span in then.shown])
-            tokens = session.live_tokens + sum([span.tokens for span in then.shown])
+        if evictions is not None:
+            rows = session.live_messages + sum([span.messages for span in evictions])
+            tokens = session.live_tokens + sum([span.tokens for span in evictions])
         if Size(rows, tokens).exceeds(self._most):
             raise TooLargeHere
 
