@@ -28,11 +28,15 @@ class GapFinder(PollingLoop):
 
     async def work(self) -> float:
         """Look up the missing sequences in the stream."""
-        gaps = await self._store.gaps(up_to=await ack_floor(self._client))
+        floor = await ack_floor(self._client)
+        gaps = await self._store.gaps(up_to=floor)
         if not gaps:
             return self.poll_seconds
         with asking():
             state = (await self._client.jetstream().stream_info(EVENTS_STREAM)).state
+        if gaps[0][0] < state.first_seq:
+            # Again: another worker may have stored events since, and purged them.
+            gaps = await self._store.gaps(up_to=floor)
         purged = [
             (first, min(last, state.first_seq - 1))
             for first, last in gaps

@@ -4,7 +4,7 @@ import contextlib
 import json
 import shutil
 import sqlite3
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import count
@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import nats
 import pytest
+from structlog.testing import capture_logs
 
 from tests.invariants import StoreSnapshot
 from tests.postgres import Postgres
@@ -283,6 +284,38 @@ async def test_events_that_the_stream_purged_before_the_database_had_them_are_to
         lost = stored["seq"] - kept["seq"] - 1
         # Two workers may find the same at once.
         assert {(line["events"], line["up_to_seq"]) for line in told} == {(lost, stored["seq"] - 1)}
+
+
+@pytest.mark.proves("L7", "O2")
+async def test_events_that_another_worker_stored_and_removed_meanwhile_are_not_called_lost(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
+    """L7: as when an agent is erased whose events are on their way."""
+
+    class Overtaken(SqlIngestStore):
+        async def gaps(self, *, up_to: int = 0) -> Sequence[tuple[int, int]]:
+            gaps = await super().gaps(up_to=up_to)
+            await self.mark_ingested(gaps)
+            await bus.jetstream().purge_stream(EVENTS_STREAM)
+            return gaps
+
+    async with life(tmp_path, sql) as (parts, _):
+        bus, database = NatsClient(), Database(parts.database_url, writes=True)
+        await bus.connect(parts.server.url)
+        try:
+            for _ in range(3):
+                await bus.jetstream().publish("turn.completed.support.user-1", b"{}")
+            store = Overtaken(database, withdraw, stream_created=await stream_created(bus))
+            await store.mark_ingested([(3, 3)])
+            finder = GapFinder(cast("WorkerContext", SimpleNamespace(client=bus)), store=store)
+
+            with capture_logs() as logs:
+                await finder.work()
+
+            assert [line["event"] for line in logs] == []
+        finally:
+            await database.close()
+            await bus.close()
 
 
 async def told_of(url: str) -> set[str]:
