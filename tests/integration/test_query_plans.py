@@ -514,6 +514,18 @@ async def test_notices_are_sent_in_the_order_of_their_key(watched: Watched) -> N
     assert re.search(r"SEARCH outbox USING INTEGER PRIMARY KEY", watched.steps())
 
 
+@pytest.mark.proves("L8", "A6")
+async def test_an_erasure_reads_no_letter_of_others(watched: Watched) -> None:
+    """SQLite reads a letter's payload on the way to the columns behind it."""
+    await watched.stores.changes.erase(KEY, last_seq=9_100, now_ms=NOON)
+
+    by_key = {step for step, sql in watched.plans() if "dead_letters.agent_id =" in sql}
+    assert by_key == {
+        "SEARCH dead_letters USING INDEX ix_dead_letters_key"
+        " (agent_id=? AND session_id=? AND rowid>?)"
+    }
+
+
 async def test_a_scan_would_be_seen(watched: Watched) -> None:
     await watched.stores.seen()
 

@@ -128,11 +128,12 @@ def _letters_of(connection: Connection, scope: ErasureScope, *, after: int) -> l
     """Return the dead letters of these sessions above an id."""
     names = ("dead_letter_id", "stream_seq", "agent_id", "session_id", "subject")
     named = select(*(dead_letters.c[name] for name in names)).where(
-        dead_letters.c.dead_letter_id > after, _is_named(scope)
+        dead_letters.c.dead_letter_id > after
     )
     found = [
         (row.dead_letter_id, row.stream_seq)
-        for row in connection.execute(named)
+        for is_named in (_is_of_key(scope), _is_of_subject(scope))
+        for row in connection.execute(named.where(is_named))
         if scope.prefix is None
         or (row.session_id and scope.includes(SessionKey(row.agent_id, row.session_id)))
         or scope.includes(key_of_event_subject(row.subject))
@@ -140,19 +141,28 @@ def _letters_of(connection: Connection, scope: ErasureScope, *, after: int) -> l
     return sorted({*found, *_claiming(connection, scope, after)})
 
 
-def _is_named(scope: ErasureScope) -> ColumnElement[bool]:
-    """Return the condition for letters of the session, or of the agent, by key or by subject."""
+def _is_of_key(scope: ErasureScope) -> ColumnElement[bool]:
+    """Return the condition for letters of the session, or of the agent; an index answers it."""
     is_of_agent = dead_letters.c.agent_id == scope.agent_id
+    if scope.session_id is None:
+        return is_of_agent
+    return is_of_agent & (dead_letters.c.session_id == scope.session_id)
+
+
+def _is_of_subject(scope: ErasureScope) -> ColumnElement[bool]:
+    """Return the condition for letters whose subject names the session, or the agent.
+
+    An event that could not be read has no session that could be compared. Asked apart from the
+    session: SQLite reads past the payload of each letter to find the columns behind it.
+    """
     if scope.session_id is not None:
         key = SessionKey(scope.agent_id, scope.session_id)
-        subjects = [session_subject(kind, key) for kind in EVENT_TYPES]
-        is_of_session = is_of_agent & (dead_letters.c.session_id == scope.session_id)
-        return or_(is_of_session, dead_letters.c.subject.in_(subjects))
-    # By subject too: an event that could not be read has no session that could be compared. Not by
-    # LIKE, which ignores case on SQLite. The added dot is for a subject that ends with the agent.
+        return dead_letters.c.subject.in_([session_subject(kind, key) for kind in EVENT_TYPES])
+    # Not by LIKE, which ignores case on SQLite. The added dot is for a subject that ends with the
+    # agent.
     subject = dead_letters.c.subject + "."
     begins = [f"{kind}.{token_of(scope.agent_id)}." for kind in EVENT_TYPES]
-    return or_(is_of_agent, *(func.substr(subject, 1, len(begin)) == begin for begin in begins))
+    return or_(*(func.substr(subject, 1, len(begin)) == begin for begin in begins))
 
 
 def _claiming(connection: Connection, scope: ErasureScope, after: int) -> Iterable[_Letter]:

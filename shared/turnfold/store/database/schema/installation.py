@@ -170,5 +170,7 @@ dead_letters = Table(
         sqlite_where=text("replayed_at_ms IS NULL"),
         postgresql_where=text("replayed_at_ms IS NULL"),
     ),
+    # Erasures look for replayed ones as well.
+    Index("ix_dead_letters_key", "agent_id", "session_id"),
     sqlite_autoincrement=True,
 )
