@@ -520,10 +520,8 @@ async def test_an_erasure_reads_no_letter_of_others(watched: Watched) -> None:
     await watched.stores.changes.erase(KEY, last_seq=9_100, now_ms=NOON)
 
     by_key = {step for step, sql in watched.plans() if "dead_letters.agent_id =" in sql}
-    assert by_key == {
-        "SEARCH dead_letters USING INDEX ix_dead_letters_key"
-        " (agent_id=? AND session_id=? AND rowid>?)"
-    }
+    plan = "SEARCH dead_letters USING INDEX ix_dead_letters_key"
+    assert by_key == {f"{plan} (agent_id=? AND session_id=? AND rowid>?)"}
 
 
 async def test_a_scan_would_be_seen(watched: Watched) -> None:
