@@ -1,6 +1,7 @@
 """Execute the requests that write: each handler calls an operation, and wakes what it concerns."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
@@ -116,6 +117,7 @@ class Commands:
         return {**ids, **erased._asdict()}
 
     async def _pop(self, key: SessionKey, request: PopRequest, actor: str) -> Reply:
+        asked_at = time.monotonic()
         # Requests of one session take turns here, so that they need not try again.
         async with self._locks.setdefault(key, asyncio.Lock()):
             return await pop(
@@ -125,6 +127,7 @@ class Commands:
                 stream=self.stream,
                 ingested_to=self.ingested_to,
                 most_bytes=self.most_answer_bytes(),
+                asked_at=asked_at,
                 actor=actor,
             )
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,13 +13,16 @@ from tests.running_system import eventually, running_parts, serving_parts
 from turnfold.bus.events import BusEvents
 from turnfold.client import Client, Session, session_key
 from turnfold.contracts.history_requests import PopRequest
-from turnfold.errors import BadRequest
+from turnfold.core.history.audit_chain import LOCAL
+from turnfold.errors import BadRequest, Unavailable
 from turnfold.messages import SessionKey
 from turnfold.nats_client.connection import NatsClient
+from turnfold.operations.query import pop as popping
 from turnfold.operations.query.pop import pop
 from turnfold.store.database.engine import Database
 from turnfold.store.query.history import SqlHistoryStore
 from turnfold.store.query.window import SqlWindowStore
+from turnfold_worker.commands import Commands
 
 
 async def numbered(client: Client, name: str, number: int) -> Session:
@@ -126,6 +131,7 @@ async def test_popped_messages_reach_their_caller_although_the_database_goes_awa
                     stream=CutOffStream(bus, postgres),
                     ingested_to=SqlWindowStore(database).ingested_to,
                     most_bytes=1_000_000,
+                    asked_at=time.monotonic(),
                 )
             finally:
                 postgres.start()
@@ -142,6 +148,49 @@ async def test_popped_messages_reach_their_caller_although_the_database_goes_awa
             assert taken == await eventually(retracted, told=parts.words) == ["s-1#0", "s-2#0"]
             await bus.close()
             await database.close()
+
+
+@pytest.mark.proves("G1", "L1")
+async def test_nothing_is_popped_for_a_caller_that_no_longer_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is slow: one caller waits for it, and another one for the first."""
+    monkeypatch.setattr(popping, "POP_SECONDS", 0.05)
+    async with serving_parts(tmp_path) as (parts, client):
+        session = await numbered(client, "s", 3)
+        await session.context(wait_ms=5_000)
+        bus, database = NatsClient(), Database(parts.database_url, writes=False)
+        await bus.connect(parts.server.url)
+        answers = asyncio.Event()
+
+        async def ingested_to() -> int:
+            await answers.wait()
+            return await SqlWindowStore(database).ingested_to()
+
+        names = "sessions versions campaigns letters installation now_ms last_seq on_change"
+        others: Any = dict.fromkeys([*names.split(), "on_erased"])
+        commands = Commands(
+            histories=SqlHistoryStore(database),
+            stream=BusEvents(bus, read_secret=others["now_ms"]),
+            ingested_to=ingested_to,
+            most_answer_bytes=lambda: 1_000_000,
+            **others,
+        )
+        handle = commands.handlers()["session.pop"]
+        asked = [
+            asyncio.ensure_future(handle(session_key("ada", "s"), PopRequest(), LOCAL))
+            for _ in range(2)
+        ]
+        await asyncio.sleep(0.1)
+
+        answers.set()
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+
+        assert [type(outcome) for outcome in outcomes] == [Unavailable] * 2
+        monkeypatch.undo()
+        assert [stored.message_id for stored in await session.pop(3)] == ["s-0#0", "s-1#0", "s-2#0"]
+        await bus.close()
+        await database.close()
 
 
 @pytest.mark.timeout(60)

@@ -38,11 +38,13 @@ async def pop(
     stream: RetractionStream,
     ingested_to: Callable[[], Awaitable[int]],
     most_bytes: int,
+    asked_at: float,
     actor: str = LOCAL,
 ) -> str:
     """Retract the newest messages, and return them as JSON text once they are retracted.
 
-    Fewer are retracted if their JSON has more than `most_bytes`.
+    Fewer are retracted if their JSON has more than `most_bytes`. `asked_at` is the time of the
+    request by `time.monotonic`, which may have waited for others.
 
     Raises:
         UnknownSession: there is no such session.
@@ -50,7 +52,7 @@ async def pop(
         Unavailable: the events of the session were not stored in time, or the stream did not
             answer. Unless it says otherwise, nothing was retracted.
     """
-    ends = time.monotonic() + POP_SECONDS
+    ends = asked_at + POP_SECONDS
     while True:
         # Before the messages are chosen: a retraction in between makes `retract` fail.
         newest = await stream.newest(key)
@@ -66,6 +68,9 @@ async def pop(
                 f"the newest message has more than {most_bytes} bytes, which no answer carries;"
                 " read it with history.get, and retract it with turn.retracted"
             )
+        # A caller that no longer waits would ask again, and lose these.
+        if time.monotonic() > ends:
+            raise Unavailable("the messages could not be retracted in time; try again")
         event_id = f"pop-{token_hex(16)}"
         event = {
             "event_id": event_id,
@@ -85,8 +90,6 @@ async def pop(
             with suppress(Unavailable):
                 await _stored(seq, ingested_to, ends)
             return _answer(chosen, seq)
-        if time.monotonic() > ends:
-            raise Unavailable("other callers kept retracting messages; try again")
 
 
 async def _stored(seq: int, ingested_to: Callable[[], Awaitable[int]], ends: float) -> bool:
