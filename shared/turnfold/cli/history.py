@@ -107,6 +107,7 @@ def _as_json(stored: StoredMessage) -> dict[str, object]:
         "message": stored.message,
         "original_content": stored.original_content,
         "is_meta": stored.is_meta or None,
+        "is_error": stored.is_error or None,
         "shape": stored.shape if stored.shape != "chat" else None,
         "element": stored.element,
         "carry": stored.carry,

@@ -138,10 +138,10 @@ class StoredMessage:
     """One original message of the history.
 
     `state` is live, pending or covered. `score` is set by a search. `is_meta` marks a user message
-    that a program wrote. `element` is what was published in another `shape` than chat; `message`
-    is its chat view then. `carry` is what its event carries for it; searches leave it out.
-    `original_content` is that of a tool result that is neither text nor parts; `message` has it as
-    a text.
+    that a program wrote, `is_error` the result of a tool that failed. `element` is what was
+    published in another `shape` than chat; `message` is its chat view then. `carry` is what its
+    event carries for it; searches leave it out. `original_content` is that of a tool result that is
+    neither text nor parts; `message` has it as a text.
     """
 
     message_id: str
@@ -154,6 +154,7 @@ class StoredMessage:
     element: dict[str, Any] | None = None
     carry: Any = None
     original_content: Any = None
+    is_error: bool = False
 
     @classmethod
     def of(cls, answer: Fields) -> Self:
@@ -169,6 +170,7 @@ class StoredMessage:
             answer.get("element"),
             answer.get("carry"),
             answer.get("original_content"),
+            answer.get("is_error") is True,
         )
 
 

@@ -194,8 +194,9 @@ class OriginalMessage(NamedTuple):
     """A stored message: the JSON text that windows show, and the content as published.
 
     `original_content` is None if both are the same. `is_meta` marks a user message that a program
-    wrote. `element` is what was published, if that has another `shape` than a chat message.
-    `carry` is the JSON text that its event carries for it, where the reader gives it back.
+    wrote, `is_error` the result of a tool that failed. `element` is what was published, if that has
+    another `shape` than a chat message. `carry` is the JSON text that its event carries for it,
+    where the reader gives it back.
     """
 
     message_id: str
@@ -207,6 +208,7 @@ class OriginalMessage(NamedTuple):
     shape: Shape = Shape.CHAT
     element: str | None = None
     carry: str | None = None
+    is_error: bool = False
 
 
 class StatesThen(NamedTuple):

@@ -74,5 +74,5 @@ def _is_pinned(stored: Json) -> bool:
 def _chat_message(stored: Json) -> dict[str, Any]:
     message: dict[str, Any] = stored["message"]
     if "original_content" in stored:
-        return message | {"content": stored["original_content"]}
-    return message
+        message = message | {"content": stored["original_content"]}
+    return message | {"is_error": True} if stored.get("is_error") else message

@@ -200,13 +200,17 @@ async def test_a_history_that_a_command_saved_has_results_as_they_were_published
     ):
         session = client.session("ada", "s")
         await session.turn_completed([{"role": "user", "content": "How much?"}, asked])
-        await session.tool_result("c", {"price": [1, 2]})
-        assert (await session.context(max_tokens=8_000, wait_ms=5_000)).fresh
+        await session.tool_result("c", {"price": [1, 2]}, is_error=True)
+        before = await session.context(max_tokens=8_000, format="anthropic", wait_ms=5_000)
         told = await run("history", "ada", "s", "--newest", "0", "--json", environ=environ)
         saved.write_text(told.out)
         again = await replay(tmp_path, str(saved))
-        originals = [one.message async for one in client.session("replay", "saved").originals()]
+        imported = client.session("replay", "saved")
+        originals = [one.message async for one in imported.originals()]
+        after = await imported.context(max_tokens=8_000, format="anthropic")
 
+    assert (before.fresh, before.messages[-1]["content"][0]["is_error"]) == (True, True)
+    assert after.messages == before.messages
     assert (again.status, told.rows[-1]["original_content"]) == (0, {"price": [1, 2]})
     assert originals[-1]["content"] == {"price": [1, 2]}
 

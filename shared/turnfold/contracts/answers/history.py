@@ -35,6 +35,9 @@ class HistoryEntry(Answer):
     is_meta: Literal[True] | None = Field(
         None, description="True if a program wrote this user message."
     )
+    is_error: Literal[True] | None = Field(
+        None, description="True if the event of this tool result says that the tool failed."
+    )
     message: ChatMessage
     original_content: Any = Field(
         None,
@@ -63,6 +66,7 @@ class PublishedEntry(Answer):
     position: Count
     state: MessageState
     is_meta: Literal[True] | None = None
+    is_error: Literal[True] | None = None
     shape: Literal["responses", "anthropic"]
     element: dict[str, Any]
     carry: Any = None

@@ -140,6 +140,8 @@ def original_json(
     ]
     if original.is_meta:
         parts.append(f'"{META_MARK}": true')
+    if original.is_error:
+        parts.append('"is_error": true')
     if score is not None:
         parts.append(f'"score": {json.dumps(score)}')
     if original.element is not None:

@@ -63,7 +63,7 @@ BY_ID_CHARACTERS = 8_000_000
 _BODY, _ORIGINAL = 3, 4
 _COLUMNS = (
     "sid", "position", "event_id", "compaction_id", "body", "original", "is_meta", "characters",
-    "tokens", "element",
+    "tokens", "element", "is_error",
 )  # fmt: skip
 _WITH_RETRACTED = union_all(
     select(*(messages.c[name] for name in _COLUMNS), false().label("is_retracted")),
@@ -72,7 +72,10 @@ _WITH_RETRACTED = union_all(
 
 
 def _originals(source: FromClause) -> Select[*tuple[Any, ...]]:
-    names = ("position", "event_id", "compaction_id", "body", "original", "is_meta", "element")
+    names = (
+        "position", "event_id", "compaction_id", "body", "original", "is_meta", "element",
+        "is_error",
+    )  # fmt: skip
     state = [source.c.is_retracted] if "is_retracted" in source.c else []
     return select(*(source.c[name] for name in names), compactions.c.is_covered, *state).outerjoin(
         compactions, compactions.c.compaction_id == source.c.compaction_id
@@ -248,7 +251,7 @@ def originals_at(
 def original_of(row: Sequence[Any]) -> OriginalMessage:
     """Build a message from a row of `originals_in`."""
     (
-        position, event_id, compaction_id, body, original, is_meta, element, is_covered,
+        position, event_id, compaction_id, body, original, is_meta, element, is_error, is_covered,
         *is_retracted,
     ) = row  # fmt: skip
     state = state_of(
@@ -265,4 +268,5 @@ def original_of(row: Sequence[Any]) -> OriginalMessage:
         bool(is_meta),
         ELEMENTS[element or 0].shape,
         unpack(original, body) if element else None,
+        is_error=bool(is_error),
     )
