@@ -1,19 +1,27 @@
 """Catch-up: store acknowledged events that the database lacks."""
 
 import asyncio
+from functools import partial
 
 import structlog
 
-from turnfold.bus.stream_state import ack_floor, read_events
+from turnfold.bus.stream_state import ack_floor, last_sequence, read_events
 from turnfold.errors import StartError, Unavailable
 from turnfold.operations.ingest.decode import Delivery
 from turnfold.ports.ingest import IngestStore
+from turnfold.store.database.instance_lock import refuse_older_stream
 from turnfold_worker.context import WorkerContext
 from turnfold_worker.loops.ingest import IngestLoop
 from turnfold_worker.loops.polling import PollingLoop
 from turnfold_worker.receiver.wire import BATCH
 
 log = structlog.get_logger()
+
+DOUBTS = 7
+"""Rounds in a row after which a stream counts as older than the database.
+
+A server that lost its cluster takes itself for the leader of the stream for up to ten seconds.
+"""
 
 
 class CatchUp(PollingLoop):
@@ -34,9 +42,15 @@ class CatchUp(PollingLoop):
         self._decode = context.decode
         self._most = BATCH
         self._begin_at = 1
+        self._database = context.database
+        self._confirmed: int | None = None
+        """The connection over which the stream was found to be as new as the database."""
+        self._doubts = 0
 
     async def work(self) -> float:
         """Store all missing events, then let the ingest loop begin."""
+        if not await self._confirm_stream():
+            return self.poll_seconds
         next_seq, events = self._begin_at, 0
         self._begin_at = 1
         while (batch := await self._store_batch(next_seq)) is not None:
@@ -46,6 +60,27 @@ class CatchUp(PollingLoop):
             log.warning("events.caught_up", events=events, up_to_seq=next_seq - 1)
         self._ingest.may_begin.set()
         return self.poll_seconds
+
+    async def _confirm_stream(self) -> bool:
+        """Return whether the stream has all stored events; after a reconnection it may be older.
+
+        Raises:
+            StartError: it has not, for several rounds.
+        """
+        connection = self._client.stats["reconnects"]
+        if connection == self._confirmed:
+            return True
+        try:
+            await refuse_older_stream(
+                self._database, partial(last_sequence, self._client), seconds=0
+            )
+        except StartError:
+            self._doubts += 1
+            if self._doubts < DOUBTS:
+                return False
+            raise
+        self._confirmed, self._doubts = connection, 0
+        return True
 
     async def _store_batch(self, start_seq: int) -> tuple[int, int] | None:
         """Store the next missing events from `start_seq` on.

@@ -132,6 +132,30 @@ async def test_a_stream_restored_from_an_older_backup_than_the_database_is_refus
         assert await stored(parts) == ["first", "second", "third", "fourth"]
 
 
+@pytest.mark.proves("L1", "O2")
+async def test_a_running_worker_ends_once_the_bus_comes_back_with_an_older_stream(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
+    store, backup = tmp_path / "store", tmp_path / "backup"
+    async with running_parts(tmp_path, postgres=sql) as parts, parts.running("worker") as worker:
+        await publish(parts, "first")
+        await parts.caught_up()
+        parts.server.stop()
+        shutil.copytree(store, backup)
+        parts.server.start()
+        await publish(parts, "second", "third")
+        await parts.caught_up()
+
+        parts.server.stop()
+        shutil.rmtree(store)
+        shutil.copytree(backup, store)
+        parts.server.start()
+
+        await wait_until(lambda: not worker.is_alive, seconds=60, told=parts.words)
+        assert await worker.ended() == 1
+        assert "ends at sequence 1, and the database holds events up to 3" in parts.words()
+
+
 @pytest.mark.proves("O2")
 async def test_a_stream_that_does_not_answer_at_once_is_asked_for_its_end_again(
     tmp_path: Path, sql: Postgres | None
