@@ -444,12 +444,13 @@ def test_what_every_project_holds_is_a_value_only_if_the_user_states_it() -> Non
         user("Start with package.json."),
         assistant("", 1, ("bash", '{"command": "make check > /dev/null"}')),
         tool("README.md package.json 127.0.0.1 src/rates.py", 2),
-        assistant("I looked at README.md, too.", 3),
+        assistant("I looked at README.md and go.mod, too, and at port 8080.", 3),
     )
 
     values = " ".join(e for e in draft.ledger if not e.startswith("command ")).split()
     assert [name for name in ("package.json", "src/rates.py") if name not in values] == []
-    assert [name for name in ("README.md", "/dev/null", "127.0.0.1") if name in values] == []
+    common = ("README.md", "/dev/null", "127.0.0.1", "go.mod", "8080")
+    assert [name for name in common if name in values] == []
 
 
 @pytest.mark.proves("S11")

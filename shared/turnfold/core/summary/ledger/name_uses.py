@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import Final
 
-from turnfold.core.recall.quotes import NameNumber, numbers_of_names
+from turnfold.core.recall.quotes import NameNumber, number_of_name, numbers_of_names
 from turnfold.core.summary.ledger.left_out import decoded
 from turnfold.core.summary.sources import PreviousSummary
 
@@ -24,7 +24,7 @@ LEAST_USES: Final = 2
 _ITEM: Final = struct.Struct("<IeB")
 _LEAST_WEIGHT: Final = 0.01
 _MOST_WEIGHT: Final = 1_000.0
-COMMON: Final = numbers_of_names(
+_COMMON_NAMES = (
     "README.md package.json package-lock.json node_modules tsconfig.json index.html index.js "
     "index.ts main.py app.py setup.py __init__ __init__.py __main__ __name__ __pycache__ mix.exs "
     "pyproject.toml requirements.txt Cargo.toml go.mod JavaScript TypeScript GitHub GitLab "
@@ -34,6 +34,7 @@ COMMON: Final = numbers_of_names(
     "is_error file_path old_string new_string tool_use tool_result and/or true/false "
     "1000 1024 2000 2048 3000 4096 5000 8000 8080 8192 10000 65536 0.0.0.0 127.0.0.1"
 )
+COMMON: Final = frozenset(map(number_of_name, _COMMON_NAMES.split()))
 """Names and numbers that occur in every project and identify nothing."""
 
 
