@@ -47,7 +47,8 @@ class ErasureRunner(PollingLoop):
         self._began_ms = _boot_ms()
         # A worker that was killed may have left erased data in the write-ahead log.
         self._must_tidy = True
-        self._requests = 0
+        # Erasures that were requested, and those of them whose copies are removed.
+        self._requests, self._tidied_requests = 0, -1
 
     async def after_erasure(self, erased: ErasedSessions) -> None:
         """Signal what a request has just erased, and remove the copies of its data."""
@@ -64,7 +65,10 @@ class ErasureRunner(PollingLoop):
         is_due = time.monotonic() - self._expired_at >= self.expiry_seconds
         are_more_expired = is_due and await self._erase_expired()
         requests = self._requests
-        is_due, is_told = self._must_tidy and self._wait_seconds() <= 0, True
+        # Not after each portion of expired sessions: all query servers forget all texts, and SQLite
+        # writes its index anew.
+        may_tidy = not are_more_expired or requests > self._tidied_requests
+        is_due, is_told = self._must_tidy and may_tidy and self._wait_seconds() <= 0, True
         if is_due:
             # First, because deleting the rows takes a minute for a million messages.
             self._tidied_at = time.monotonic()
@@ -76,6 +80,8 @@ class ErasureRunner(PollingLoop):
             is_tidy = await self._store.tidy()
             # Texts that were erased meanwhile are still in memory.
             self._must_tidy = not (is_tidy and is_told) or self._requests > requests
+            if is_tidy and is_told:
+                self._tidied_requests = requests
         # Last, and in portions: the stream can take an hour, and the next erasure must not wait.
         if await self._remove_events() or are_more_expired:
             return 0.0

@@ -265,56 +265,6 @@ def test_a_system_that_cannot_write_its_ready_line_says_so_at_once(tmp_path: Pat
     assert f"{tmp_path} cannot be written (File too large)" in "".join(system.errors)
 
 
-@contextlib.contextmanager
-def lowered(pid: int, limit: int, most: int) -> Generator[None]:
-    """Leave a process less of something while the body runs."""
-    before = resource.prlimit(pid, limit)
-    resource.prlimit(pid, limit, (most, before[1]))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, limit, before)
-
-
-@pytest.mark.proves("O2")
-@pytest.mark.parametrize("victim", ["worker", "nats"])
-@pytest.mark.parametrize(
-    ("limit", "most", "event"),
-    [
-        (resource.RLIMIT_NOFILE, 3, "child.not_started"),
-        (resource.RLIMIT_FSIZE, 0, "ready_line.not_written"),
-    ],
-)
-def test_a_system_that_lacks_files_or_room_for_a_while_goes_on(
-    tmp_path: Path, victim: str, limit: int, most: int, event: str
-) -> None:
-    with up(tmp_path) as system:
-        before = system.ready()
-
-        with lowered(system.process.pid, limit, most):
-            os.kill(before["pids"][victim], signal.SIGKILL)
-            wait_until(lambda: event in "".join(system.errors) or system.process.poll() is not None)
-        after = system.ready()
-
-        assert after["pids"][victim] != before["pids"][victim]
-        assert {**after, "pids": 0} == {**before, "pids": 0}
-        assert json.loads((tmp_path / "turnfold.json").read_text()) == after
-
-
-@pytest.mark.proves("O3")
-def test_a_system_that_cannot_write_its_ready_line_says_so_at_once(tmp_path: Path) -> None:
-    # The limit is that of the supervisor alone, which starts the query service last.
-    body = (
-        "import resource; "
-        "resource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))"
-    )
-    with up(tmp_path, commands={"query": service(body)}) as system:
-        status = system.ended()
-
-    assert status == 1
-    assert f"{tmp_path} cannot be written (File too large)" in "".join(system.errors)
-
-
 @pytest.mark.proves("O2")
 def test_what_a_dead_part_started_ends_with_it(tmp_path: Path) -> None:
     body = "import subprocess; helper = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import nats
 import pytest
+from nats.aio.msg import Msg
 from sqlalchemy import NullPool
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -34,6 +35,8 @@ from tests.running_system import (
 from tests.store_fixtures import SMALL, installation_of
 from turnfold.bus.streams import stream_created
 from turnfold.client import Client, session_key, turn_event
+from turnfold.contracts.erasures import ErasedSessions
+from turnfold.contracts.subjects import ERASED, INGESTED
 from turnfold.core.policy.retention import DAY_MS
 from turnfold.errors import UnknownSession
 from turnfold.messages import SessionKey
@@ -385,6 +388,39 @@ async def test_sessions_that_are_kept_are_examined_without_other_work_between_th
             pause_seconds = await runner.work()
 
     assert pause_seconds > 0
+
+
+@pytest.mark.proves("A6", "L8")
+async def test_query_servers_forget_expired_sessions_once_and_requested_erasures_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A6: all others' texts are forgotten, too."""
+    told: list[bytes] = []
+
+    async def heard(message: Msg) -> None:
+        told.append(message.data)
+
+    async with one_stored_session(tmp_path) as (parts, client):
+        async with parts.running("worker"):
+            for agent in ("ada", "bob", "eve"):
+                await publish(client, session_key(agent, "s"), 0, 1)
+            await is_stored(parts, await publish(client, TWIN, 0, 1))
+        clock_is(monkeypatch, 31)
+        bus = await nats.connect(parts.server.url)
+        await bus.subscribe(INGESTED, cb=heard)
+        async with erasing(parts) as runner:
+            runner.batch_sessions, runner.tidy_seconds = 1, 0.0
+            counts = []
+            for number in range(7):
+                if number == 3:
+                    await runner.after_erasure(ErasedSessions(KEY.agent_id, KEY.session_id))
+                await runner.work()
+                await bus.flush()
+                counts.append(told.count(ERASED))
+        await bus.close()
+
+    # At the start, because a worker may have been killed, for the request, and at the end.
+    assert counts == [1, 1, 1, 2, 2, 3, 3]
 
 
 @contextlib.asynccontextmanager
