@@ -409,7 +409,7 @@ async def test_query_servers_forget_expired_sessions_once_and_requested_erasures
         bus = await nats.connect(parts.server.url)
         await bus.subscribe(INGESTED, cb=heard)
         async with erasing(parts) as runner:
-            runner.batch_sessions, runner.tidy_seconds = 1, 0.0
+            runner.batch_sessions, runner.examining_seconds, runner.tidy_seconds = 1, 0.0, 0.0
             counts = []
             for number in range(7):
                 if number == 3:

@@ -1,6 +1,7 @@
 """The newest messages are retracted for one caller, and for the next one if another was faster."""
 
 import json
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ async def popped(
         stream=stream,
         ingested_to=stream.ingested_to,
         most_bytes=most_bytes,
+        asked_at=time.monotonic(),
     )
     found: dict[str, Any] = json.loads(answer)
     return found

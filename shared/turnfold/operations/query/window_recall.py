@@ -48,11 +48,7 @@ async def with_recall(
         return planned
     taken = builder.taken
     after = bisect_right(taken, message.position, key=attrgetter("position"))
-    following = taken[after] if after < len(taken) else None
-    moments: list[AsOf | None] = [_before(following, message) if following else None]
-    summary = planned.snapshot.summary
-    if following and summary is not None and summary.created_at_ms >= following.created_at_ms:
-        moments.insert(0, AtVersion(summary.version))
+    moments = _moments(planned, message, following=taken[after] if after < len(taken) else None)
     # Later steps find this decision again, but not after an event came late or moved.
     until_then = session.messages_total - (len(taken) - after)
     state = (session.retracted_seq, session.evicted_changes, until_then, session.version)
@@ -68,6 +64,19 @@ async def with_recall(
         if decision.block is not None or moment is moments[-1]:
             return planned.with_recall(decision)
     return planned
+
+
+def _moments(
+    planned: PlannedWindow, message: Message, *, following: Message | None
+) -> list[AsOf | None]:
+    """Return the moments for which a block may be decided, the one of a newer version first."""
+    if following is None:
+        return [None]
+    before = _before(following, message)
+    summary = planned.snapshot.summary
+    if summary is None or summary.created_at_ms < following.created_at_ms:
+        return [before]
+    return [AtVersion(summary.version), before]
 
 
 def _before(following: Message, message: Message) -> AsOf:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final, NamedTuple
 
-from turnfold.core.recall.quotes import number_of_name, numbers_of_names
+from turnfold.core.recall.quotes import NameNumber, number_of_name, numbers_of_names
 from turnfold.core.summary.ledger.candidates import Candidate, Origin
 from turnfold.core.summary.ledger.collect import add_files, add_messages, carried_candidates
 from turnfold.core.summary.ledger.entries import LINE, LedgerEntry, group_into_entries
@@ -173,11 +173,7 @@ def _best_of(
     room_of_values = int(VALUES_SHARE * room_tokens) if lines else room_tokens
     entries = best_entries(values, room_of_values, count)
     room_of_lines = room_tokens - tokens_of(entries, count) - 1
-    # What the user stated and modified files keep entries, so a line with them saves nothing.
-    own = [group[0] for _, group in entries if group[0].is_stated or group[0].is_modified]
-    known = numbers_of_names("\n".join(candidate.value.text for candidate in own)) | {
-        number_of_name(part) for candidate in own for part in candidate.path_parts
-    }
+    known = _names_with_entries(entries)
     kept = best_lines(lines, weights, room_of_lines, known) if lines else []
     while kept:
         told_by_lines = list(group_into_entries(kept))
@@ -192,6 +188,17 @@ def _best_of(
         # In proportion to the excess, but always one line less, so that the loop ends.
         kept = kept[: min(len(kept) - 1, int(len(kept) * room_of_lines / max(tokens, 1)))]
     return entries if not lines else best_entries(values, room_tokens, count)
+
+
+def _names_with_entries(entries: Sequence[LedgerEntry]) -> frozenset[NameNumber]:
+    """Return the numbers of names that keep their entries, so that a line with them saves nothing.
+
+    They are those of modified files and of values that the user stated.
+    """
+    own = [group[0] for _, group in entries if group[0].is_stated or group[0].is_modified]
+    return numbers_of_names("\n".join(candidate.value.text for candidate in own)) | {
+        number_of_name(part) for candidate in own for part in candidate.path_parts
+    }
 
 
 def _with_words(count: Callable[[str], int], tokens_per_word: float) -> Callable[[str], int]:
