@@ -1,5 +1,6 @@
 """A restored or empty database catches up with the event stream."""
 
+import asyncio
 import contextlib
 import json
 import shutil
@@ -30,8 +31,10 @@ from turnfold.store.compact.withdrawal import withdraw
 from turnfold.store.database.engine import Database
 from turnfold.store.ingest.ingest import SqlIngestStore
 from turnfold_worker.context import WorkerContext
+from turnfold_worker.loops.catch_up import DOUBTS, CatchUp
 from turnfold_worker.loops.gaps import GapFinder
 from turnfold_worker.loops.idle import IdleEvictor
+from turnfold_worker.loops.ingest import IngestLoop
 from turnfold_worker.loops.wakeups import Wakeups
 
 ENVIRON = {
@@ -252,6 +255,35 @@ async def test_deleted_events_between_others_are_all_found_in_one_round(
 
             held = [(seq, seq) for seq in range(1, 38, 2)] + [(39, 40)]
             assert await store.gaps(up_to=40) == held
+        finally:
+            await database.close()
+            await bus.close()
+
+
+@pytest.mark.proves("L1", "O2")
+async def test_a_worker_waits_for_a_stream_that_ends_too_early_for_some_rounds_only(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
+    """O2: as that of a server does that lost its cluster."""
+    async with life(tmp_path, sql) as (parts, _):
+        bus, database = NatsClient(), Database(parts.database_url, writes=True)
+        await bus.connect(parts.server.url)
+        try:
+            store = SqlIngestStore(database, withdraw, stream_created=await stream_created(bus))
+            await store.mark_ingested([(1, 1)])
+            context = SimpleNamespace(client=bus, database=database, decode=None)
+            ingest = SimpleNamespace(may_begin=asyncio.Event())
+            catch_up = CatchUp(
+                cast("WorkerContext", context), store=store, ingest=cast("IngestLoop", ingest)
+            )
+
+            for _ in range(DOUBTS - 1):
+                await catch_up.work()
+                assert not ingest.may_begin.is_set()
+            await bus.jetstream().publish("turn.completed.support.user-1", b"{}")
+            await catch_up.work()
+
+            assert ingest.may_begin.is_set()
         finally:
             await database.close()
             await bus.close()
