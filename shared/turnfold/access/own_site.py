@@ -14,7 +14,10 @@ HEALTH_PATHS: Final = ("/healthz", "/readyz")
 """Health checks are answered to everybody."""
 LOCAL_NAMES: Final = ("host.docker.internal", "host.containers.internal")
 """Names under which containers reach the loopback addresses of their machine."""
-OF_ANOTHER_SITE: Final = NotAllowed("a page of another site may not send this")
+OF_ANOTHER_SITE: Final = NotAllowed(
+    "a page of another site may not send this; if it is of this site, the reverse proxy before it"
+    " has to pass the Host header on"
+)
 
 
 class OwnSiteMiddleware:
