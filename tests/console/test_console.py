@@ -402,7 +402,14 @@ async def test_an_open_timeline_stays_at_the_message_that_is_read(
         await watched.open("/console/agents/support/sessions/read")
         read = page.locator("details.message:has-text('Question 25?') summary")
         await read.focus()
-        await read.evaluate("message => message.scrollIntoView()")
+
+        async def is_at_the_top() -> bool:
+            """Scroll; a page that is not written whole yet is too short for it."""
+            await read.evaluate("message => message.scrollIntoView()")
+            top = await read.evaluate("message => message.getBoundingClientRect().top")
+            return bool(abs(top) < 5)
+
+        await eventually(is_at_the_top)
         await session.turn_completed([{"role": "user", "content": "The newest?"}])
         await page.wait_for_selector("details.message:has-text('The newest?')")
         await page.wait_for_function(

@@ -254,7 +254,10 @@ async def _nothing_pending(session: turnfold.Session) -> bool:
 
 
 async def _holds(session: turnfold.Session, messages: int) -> bool:
-    return bool((await session.status())["messages_total"] == messages)
+    try:
+        return bool((await session.status())["messages_total"] == messages)
+    except turnfold.UnknownSession:  # nothing of it is stored yet
+        return False
 
 
 def test_make_clean_keeps_the_conversations_of_turnfold_up(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ import pytest
 from nats.aio.msg import Msg
 
 import turnfold
-from tests.nats_server import NatsServer, nats_server
+from tests.nats_server import NatsServer, nats_server, subscriptions_known
 from tests.running_system import eventually, wait_until
 from turnfold.bus.streams import NOTICES_CONFIG
 from turnfold.client import notice_readers, notice_stream
 from turnfold.client import notices as notices_module
+from turnfold.contracts.notices import NOTICE_NAMES
 from turnfold.contracts.subjects import NOTICES_STREAM
 from turnfold.errors import NotAllowed, Unavailable
 from turnfold.nats_client.connection import Denied
@@ -256,18 +257,16 @@ async def test_a_signal_that_arrives_before_its_notice_is_stored_is_read_again(
         await bus.jetstream().add_stream(NOTICES_CONFIG)
         environ = {"TURNFOLD_NATS_USER": "support", "TURNFOLD_NATS_PASSWORD": "secret"}
         async with turnfold.connect(running.url, environ=environ) as client:
-            iterating = asyncio.create_task(collect(client.notices("a"), 1))
-            await eventually(lambda: is_reading(reads))
+            notices = client.notices("a")
+            iterating = asyncio.create_task(collect(notices, 1))
+            # A notice that is stored before would be none that the iterator waits for.
+            await wait_until(lambda: len(notices._subscriptions) == len(NOTICE_NAMES))
+            await subscriptions_known(notices._bus)
             fields = json.dumps(summary(1)).encode()
             await bus.jetstream().publish("summary.updated.a.s", fields)
 
             assert versions(await iterating) == [1]
         await bus.close()
-
-
-async def is_reading(reads: list[object]) -> bool:
-    """Whether the iteration has begun, and found nothing."""
-    return bool(reads)
 
 
 @pytest.mark.proves("G2")
