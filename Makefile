@@ -83,9 +83,10 @@ fmt: setup ## put the code into its form, and mend what can be mended by rule
 	@$(BIN)/ruff check --fix-only --quiet .
 	@$(BIN)/ruff format .
 
-lint: setup ## check the form of the code, and that the locks name no index
+lint: setup ## check form and shape of the code, and that the locks name no index
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m pytest -q tests/house
 	@if grep -n '://' requirements/*.lock requirements/hosts/*; then echo 'lint: a lock names a host; run make lock' >&2; exit 1; fi
 
 types: setup ## check the types, with mypy and with pyright

@@ -147,7 +147,7 @@ def deliveries(draw: st.DrawFn) -> Delivery:
 class Databases:
     """SQLite databases in memory; a new one after some sessions, because all of it is read."""
 
-    AT_ONCE = 40
+    AT_ONCE = 12
 
     def __init__(self, policy: Policy) -> None:
         self._loop = asyncio.new_event_loop()
