@@ -406,8 +406,7 @@ async def test_an_open_timeline_stays_at_the_message_that_is_read(
         async def is_at_the_top() -> bool:
             """Scroll; a page that is not written whole yet is too short for it."""
             await read.evaluate("message => message.scrollIntoView()")
-            top = await read.evaluate("message => message.getBoundingClientRect().top")
-            return bool(abs(top) < 5)
+            return bool(abs(await read.evaluate("one => one.getBoundingClientRect().top")) < 5)
 
         await eventually(is_at_the_top)
         await session.turn_completed([{"role": "user", "content": "The newest?"}])

@@ -39,13 +39,13 @@ def stages() -> list[list[Instruction]]:
 
 
 def copied(stage: list[Instruction]) -> set[str]:
-    """What a stage copies from the checkout."""
+    """The paths of the checkout that a stage copies."""
     words = [one.rest.split() for one in stage if one.word == "COPY" and "--from" not in one.rest]
     return {source.rstrip("/") for *sources, _ in words for source in sources}
 
 
 class Image(NamedTuple):
-    """What the Dockerfile builds: a directory that stands for the root, and the settings of the last stage."""
+    """The image of the Dockerfile: a directory that stands for the root, and the settings of the last stage."""
 
     root: Path
     environ: Mapping[str, str]
@@ -58,7 +58,7 @@ class Image(NamedTuple):
 
 
 def image_in(root: Path) -> Image:
-    """What the last stage says."""
+    """The image as the last stage describes it."""
     last = stages()[-1]
     settings = dict(
         part.split("=", 1) for one in last if one.word == "ENV" for part in shlex.split(one.rest)

@@ -28,7 +28,7 @@ def image() -> Iterator[Image]:
 
 
 async def greeted(nats_url: str, words: bytes) -> bytes:
-    """What a NATS server says to a stranger with these words."""
+    """The answer of a NATS server to a stranger with these words."""
     reader, writer = await asyncio.open_connection(*nats_url.removeprefix("nats://").split(":"))
     await reader.readline()
     writer.write(words)

@@ -94,25 +94,34 @@ async def test_a_bus_with_events_of_its_own_does_not_take_over_a_database(
         assert await stored(one) == ["first", "second", "third"]
 
 
+async def store_beyond_backup(parts: Parts, directory: Path) -> None:
+    """Store an event, back the stream up, and store two more."""
+    await publish(parts, "first")
+    await parts.caught_up()
+    parts.server.stop()
+    shutil.copytree(directory / "store", directory / "backup")
+    parts.server.start()
+    await publish(parts, "second", "third")
+    await parts.caught_up()
+
+
+def put_back(parts: Parts, directory: Path) -> None:
+    """Start the NATS server again with the stream of the backup."""
+    parts.server.stop()
+    shutil.rmtree(directory / "store")
+    shutil.copytree(directory / "backup", directory / "store")
+    parts.server.start()
+
+
 @pytest.mark.proves("L1", "O2", "O6")
 async def test_a_stream_restored_from_an_older_backup_than_the_database_is_refused(
     tmp_path: Path, sql: Postgres | None
 ) -> None:
     """L1: it would give new events the numbers of stored ones, and these are not stored again."""
-    store, backup = tmp_path / "store", tmp_path / "backup"
     async with running_parts(tmp_path, postgres=sql) as parts:
         async with parts.running("worker"):
-            await publish(parts, "first")
-            await parts.caught_up()
-            parts.server.stop()
-            shutil.copytree(store, backup)
-            parts.server.start()
-            await publish(parts, "second", "third")
-            await parts.caught_up()
-        parts.server.stop()
-        shutil.rmtree(store)
-        shutil.copytree(backup, store)
-        parts.server.start()
+            await store_beyond_backup(parts, tmp_path)
+        put_back(parts, tmp_path)
 
         refused = await command("migrate", environ=parts.environ)
         async with parts.running("worker", is_awaited=False) as worker:
@@ -123,7 +132,7 @@ async def test_a_stream_restored_from_an_older_backup_than_the_database_is_refus
         assert told in " ".join(refused.err.split())
         assert told in parts.words()
         parts.server.stop()
-        shutil.rmtree(store)
+        shutil.rmtree(tmp_path / "store")
         parts.server.start()
         await parts.migrate()
         async with parts.running("worker"):
@@ -136,20 +145,9 @@ async def test_a_stream_restored_from_an_older_backup_than_the_database_is_refus
 async def test_a_running_worker_ends_once_the_bus_comes_back_with_an_older_stream(
     tmp_path: Path, sql: Postgres | None
 ) -> None:
-    store, backup = tmp_path / "store", tmp_path / "backup"
     async with running_parts(tmp_path, postgres=sql) as parts, parts.running("worker") as worker:
-        await publish(parts, "first")
-        await parts.caught_up()
-        parts.server.stop()
-        shutil.copytree(store, backup)
-        parts.server.start()
-        await publish(parts, "second", "third")
-        await parts.caught_up()
-
-        parts.server.stop()
-        shutil.rmtree(store)
-        shutil.copytree(backup, store)
-        parts.server.start()
+        await store_beyond_backup(parts, tmp_path)
+        put_back(parts, tmp_path)
 
         await wait_until(lambda: not worker.is_alive, seconds=60, told=parts.words)
         assert await worker.ended() == 1

@@ -32,7 +32,7 @@ _PLAIN_PATH = re.compile(
 )
 _ERRORS_REDIRECTED = re.compile(r"(?:\s2>(?:&1|/dev/null))+$")
 _DOCUMENT = "<<…"
-"""What is shown of a document inside a command."""
+"""The part of a document inside a command that is shown."""
 # The "&" of "2>&1" is not a separator.
 _UNQUOTED = re.compile(r"(?:[^;&|\n\"']|(?<=>)&)+")
 _QUOTED = re.compile(r"'[^'\n]*+'|\"[^\"\n]*+\"")
