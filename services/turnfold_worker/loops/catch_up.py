@@ -49,6 +49,8 @@ class CatchUp(PollingLoop):
 
     async def work(self) -> float:
         """Store all missing events, then let the ingest loop begin."""
+        if self._ingest.refusal is not None:
+            raise self._ingest.refusal
         if not await self._confirm_stream():
             return self.poll_seconds
         next_seq, events = self._begin_at, 0

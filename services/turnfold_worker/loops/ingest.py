@@ -49,6 +49,8 @@ class IngestLoop:
         self._ended = 0
         self.may_begin = asyncio.Event()
         """Set once no older events are missing. New events must not be stored before them."""
+        self.refusal: StartError | None = None
+        """Why this process can store no more; `CatchUp` ends the worker with it."""
 
     def is_busy(self) -> bool:
         """Return whether background work should be deferred."""
@@ -118,7 +120,8 @@ class IngestLoop:
             # duplicates.
             for received in together:
                 received.nack(delay_seconds=RETRY_SECONDS)
-            # `CatchUp` meets a `StartError` as well, and ends the worker.
+            if isinstance(error, StartError):
+                self.refusal = error
             if not isinstance(error, Unavailable | StartError):
                 raise
             log.warning("batch.requeued", events=len(batch.payloads), error=str(error))

@@ -272,7 +272,7 @@ async def test_a_worker_waits_for_a_stream_that_ends_too_early_for_some_rounds_o
             store = SqlIngestStore(database, withdraw, stream_created=await stream_created(bus))
             await store.mark_ingested([(1, 1)])
             context = SimpleNamespace(client=bus, database=database, decode=None)
-            ingest = SimpleNamespace(may_begin=asyncio.Event())
+            ingest = SimpleNamespace(may_begin=asyncio.Event(), refusal=None)
             catch_up = CatchUp(
                 cast("WorkerContext", context), store=store, ingest=cast("IngestLoop", ingest)
             )

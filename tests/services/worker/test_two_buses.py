@@ -154,6 +154,25 @@ async def test_a_running_worker_ends_once_the_bus_comes_back_with_an_older_strea
         assert "ends at sequence 1, and the database holds events up to 3" in parts.words()
 
 
+@pytest.mark.proves("L1", "O2")
+async def test_a_worker_ends_at_an_event_under_the_number_of_a_stored_one(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
+    """L1: publishers were faster than any look at the end of the older stream."""
+    async with running_parts(tmp_path, postgres=sql) as parts:
+        async with parts.running("worker"):
+            await store_beyond_backup(parts, tmp_path)
+        put_back(parts, tmp_path)
+        await publish(parts, "fourth", "fifth", "sixth")
+
+        async with parts.running("worker", is_awaited=False) as worker:
+            await wait_until(lambda: not worker.is_alive, seconds=60, told=parts.words)
+
+            assert await worker.ended() == 1
+        assert "sequence 2 stands for another event than the stored one" in parts.words()
+        assert await stored(parts) == ["first", "second", "third"]
+
+
 @pytest.mark.proves("O2")
 async def test_a_stream_that_does_not_answer_at_once_is_asked_for_its_end_again(
     tmp_path: Path, sql: Postgres | None
