@@ -365,6 +365,34 @@ async def test_sessions_are_erased_when_they_have_been_silent_for_longer_than_th
     assert await positions(stores) == [5 * 1024]
 
 
+@pytest.mark.proves("A6")
+async def test_dead_letters_of_a_session_without_events_are_erased_when_retention_is_over(
+    stores: Stores,
+) -> None:
+    """A6: of one that is unknown, and of one that has a policy only."""
+    for key, seq in ((KEY, 50), (SISTER, 60), (TWIN, 70)):
+        subject = f"turn.completed.{key.agent_id}.{key.session_id}"
+        mine = letters(subject, b"[]", first_seq=seq)
+        await stores.intake.ingest((), mine, installation=stores.installation)
+    for asked, days in ((KEY.agent_id, 3), (SISTER, 2)):
+        await stores.changes.set_policy(
+            asked,
+            PolicyRequest(overrides={"retain_days": days}),
+            installation=stores.installation,
+            now_ms=NOON,
+        )
+
+    async def left_at(now_ms: int) -> list[int]:
+        await stores.erasures.erase_expired(
+            after=1_000, limit=9, installation=stores.installation, now_ms=now_ms
+        )
+        return [one.stream_seq for one in await stores.history.dead_letters(after=0, limit=9)]
+
+    assert await left_at(NOON + 2 * DAY_MS) == [50, 60, 70]
+    assert await left_at(NOON + 2 * DAY_MS + 100) == [50, 70]
+    assert await left_at(NOON + 3 * DAY_MS + 100) == [70]
+
+
 @pytest.mark.proves("X9", "A6")
 @pytest.mark.parametrize("erased", [KEY, KEY.agent_id])
 async def test_a_dead_letter_that_only_its_payload_names_is_erased_and_does_not_come_back(

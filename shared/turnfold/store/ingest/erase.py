@@ -64,6 +64,7 @@ from turnfold.store.ingest.erased_letters import (
     ErasureScope,
     erase_letters,
     erase_letters_after,
+    expire_letters,
 )
 from turnfold.store.ingest.erased_rows import ROWS_AT_ONCE, delete_portion
 from turnfold.store.ingest.tombstones import (
@@ -166,7 +167,10 @@ class SqlErasureStore:
         await self._aside.each(
             by_sid, lambda sid: self._expire(sid, by_sid[sid], installation, now_ms)
         )
-        return rows[-1][0] if rows else None
+        if rows:
+            return int(rows[-1][0])
+        await expire_letters(self._database, installation, self._aside, now_ms=now_ms)
+        return None
 
     async def _expire(
         self, sid: int, row: Sequence[Any], installation: Installation, now_ms: int

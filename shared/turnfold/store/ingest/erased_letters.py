@@ -23,11 +23,15 @@ from turnfold.contracts.subjects import (
     session_subject,
     token_of,
 )
+from turnfold.core.policy.overrides import PolicyOverrides
+from turnfold.core.policy.retention import is_over
 from turnfold.errors import EventFault
 from turnfold.messages import AgentId, SessionId, SessionKey
-from turnfold.ports.ingest import CLAIMS
+from turnfold.ports.ingest import CLAIMS, Installation
+from turnfold.process.set_aside import SetAside
 from turnfold.store.database.engine import Database
-from turnfold.store.database.schema import dead_letters
+from turnfold.store.database.schema import agents, dead_letters, sessions
+from turnfold.store.database.session_rows import OVERRIDES
 from turnfold.store.database.statements import Prepared
 from turnfold.store.ingest.tombstones import claim_of, in_portions, purge_from_stream
 
@@ -55,6 +59,23 @@ _MISMATCHED = Prepared(
     .order_by(dead_letters.c.dead_letter_id)
     .limit(bindparam("most", type_=Integer)),
     ("why", "after", "most"),
+)
+_WITHOUT_EVENTS = (
+    select(
+        func.min(dead_letters.c.dead_letter_id),
+        dead_letters.c.agent_id,
+        dead_letters.c.session_id,
+        func.max(dead_letters.c.at_ms),
+        *OVERRIDES,
+    )
+    .outerjoin(
+        sessions,
+        (sessions.c.agent_id == dead_letters.c.agent_id)
+        & (sessions.c.session_id == dead_letters.c.session_id),
+    )
+    .outerjoin(agents, agents.c.agent_id == dead_letters.c.agent_id)
+    .where(dead_letters.c.session_id.is_not(None), sessions.c.last_event_at_ms.is_(None))
+    .group_by(dead_letters.c.agent_id, dead_letters.c.session_id, *OVERRIDES)
 )
 
 
@@ -108,6 +129,23 @@ async def erase_letters(database: Database, scope: ErasureScope) -> tuple[int, i
     for portion in in_portions(letters):
         await database.write(partial(_delete, letters=portion))
     return newest, len(letters)
+
+
+async def expire_letters(
+    database: Database, installation: Installation, aside: SetAside[int], *, now_ms: int
+) -> None:
+    """Erase the dead letters of sessions without events once the newest is older than retained."""
+    found = await database.snapshot(lambda connection: connection.execute(_WITHOUT_EVENTS).all())
+    # Not numbers of sessions, which are set aside as well.
+    by_number = {-number: rest for number, *rest in found}
+
+    async def expire(number: int) -> None:
+        agent_id, session_id, at_ms, *wishes = by_number[number]
+        policy = installation.policy(PolicyOverrides(*wishes[3:]), PolicyOverrides(*wishes[:3]))
+        if is_over(at_ms, policy, now_ms=now_ms):
+            await erase_letters(database, ErasureScope(agent_id, session_id))
+
+    await aside.each(by_number, expire)
 
 
 def erase_letters_after(connection: Connection, scope: ErasureScope, after: int) -> int:
