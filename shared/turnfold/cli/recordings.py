@@ -13,7 +13,7 @@ from turnfold.client.events import encoded
 from turnfold.contracts.events import LIMITS
 from turnfold.core.shapes.responses import is_of_model
 from turnfold.errors import TooLarge
-from turnfold.messages import Json, SessionKey, Shape
+from turnfold.messages import SYSTEM_ROLES, Json, SessionKey, Shape
 from turnfold.transcripts import Conversation, Format, Turn, read_conversations, turns
 
 DEFAULT_AGENT = "replay"
@@ -96,7 +96,8 @@ def events_of(
         message = part.messages[0]
         try:
             is_chat = conversation.shape is Shape.CHAT
-            if step is Step.MESSAGE and is_chat and _is_plain_result(message):
+            is_alone = step is Step.MESSAGE and len(part.messages) == 1
+            if is_alone and is_chat and _is_plain_result(message):
                 result: dict[str, Any] = {
                     "name": message.get("name"),
                     "is_error": bool(message.get("is_error")),
@@ -167,7 +168,22 @@ def _parts(conversation: Conversation, step: Step) -> Iterator[Turn]:
         if step is Step.TURN:
             yield from pieces(turn, shape=shape)
         else:
-            yield from (Turn(unit, turn.is_meta) for unit in units(turn.messages, shape))
+            for unit in _steps(turn, shape):
+                yield from pieces(Turn(unit, turn.is_meta), shape=shape)
+
+
+def _steps(turn: Turn, shape: Shape) -> Iterator[tuple[Json, ...]]:
+    """Return the units of a turn; a later system message stays with the one before it.
+
+    It would replace the pinned one if it began its event.
+    """
+    step: tuple[Json, ...] = ()
+    for unit in units(turn.messages, shape):
+        if step and unit[0].get("role") not in SYSTEM_ROLES:
+            yield step
+            step = ()
+        step += unit
+    yield step
 
 
 def _is_plain_result(message: Json) -> bool:

@@ -61,6 +61,20 @@ def test_a_turn_travels_as_one_event_or_step_by_step() -> None:
     ]
 
 
+@pytest.mark.proves("I6")
+@pytest.mark.parametrize("step", list(Step))
+def test_a_later_system_message_begins_no_event_and_is_not_pinned(step: Step) -> None:
+    first, later = ({"role": role, "content": "Be brief."} for role in ("system", "developer"))
+    said = [first, USER, CALL, RESULT, later, later, ANSWER]
+
+    told = [payload(event).get("messages") for event, _ in events_of(recording(*said), step)]
+
+    begins = [messages[0] for messages in told if messages]
+    assert begins.count(first) == 1
+    assert later not in begins
+    assert [one for messages in told if messages for one in messages] == said
+
+
 @pytest.mark.parametrize("step", list(Step))
 @pytest.mark.proves("L1")
 def test_no_message_is_left_out(step: Step) -> None:
