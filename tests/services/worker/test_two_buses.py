@@ -1,9 +1,11 @@
 """A database belongs to the stream of one bus: the workers of another never store under its sequences."""
 
 import shutil
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import nats
 import pytest
 
 from tests.nats_server import nats_server
@@ -11,18 +13,27 @@ from tests.postgres import Postgres
 from tests.running_system import Parts, command, running_parts, wait_until
 from turnfold.client import session_key, turn_event
 from turnfold.errors import StartError, Unavailable
+from turnfold.messages import SessionKey
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import refuse_older_stream
 
 KEY = session_key("support", "user-1")
 
 
-async def publish(parts: Parts, *texts: str) -> None:
+async def publish(parts: Parts, *texts: str, key: SessionKey = KEY) -> None:
     """Publish an event of one request for each text."""
     async with parts.client() as client:
         for text in texts:
             turn = [{"role": "user", "content": text}]
-            await client.publish(turn_event(KEY, turn, event_id=text))
+            await client.publish(turn_event(key, turn, event_id=text))
+
+
+async def publish_bad(parts: Parts, *texts: str) -> None:
+    """Publish each text as an event that can never be stored."""
+    bus = await nats.connect(parts.server.url)
+    for text in texts:
+        await bus.jetstream().publish("turn.completed.support.user-1", text.encode())
+    await bus.close()
 
 
 async def stored(parts: Parts) -> list[str]:
@@ -94,14 +105,16 @@ async def test_a_bus_with_events_of_its_own_does_not_take_over_a_database(
         assert await stored(one) == ["first", "second", "third"]
 
 
-async def store_beyond_backup(parts: Parts, directory: Path) -> None:
+async def store_beyond_backup(
+    parts: Parts, directory: Path, publish_more: Callable[..., Awaitable[None]] = publish
+) -> None:
     """Store an event, back the stream up, and store two more."""
     await publish(parts, "first")
     await parts.caught_up()
     parts.server.stop()
     shutil.copytree(directory / "store", directory / "backup")
     parts.server.start()
-    await publish(parts, "second", "third")
+    await publish_more(parts, "second", "third")
     await parts.caught_up()
 
 
@@ -155,22 +168,40 @@ async def test_a_running_worker_ends_once_the_bus_comes_back_with_an_older_strea
 
 
 @pytest.mark.proves("L1", "O2")
+@pytest.mark.parametrize("session", [KEY, session_key("support", "user-2")])
 async def test_a_worker_ends_at_an_event_under_the_number_of_a_stored_one(
-    tmp_path: Path, sql: Postgres | None
+    tmp_path: Path, sql: Postgres | None, session: SessionKey
 ) -> None:
     """L1: publishers were faster than any look at the end of the older stream."""
     async with running_parts(tmp_path, postgres=sql) as parts:
         async with parts.running("worker"):
             await store_beyond_backup(parts, tmp_path)
         put_back(parts, tmp_path)
-        await publish(parts, "fourth", "fifth", "sixth")
+        await publish(parts, "fourth", "fifth", "sixth", key=session)
+
+        async with parts.running("worker", is_awaited=False) as worker:
+            await wait_until(lambda: not worker.is_alive, seconds=60, told=parts.words)
+
+            assert await worker.ended() == 1
+        assert "stands for another event than the stored one" in parts.words()
+        assert await stored(parts) == ["first", "second", "third"]
+
+
+@pytest.mark.proves("L1", "I5", "O2")
+async def test_a_worker_ends_at_a_bad_event_under_the_number_of_another_dead_letter(
+    tmp_path: Path, sql: Postgres | None
+) -> None:
+    async with running_parts(tmp_path, postgres=sql) as parts:
+        async with parts.running("worker"):
+            await store_beyond_backup(parts, tmp_path, publish_bad)
+        put_back(parts, tmp_path)
+        await publish_bad(parts, "fourth", "fifth")
 
         async with parts.running("worker", is_awaited=False) as worker:
             await wait_until(lambda: not worker.is_alive, seconds=60, told=parts.words)
 
             assert await worker.ended() == 1
         assert "sequence 2 stands for another event than the stored one" in parts.words()
-        assert await stored(parts) == ["first", "second", "third"]
 
 
 @pytest.mark.proves("O2")

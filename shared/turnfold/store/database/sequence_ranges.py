@@ -54,11 +54,11 @@ def stretches(positions: Iterable[tuple[int, bool]]) -> list[Range]:
     return ranges
 
 
-def add(connection: Connection, ranges: Iterable[Range]) -> None:
-    """Record sequences as ingested."""
+def add(connection: Connection, ranges: Iterable[Range]) -> list[Range]:
+    """Record sequences as ingested; return the ranges that they met, as they were."""
     new = joined(ranges)
     if not new:
-        return
+        return []
     if connection.dialect.name == "postgresql":
         # Two transactions that join ranges at once could leave ranges that touch.
         connection.execute(text("LOCK TABLE ingested_ranges IN SHARE ROW EXCLUSIVE MODE"))
@@ -72,10 +72,10 @@ def add(connection: Connection, ranges: Iterable[Range]) -> None:
     )
     after = joined([*stored, *new])
     # The usual case of a redelivery.
-    if after == stored:
-        return
-    _REMOVE.run(connection, [(first,) for first, _ in stored])
-    _INSERT.run(connection, after)
+    if after != stored:
+        _REMOVE.run(connection, [(first,) for first, _ in stored])
+        _INSERT.run(connection, after)
+    return stored
 
 
 def whole_to(connection: SupportsStatements) -> int:

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from hashlib import sha256
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 from sqlalchemy.exc import (
     DataError,
     IntegrityError,
@@ -14,8 +14,7 @@ from sqlalchemy.exc import (
     StatementError,
 )
 
-from turnfold.contracts.subjects import EVENTS_STREAM
-from turnfold.errors import StartError, Unavailable, UnstorableBatch
+from turnfold.errors import Unavailable, UnstorableBatch
 from turnfold.ports.ingest import (
     NO_PAYLOADS,
     NO_REPLAYS,
@@ -27,7 +26,7 @@ from turnfold.ports.ingest import (
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import confirm_stream, lock_storing
-from turnfold.store.database.schema import events, sessions
+from turnfold.store.ingest.batch.used_sequences import refuse_used_in_sessions
 from turnfold.store.ingest.batch.writer import BatchWriter
 from turnfold.store.ingest.retraction import Withdraw
 
@@ -68,7 +67,7 @@ class SqlIngestStore:
                 ).write(ordered, dead, replays)
             )
         except IntegrityError as error:
-            await self._database.snapshot(partial(_refuse_used_sequences, arrivals=ordered))
+            await self._database.snapshot(partial(refuse_used_in_sessions, arrivals=ordered))
             # Another worker stored one of these events between our look and our insert.
             raise Unavailable("another worker stored the same event; retry") from error
         except (
@@ -107,28 +106,3 @@ class SqlIngestStore:
     async def ingested_to(self) -> int:
         """Return the sequence up to which every event is ingested."""
         return await self._database.snapshot(ranges.whole_to)
-
-
-def _refuse_used_sequences(connection: Connection, arrivals: Sequence[DecodedEvent]) -> None:
-    """Refuse events whose sequences stand for other stored events of their sessions.
-
-    Raises:
-        StartError: the stream was restored from an older backup, and has passed its former end.
-    """
-    ids = {(arrival.key, arrival.stream_seq): arrival.event_id for arrival in arrivals}
-    span = (arrivals[0].stream_seq, arrivals[-1].stream_seq)
-    for key in {arrival.key for arrival in arrivals}:
-        stored = select(events.c.stream_seq, events.c.event_id).where(
-            events.c.sid == sessions.c.sid,
-            sessions.c.agent_id == key.agent_id,
-            sessions.c.session_id == key.session_id,
-            events.c.stream_seq.between(*span),
-        )
-        for seq, event_id in connection.execute(stored):
-            if ids.get((key, seq), event_id) != event_id:
-                raise StartError(
-                    f"sequence {seq} stands for another event than the stored one: the stream of "
-                    "this bus was restored from a backup older than the database; restore a newer "
-                    f"one, or remove the stream {EVENTS_STREAM} from this bus, and run "
-                    "`turnfold migrate` again"
-                )

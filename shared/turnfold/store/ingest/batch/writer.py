@@ -43,6 +43,7 @@ from turnfold.store.ingest.batch.stored_events import (
     newest_event_at_ms,
     newest_model,
 )
+from turnfold.store.ingest.batch.used_sequences import refuse_used
 from turnfold.store.ingest.evict import evict, usage_readings
 from turnfold.store.ingest.model_windows import NamedModel, learn_limits, record_reports
 from turnfold.store.ingest.pairing import PairChange, Touched, repair_pairs
@@ -111,7 +112,9 @@ class BatchWriter:
         self._write_dead_letters()
         record_duplicates(self._connection, self._copies)
         # Last, because every batch locks the same few rows of ranges.
-        ranges.add(self._connection, [(seq, seq) for seq in sequences])
+        ingested = ranges.add(self._connection, [(seq, seq) for seq in sequences])
+        if self._stream_created is not None:
+            refuse_used(self._connection, self._new, self._dead, ingested)
         return IngestResult(
             events=len(self._new),
             messages=sum(len(arrival.messages) for arrival in self._new),
