@@ -257,7 +257,9 @@ async def _work(context: WorkerContext, stop: asyncio.Event, *, stream_created: 
     wakeups = Wakeups()
     ingest = IngestLoop(context, store=events, on_stored=wakeups.after_batch)
     erasure = ErasureRunner(context, store=erasures)
-    budgets = SqlBudgetStore(database)
+    budgets = SqlBudgetStore(
+        database, aside=SetAside("BudgetFollower", context.telemetry.metrics.failed)
+    )
     follower = BudgetFollower(context, store=budgets, wakeups=wakeups, is_busy=ingest.is_busy)
     probe = WriteProbe(probe=statistics.probe)
     loops = [
@@ -301,9 +303,10 @@ def _background_loops(
     """Make the loops that nothing else refers to."""
     database = context.database
     idle = SqlIdleStore(database, aside=_aside(context, "IdleEvictor"))
+    campaigns = SqlCampaignStore(database, aside=_aside(context, "CampaignRunner"))
     return (
         IdleEvictor(context, store=idle, wakeups=wakeups),
-        CampaignRunner(context, store=SqlCampaignStore(database), wakeups=wakeups),
+        CampaignRunner(context, store=campaigns, wakeups=wakeups),
         Indexer(
             store=SqlSearchIndex(
                 database, context.installation.count, aside=_aside(context, "Indexer")

@@ -8,13 +8,17 @@ import pytest
 import structlog
 from sqlalchemy import text
 
-from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, places, turns, words
+from tests.store_fixtures import KEY, LEASE_MS, NOON, Stores, places, summary, turns, words
+from turnfold.contracts.hints import BudgetHint
 from turnfold.contracts.requests import PolicyRequest
 from turnfold.errors import Unavailable
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
+from turnfold.ports.compact import RegenerateOptions
 from turnfold.process.set_aside import SetAside
+from turnfold.store.compact.campaigns import SqlCampaignStore
 from turnfold.store.compact.jobs.store import SqlJobStore
 from turnfold.store.database.engine import Database
+from turnfold.store.ingest.budgets import SqlBudgetStore
 from turnfold.store.ingest.erase import SqlErasureStore
 from turnfold.store.ingest.idle import SqlIdleStore
 from turnfold.store.ingest.word_index.search_index import SqlSearchIndex
@@ -249,3 +253,48 @@ async def test_words_that_cannot_be_read_leave_the_index_later_than_all_others(
 
     await stores.erasures.tidy()
     assert await column(database, queued) == []
+
+
+async def test_a_budget_of_a_session_that_fails_loses_no_budget_of_another(
+    stores: Stores, database: Database
+) -> None:
+    await stores.ingest(*turns(1, 1, key=BAD), *turns(11, 1, key=GOOD))
+    failed: list[str] = []
+    budgets = SqlBudgetStore(database, aside=SetAside("BudgetFollower", failed.append))
+    hints = {key: [BudgetHint(4_000)] for key in (BAD, GOOD)}
+
+    async with broken_policy(database):
+        for _ in range(2):
+            await budgets.follow(hints, installation=stores.installation, now_ms=NOON + MINUTE_MS)
+
+        told = "SELECT agent_id FROM sessions WHERE asked_budgets IS NOT NULL"
+        assert await column(database, told) == ["good"]
+    assert failed == ["BudgetFollower"]
+
+
+@pytest.mark.proves("A4", "L12")
+async def test_a_campaign_that_cannot_advance_holds_up_no_other(
+    stores: Stores, database: Database
+) -> None:
+    await stores.ingest(*turns(1, 7, key=BAD), *turns(11, 7, key=GOOD))
+    for job in await stores.claim():
+        await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 1_000)
+    for key in (BAD, GOOD):
+        await stores.campaigns.begin(
+            key.agent_id,
+            RegenerateOptions(style="narrative"),
+            at_once=1,
+            installation=stores.installation,
+            now_ms=NOON + 2_000,
+        )
+    failed: list[str] = []
+    campaigns = SqlCampaignStore(database, aside=SetAside("CampaignRunner", failed.append))
+
+    async with broken(database, "campaigns", "wanted", "{no JSON"):
+        opened = [
+            await campaigns.advance(installation=stores.installation, now_ms=NOON + 3_000)
+            for _ in range(2)
+        ]
+
+    assert (opened, failed) == ([1, 0], ["CampaignRunner"])
+    assert [job.key for job in await stores.claim(NOON + 4_000)] == [GOOD]

@@ -23,6 +23,7 @@ from turnfold.ports.admin import CampaignProgress
 from turnfold.ports.compact import FailureStatus, JobStatus, RegenerateOptions
 from turnfold.ports.ingest import Installation
 from turnfold.ports.inspection import CampaignRow
+from turnfold.process.set_aside import SetAside
 from turnfold.store.compact.jobs.rows import number_of
 from turnfold.store.compact.rewriting import open_regeneration, stated_options, wanted_of
 from turnfold.store.database.engine import Database
@@ -99,8 +100,9 @@ FAILED = get_args(FailureStatus)
 class SqlCampaignStore:
     """Campaigns in SQL; see `turnfold.ports.admin.CampaignStore`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, aside: SetAside[int] | None = None) -> None:
         self._database = database
+        self._aside = SetAside() if aside is None else aside
 
     async def begin(
         self,
@@ -139,13 +141,14 @@ class SqlCampaignStore:
         advancing = await self._database.snapshot(
             lambda connection: [campaign_id for (campaign_id,) in _ADVANCING.rows(connection)]
         )
-        opened = 0
         # One transaction per campaign, so that locks on many sessions are not held together.
-        for campaign_id in advancing:
-            opened += await self._database.write(
+        opened = await self._aside.each(
+            self._aside.others(advancing),
+            lambda campaign_id: self._database.write(
                 partial(_advance, campaign_id=campaign_id, installation=installation, now_ms=now_ms)
-            )
-        return opened
+            ),
+        )
+        return sum(opened)
 
     async def progress(self, campaign_id: str) -> CampaignProgress | None:
         """Return the progress of a campaign; None if there is no such campaign."""

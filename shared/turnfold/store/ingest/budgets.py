@@ -1,6 +1,6 @@
 """Remember the budgets that windows were asked with, and evict where the largest is too small."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection
 
@@ -17,6 +17,7 @@ from turnfold.core.eviction.triggers import triggers_of_hints
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import SessionKey
 from turnfold.ports.ingest import Installation
+from turnfold.process.set_aside import SetAside
 from turnfold.store.database.engine import Database
 from turnfold.store.database.session_rows import (
     SessionJournal,
@@ -29,8 +30,9 @@ from turnfold.store.ingest.evict import evict_now, window_of
 class SqlBudgetStore:
     """Remember the budgets that windows were asked with."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, aside: SetAside[SessionKey] | None = None) -> None:
         self._database = database
+        self._aside = SetAside() if aside is None else aside
 
     async def follow(
         self,
@@ -41,12 +43,18 @@ class SqlBudgetStore:
     ) -> int:
         """Remember budgets, and evict what they make due; return how many compactions opened.
 
-        One transaction. Sessions that do not exist, or whose policy does not follow budgets, are
-        left alone. `hints` of a session are in the order in which its windows were asked for.
+        One transaction, unless a session fails. Sessions that do not exist, or whose policy does
+        not follow budgets, are left alone. `hints` of a session are in the order in which its
+        windows were asked for.
         """
-        return await self._database.write(
-            lambda connection: _follow(connection, hints, installation, now_ms)
-        )
+
+        def write(keys: Sequence[SessionKey]) -> Awaitable[int]:
+            chosen = {key: hints[key] for key in keys}
+            return self._database.write(
+                lambda connection: _follow(connection, chosen, installation, now_ms)
+            )
+
+        return sum(await self._aside.together(self._aside.others(hints), write))
 
 
 def _follow(
