@@ -66,6 +66,8 @@ class ProxyApp:
             await self._forward(scope, receive, send, body)
         except CallerGone:
             return
+        except httpx.InvalidURL:
+            await _refuse(400, "the provider has no such address")(scope, receive, send)
         except httpx.HTTPError as error:
             log.warning("proxy.upstream", error=type(error).__name__)
             # Nothing was sent yet: an answer that breaks off later is an `UpstreamBroken`.

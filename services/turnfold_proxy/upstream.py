@@ -52,6 +52,7 @@ class Upstream:
 
         Raises:
             httpx.HTTPError: the provider does not answer.
+            httpx.InvalidURL: the target is no path, or too long.
         """
         # `build_request` would add the client's headers, and cookies of earlier answers, which may
         # belong to other callers.
@@ -66,6 +67,9 @@ class Upstream:
 
     def _address(self, target: str) -> str:
         """Return the address of a path: a path of the provider's URL stands in place of `/v1`."""
+        # The server accepts targets such as `*@host/`, which would name another host.
+        if not target.startswith("/"):
+            raise httpx.InvalidURL("the target is no path")
         if self._base and (target == _API_ROOT or target.startswith((f"{_API_ROOT}/", "/v1?"))):
             target = target.removeprefix(_API_ROOT)
         return f"{self._root}{self._base}{target}"

@@ -1,14 +1,16 @@
 """Calls with something that Turnfold cannot store or tell: they go out, and disturb no others."""
 
+import asyncio
 import gzip
 import json
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from tests.provider import ProviderReply, chunks, completion
+from tests.provider import ProviderReply, chunks, completion, running_provider
 from tests.running_system import eventually
 from tests.services.proxy.conftest import ProxyScene
 from turnfold.client import Client, Session, Window
@@ -290,6 +292,22 @@ async def test_a_compressed_call_reaches_the_provider_and_its_answer_says_that_i
     assert answer.json()["choices"]
     assert answer.headers[BYPASSED] == "unread"
     assert 'turnfold_proxy_bypassed_total{reason="unread"}' in metrics
+
+
+@pytest.mark.proves("G10")
+@pytest.mark.parametrize("target", ["*", "*@{other}/v1/models", "*" + "/x" * 30])
+async def test_a_target_that_is_no_path_reaches_no_host(scene: ProxyScene, target: str) -> None:
+    """It stands where a path stands, and must not end the name of the provider's host."""
+    async with running_provider(lambda _: completion("Mine.")) as other:
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(scene.url).port)
+        line = f"OPTIONS {target.format(other=urlsplit(other.url).netloc)} HTTP/1.1"
+        writer.write(f"{line}\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"turnfold_proxy" in answer
+    assert other.requests == []
 
 
 @pytest.mark.proves("G10")
