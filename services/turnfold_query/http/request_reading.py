@@ -5,6 +5,7 @@ its time is over.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 
@@ -26,6 +27,8 @@ PROGRESS_SECONDS = 5.0
 WATCH_AFTER_SECONDS = 0.002
 """The time that a read request takes before its connection is watched."""
 _PLACE = "turnfold.place"
+_POSTED_READ = re.compile("/v1/agents/[^/]+/(?:events/known|sessions/[^/]+/tools/[^/]+)")
+"""The paths of requests that read although they are posted."""
 
 
 def place_of(scope: Scope) -> Place:
@@ -132,7 +135,7 @@ class ConcurrencyMiddleware:
             # In this scope and no copy: tracing reads from it which route took the request.
             scope[_PLACE] = place
             # Other requests run to their end: a command that was sent cannot be taken back.
-            if scope["method"] == "GET":
+            if scope["method"] == "GET" or _POSTED_READ.fullmatch(scope["path"]):
                 await self._read(scope, body, receive, answer)
             else:
                 await self._app(scope, _again(body, receive), answer.send)

@@ -136,7 +136,15 @@ async def test_a_quick_read_starts_no_task() -> None:
     assert tasks == {asyncio.current_task()}
 
 
-async def test_a_read_ends_when_its_caller_hangs_up() -> None:
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/agents/a/sessions/s/context"),
+        ("POST", "/v1/agents/a/sessions/s/tools/search_history"),
+        ("POST", "/v1/agents/a/events/known"),
+    ],
+)
+async def test_a_read_ends_when_its_caller_hangs_up(method: str, path: str) -> None:
     ended = asyncio.Event()
     caller = Caller()
 
@@ -147,10 +155,29 @@ async def test_a_read_ends_when_its_caller_hangs_up() -> None:
         finally:
             ended.set()
 
-    await limited(app)(SCOPE, caller.receive, caller.send)
+    asked = SCOPE | {"method": method, "path": path}
+    # A limit for the case that it does not end.
+    async with asyncio.timeout(10):
+        await limited(app)(asked, caller.receive, caller.send)
 
     assert ended.is_set()
     assert not caller.sent
+
+
+@pytest.mark.parametrize("path", ["/events", "/tools/pop/x", "/policy", "/pop"])
+async def test_a_command_runs_to_its_end_when_its_caller_hangs_up(path: str) -> None:
+    caller = Caller()
+
+    async def app(_: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        caller.hangs_up.set()
+        await asyncio.sleep(0.02)
+        await _answer(send)
+
+    asked = SCOPE | {"method": "POST", "path": f"/v1/agents/a/sessions/tools{path}"}
+    await limited(app)(asked, caller.receive, caller.send)
+
+    assert caller.status == 200
 
 
 async def test_an_answer_that_has_begun_is_finished() -> None:
