@@ -77,7 +77,7 @@ class ProxyApp:
 
     def _page(self, scope: Scope) -> Response | None:
         """Return a page of the proxy itself."""
-        if scope["method"] != "GET":
+        if scope["method"] not in ("GET", "HEAD"):
             return None
         match scope["path"]:
             case "/healthz" | "/readyz":

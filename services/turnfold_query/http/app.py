@@ -41,7 +41,7 @@ from turnfold_query.http.description import DescribedApp
 from turnfold_query.http.inspections import add_inspections
 from turnfold_query.http.inspector import Inspector
 from turnfold_query.http.lists import add_lists
-from turnfold_query.http.middleware import EncodedPaths, TracingMiddleware
+from turnfold_query.http.middleware import EncodedPaths, HeadRequests, TracingMiddleware
 from turnfold_query.http.publish import add_publish, reader_of
 from turnfold_query.http.reads import add_reads
 from turnfold_query.http.request_reading import (
@@ -115,7 +115,8 @@ def make_http(  # noqa: PLR0913  # all collaborators of the routes
     console = make_console(guarded, read_secret, is_open=bearers is None and is_local)
     served: ASGIApp = ConsoleRouter(api, console)
     # Outermost, so that the token check, the limits and the routes read the same path.
-    return EncodedPaths(TracingMiddleware(served) if is_enabled() else served)
+    encoded = EncodedPaths(TracingMiddleware(served) if is_enabled() else served)
+    return HeadRequests(encoded)
 
 
 def _described_app() -> DescribedApp:

@@ -1,9 +1,34 @@
-"""ASGI middleware that runs before the routes: undecoded paths, and traces."""
+"""ASGI middleware that runs before the routes: HEAD requests, undecoded paths, and traces."""
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnfold.observability.tracing import HEADER, span
+
+
+class HeadRequests:
+    """Answers HEAD as GET, without the body. Monitors and link checkers ask so."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the application with GET in place of HEAD."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        is_over = False
+
+        async def send_head(message: Message) -> None:
+            nonlocal is_over
+            # The first part ends the answer, or a stream would go on for nobody.
+            if message["type"] == "http.response.body" and not is_over:
+                is_over = True
+                await send({**message, "body": b"", "more_body": False})
+            elif not is_over:
+                await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)
 
 
 class EncodedPaths:

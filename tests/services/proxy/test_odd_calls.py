@@ -295,6 +295,18 @@ async def test_a_compressed_call_reaches_the_provider_and_its_answer_says_that_i
 
 
 @pytest.mark.proves("G10")
+async def test_a_health_check_without_a_body_asks_the_proxy_and_not_its_provider(
+    scene: ProxyScene,
+) -> None:
+    before = len(scene.provider.requests)
+
+    answers = [await scene.http.head(path) for path in ("/healthz", "/readyz", "/metrics")]
+
+    assert [(one.status_code, one.content) for one in answers] == [(200, b"")] * 3
+    assert len(scene.provider.requests) == before
+
+
+@pytest.mark.proves("G10")
 @pytest.mark.parametrize("target", ["*", "*@{other}/v1/models", "*" + "/x" * 30])
 async def test_a_target_that_is_no_path_reaches_no_host(scene: ProxyScene, target: str) -> None:
     """It stands where a path stands, and must not end the name of the provider's host."""

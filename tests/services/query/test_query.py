@@ -12,7 +12,7 @@ import pytest
 from nats.aio.client import Client as Bus
 
 from tests.postgres import Postgres
-from tests.running_system import Parts, eventually, running_parts, wait_until
+from tests.running_system import Parts, eventually, running_parts, serving_parts, wait_until
 from turnfold.client import Client
 from turnfold.errors import Unavailable, UnknownSession
 
@@ -230,6 +230,26 @@ async def test_a_wrong_method_is_told_the_methods_that_the_path_has(tmp_path: Pa
         (405, "GET, PATCH"),
     ]
     assert [answer.json()["error"]["code"] for answer in answers] == ["bad_request"] * 4
+
+
+@pytest.mark.proves("O4")
+async def test_head_is_answered_as_get_without_the_body(tmp_path: Path) -> None:
+    """Also of a stream, which ends then; the connection is used again."""
+    paths = ("/healthz", "/readyz", f"{PATH}/context", f"{PATH}/history", "/console", "/docs")
+    async with serving_parts(tmp_path) as (parts, client), parts.http() as http:
+        await client.session("support", "user-42").turn_completed([USER])
+        await client.session("support", "user-42").context(wait_ms=5_000)
+        pairs = [(await http.head(path), await http.get(path)) for path in paths]
+        stream = await http.head(f"{PATH}/changes", params={"seconds": 60}, timeout=20)
+        after = await http.get("/healthz", timeout=20)
+        wrong = await http.head(f"{PATH}/events")
+
+    for head, whole in pairs:
+        assert (head.status_code, head.content) == (whole.status_code, b"")
+        assert head.headers["content-type"] == whole.headers["content-type"]
+    assert pairs[2][0].headers["content-length"] == str(len(pairs[2][1].content))
+    assert (stream.status_code, stream.content, after.status_code) == (200, b"", 200)
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
 
 
 @pytest.mark.proves("X2", "V3")
