@@ -45,7 +45,7 @@ async def answer_window(
 
 def _tags(headers: Headers) -> list[str]:
     """Return the etags of the answers that the caller has, without the marks of weak ones."""
-    tags = headers.get("if-none-match", "").split(",")
+    tags = ",".join(headers.getlist("if-none-match")).split(",")
     return [tag.strip().removeprefix("W/").strip('"') for tag in tags if tag]
 
 
