@@ -14,7 +14,14 @@ from turnfold.client.events import (
     turn_event,
 )
 from turnfold.client.portal import PortalClient
-from turnfold.client.replies import Account, HistoryPage, StoredMessage, Summary, Window
+from turnfold.client.replies import (
+    Account,
+    HistoryPage,
+    SearchHits,
+    StoredMessage,
+    Summary,
+    Window,
+)
 from turnfold.client.session import Session
 
 __all__ = [
@@ -25,6 +32,7 @@ __all__ = [
     "OutgoingEvent",
     "PortalClient",
     "Receipt",
+    "SearchHits",
     "Session",
     "StoredMessage",
     "Summary",

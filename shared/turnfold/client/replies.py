@@ -1,6 +1,6 @@
 """The answers of the services as values."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
@@ -196,6 +196,28 @@ class HistoryPage:
             answer.get("next_position"),
             answer.get("previous_position"),
             answer.get("fresh", True),
+        )
+
+
+class SearchHits(list[StoredMessage]):
+    """The messages that match a query, best first.
+
+    `is_partial` means that more may match: not all were examined, or large ones are left out.
+    `fresh` means that the search includes all events up to the freshness token.
+    """
+
+    def __init__(self, hits: Iterable[StoredMessage], *, is_partial: bool, fresh: bool) -> None:
+        super().__init__(hits)
+        self.is_partial = is_partial
+        self.fresh = fresh
+
+    @classmethod
+    def of(cls, answer: Fields) -> Self:
+        """Read the hits from an answer to `history.search`."""
+        return cls(
+            map(StoredMessage.of, answer["hits"]),
+            is_partial=bool(answer.get("is_partial")),
+            fresh=answer.get("fresh", True),
         )
 
 

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any, Literal, Protocol
 
 from turnfold.client.events import OutgoingEvent, Receipt
-from turnfold.client.replies import HistoryPage, StoredMessage, Summary, read
+from turnfold.client.replies import HistoryPage, SearchHits, StoredMessage, Summary, read
 from turnfold.contracts.subjects import session_subject
 from turnfold.errors import TooLarge, UnknownSession
 from turnfold.messages import Json, SessionKey
@@ -181,18 +181,21 @@ class SessionHistory:
         limit: int | None = None,
         after: int | Literal["latest"] | None = None,
         wait_ms: int | None = None,
-    ) -> list[StoredMessage]:
+    ) -> SearchHits:
         """Return the messages that match a query, best first, including evicted ones.
 
         `after` is a freshness token or `latest`; the service waits at most `wait_ms` (limit 5,000)
         for it.
         """
+        is_flushed = True
         if after == "latest":
-            _, wait_ms = await self._flushed(wait_ms)
+            is_flushed, wait_ms = await self._flushed(wait_ms)
         fields = {"q": q, "limit": limit, "after": after, "wait_ms": wait_ms}
         seconds = wait_seconds(wait_ms) if after else 0.0
         answer = await self.ask("history.search", fields, patience_seconds=seconds)
-        return [read(StoredMessage.of, hit) for hit in answer["hits"]]
+        hits = read(SearchHits.of, answer)
+        hits.fresh &= is_flushed
+        return hits
 
     async def summaries(self) -> list[Summary]:
         """Return all versions of the summary."""

@@ -81,6 +81,7 @@ async def test_histories_and_searches_wait_for_an_event_and_say_if_it_did_not_co
         seq = await said(session, 2, 3)
 
         stale = await session.history(newest=1, after=seq, wait_ms=100)
+        stale_hits = await session.search("Note", after=seq, wait_ms=100)
         waiting = asyncio.create_task(session.history(newest=1, after=seq, wait_ms=5_000))
         searching = asyncio.create_task(
             session.ask(
@@ -93,7 +94,23 @@ async def test_histories_and_searches_wait_for_an_event_and_say_if_it_did_not_co
 
     assert (stale.fresh, numbers(stale.messages)) == (False, [1])
     assert (fresh.fresh, numbers(fresh.messages)) == (True, [2])
-    assert (hits["fresh"], len(hits["hits"]), len(latest)) == (True, 3, 3)
+    assert (stale_hits.fresh, sorted(numbers(stale_hits))) == (False, [0, 1])
+    assert (hits["fresh"], len(hits["hits"])) == (True, 3)
+    assert (latest.fresh, latest.is_partial, len(latest)) == (True, False, 3)
+
+
+@pytest.mark.proves("F1")
+async def test_the_hits_of_a_search_say_if_there_may_be_more(tmp_path: Path) -> None:
+    async with serving_parts(tmp_path) as (_, client):
+        session = client.session("support", "user-42")
+        for number in range(8):
+            text = f"Note {number}. " + "x" * 300_000
+            await session.turn_completed([{"role": "user", "content": text}])
+
+        hits = await session.search("Note", after="latest", wait_ms=5_000)
+
+    assert (hits.fresh, hits.is_partial) == (True, True)
+    assert 0 < len(hits) < 8
 
 
 @pytest.mark.proves("G1", "W5")
