@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from turnfold.access.own_site import is_local_name
+from turnfold.access.own_site import is_local_name, is_of_another_site
 from turnfold.errors import RequestError
 from turnfold_query.console.api import ApiCaller, ApiError
 from turnfold_query.console.pages import acts, installation, session, summaries
@@ -182,8 +182,9 @@ async def _sign_out(request: Request) -> Response:
 
 
 def _is_foreign(request: Request) -> bool:
-    """Return whether a browser says that a page of another site sent the request."""
-    return request.headers.get("sec-fetch-site", "same-origin") not in {"same-origin", "none"}
+    """Return whether a browser says that a page of another origin sent the request."""
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    return site not in {"same-origin", "none"} or is_of_another_site(request.headers)
 
 
 async def _to_console(_: Request) -> Response:

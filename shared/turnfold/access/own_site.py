@@ -16,7 +16,7 @@ LOCAL_NAMES: Final = ("host.docker.internal", "host.containers.internal")
 """Names under which containers reach the loopback addresses of their machine."""
 OF_ANOTHER_SITE: Final = NotAllowed(
     "a page of another site may not send this; if it is of this site, the reverse proxy before it"
-    " has to pass the Host header on"
+    " has to pass the Host header on, or name it in X-Forwarded-Host"
 )
 
 
@@ -45,7 +45,7 @@ class OwnSiteMiddleware:
         await refusal(error)(scope, receive, send)
 
     def _refusal(self, method: str, headers: Headers) -> NotAllowed | None:
-        # A browser always sends the first header, and only browsers send the others.
+        # A browser always sends this header.
         host = headers.get("host", "")
         if self._is_local and host and not is_local_name(host):
             return NotAllowed(
@@ -53,12 +53,19 @@ class OwnSiteMiddleware:
                 " TURNFOLD_HTTP_TOKENS or TURNFOLD_HTTP_CHECKED_ELSEWHERE"
             )
         is_link = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
-        site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-        is_foreign = site == "cross-site"
-        # Older browsers tell no site, and no browser does over HTTP to another machine.
-        if site is None and origin is not None:
-            is_foreign = _name_in(origin.rpartition("/")[2]) != _name_in(host)
-        return OF_ANOTHER_SITE if is_foreign and not is_link else None
+        return OF_ANOTHER_SITE if is_of_another_site(headers) and not is_link else None
+
+
+def is_of_another_site(headers: Headers) -> bool:
+    """Return whether a browser says that a page of another site sends a request."""
+    # Only browsers send these headers.
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    # Older browsers tell no site, and no browser does over HTTP to another machine.
+    if site is not None or origin is None:
+        return site == "cross-site"
+    # A reverse proxy may replace the first, and name it in the second, which no page may set.
+    hosts = ",".join(headers.getlist("host") + headers.getlist("x-forwarded-host"))
+    return _name_in(origin.rpartition("/")[2]) not in map(_name_in, hosts.split(","))
 
 
 def is_local_name(host: str) -> bool:
@@ -75,4 +82,4 @@ def _name_in(host: str) -> str:
     """Return a host without its port."""
     # An IPv6 address ends with a bracket unless a port follows, so its last group is no port.
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    return name.strip("[]").lower()
+    return name.strip(" []").lower()

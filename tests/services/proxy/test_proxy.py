@@ -563,6 +563,7 @@ async def test_no_page_of_another_site_calls_the_model_or_writes_a_session(
         {"sec-fetch-site": "cross-site"},
         {"host": "evil.example"},
         {"origin": "https://evil.example"},
+        {"origin": "https://evil.example", "x-forwarded-host": "agents.example, internal"},
     ):
         for content_type in ("application/json", "text/plain"):
             answer = await scene.http.post(
@@ -575,6 +576,9 @@ async def test_no_page_of_another_site_calls_the_model_or_writes_a_session(
         assert (await scene.http.get("/healthz", headers=foreign)).status_code == 200
 
     assert len(scene.provider.requests) == before
+    # A page of its own site, behind a reverse proxy that has replaced the name.
+    own = {"origin": "https://agents.example:8443", "x-forwarded-host": "internal, agents.example"}
+    assert (await scene.http.get("/v1/models", headers=own)).status_code == 200
 
 
 @pytest.mark.proves("G10", "O5")

@@ -91,14 +91,20 @@ async def test_a_page_of_another_site_signs_nobody_out(tmp_path: Path) -> None:
             for headers in (
                 {"sec-fetch-site": "cross-site"},
                 {"sec-fetch-site": "same-site"},
+                # Over HTTP to another machine, browsers send only this one.
+                {"origin": "http://evil.example"},
+                {"origin": "null"},
                 {"sec-fetch-site": "same-origin"},
+                {"origin": parts.http_url},
+                # A reverse proxy has replaced the name.
+                {"origin": "https://agents.example", "x-forwarded-host": "agents.example"},
                 {},
             )
         ]
 
-    assert [answer.status_code for answer in answers] == [303] * 4
+    assert [answer.status_code for answer in answers] == [303] * 8
     forgets = ["turnfold_token" in answer.headers.get("set-cookie", "") for answer in answers]
-    assert forgets == [False, False, True, True]
+    assert forgets == [False] * 4 + [True] * 4
 
 
 @pytest.mark.proves("V1")
