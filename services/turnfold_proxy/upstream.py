@@ -10,8 +10,9 @@ import httpx
 from turnfold_proxy.own_headers import PREFIX
 
 CONNECT_SECONDS: Final = 15.0
-ANSWER_SECONDS: Final = 600.0
-"""How long a provider may be silent: models think for minutes before they write."""
+ANSWER_SECONDS: Final = 3_600.0
+"""How long a provider may be silent: models may think for longer than the ten minutes for which
+clients wait by default. A caller that waits for less hangs up, which ends the request."""
 
 _HOP_BY_HOP: Final = frozenset(
     {

@@ -4,6 +4,7 @@ import copy
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.costs.measuring import Case, Work, growth_of
@@ -13,6 +14,7 @@ from turnfold_proxy.apis.messages import MessagesReader
 from turnfold_proxy.apis.responses import ResponsesReader
 from turnfold_proxy.relay import READ_BYTES, AnswerTap
 from turnfold_proxy.sse import SseDecoder
+from turnfold_proxy.upstream import Upstream
 
 
 def event(**delta: Any) -> bytes:
@@ -186,6 +188,22 @@ def test_a_line_in_many_chunks_costs_no_more_than_its_length() -> None:
 
     assert growth is not None
     assert not growth.is_too_fast, growth
+
+
+@pytest.mark.proves("G10")
+async def test_a_caller_may_wait_longer_for_a_silent_provider_than_clients_do_by_default() -> None:
+    """These wait for ten minutes, and for fifteen where a provider works when it has time."""
+    upstream, waits = Upstream("http://127.0.0.1:9"), list[float]()
+
+    async def note(request: httpx.Request) -> None:
+        waits.append(request.extensions["timeout"]["read"])
+
+    upstream._client.event_hooks = {"request": [note]}
+    with pytest.raises(httpx.ConnectError):
+        await upstream.send("POST", "/v1/responses", [], b"{}", is_plain=True)
+    await upstream.close()
+
+    assert waits[0] > 15 * 60
 
 
 def chat(**delta: Any) -> dict[str, Any]:
