@@ -282,7 +282,14 @@ class Client:
         )
 
     async def erase_agent(self, agent_id: str, *, prefix: str | None = None) -> dict[str, Any]:
-        """Erase the sessions of an agent, all or those with a prefix; this cannot be undone."""
+        """Erase the sessions of an agent, all or those with a prefix; this cannot be undone.
+
+        Raises:
+            Unavailable: events of these are still in the buffer; they would be stored later.
+        """
+        for key in {event.key for event in self.unpublished}:
+            if key.agent_id == agent_id and key.session_id.startswith(prefix or ""):
+                await Session(self, key).flush()
         return await self.ask(agent_subject("agent.erase", agent_id), {"prefix": prefix})
 
     async def sessions(self, agent_id: str, *, prefix: str = "") -> AsyncIterator[str]:

@@ -180,7 +180,11 @@ class Session(SessionHistory):
         """Retract the newest messages and return them, in order; of several callers, one gets each.
 
         Fewer are returned if the session has no more, or if they are very long.
+
+        Raises:
+            Unavailable: events of the session are still in the buffer; they are newer.
         """
+        await self.flush()
         try:
             answer = await self.ask("session.pop", {"count": count}, patience_seconds=POP_SECONDS)
         except UnknownSession:
@@ -342,5 +346,10 @@ class Session(SessionHistory):
         )
 
     async def erase(self) -> dict[str, Any]:
-        """Erase the session and everything derived from it; this cannot be undone."""
+        """Erase the session and everything derived from it; this cannot be undone.
+
+        Raises:
+            Unavailable: events of the session are still in the buffer; they would be stored later.
+        """
+        await self.flush()
         return await self.ask("session.erase")

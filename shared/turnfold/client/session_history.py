@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from turnfold.client.events import OutgoingEvent, Receipt
 from turnfold.client.replies import HistoryPage, SearchHits, StoredMessage, Summary, read
 from turnfold.contracts.subjects import session_subject
-from turnfold.errors import TooLarge, UnknownSession
+from turnfold.errors import TooLarge, Unavailable, UnknownSession
 from turnfold.messages import Json, SessionKey
 
 WAIT_MS = 250
@@ -143,6 +143,16 @@ class SessionHistory:
         waited_ms = round((loop.time() - began) * 1000)
         # Unchanged if no time has passed: without a value, the service applies its own default.
         return is_flushed, max(0, most_ms - waited_ms) if waited_ms else wait_ms
+
+    async def flush(self) -> None:
+        """Wait until the bus has what this client has published before.
+
+        Raises:
+            Unavailable: after five seconds it has not.
+        """
+        is_flushed, _ = await self._flushed(MOST_WAIT_MS)
+        if not is_flushed:
+            raise Unavailable("earlier events of the session wait for the bus; try again")
 
     async def originals(
         self, *, include_retracted: bool = False, as_of: str | int | None = None

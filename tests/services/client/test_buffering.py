@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -347,3 +347,52 @@ async def test_a_tail_waits_for_the_events_in_the_buffer(tmp_path: Path) -> None
         tail = await asked
 
     assert [stored.message["content"] for stored in tail] == ["one", "two"]
+
+
+@asynccontextmanager
+async def with_an_event_in_the_buffer(directory: Path) -> AsyncGenerator[Client, None]:
+    """A client of which "one" is stored, and "two" waits until the stream takes more."""
+    async with (
+        running_parts(directory) as parts,
+        parts.running("worker"),
+        parts.running("query"),
+        directly(parts.server.url) as client,
+    ):
+        session = client.session("support", "user-42")
+        await session.turn_completed([{"role": "user", "content": "one"}])
+        await limit_stream(parts.server, 1)
+        receipt = await session.turn_completed([{"role": "user", "content": "two"}])
+        assert receipt.is_waiting
+        await limit_stream(parts.server, -1)
+        yield client
+
+
+@pytest.mark.proves("W5", "R3")
+async def test_a_pop_takes_the_newest_message_also_if_it_was_in_the_buffer(tmp_path: Path) -> None:
+    async with with_an_event_in_the_buffer(tmp_path) as client:
+        session = client.session("support", "user-42")
+        popped = await session.pop()
+        left = await session.tail(wait_ms=5_000)
+
+    assert [stored.message["content"] for stored in popped] == ["two"]
+    assert [stored.message["content"] for stored in left] == ["one"]
+
+
+@pytest.mark.proves("A6", "R3")
+@pytest.mark.parametrize(
+    "erase",
+    [
+        lambda client: client.session("support", "user-42").erase(),
+        lambda client: client.erase_agent("support"),
+        lambda client: client.erase_agent("support", prefix="user-"),
+    ],
+)
+async def test_what_was_in_the_buffer_does_not_come_back_after_an_erasure(
+    tmp_path: Path, erase: Callable[[Client], Awaitable[Json]]
+) -> None:
+    async with with_an_event_in_the_buffer(tmp_path) as client:
+        await erase(client)
+        unpublished = client.unpublished
+        tail = await client.session("support", "user-42").tail(wait_ms=5_000)
+
+    assert (unpublished, tail) == ((), [])
