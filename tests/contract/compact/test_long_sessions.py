@@ -7,7 +7,7 @@ from tests.store_fixtures import KEY, NOON, Stores, turns
 from turnfold.contracts.retractions import Retraction
 from turnfold.store.compact.withdrawal import withdraw
 from turnfold.store.database.engine import Database
-from turnfold.store.database.session_rows import SessionJournal, lock_by_key
+from turnfold.store.database.session_rows import SessionChange, SessionJournal, lock_by_key
 from turnfold.store.ingest.retraction import RetractedCounts, StoredRetraction
 
 MOST_PARAMETERS = 32_767
@@ -26,7 +26,7 @@ async def test_a_retraction_may_concern_any_number_of_evictions(
         (session,) = lock_by_key(connection, [KEY]).values()
         journal = SessionJournal()
         counts = RetractedCounts(source, 0, 0, evictions, is_new=True, undigested=evictions)
-        withdraw(connection, session, journal, stores.installation, counts)
+        withdraw(SessionChange(connection, session, journal, NOON), stores.installation, counts)
         journal.write(connection, [session])
         return len(journal.audit_rows)
 

@@ -29,7 +29,7 @@ from turnfold.store.compact.rewriting import open_regeneration, stated_options, 
 from turnfold.store.database.engine import Database
 from turnfold.store.database.predicates import is_chosen, is_open
 from turnfold.store.database.schema import campaigns, compactions, sessions
-from turnfold.store.database.session_rows import SessionJournal, lock_by_sid
+from turnfold.store.database.session_rows import SessionChange, SessionJournal, lock_by_sid
 from turnfold.store.database.statements import Prepared, PreparedIn
 
 _is_unfinished = campaigns.c.finished_at_ms.is_(None)
@@ -203,12 +203,9 @@ def _advance(
     still = [session for session in locked if session.version is not None]
     opened = [
         open_regeneration(
-            connection,
-            session,
-            journal,
+            SessionChange(connection, session, journal, now_ms),
             wanted,
             installation,
-            now_ms=now_ms,
             campaign_id=campaign_id,
         )
         for session in still

@@ -29,7 +29,7 @@ from turnfold.store.database.schema import (
     summaries,
     summary_activations,
 )
-from turnfold.store.database.session_rows import SessionJournal, SessionRow
+from turnfold.store.database.session_rows import SessionChange
 from turnfold.store.database.statements import BulkInsert, Prepared, PreparedIn
 from turnfold.store.ingest.usage import Calibrator
 
@@ -223,48 +223,42 @@ def rewrite_scope(
     return RewriteScope(tuple(chosen), None)
 
 
-def activate_version(
-    connection: Connection, session: SessionRow, version: int | None, *, at_ms: int
-) -> None:
+def activate_version(change: SessionChange, version: int | None) -> None:
     """Put a version in force, or none; exactly the evictions that it covers are covered."""
+    connection, sid = change.connection, change.session.sid
     # Set for all evictions anew: which ones a version covers cannot be told from its number.
     is_covered: ColumnElement[bool] = literal_column("false")
     tokens = 0
     if version is not None:
         is_covered = compactions.c.compaction_id.in_(_covered)
-        ((tokens,),) = _SUMMARY_TOKENS.rows(connection, session.sid, version)
+        ((tokens,),) = _SUMMARY_TOKENS.rows(connection, sid, version)
     changed = update(compactions).where(*_evicting, _is_committed).values(is_covered=is_covered)
-    connection.execute(changed, {"of_sid": session.sid, "number": version or 0})
-    record_activation(connection, session, version, int(tokens), at_ms=at_ms)
+    connection.execute(changed, {"of_sid": sid, "number": version or 0})
+    record_activation(change, version, int(tokens))
 
 
-def notify_activation(
-    connection: Connection, session: SessionRow, journal: SessionJournal, *, tokens_before: int
-) -> None:
+def notify_activation(change: SessionChange, *, tokens_before: int) -> None:
     """Add the notice of the version that is in force now, or of none, after its audit row."""
-    kinds = () if session.version is None else _KIND.rows(connection, session.sid, session.version)
-    journal.add_notice(
+    session = change.session
+    version = session.version
+    kinds = () if version is None else _KIND.rows(change.connection, session.sid, version)
+    change.journal.add_notice(
         session,
         "summary.updated",
-        version=session.version,
+        version=version,
         kind=next((kind for (kind,) in kinds), None),
         tokens_before=tokens_before,
         tokens_after=session.window_tokens,
     )
 
 
-def record_activation(
-    connection: Connection,
-    session: SessionRow,
-    version: int | None,
-    summary_tokens: int,
-    *,
-    at_ms: int,
-) -> None:
+def record_activation(change: SessionChange, version: int | None, summary_tokens: int) -> None:
     """Record the version now in force. The caller appends the audit row afterwards."""
+    connection, session = change.connection, change.session
     session.version, session.summary_tokens = version, summary_tokens
     # Factors change only here and with an eviction, so that windows keep their first bytes.
     session.factor = Calibrator(connection).factor(session.key.agent_id, session.model)
     session.revision += 1
     # The ordinal is that of the audit row which follows: the past is read in that order.
-    _ACTIVATION.run(connection, [(session.sid, session.audit_rows + 1, at_ms, version)])
+    row = (session.sid, session.audit_rows + 1, change.now_ms, version)
+    _ACTIVATION.run(connection, [row])

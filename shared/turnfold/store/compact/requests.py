@@ -22,7 +22,7 @@ from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.instance_lock import lock_storing
 from turnfold.store.database.predicates import has_status, is_open
 from turnfold.store.database.schema import agents, audit, compactions, sessions
-from turnfold.store.database.session_rows import SessionJournal, lock_by_key
+from turnfold.store.database.session_rows import SessionChange, SessionJournal, lock_by_key
 from turnfold.store.ingest.erase import EraseResult, Erasure, erase_some
 from turnfold.store.ingest.erased_letters import ErasureScope, erase_letters
 from turnfold.store.ingest.evict import REQUESTED, evict_now
@@ -123,13 +123,13 @@ def _set_for_session(
         session.renew_idle_time(installation)
     values = session.wishes._asdict()
     connection.execute(update(sessions).where(sessions.c.sid == session.sid).values(**values))
-    journal = SessionJournal(actor)
+    change = SessionChange(connection, session, SessionJournal(actor), now_ms)
     if changes := session.wishes.differences(before):
-        journal.add_audit_row(session, "policy", at_ms=now_ms, **changes)
+        change.add_audit_row("policy", **changes)
         _end_waiting(connection, compactions.c.sid == session.sid, now_ms)
     # A tighter policy may make an eviction due, and no event may ever arrive to notice it.
-    evict_now(connection, session, None, installation, journal, now_ms=now_ms)
-    journal.write(connection, [session])
+    evict_now(change, None, installation)
+    change.journal.write(connection, [session])
     return {**key._asdict(), **_overrides_as_json(session.wishes)}
 
 
@@ -232,9 +232,9 @@ def _compact(
         raise Conflict(
             "the session's mode is off: nothing is evicted; set it to manual or auto first"
         )
-    journal = SessionJournal(actor)
-    opened = evict_now(connection, session, REQUESTED, installation, journal, now_ms=now_ms)
-    journal.write(connection, [session])
+    change = SessionChange(connection, session, SessionJournal(actor), now_ms)
+    opened = evict_now(change, REQUESTED, installation)
+    change.journal.write(connection, [session])
     return CompactionId(str(opened)) if opened is not None else None
 
 

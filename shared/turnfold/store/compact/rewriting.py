@@ -22,7 +22,7 @@ from turnfold.store.database.predicates import (
     of_compactions,
 )
 from turnfold.store.database.schema import compactions, summaries
-from turnfold.store.database.session_rows import SessionJournal, SessionRow
+from turnfold.store.database.session_rows import SessionChange
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn
 from turnfold.store.ingest.open_compactions import delay_after_failure
 
@@ -93,33 +93,17 @@ def stated_options(wanted: RegenerateOptions) -> dict[str, Any]:
     return {name: value for name, value in asdict(wanted).items() if value is not None}
 
 
-def open_stand_in(
-    connection: Connection,
-    session: SessionRow,
-    journal: SessionJournal,
-    compaction_id: int,
-    *,
-    now_ms: int,
-) -> None:
+def open_stand_in(change: SessionChange, compaction_id: int) -> None:
     """Plan to replace an extractive version by one of the model, after its cooldown."""
-    begins_ms = max(session.cooldown_until_ms, now_ms)
-    _open(
-        connection,
-        session,
-        journal,
-        _Work(compaction_id, Trigger.STAND_IN, begins_ms, RegenerateOptions()),
-        now_ms=now_ms,
-    )
+    begins_ms = max(change.session.cooldown_until_ms, change.now_ms)
+    _open(change, _Work(compaction_id, Trigger.STAND_IN, begins_ms, RegenerateOptions()))
 
 
 def open_regeneration(
-    connection: Connection,
-    session: SessionRow,
-    journal: SessionJournal,
+    change: SessionChange,
     wanted: RegenerateOptions,
     installation: Installation,
     *,
-    now_ms: int,
     campaign_id: int | None = None,
 ) -> int:
     """Open a compaction that writes a version beside the one in force; reuse an open one.
@@ -127,149 +111,108 @@ def open_regeneration(
     A campaign takes over one that belongs to no campaign.
     """
     # A client that repeats its request after a lost answer gets the same compaction.
-    for known, stored in _REGENERATIONS.rows(connection, session.sid):
+    for known, stored in _REGENERATIONS.rows(change.connection, change.session.sid):
         if wanted_of(stored) == wanted:
             if campaign_id is not None:
-                _TAKE_OVER.run(connection, [(campaign_id, known)])
+                _TAKE_OVER.run(change.connection, [(campaign_id, known)])
             return int(known)
     compaction_id = installation.new_id()
-    _open(
-        connection,
-        session,
-        journal,
-        _Work(compaction_id, Trigger.REGENERATE, now_ms, wanted, campaign_id=campaign_id),
-        now_ms=now_ms,
-    )
+    begins_ms = change.now_ms
+    work = _Work(compaction_id, Trigger.REGENERATE, begins_ms, wanted, campaign_id=campaign_id)
+    _open(change, work)
     return compaction_id
 
 
-def open_fold(
-    connection: Connection,
-    session: SessionRow,
-    journal: SessionJournal,
-    installation: Installation,
-    *,
-    now_ms: int,
-) -> int | None:
+def open_fold(change: SessionChange, installation: Installation) -> int | None:
     """Open a compaction for evictions that lost their version, if there are any."""
-    lost = [eviction.compaction_id for eviction in uncovered(connection, session.sid)]
+    connection, sid = change.connection, change.session.sid
+    lost = [eviction.compaction_id for eviction in uncovered(connection, sid)]
     # Windows show digests until the fold is committed, and these evictions never needed one.
-    write_digests(connection, session.sid, lost, installation)
-    return continue_fold(connection, session, journal, installation.new_id, now_ms=now_ms)
+    write_digests(connection, sid, lost, installation)
+    return continue_fold(change, installation.new_id)
 
 
-def open_rewriting(
-    connection: Connection,
-    session: SessionRow,
-    journal: SessionJournal,
-    installation: Installation,
-    *,
-    now_ms: int,
-) -> None:
+def open_rewriting(change: SessionChange, installation: Installation) -> None:
     """Have the model write what an older version, now in force, lacks.
 
     That is evictions that lost their version. If there are none, and the version is a stand-in,
     nothing else would replace it.
     """
-    if open_fold(connection, session, journal, installation, now_ms=now_ms) is not None:
+    if open_fold(change, installation) is not None:
         return
-    if session.version is not None and _STAND_IN.rows(connection, session.sid, session.version):
-        open_stand_in(connection, session, journal, installation.new_id(), now_ms=now_ms)
+    sid, version = change.session.sid, change.session.version
+    if version is not None and _STAND_IN.rows(change.connection, sid, version):
+        open_stand_in(change, installation.new_id())
 
 
-def continue_fold(
-    connection: Connection,
-    session: SessionRow,
-    journal: SessionJournal,
-    new_id: Callable[[], int],
-    *,
-    now_ms: int,
-) -> int | None:
+def continue_fold(change: SessionChange, new_id: Callable[[], int]) -> int | None:
     """Open a compaction for the evictions that a fold left, because one job has a limit."""
+    connection, session = change.connection, change.session
     lost = [eviction.compaction_id for eviction in uncovered(connection, session.sid)]
     if not lost:
         return None
     ((first, last),) = _SPAN.rows(connection, lost)
     # Stand-ins for all parts would stay, because one rewrite replaces only the newest of them.
-    begins_ms = max(now_ms + SUMMARY_DELAY_MS, session.cooldown_until_ms)
+    begins_ms = max(change.now_ms + SUMMARY_DELAY_MS, session.cooldown_until_ms)
     work = _Work(new_id(), Trigger.REQUEST, begins_ms, span=(first, last))
-    _open(connection, session, journal, work, now_ms=now_ms)
+    _open(change, work)
     # After the fold was stored, so that it also waits if an eviction of the session failed.
     delay_after_failure(connection, [session.sid])
     return work.compaction_id
 
 
-def end_rewriting(
-    connection: Connection, session: SessionRow, journal: SessionJournal, *, now_ms: int
-) -> None:
+def end_rewriting(change: SessionChange) -> None:
     """End the rewriting of a version that is no longer in force."""
-    for (compaction_id,) in _SUPERSEDED.rows(connection, session.sid):
-        end_stale(
-            connection, session, journal, compaction_id, "another version took effect", now_ms
-        )
+    for (compaction_id,) in _SUPERSEDED.rows(change.connection, change.session.sid):
+        end_stale(change, compaction_id, "another version took effect")
 
 
-def end_plans(
-    connection: Connection, session: SessionRow, journal: SessionJournal, *, now_ms: int
-) -> None:
+def end_plans(change: SessionChange) -> None:
     """End planned evictions that nobody asked for: they would evict restored messages again."""
-    for (compaction_id,) in _PLANS.rows(connection, session.sid):
-        end_stale(connection, session, journal, compaction_id, "messages were restored", now_ms)
+    for (compaction_id,) in _PLANS.rows(change.connection, change.session.sid):
+        end_stale(change, compaction_id, "messages were restored")
 
 
-def end_stale(
-    connection: Connection,
-    session: SessionRow,
-    journal: SessionJournal,
-    compaction_id: int,
-    detail: str,
-    now_ms: int,
-) -> None:
+def end_stale(change: SessionChange, compaction_id: int, detail: str) -> None:
     """End a compaction whose work is not needed any more."""
-    values = {"status": JobStatus.STALE, "lease_until_ms": None, "finished_at_ms": now_ms}
-    connection.execute(
+    values = {"status": JobStatus.STALE, "lease_until_ms": None, "finished_at_ms": change.now_ms}
+    change.connection.execute(
         update(compactions).where(compactions.c.compaction_id == compaction_id).values(**values)
     )
-    journal.add_audit_row(
-        session, "stale", at_ms=now_ms, compaction_id=compaction_id, detail=detail
-    )
+    change.add_audit_row("stale", compaction_id=compaction_id, detail=detail)
 
 
-def end_regenerations(
-    connection: Connection, session: SessionRow, journal: SessionJournal, *, now_ms: int
-) -> None:
+def end_regenerations(change: SessionChange) -> None:
     """End regenerations that have nothing to write, or were to extend what was taken back.
 
     Messages that lost their version are folded first, and then written again.
     """
+    connection, session = change.connection, change.session
     is_void = session.version is None and not uncovered(connection, session.sid)
     for compaction_id, stored in _REGENERATIONS.rows(connection, session.sid):
         base = wanted_of(stored).from_version
         if is_void or not (base is None or may_be_extended(connection, session.sid, base)):
-            detail = "messages were retracted or restored"
-            end_stale(connection, session, journal, compaction_id, detail, now_ms)
+            end_stale(change, compaction_id, "messages were retracted or restored")
 
 
-def fence_off(
-    connection: Connection, session: SessionRow, *, now_ms: int, also_regenerations: bool = False
-) -> None:
+def fence_off(change: SessionChange, *, also_regenerations: bool = False) -> None:
     """Make running jobs of a session start again, because the version they build on is replaced.
 
     A regeneration names its base itself and does not depend on the version in force.
     """
-    is_running_job = (compactions.c.sid == session.sid) & (
+    is_running_job = (compactions.c.sid == change.session.sid) & (
         compactions.c.status == JobStatus.RUNNING
     )
     if not also_regenerations:
         is_running_job &= compactions.c.trigger != str(Trigger.REGENERATE)
     # The status fences off the worker: it holds only running rows, and a claim raises the fence.
-    connection.execute(
+    change.connection.execute(
         update(compactions)
         .where(is_running_job)
         .values(
             status=JobStatus.PENDING,
             lease_until_ms=None,
-            next_attempt_at_ms=now_ms,
+            next_attempt_at_ms=change.now_ms,
             # A stopped attempt is no failed one.
             attempts=compactions.c.attempts - 1,
         )
@@ -287,14 +230,8 @@ class _Work(NamedTuple):
     campaign_id: int | None = None
 
 
-def _open(
-    connection: Connection,
-    session: SessionRow,
-    journal: SessionJournal,
-    work: _Work,
-    *,
-    now_ms: int,
-) -> None:
+def _open(change: SessionChange, work: _Work) -> None:
+    session = change.session
     session.compactions += 1
     asked = stated_options(work.wanted) if work.wanted else {}
     row = {
@@ -302,18 +239,17 @@ def _open(
         "trigger": str(work.trigger), "status": JobStatus.PENDING, "first_position": work.span[0],
         "last_position": work.span[1], "messages_evicted": 0, "tokens_evicted": 0,
         "tokens_before": session.window_tokens, "digest": "", "digest_tokens": 0,
-        "next_attempt_at_ms": work.begins_ms, "requested_at_ms": now_ms,
+        "next_attempt_at_ms": work.begins_ms, "requested_at_ms": change.now_ms,
         "wanted": json.dumps(asked) if work.wanted else None, "campaign_id": work.campaign_id,
-        "actor": journal.asked_by,
+        "actor": change.journal.asked_by,
     }  # fmt: skip
-    connection.execute(compactions.insert(), row)
+    change.connection.execute(compactions.insert(), row)
     if "prompt" in asked:
         # No erasure reaches the audit, and a prompt may say anything.
         asked["prompt_version"] = prompt_version(asked.pop("prompt"))
-    journal.add_audit_row(
-        session, "opened", at_ms=now_ms, compaction_id=work.compaction_id,
-        tokens_before=session.window_tokens, trigger=str(work.trigger), version=session.version,
-        **asked,
+    change.add_audit_row(
+        "opened", compaction_id=work.compaction_id, tokens_before=session.window_tokens,
+        trigger=str(work.trigger), version=session.version, **asked,
     )  # fmt: skip
 
 

@@ -54,7 +54,12 @@ from turnfold.store.database.schema import (
     summaries,
 )
 from turnfold.store.database.sequence_ranges import stretches
-from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_key
+from turnfold.store.database.session_rows import (
+    SessionChange,
+    SessionJournal,
+    SessionRow,
+    lock_by_key,
+)
 from turnfold.store.database.statements import Bulk, BulkInsert, Prepared
 
 _VERSION = Prepared(
@@ -145,17 +150,17 @@ class SqlVersionStore:
         """Put a version in force; evictions that it does not cover become pending."""
 
         def promote(connection: Connection) -> ActiveVersion:
-            session, journal = _locked(connection, key), SessionJournal(actor)
-            _version(connection, session, version)
+            change = _locked(connection, key, now_ms, actor)
+            _version(connection, change.session, version)
+            in_force = change.session.version
             # Somebody decided by comparing two versions. A third one may have come since.
-            if over is not None and session.version != over:
+            if over is not None and in_force != over:
                 raise Conflict(
-                    f"version {session.version} is in force, not {over}: "
-                    "look again, then decide again"
+                    f"version {in_force} is in force, not {over}: look again, then decide again"
                 )
-            if version != session.version:
-                _promote(connection, session, version, installation, journal, now_ms)
-            return _done(connection, session, journal)
+            if version != in_force:
+                _promote(change, version, installation)
+            return _done(change)
 
         return await self._database.write(promote)
 
@@ -171,9 +176,9 @@ class SqlVersionStore:
         """Undo an eviction: its messages are live again, and no version covers them."""
 
         def restore(connection: Connection) -> ActiveVersion:
-            session, journal = _locked(connection, key), SessionJournal(actor)
-            _restore(connection, session, compaction_id, installation, journal, now_ms)
-            return _done(connection, session, journal)
+            change = _locked(connection, key, now_ms, actor)
+            _restore(change, compaction_id, installation)
+            return _done(change)
 
         return await self._database.write(restore)
 
@@ -189,31 +194,29 @@ class SqlVersionStore:
         """Open a compaction that writes a new version beside the one in force."""
 
         def regenerate(connection: Connection) -> CompactionId:
-            session, journal = _locked(connection, key), SessionJournal(actor)
-            if session.version is None:
+            change = _locked(connection, key, now_ms, actor)
+            if change.session.version is None:
                 raise Conflict("no version is in force yet, so there is nothing to write again")
             if wanted.from_version is not None:
-                _check_range(connection, session, wanted.from_version)
-            opened = open_regeneration(
-                connection, session, journal, wanted, installation, now_ms=now_ms
-            )
-            _done(connection, session, journal)
+                _check_range(connection, change.session, wanted.from_version)
+            opened = open_regeneration(change, wanted, installation)
+            _done(change)
             return CompactionId(str(opened))
 
         return await self._database.write(regenerate)
 
 
-def _locked(connection: Connection, key: SessionKey) -> SessionRow:
+def _locked(connection: Connection, key: SessionKey, now_ms: int, actor: str) -> SessionChange:
     session = lock_by_key(connection, [key]).get(key)
     if session is None:
         raise UnknownSession
-    return session
+    return SessionChange(connection, session, SessionJournal(actor), now_ms)
 
 
-def _done(connection: Connection, session: SessionRow, journal: SessionJournal) -> ActiveVersion:
-    journal.write(connection, [session])
-    ((pending,),) = _PENDING.rows(connection, session.sid)
-    return ActiveVersion(session.version, int(pending))
+def _done(change: SessionChange) -> ActiveVersion:
+    change.journal.write(change.connection, [change.session])
+    ((pending,),) = _PENDING.rows(change.connection, change.session.sid)
+    return ActiveVersion(change.session.version, int(pending))
 
 
 def _version(connection: Connection, session: SessionRow, version: int) -> Sequence[Any]:
@@ -227,14 +230,8 @@ def _version(connection: Connection, session: SessionRow, version: int) -> Seque
     raise BadRequest(f"version: there is no version {version} in this session")
 
 
-def _promote(
-    connection: Connection,
-    session: SessionRow,
-    version: int,
-    installation: Installation,
-    journal: SessionJournal,
-    now_ms: int,
-) -> None:
+def _promote(change: SessionChange, version: int, installation: Installation) -> None:
+    connection, session = change.connection, change.session
     compaction_id, _ = _version(connection, session, version)
     # The version would show messages twice: in its text, and live.
     if any_restored(connection, sorted(covered_by(connection, session.sid, version))):
@@ -244,25 +241,21 @@ def _promote(
     _check_valid(connection, session, version)
     before, replaced = session.window_tokens, session.version
     # First: a running job builds on the version that is about to be replaced.
-    fence_off(connection, session, now_ms=now_ms)
-    activate_version(connection, session, version, at_ms=now_ms)
-    journal.add_audit_row(
-        session, "promoted", at_ms=now_ms, compaction_id=compaction_id, tokens_before=before,
+    fence_off(change)
+    activate_version(change, version)
+    change.add_audit_row(
+        "promoted", compaction_id=compaction_id, tokens_before=before,
         tokens_after=session.window_tokens, version=version, replaced=replaced,
     )  # fmt: skip
-    notify_activation(connection, session, journal, tokens_before=before)
-    end_rewriting(connection, session, journal, now_ms=now_ms)
-    open_fold(connection, session, journal, installation, now_ms=now_ms)
+    notify_activation(change, tokens_before=before)
+    end_rewriting(change)
+    open_fold(change, installation)
 
 
 def _restore(
-    connection: Connection,
-    session: SessionRow,
-    compaction_id: CompactionId,
-    installation: Installation,
-    journal: SessionJournal,
-    now_ms: int,
+    change: SessionChange, compaction_id: CompactionId, installation: Installation
 ) -> None:
+    connection, session = change.connection, change.session
     by = number_of(compaction_id)
     rows = _EVICTION.rows(connection, session.sid, by)
     if not rows:
@@ -277,8 +270,8 @@ def _restore(
     if version is not None and _COMMITTED_LATER.rows(connection, session.sid, version, ordinal):
         raise Conflict("a later compaction was committed: restore the newest first")
     before = session.window_tokens
-    fence_off(connection, session, now_ms=now_ms, also_regenerations=True)
-    taken = _make_live(connection, session.sid, by, first, last, now_ms)
+    fence_off(change, also_regenerations=True)
+    taken = _make_live(connection, session.sid, by, first, last, change.now_ms)
     load = load_of(taken)
     session.live_messages += load.messages
     session.live_tokens += load.tokens
@@ -294,17 +287,17 @@ def _restore(
         # below.
         _, base_version = _version(connection, session, version)
         base_version = valid_version(connection, session.sid, base_version)
-        activate_version(connection, session, base_version, at_ms=now_ms)
-    journal.add_audit_row(
-        session, "restored", at_ms=now_ms, compaction_id=by, tokens_before=before,
+        activate_version(change, base_version)
+    change.add_audit_row(
+        "restored", compaction_id=by, tokens_before=before,
         tokens_after=session.window_tokens, messages=len(taken), version=session.version,
     )  # fmt: skip
-    notify_activation(connection, session, journal, tokens_before=before)
-    end_plans(connection, session, journal, now_ms=now_ms)
-    end_regenerations(connection, session, journal, now_ms=now_ms)
+    notify_activation(change, tokens_before=before)
+    end_plans(change)
+    end_regenerations(change)
     if is_covered:
-        end_rewriting(connection, session, journal, now_ms=now_ms)
-        open_rewriting(connection, session, journal, installation, now_ms=now_ms)
+        end_rewriting(change)
+        open_rewriting(change, installation)
 
 
 def _make_live(

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, false, literal_column, select, update
+from sqlalchemy import bindparam, false, literal_column, select, update
 
 from turnfold.core.history.audit_chain import WORKER
 from turnfold.ports.ingest import Installation
@@ -18,7 +18,7 @@ from turnfold.store.compact.rewriting import (
 )
 from turnfold.store.database.predicates import is_chosen, is_open
 from turnfold.store.database.schema import compactions
-from turnfold.store.database.session_rows import SessionJournal, SessionRow
+from turnfold.store.database.session_rows import SessionChange
 from turnfold.store.database.statements import Bulk, PreparedIn
 from turnfold.store.ingest.retraction import RetractedCounts
 
@@ -35,76 +35,55 @@ _UNCOVER_EMPTIED = Bulk(
 )
 
 
-def withdraw(
-    connection: Connection,
-    session: SessionRow,
-    journal: SessionJournal,
-    installation: Installation,
-    counts: RetractedCounts,
-) -> None:
+def withdraw(change: SessionChange, installation: Installation, counts: RetractedCounts) -> None:
     """Withdraw the versions that cover retracted messages, and append the audit row.
 
     The newest version below them that covers none takes effect at once. Until a worker has written
     the next one, digests speak for the other messages that lost their version.
     """
-    at_ms, replaced = counts.source.at_ms, session.version
+    connection, session = change.connection, change.session
+    replaced = session.version
     if counts.compaction_ids:
         # Running jobs have read the retracted messages, also those that write beside the version.
-        fence_off(connection, session, now_ms=at_ms, also_regenerations=True)
+        fence_off(change, also_regenerations=True)
         version = valid_version(connection, session.sid, session.version)
         if version != replaced:
-            activate_version(connection, session, version, at_ms=at_ms)
+            activate_version(change, version)
     # The next audit row after the activation must be this one: it has the activation's ordinal.
     if counts.is_new or counts.messages:
-        _journal(connection, session, journal, counts, replaced)
+        _journal(change, counts, replaced)
     if counts.compaction_ids:
-        _end_emptied(connection, session, journal, counts.compaction_ids, now_ms=at_ms)
+        _end_emptied(change, counts.compaction_ids)
     write_digests(connection, session.sid, sorted(counts.undigested), installation)
     if not counts.compaction_ids:
         return
-    end_regenerations(connection, session, journal, now_ms=at_ms)
+    end_regenerations(change)
     if session.version != replaced:
-        end_rewriting(connection, session, journal, now_ms=at_ms)
-        open_rewriting(connection, session, journal, installation, now_ms=at_ms)
+        end_rewriting(change)
+        open_rewriting(change, installation)
 
 
-def _journal(
-    connection: Connection,
-    session: SessionRow,
-    journal: SessionJournal,
-    counts: RetractedCounts,
-    replaced: int | None,
-) -> None:
+def _journal(change: SessionChange, counts: RetractedCounts, replaced: int | None) -> None:
+    session, source = change.session, counts.source
     changes: dict[str, Any] = {"version": session.version, "replaced": replaced}
-    journal.add_audit_row(
-        session,
+    change.add_audit_row(
         "retracted",
-        at_ms=counts.source.at_ms,
         # Some messages, or a result of a retracted call, were stored later than the retraction.
         reason=None if counts.is_new else "late",
         tokens_before=counts.tokens_before,
         tokens_after=session.window_tokens,
-        actor=counts.source.actor if counts.is_new else WORKER,
+        actor=source.actor if counts.is_new else WORKER,
         messages=counts.messages,
-        seq=counts.source.seq or None,
+        seq=source.seq or None,
         **(changes if session.version != replaced else {}),
     )
     if session.version != replaced:
-        notify_activation(connection, session, journal, tokens_before=counts.tokens_before)
+        notify_activation(change, tokens_before=counts.tokens_before)
 
 
-def _end_emptied(
-    connection: Connection,
-    session: SessionRow,
-    journal: SessionJournal,
-    compaction_ids: Collection[int],
-    *,
-    now_ms: int,
-) -> None:
+def _end_emptied(change: SessionChange, compaction_ids: Collection[int]) -> None:
     """End the evictions that have no message left: there is nothing to summarize or to cover."""
     chosen = sorted(compaction_ids)
-    for (compaction_id,) in _EMPTIED.rows(connection, chosen):
-        end_stale(
-            connection, session, journal, compaction_id, "all its messages were retracted", now_ms
-        )
-    _UNCOVER_EMPTIED.run(connection, [(compaction_id,) for compaction_id in chosen])
+    for (compaction_id,) in _EMPTIED.rows(change.connection, chosen):
+        end_stale(change, compaction_id, "all its messages were retracted")
+    _UNCOVER_EMPTIED.run(change.connection, [(compaction_id,) for compaction_id in chosen])

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, select
 
@@ -351,3 +351,16 @@ class SessionJournal:
         _SEALED.run(connection, self.audit_rows)
         _TOLD.run(connection, self.notices)
         write_back(connection, sessions)
+
+
+class SessionChange(NamedTuple):
+    """A change of a locked session: its transaction, its journal, and its time (ms since 1970)."""
+
+    connection: Connection
+    session: SessionRow
+    journal: SessionJournal
+    now_ms: int
+
+    def add_audit_row(self, phase: str, **values: Any) -> None:
+        """Append an audit row of this time; see `SessionJournal.add_audit_row`."""
+        self.journal.add_audit_row(self.session, phase, at_ms=self.now_ms, **values)

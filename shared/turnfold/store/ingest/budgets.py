@@ -20,6 +20,7 @@ from turnfold.ports.ingest import Installation
 from turnfold.process.set_aside import SetAside
 from turnfold.store.database.engine import Database
 from turnfold.store.database.session_rows import (
+    SessionChange,
     SessionJournal,
     SessionRow,
     lock_by_key,
@@ -86,9 +87,8 @@ def _follow(
         )
         compaction = None
         if fired:
-            compaction = evict_now(
-                connection, session, fired[0], installation, journal, now_ms=at_ms
-            )
+            change = SessionChange(connection, session, journal, at_ms)
+            compaction = evict_now(change, fired[0], installation)
         opened += compaction is not None
         if is_changed or compaction is not None:
             changed.append(session)

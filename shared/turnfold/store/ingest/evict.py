@@ -29,7 +29,7 @@ from turnfold.ports.ingest import DecodedEvent, Installation
 from turnfold.store.database.message_rows import EVICTABLE, evictable_of
 from turnfold.store.database.predicates import in_range, is_live
 from turnfold.store.database.schema import compactions, messages
-from turnfold.store.database.session_rows import SessionJournal, SessionRow
+from turnfold.store.database.session_rows import SessionChange, SessionJournal, SessionRow
 from turnfold.store.database.statements import Prepared, PreparedIn, bulk_update
 from turnfold.store.ingest.open_compactions import (
     MARK_EVICTED,
@@ -248,15 +248,10 @@ def _meter(
 
 
 def evict_now(
-    connection: Connection,
-    session: SessionRow,
-    reason: FiredTrigger | None,
-    installation: Installation,
-    journal: SessionJournal,
-    *,
-    now_ms: int,
+    change: SessionChange, reason: FiredTrigger | None, installation: Installation
 ) -> int | None:
     """Evict from one locked session on request; without `reason`, only if a trigger fires."""
+    connection, session, journal, now_ms = change
     policy = session.policy(installation)
     asked = largest_budget(session.budgets, policy, at_ms=now_ms)
     triggers = (reason,) if reason else _fired(session, installation, asked)
@@ -319,20 +314,14 @@ def planned(
 
 
 def mark_evicted(
-    connection: Connection,
-    session: SessionRow,
-    compaction_id: int,
-    eviction: Eviction,
-    journal: SessionJournal,
-    *,
-    model: str | None,
-    now_ms: int,
+    change: SessionChange, compaction_id: int, eviction: Eviction, *, model: str | None
 ) -> None:
     """Carry out a planned eviction, in the transaction that commits its summary.
 
     Raises:
         LostLease: one of its messages is not live any more.
     """
+    connection, session, journal, now_ms = change
     evicted = eviction.evicted
     ((actor,),) = _ASKED_BY.rows(connection, compaction_id)
     # Messages may have come since it was planned.

@@ -10,7 +10,7 @@ from turnfold.ports.ingest import Installation
 from turnfold.process.set_aside import SetAside
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import sessions
-from turnfold.store.database.session_rows import SessionJournal, lock_by_sid
+from turnfold.store.database.session_rows import SessionChange, SessionJournal, lock_by_sid
 from turnfold.store.database.statements import Prepared
 from turnfold.store.ingest.evict import evict_now
 
@@ -75,12 +75,6 @@ def _evict_idle(
         if session.idle_at_ms is not None and session.idle_at_ms <= now_ms:
             # Once until somebody speaks again.
             session.idle_at_ms = None
-            evict_now(
-                connection,
-                session,
-                FiredTrigger(Trigger.IDLE, 0),
-                installation,
-                journal,
-                now_ms=now_ms,
-            )
+            change = SessionChange(connection, session, journal, now_ms)
+            evict_now(change, FiredTrigger(Trigger.IDLE, 0), installation)
     journal.write(connection, locked)

@@ -35,7 +35,7 @@ from turnfold.store.database.schema import (
     usage_reports,
 )
 from turnfold.store.database.secrets import SIGNED_ACTORS, secret_in
-from turnfold.store.database.session_rows import SessionJournal, SessionRow
+from turnfold.store.database.session_rows import SessionChange, SessionJournal, SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared
 from turnfold.store.ingest.batch.stored_events import KNOWN_EVENTS
 from turnfold.store.ingest.pairing import changed_pairs, first_named_seq, store_pairs
@@ -84,7 +84,7 @@ class _Later(NamedTuple):
     evictions: set[int]
 
 
-Withdraw = Callable[[Connection, SessionRow, SessionJournal, Installation, RetractedCounts], None]
+Withdraw = Callable[[SessionChange, Installation, RetractedCounts], None]
 """Takes versions that cover retracted messages out of force, and writes the audit row."""
 
 
@@ -194,7 +194,8 @@ class Retractor:
             counts = RetractedCounts(
                 source, rows.messages, before, rows.compaction_ids, is_new, undigested
             )
-            self._withdraw(self._connection, session, self._journal, self._installation, counts)
+            change = SessionChange(self._connection, session, self._journal, source.at_ms)
+            self._withdraw(change, self._installation, counts)
         return has_named
 
     def _name(self, session: SessionRow, source: StoredRetraction, rows: RetractedRows) -> bool:

@@ -35,7 +35,7 @@ from turnfold.store.database.predicates import (
     of_compactions,
 )
 from turnfold.store.database.schema import compactions, sessions
-from turnfold.store.database.session_rows import SessionJournal, SessionRow
+from turnfold.store.database.session_rows import SessionChange, SessionRow
 from turnfold.store.database.statements import Prepared, bulk_update
 from turnfold.store.ingest.evict import fired_now
 from turnfold.store.ingest.open_compactions import trigger_columns
@@ -168,23 +168,19 @@ _KINDS = {str(Trigger.STAND_IN): JobKind.STAND_IN, str(Trigger.REGENERATE): JobK
 
 
 def claim_session(
-    connection: Connection,
-    session: SessionRow,
-    installation: Installation,
-    lease_ms: int,
-    now_ms: int,
-    journal: SessionJournal,
+    change: SessionChange, installation: Installation, *, lease_ms: int
 ) -> Job | None:
     """Claim the open compactions of a locked session, at most as many as one job may summarize.
 
     Return None if nothing is due, or if a worker holds the session.
     """
+    connection, session, _, now_ms = change
     rows = [_OpenRow(*row) for row in _OPEN_ROWS.rows(connection, session.sid)]
     # The list of due sessions was read before the lock: another worker may have claimed this one.
     if any(row.is_leased(now_ms) for row in rows):
         return None
     policy = session.policy(installation)
-    due = _due_now(connection, session, rows, policy, installation, now_ms, journal)
+    due = _due_now(change, rows, policy, installation)
     if not due:
         return None
     claimed = _of_one_job(connection, session.sid, due)
@@ -199,10 +195,8 @@ def claim_session(
         connection,
         [(JobStatus.RUNNING, job.fence, job.attempt, lease_until_ms, row_id) for row_id in ids],
     )
-    journal.add_audit_row(
-        session,
+    change.add_audit_row(
         "summary_start",
-        at_ms=now_ms,
         compaction_id=claimed[-1].compaction_id,
         attempt=job.attempt,
         fence=job.fence,
@@ -213,15 +207,10 @@ def claim_session(
 
 
 def _due_now(
-    connection: Connection,
-    session: SessionRow,
-    rows: Sequence[_OpenRow],
-    policy: Policy,
-    installation: Installation,
-    now_ms: int,
-    journal: SessionJournal,
+    change: SessionChange, rows: Sequence[_OpenRow], policy: Policy, installation: Installation
 ) -> Sequence[_OpenRow]:
     """Return the open compactions to claim; postpone or end those that have to wait or are void."""
+    connection, session, _, now_ms = change
     due = _first_due(rows, now_ms, is_cooling=session.is_cooling(now_ms))
     if not due:
         return []
@@ -231,10 +220,10 @@ def _due_now(
         return []
     if not due[0].is_plan:
         return due
-    plan = _plan_of_now(connection, session, due[0], policy, installation, now_ms)
+    plan = _plan_of_now(change, due[0], policy, installation)
     if plan is None:
         detail = f"no trigger fires any more, the mode is {policy.mode}"
-        end_stale(connection, session, journal, due[0].compaction_id, detail, now_ms)
+        end_stale(change, due[0].compaction_id, detail)
         delete_chunk_summaries(connection, session.sid)
         return []
     return [plan]
@@ -253,18 +242,13 @@ def _postpone(connection: Connection, regeneration: _OpenRow, until_ms: int) -> 
 
 
 def _plan_of_now(
-    connection: Connection,
-    session: SessionRow,
-    plan: _OpenRow,
-    policy: Policy,
-    installation: Installation,
-    now_ms: int,
+    change: SessionChange, plan: _OpenRow, policy: Policy, installation: Installation
 ) -> _OpenRow | None:
     """Return a plan with the trigger that fires now; None if none fires, or the mode forbids it.
 
     Since it was planned, and all the more since it failed, policy, budgets and messages may differ.
     """
-    fired = fired_now(session, plan.fired, installation, now_ms=now_ms)
+    fired = fired_now(change.session, plan.fired, installation, now_ms=change.now_ms)
     if fired is None or not is_allowed(fired.trigger, policy.mode):
         return None
     if fired == plan.fired:
@@ -273,7 +257,7 @@ def _plan_of_now(
     plan = plan._replace(
         trigger=trigger, is_by_budget=is_by_budget, budget_tokens=fired.budget_tokens
     )
-    connection.execute(
+    change.connection.execute(
         update(compactions)
         .where(compactions.c.compaction_id == plan.compaction_id)
         .values(trigger=trigger, is_by_budget=is_by_budget, budget_tokens=fired.budget_tokens)

@@ -24,7 +24,7 @@ from turnfold.store.compact.rewriting import (
 )
 from turnfold.store.database.predicates import is_chosen, is_version, of_messages
 from turnfold.store.database.schema import compactions, messages, summaries
-from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid
+from turnfold.store.database.session_rows import SessionChange, SessionJournal, lock_by_sid
 from turnfold.store.database.statements import Prepared, PreparedIn, bulk_update
 from turnfold.store.ingest.evict import mark_evicted
 
@@ -104,10 +104,10 @@ def commit_version(
         raise LostLease(job.compaction_ids[-1])
     # Version numbers are never reused, also not those of versions that never were in force.
     session.versions += 1
-    number, journal = session.versions, SessionJournal()
+    number, change = session.versions, SessionChange(connection, session, SessionJournal(), now_ms)
     tokens_before_leaving = session.window_tokens
     if leaving is not None:
-        _carry_out(connection, session, job, version, leaving, journal, now_ms=now_ms)
+        _carry_out(change, job, version, leaving)
     tokens_replaced = session.window_tokens
     added = added_evictions(connection, job)
     # Messages that were restored meanwhile are live: a version must not cover them as well.
@@ -119,46 +119,40 @@ def commit_version(
     _add_summary(connection, job, version, number, added, now_ms)
     if is_activated:
         _COVER.run(connection, [(True, compaction_id) for compaction_id in added])
-        record_activation(connection, session, number, version.tokens, at_ms=now_ms)
+        record_activation(change, number, version.tokens)
     is_part = not is_activated and _goes_on(connection, job, number, now_ms=now_ms)
-    _journal_version(
-        journal, session, job, version, is_part=is_part, reason=reason,
-        tokens=(tokens_replaced, tokens_after), now_ms=now_ms
-    )  # fmt: skip
+    tokens = (tokens_replaced, tokens_after)
+    _journal_version(change, job, version, is_part=is_part, reason=reason, tokens=tokens)
     if leaving is not None:
-        _journal_leaving(
-            journal, session, job, version, leaving, tokens_before=tokens_before_leaving,
-            tokens_after=tokens_after, now_ms=now_ms
-        )  # fmt: skip
-    _notify_version(connection, journal, session, job, version, tokens_after)
+        change.add_audit_row(
+            "selective_done",
+            compaction_id=int(job.compaction_ids[-1]),
+            tokens_before=tokens_before_leaving,
+            tokens_after=tokens_after,
+            version=number,
+            evicted=len(leaving.evicted),
+            model=version.draft.model,
+        )
+    _notify_version(change, job, version, tokens_after)
     if is_activated:
-        _plan_rewriting(connection, session, job, version, reason, journal, now_ms, new_id)
+        _plan_rewriting(change, job, version, reason, new_id)
     # Only a stand-in leaves another attempt to be made, for which the parts of the answer are kept.
     delete_chunk_summaries(connection, job.sid)
-    journal.write(connection, [session])
+    change.journal.write(connection, [session])
     return number
 
 
-def _carry_out(
-    connection: Connection,
-    session: SessionRow,
-    job: Job,
-    version: Version,
-    leaving: Eviction,
-    journal: SessionJournal,
-    *,
-    now_ms: int,
-) -> None:
+def _carry_out(change: SessionChange, job: Job, version: Version, leaving: Eviction) -> None:
     """Carry out a planned eviction.
 
     Raises:
         LostLease: the mode no longer allows it, or one of its messages is not live any more.
     """
+    session = change.session
     mode = Mode(session.wishes.mode or session.agent_wishes.mode or job.policy.mode)
     if not is_allowed(leaving.due.trigger, mode):
         raise LostLease(job.compaction_ids[-1])
-    newest_id, model = int(job.compaction_ids[-1]), version.draft.model
-    mark_evicted(connection, session, newest_id, leaving, journal, model=model, now_ms=now_ms)
+    mark_evicted(change, int(job.compaction_ids[-1]), leaving, model=version.draft.model)
 
 
 def _finish_rows(connection: Connection, job: Job, finished: tuple[Any, ...]) -> None:
@@ -196,21 +190,14 @@ def _goes_on(connection: Connection, job: Job, number: int, *, now_ms: int) -> b
     return True
 
 
-def _notify_version(
-    connection: Connection,
-    journal: SessionJournal,
-    session: SessionRow,
-    job: Job,
-    version: Version,
-    tokens_after: int,
-) -> None:
+def _notify_version(change: SessionChange, job: Job, version: Version, tokens_after: int) -> None:
     in_force = {"in_force": False} if job.writes is JobKind.REGENERATED else {}
     # Before the first eviction of the job.
-    ((tokens_before,),) = _TOKENS_BEFORE.rows(connection, compaction_ids(job)[:1])
-    journal.add_notice(
-        session,
+    ((tokens_before,),) = _TOKENS_BEFORE.rows(change.connection, compaction_ids(job)[:1])
+    change.journal.add_notice(
+        change.session,
         "summary.updated",
-        version=session.versions,
+        version=change.session.versions,
         kind=version.draft.kind,
         tokens_before=int(tokens_before),
         tokens_after=tokens_after,
@@ -223,28 +210,24 @@ def _base_version(job: Job) -> int | None:
 
 
 def _journal_version(
-    journal: SessionJournal,
-    session: SessionRow,
+    change: SessionChange,
     job: Job,
     version: Version,
     *,
     is_part: bool,
     reason: str | None,
     tokens: tuple[int, int],
-    now_ms: int,
 ) -> None:
     """Record a version; `tokens` are those of the window before and after it."""
     draft = version.draft
     part: dict[str, Any] = {"is_part": True} if is_part else {}
-    journal.add_audit_row(
-        session,
+    change.add_audit_row(
         "summary_done",
-        at_ms=now_ms,
         compaction_id=int(job.compaction_ids[-1]),
         reason=reason,
         tokens_before=tokens[0],
         tokens_after=tokens[1],
-        version=session.versions,
+        version=change.session.versions,
         base_version=_base_version(job),
         in_force=job.writes is not JobKind.REGENERATED,
         **part,
@@ -263,55 +246,28 @@ def _journal_version(
     )
 
 
-def _journal_leaving(
-    journal: SessionJournal,
-    session: SessionRow,
-    job: Job,
-    version: Version,
-    leaving: Eviction,
-    *,
-    tokens_before: int,
-    tokens_after: int,
-    now_ms: int,
-) -> None:
-    journal.add_audit_row(
-        session,
-        "selective_done",
-        at_ms=now_ms,
-        compaction_id=int(job.compaction_ids[-1]),
-        tokens_before=tokens_before,
-        tokens_after=tokens_after,
-        version=session.versions,
-        evicted=len(leaving.evicted),
-        model=version.draft.model,
-    )
-
-
 def _plan_rewriting(
-    connection: Connection,
-    session: SessionRow,
+    change: SessionChange,
     job: Job,
     version: Version,
     reason: str | None,
-    journal: SessionJournal,
-    now_ms: int,
     new_id: Callable[[], int],
 ) -> None:
     """End the cooldown if the model answered.
 
     Otherwise begin a cooldown, and plan to replace the stand-in. Another fold takes over the rest.
     """
-    end_rewriting(connection, session, journal, now_ms=now_ms)
+    end_rewriting(change)
     if version.draft.kind == "llm":
-        session.end_cooldown()
+        change.session.end_cooldown()
     elif reason is not None:
         # During a cooldown the model was not called, so this is not another failure.
         if job.cooling is None:
-            session.begin_cooldown(reason, at_ms=now_ms)
+            change.session.begin_cooldown(reason, at_ms=change.now_ms)
         again = new_id()
-        open_stand_in(connection, session, journal, again, now_ms=now_ms)
-        move_chunk_summaries(connection, job, again)
-    continue_fold(connection, session, journal, new_id, now_ms=now_ms)
+        open_stand_in(change, again)
+        move_chunk_summaries(change.connection, job, again)
+    continue_fold(change, new_id)
 
 
 def _add_summary(

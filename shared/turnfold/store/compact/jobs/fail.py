@@ -13,7 +13,12 @@ from turnfold.store.compact.jobs.rows import is_held, update_held
 from turnfold.store.compact.rewriting import open_stand_in
 from turnfold.store.database.predicates import of_compactions
 from turnfold.store.database.schema import compactions
-from turnfold.store.database.session_rows import SessionJournal, SessionRow, lock_by_sid
+from turnfold.store.database.session_rows import (
+    SessionChange,
+    SessionJournal,
+    SessionRow,
+    lock_by_sid,
+)
 from turnfold.store.database.statements import Prepared
 from turnfold.store.ingest.open_compactions import delay_after_failure
 
@@ -62,29 +67,26 @@ def fail_job(
         LostLease: another worker holds the job.
     """
     session = _release(connection, job, status=status, reason=reason, finished_at_ms=now_ms)
-    journal = SessionJournal()
-    _journal_failure(
-        journal, session, job, _PHASES[status], reason=reason, detail=detail, model=model,
-        now_ms=now_ms
-    )  # fmt: skip
+    change = SessionChange(connection, session, SessionJournal(), now_ms)
+    _journal_failure(change, job, _PHASES[status], reason=reason, detail=detail, model=model)
     # A stale job is nobody's failure: another version took effect while it was written.
     if status is not JobStatus.STALE:
-        _notify_failure(journal, session, job, reason=reason, next_attempt_at_ms=None)
+        _notify_failure(change, job, reason=reason, next_attempt_at_ms=None)
         # A regeneration is an offer. Its failure must not delay the summaries that windows need.
         if job.writes is not JobKind.REGENERATED:
             session.begin_cooldown(reason or str(status), at_ms=now_ms)
         if job.planned and status is JobStatus.FAILED:
             again = new_id()
-            _plan_again(connection, session, job, job.planned, journal, again, now_ms=now_ms)
+            _plan_again(change, job, job.planned, again)
             move_chunk_summaries(connection, job, again)
         if job.writes is JobKind.STAND_IN and not _is_refused_for_good(connection, job.sid):
             again = new_id()
-            open_stand_in(connection, session, journal, again, now_ms=now_ms)
+            open_stand_in(change, again)
             if status is JobStatus.FAILED:
                 move_chunk_summaries(connection, job, again)
     # Last, because answers for open rows are kept.
     delete_chunk_summaries(connection, job.sid)
-    journal.write(connection, [session])
+    change.journal.write(connection, [session])
 
 
 def _is_refused_for_good(connection: Connection, sid: int) -> bool:
@@ -93,32 +95,23 @@ def _is_refused_for_good(connection: Connection, sid: int) -> bool:
     return newest == [(Trigger.STAND_IN, JobStatus.REJECTED)] * REFUSED_STAND_INS
 
 
-def _plan_again(
-    connection: Connection,
-    session: SessionRow,
-    job: Job,
-    planned: FiredTrigger,
-    journal: SessionJournal,
-    compaction_id: int,
-    *,
-    now_ms: int,
-) -> None:
+def _plan_again(change: SessionChange, job: Job, planned: FiredTrigger, compaction_id: int) -> None:
     """Plan an eviction again for when the provider is back: nobody may speak before."""
+    session = change.session
     session.compactions += 1
     changed = {
         "compaction_id": compaction_id, "ordinal": session.compactions,
         "status": JobStatus.PENDING, "tokens_before": session.window_tokens,
-        "next_attempt_at_ms": session.cooldown_until_ms, "requested_at_ms": now_ms,
+        "next_attempt_at_ms": session.cooldown_until_ms, "requested_at_ms": change.now_ms,
     }  # fmt: skip
     again = select(
         *(literal(value, compactions.c[name].type) for name, value in changed.items()),
         *(compactions.c[name] for name in _KEPT),
     ).where(compactions.c.compaction_id == int(job.compaction_ids[-1]))
-    connection.execute(compactions.insert().from_select([*changed, *_KEPT], again))
-    journal.add_audit_row(
-        session, "selective_start", at_ms=now_ms, compaction_id=compaction_id,
-        tokens_before=session.window_tokens, trigger=str(planned.trigger),
-        live=session.live_messages, session_model=session.model,
+    change.connection.execute(compactions.insert().from_select([*changed, *_KEPT], again))
+    change.add_audit_row(
+        "selective_start", compaction_id=compaction_id, tokens_before=session.window_tokens,
+        trigger=str(planned.trigger), live=session.live_messages, session_model=session.model,
     )  # fmt: skip
 
 
@@ -148,13 +141,10 @@ def retry_job(
         attempts=job.attempt - (not is_attempt),
     )
     delay_after_failure(connection, [job.sid])
-    journal = SessionJournal()
-    _journal_failure(
-        journal, session, job, "attempt_failed", reason=reason, detail=detail, model=model,
-        now_ms=now_ms
-    )  # fmt: skip
-    _notify_failure(journal, session, job, reason=reason, next_attempt_at_ms=retry_at_ms)
-    journal.write(connection, [session])
+    change = SessionChange(connection, session, SessionJournal(), now_ms)
+    _journal_failure(change, job, "attempt_failed", reason=reason, detail=detail, model=model)
+    _notify_failure(change, job, reason=reason, next_attempt_at_ms=retry_at_ms)
+    change.journal.write(connection, [session])
 
 
 def _release(connection: Connection, job: Job, **values: Any) -> SessionRow:
@@ -205,20 +195,16 @@ def discard_result(connection: Connection, job: Job, *, now_ms: int) -> None:
 
 
 def _journal_failure(
-    journal: SessionJournal,
-    session: SessionRow,
+    change: SessionChange,
     job: Job,
     phase: str,
     *,
     reason: str | None,
     detail: str,
     model: str | None,
-    now_ms: int,
 ) -> None:
-    journal.add_audit_row(
-        session,
+    change.add_audit_row(
         phase,
-        at_ms=now_ms,
         compaction_id=int(job.compaction_ids[-1]),
         reason=reason,
         attempt=job.attempt,
@@ -229,15 +215,10 @@ def _journal_failure(
 
 
 def _notify_failure(
-    journal: SessionJournal,
-    session: SessionRow,
-    job: Job,
-    *,
-    reason: str | None,
-    next_attempt_at_ms: int | None,
+    change: SessionChange, job: Job, *, reason: str | None, next_attempt_at_ms: int | None
 ) -> None:
-    journal.add_notice(
-        session,
+    change.journal.add_notice(
+        change.session,
         "compaction.failed",
         compaction_id=str(job.compaction_ids[-1]),
         reason=reason,

@@ -21,7 +21,7 @@ from turnfold.store.compact.jobs.rows import update_held
 from turnfold.store.database.engine import Database
 from turnfold.store.database.predicates import is_running
 from turnfold.store.database.schema import compactions
-from turnfold.store.database.session_rows import SessionJournal, lock_by_sid
+from turnfold.store.database.session_rows import SessionChange, SessionJournal, lock_by_sid
 
 
 class SqlJobStore(SqlModelCallStore):
@@ -61,7 +61,11 @@ class SqlJobStore(SqlModelCallStore):
             locked = [by_sid[sid] for sid in sids if sid in by_sid]
             journal = SessionJournal()
             jobs = [
-                claim_session(connection, session, installation, lease_ms, now_ms, journal)
+                claim_session(
+                    SessionChange(connection, session, journal, now_ms),
+                    installation,
+                    lease_ms=lease_ms,
+                )
                 for session in locked
             ]
             journal.write(connection, locked)
