@@ -154,7 +154,7 @@ class StateModel:
             if due.trigger is not Trigger.REQUEST:
                 row.next_attempt_at_ms = max(row.next_attempt_at_ms, session.cooldown_until_ms)
         else:
-            self._leave(session, row, Eviction(due, evicted, len(live), session.load, now_ms))
+            self._leave(session, row, Eviction(due, evicted, session.load, now_ms))
         return row.compaction_id
 
     def _open(

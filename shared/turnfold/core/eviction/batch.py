@@ -5,14 +5,20 @@ The store calls `plan_evictions` in the transaction that stores the batch.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.eviction.budgets import Budgets, largest_budget
 from turnfold.core.eviction.choose import Evict, Keep, decide_eviction, kept_after
-from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, Trigger, TriggerLimits
+from turnfold.core.eviction.triggers import (
+    FiredTrigger,
+    SessionLoad,
+    Trigger,
+    TriggerLimits,
+    load_of,
+)
 from turnfold.core.eviction.usage import UsageInput, UsageState, relief_limit
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import MESSAGES_PER_EVENT, TOOL, Message, pinnable_in, position_of
@@ -22,34 +28,23 @@ from turnfold.messages import MESSAGES_PER_EVENT, TOOL, Message, pinnable_in, po
 class Eviction:
     """One eviction: its trigger, its messages, the load before, and its time (ms since 1970).
 
-    `gauge` is the usage state afterwards, `seq` the event that caused it. `is_escalated` if the
-    fewest possible messages stayed. `stays` are the messages that are still live.
+    `stays` are the messages that are still live. `gauge` is the usage state afterwards, `seq` the
+    event that caused it. `is_escalated` if the fewest possible messages stayed.
     """
 
     due: FiredTrigger
     evicted: tuple[Message, ...]
-    live: int
     load: SessionLoad
     at_ms: int
+    stays: tuple[Message, ...] = ()
     gauge: UsageState = field(default_factory=UsageState)
     seq: int = 0
     is_escalated: bool = False
-    stays: tuple[Message, ...] = ()
-
-    @property
-    def tokens(self) -> int:
-        """Count the tokens of the evicted messages, without system messages."""
-        return _counted_tokens(self.evicted)
 
     @property
     def is_over(self) -> bool:
         """Whether the messages that stayed are still over the limit, as far as counted."""
         return _is_over(self.due, self.load, self.evicted)
-
-    def seen_at(self, live: Sequence[Message], load: SessionLoad, at_ms: int) -> "Eviction":
-        """Return the same eviction with counts of these live messages at this moment."""
-        stays = _without(live, self.evicted)
-        return replace(self, live=len(live), load=load, at_ms=at_ms, stays=stays)
 
     def counts(self) -> dict[str, Any]:
         """Return the numbers for the audit row: the messages that left, and those that stayed."""
@@ -74,19 +69,13 @@ def _tally(messages: Sequence[Message]) -> tuple[int, int, int]:
     return len(messages) - results - len(pinnable_in(messages)), calls, results
 
 
-def _counted_tokens(messages: Sequence[Message]) -> int:
-    """Return the tokens of messages without pinned ones."""
-    tokens = sum([message.tokens for message in messages])
-    return tokens - sum([message.tokens for message in pinnable_in(messages)])
-
-
 def _is_over(due: FiredTrigger, load: SessionLoad, evicted: Sequence[Message]) -> bool:
     if due.trigger not in (Trigger.TOKENS, Trigger.BUDGET):
         return False
-    return (load.tokens - _counted_tokens(evicted)) * load.factor > due.budget_tokens
+    return (load.tokens - load_of(evicted).tokens) * load.factor > due.budget_tokens
 
 
-def _without(live: Sequence[Message], evicted: Sequence[Message]) -> tuple[Message, ...]:
+def staying(live: Sequence[Message], evicted: Sequence[Message]) -> tuple[Message, ...]:
     """Return the live messages that stay; mostly the oldest ones leave."""
     if are_oldest(evicted, live):
         return tuple(live[len(evicted) :])
@@ -167,10 +156,8 @@ def plan_evictions(
         # The factor takes effect with the eviction, and includes the reports up to here.
         factor = meter.learn(live_now[-1].stream_seq, seq, at_ms) if meter.learn else gauge.factor
         gauge = gauge.evicted(by_report=due.trigger is Trigger.USAGE, factor=factor)
-        stays = _without(live_now, evicted)
-        eviction = Eviction(
-            due, evicted, len(live_now), load, at_ms, gauge, seq, is_escalated, stays
-        )
+        stays = staying(live_now, evicted)
+        eviction = Eviction(due, evicted, load, at_ms, stays, gauge, seq, is_escalated)
         evictions.append(eviction)
         present.remove(eviction)
     return tuple(evictions)
@@ -242,9 +229,10 @@ class _LiveMessages:
 
     def remove(self, eviction: Eviction) -> None:
         """Remove evicted messages and start counting rounds again."""
+        left = load_of(eviction.evicted)
         self.messages = list(eviction.stays)
-        self.count -= len(eviction.evicted) - len(pinnable_in(eviction.evicted))
-        self.tokens -= eviction.tokens
+        self.count -= left.messages
+        self.tokens -= left.tokens
         self.rounds = 0
 
 
@@ -265,8 +253,8 @@ def _before_batch(
             rounds -= message.is_request
         else:
             old.append(message)
-    count = len(old) - len(pinnable_in(old))
-    return _LiveMessages(old, count, _counted_tokens(old), rounds), arriving
+    before = load_of(old)
+    return _LiveMessages(old, before.messages, before.tokens, rounds), arriving
 
 
 def _first_choice(

@@ -3,7 +3,7 @@
 The store checks them after each batch, on counters of the session alone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -12,7 +12,7 @@ from turnfold.contracts.hints import BudgetHint
 from turnfold.core.eviction.budgets import Budgets, largest_budget
 from turnfold.core.eviction.usage import usage_trigger
 from turnfold.core.policy.presets import Mode, Policy
-from turnfold.messages import Message
+from turnfold.messages import Message, pinnable_in
 
 SUMMARY_DELAY_MS: Final = 150
 """The pause before a summary is written, so that windows go first and a burst makes one version."""
@@ -61,13 +61,14 @@ class SessionLoad(NamedTuple):
         return self.tokens * self.factor
 
 
-def load_of(live: Iterable[Message]) -> SessionLoad:
-    """Return the load of these live messages; each request is a round."""
-    counted = [message for message in live if not message.is_pinnable]
+def load_of(messages: Sequence[Message]) -> SessionLoad:
+    """Return what these messages add to the load of a session; each request is a round."""
+    pinnable = pinnable_in(messages)
     return SessionLoad(
-        len(counted),
-        sum([message.tokens for message in counted]),
-        sum([message.is_request for message in counted]),
+        len(messages) - len(pinnable),
+        sum([message.tokens for message in messages])
+        - sum([message.tokens for message in pinnable]),
+        sum([message.is_request for message in messages]),
     )
 
 

@@ -2,10 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from sqlalchemy import Connection, bindparam, func, select
 
-from turnfold.core.eviction.batch import Eviction, RestoreHold, plan_evictions
+from turnfold.core.eviction.batch import Eviction, RestoreHold, plan_evictions, staying
 from turnfold.core.eviction.budgets import (
     budgets_json,
     largest_budget,
@@ -266,9 +267,7 @@ def evict_now(
         due, evicted = first_eviction(triggers, live, policy, now_ms=now_ms, factor=session.factor)
         if due is None:
             return None
-        eviction = Eviction(due, evicted, len(live), session.load, now_ms).seen_at(
-            live, session.load, now_ms
-        )
+        eviction = Eviction(due, evicted, session.load, now_ms, staying(live, evicted))
         opened = opening.open(session, eviction, live)
         calibrator = Calibrator(connection)
         calibrator.evicted(session.sid, now_ms)
@@ -310,7 +309,7 @@ def planned(
     """Return the eviction that a planned compaction comes to now; None if nothing would leave."""
     live = [evictable_of(row) for row in _LIVE.rows(connection, [sid])]
     _, evicted = first_eviction([due], live, policy, now_ms=now_ms, factor=factor)
-    return Eviction(due, evicted, len(live), load_of(live), now_ms) if evicted else None
+    return Eviction(due, evicted, load_of(live), now_ms) if evicted else None
 
 
 def mark_evicted(
@@ -325,7 +324,8 @@ def mark_evicted(
     evicted = eviction.evicted
     ((actor,),) = _ASKED_BY.rows(connection, compaction_id)
     # Messages may have come since it was planned.
-    eviction = eviction.seen_at(_live(connection, [session])[session.sid], session.load, now_ms)
+    stays = staying(_live(connection, [session])[session.sid], evicted)
+    eviction = replace(eviction, load=session.load, at_ms=now_ms, stays=stays)
     before = subtract_evicted(
         session, compaction_id, eviction, journal, checkpoint=None, model=model, actor=actor
     )

@@ -8,10 +8,10 @@ from sqlalchemy import Connection, bindparam, func, literal_column, select, upda
 from turnfold.contracts.subjects import TOOL_RESULT, TURN_COMPLETED, USAGE_REPORTED
 from turnfold.core.eviction.batch import Eviction, are_oldest
 from turnfold.core.eviction.choose import first_eviction
-from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS, FiredTrigger, Trigger
+from turnfold.core.eviction.triggers import SUMMARY_DELAY_MS, FiredTrigger, Trigger, load_of
 from turnfold.core.policy.presets import Policy
 from turnfold.core.summary.eviction_digest import digest_eviction, digest_messages
-from turnfold.messages import Message, pinnable_in
+from turnfold.messages import Message
 from turnfold.observability.tracing import span
 from turnfold.ports.compact import JobStatus
 from turnfold.ports.ingest import DecodedEvent, Installation
@@ -105,11 +105,11 @@ def subtract_evicted(
     `model` is set if it has summarized them already. `actor` is set if it differs from that of the
     transaction.
     """
-    evicted, due, tokens = eviction.evicted, eviction.due, eviction.tokens
+    evicted, due, left = eviction.evicted, eviction.due, load_of(eviction.evicted)
     before = eviction.load.tokens + session.summary_tokens
-    after = before - tokens
-    session.live_messages -= len(evicted) - len(pinnable_in(evicted))
-    session.live_tokens -= tokens
+    after = before - left.tokens
+    session.live_messages -= left.messages
+    session.live_tokens -= left.tokens
     session.rounds -= eviction.load.rounds
     session.revision += 1
     journal.add_audit_row(
@@ -134,7 +134,7 @@ def subtract_evicted(
         "context.compressed",
         compaction_id=str(compaction_id),
         trigger=str(due.trigger),
-        original_count=eviction.live,
+        original_count=len(evicted) + len(eviction.stays),
         compressed_count=len(eviction.stays),
         estimated_tokens=after,
         budget_tokens=due.budget_tokens,
