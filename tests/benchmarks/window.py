@@ -29,7 +29,7 @@ from tests.benchmarks.trimming import (
 from tests.histories import History, Said, Weighed, history, plan
 from tests.reference_tokenizer import vocabularies
 from tests.window_check.sessions import conversations, data_directory
-from turnfold.core.eviction.choose import Evict, decide_eviction
+from turnfold.core.eviction.choose import decide_eviction
 from turnfold.core.eviction.triggers import FiredTrigger, SessionLoad, TriggerLimits
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import Policy
@@ -201,11 +201,10 @@ def after_evictions(session: History, policy: Policy) -> History:
             None,
         )
         if isinstance(found, FiredTrigger):
-            decision = decide_eviction(live, policy, found.trigger, now_ms=0)
-            if isinstance(decision, Evict):
-                gone = {one.position for one in decision.evicted}
-                live = [one for one in live if one.position not in gone]
-                tokens = sum(one.tokens for one in live)
+            evicted = decide_eviction(live, policy, found.trigger, now_ms=0)
+            gone = {one.position for one in evicted}
+            live = [one for one in live if one.position not in gone]
+            tokens = sum(one.tokens for one in live)
     kept = {message.position for message in live}
     said = [Said(json.loads(session.bodies[position])) for position in sorted(kept)]
     return history(

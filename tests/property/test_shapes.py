@@ -23,7 +23,7 @@ from tests.shaped import (
     shaped_session,
 )
 from turnfold import shapes
-from turnfold.core.eviction.choose import Evict, decide_eviction
+from turnfold.core.eviction.choose import decide_eviction
 from turnfold.core.eviction.triggers import Trigger
 from turnfold.core.history.validation import validation_errors
 from turnfold.core.policy.presets import PRESETS
@@ -206,10 +206,10 @@ def test_an_eviction_takes_whole_responses(events: list[tuple[str, list[Json]]],
     session = shaped_session(events)
     policy = replace(PRESETS["balanced"], keep_messages=keep, keep_tokens=0, min_gain_tokens=0)
 
-    decision = decide_eviction(session.stored.messages, policy, Trigger.REQUEST, now_ms=1 << 50)
+    leaving = decide_eviction(session.stored.messages, policy, Trigger.REQUEST, now_ms=1 << 50)
 
-    if isinstance(decision, Evict):
-        gone = {message.position for message in decision.evicted}
+    if leaving:
+        gone = {message.position for message in leaving}
         for one in session.stored.messages:
             if one.element is Element.JOINED:
                 head = _head_of(session.stored.messages, one)

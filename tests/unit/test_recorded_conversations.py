@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.histories import Json, Said, counter, history, plan
-from turnfold.core.eviction.choose import Evict, decide_eviction
+from turnfold.core.eviction.choose import decide_eviction
 from turnfold.core.eviction.triggers import Trigger, TriggerLimits, load_of
 from turnfold.core.history.blocks import group
 from turnfold.core.history.priority import classify
@@ -233,7 +233,7 @@ def _evictions(bodies: Sequence[Json]) -> Iterator[tuple[str, Any]]:
                 live = messages[:length]
                 due = TriggerLimits.of(policy, model_window=window).fired(load_of(live))
                 evicted = [decide_eviction(live, policy, trigger, now_ms=0) for trigger in Trigger]
-                sizes = [len(one.evicted) if isinstance(one, Evict) else 0 for one in evicted]
+                sizes = [len(leaving) for leaving in evicted]
                 yield (
                     f"{preset} {window} {length}",
                     [[str(one) for one in due], sizes, len(group(live).blocks)],

@@ -24,7 +24,7 @@ from tests.histories import (
     user,
     words,
 )
-from turnfold.core.eviction.choose import Evict, decide_eviction
+from turnfold.core.eviction.choose import decide_eviction
 from turnfold.core.eviction.triggers import Trigger
 from turnfold.core.history.priority import classify
 from turnfold.core.policy.presets import Policy
@@ -107,16 +107,13 @@ class Sitting:
     def evicting(self, policy: Policy, trigger: Trigger) -> "Sitting":
         """The session after what may leave by now has left."""
         live = [one for one in self.stored().stored.messages if one.compaction_id is None]
-        match decide_eviction(live, policy, trigger, now_ms=10**9):
-            case Evict(evicted=gone):
-                left = {message.stream_seq for message in gone}
-                said = [
-                    replace(one, is_pending=one.is_pending or seq in left)
-                    for seq, one in enumerate(self.said, start=1)
-                ]
-                return replace(self, said=tuple(said))
-            case _:
-                return self
+        evicted = decide_eviction(live, policy, trigger, now_ms=10**9)
+        left = {message.stream_seq for message in evicted}
+        said = [
+            replace(one, is_pending=one.is_pending or seq in left)
+            for seq, one in enumerate(self.said, start=1)
+        ]
+        return replace(self, said=tuple(said))
 
     def covering(self) -> "Sitting":
         """The session after a summary covers what was evicted."""

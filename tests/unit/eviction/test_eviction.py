@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turnfold.core.eviction.batch import plan_evictions
-from turnfold.core.eviction.choose import Evict, NoEviction, decide_eviction
+from turnfold.core.eviction.choose import decide_eviction
 from turnfold.core.eviction.triggers import (
     FiredTrigger,
     SessionLoad,
@@ -80,11 +80,8 @@ def evicted(
     now_ms: int = 0,
 ) -> list[int]:
     """The sequences that leave."""
-    match decide_eviction(live, policy, trigger, now_ms=now_ms):
-        case Evict(evicted=gone):
-            return [message.stream_seq for message in gone]
-        case NoEviction():
-            return []
+    leaving = decide_eviction(live, policy, trigger, now_ms=now_ms)
+    return [message.stream_seq for message in leaving]
 
 
 # --- triggers
@@ -286,7 +283,7 @@ def test_a_request_is_worth_any_gain_but_none() -> None:
 
 @pytest.mark.proves("E5", "C32")
 def test_of_nothing_nothing_leaves() -> None:
-    assert decide_eviction([], POLICY, Trigger.REQUEST, now_ms=0) == NoEviction()
+    assert decide_eviction([], POLICY, Trigger.REQUEST, now_ms=0) == ()
 
 
 # --- laws

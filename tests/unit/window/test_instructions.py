@@ -17,7 +17,7 @@ from tests.histories import (
     tool,
     user,
 )
-from turnfold.core.eviction.choose import Evict, decide_eviction
+from turnfold.core.eviction.choose import decide_eviction
 from turnfold.core.eviction.triggers import Trigger, load_of
 from turnfold.core.history.blocks import group
 from turnfold.core.policy.presets import Policy
@@ -99,13 +99,12 @@ def test_it_counts_for_triggers_leaves_with_its_neighbours_and_is_summarised() -
     messages = session.stored.messages
     policy = Policy(keep_messages=1, keep_tokens=0, keep_at_most_messages=0)
 
-    decision = decide_eviction(messages, policy, Trigger.REQUEST, now_ms=0)
+    evicted = decide_eviction(messages, policy, Trigger.REQUEST, now_ms=0)
 
-    assert isinstance(decision, Evict)
-    assert messages[3] in decision.evicted
+    assert messages[3] in evicted
     assert load_of(messages).messages == len(messages) - 1
-    sources = sources_of([(one, session.bodies[one.position], False) for one in decision.evicted])
-    told, _ = digest_eviction(decision.evicted[:5], session.bodies, count=counter())
+    sources = sources_of([(one, session.bodies[one.position], False) for one in evicted])
+    told, _ = digest_eviction(evicted[:5], session.bodies, count=counter())
     text = extract(SummaryJob(sources=readable_sources(sources)), count=counter()).text
     assert "Be brief." not in told + text
     assert "System: From now on: French." in told

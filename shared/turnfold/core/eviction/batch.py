@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.eviction.budgets import Budgets, largest_budget
-from turnfold.core.eviction.choose import Evict, Keep, decide_eviction, kept_after
+from turnfold.core.eviction.choose import Keep, decide_eviction, kept_after
 from turnfold.core.eviction.triggers import (
     FiredTrigger,
     SessionLoad,
@@ -276,14 +276,13 @@ def _first_choice(
         is_escalated = due.trigger is Trigger.USAGE and is_again
         if not is_escalated:
             keep = kept_after(policy, due, len(live), load.factor)
-            usual = decide_eviction(live, policy, due.trigger, now_ms=at_ms, keep=keep)
-            evicted = usual.evicted if isinstance(usual, Evict) else ()
+            evicted = decide_eviction(live, policy, due.trigger, now_ms=at_ms, keep=keep)
             is_escalated = bool(evicted) and _is_over(due, load, evicted)
         if is_escalated:
             least = Keep(0, 0, policy.keep_at_most_messages)
             tight = decide_eviction(live, policy, due.trigger, now_ms=at_ms, keep=least)
-            if isinstance(tight, Evict):
-                return due, tight.evicted, True
+            if tight:
+                return due, tight, True
         if evicted:
             return due, evicted, False
     return None

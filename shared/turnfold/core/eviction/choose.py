@@ -1,7 +1,6 @@
 """Choose the messages that leave the window when a trigger has fired."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, NamedTuple
 
@@ -9,18 +8,6 @@ from turnfold.core.eviction.triggers import FiredTrigger, Trigger
 from turnfold.core.history.blocks import Block, group, newest_request
 from turnfold.core.policy.presets import Policy
 from turnfold.messages import USER, Message
-
-
-@dataclass(frozen=True, slots=True)
-class NoEviction:
-    """No message leaves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evict:
-    """These messages leave, in order of position."""
-
-    evicted: tuple[Message, ...]
 
 
 class Keep(NamedTuple):
@@ -46,8 +33,8 @@ def decide_eviction(
     *,
     now_ms: int,
     keep: Keep | None = None,
-) -> Evict | NoEviction:
-    """Choose the messages that leave when a trigger has fired.
+) -> tuple[Message, ...]:
+    """Return the messages that leave when a trigger has fired, in order of position.
 
     `keep`, or else the policy, says how many of the newest stay, up to a safe boundary. Also kept
     are the system message, the newest request, blocks with open calls, and the request of every
@@ -58,7 +45,7 @@ def decide_eviction(
     first_kept = _boundary(blocks, policy, keep or Keep.of(policy))
     old = (*blocks[:first_kept], *_surplus(blocks[first_kept:], policy))
     if not old:
-        return NoEviction()
+        return ()
     request = newest_request(live)
     border = blocks[first_kept].position if first_kept < len(blocks) else None
     leaving_blocks = [
@@ -75,7 +62,7 @@ def decide_eviction(
     # Loose messages belong to no block. They leave with the messages around them.
     leaving += [message for message in grouped.loose if border is None or message.position < border]
     evicted = tuple(sorted(leaving, key=attrgetter("position")))
-    return Evict(evicted) if _is_worth_it(evicted, policy, trigger) else NoEviction()
+    return evicted if _is_worth_it(evicted, policy, trigger) else ()
 
 
 def _requests_of_kept(blocks: Sequence[Block], leaving: Collection[int]) -> Collection[int]:
@@ -145,11 +132,10 @@ def _may_be_answered(block: Block, policy: Policy, now_ms: int) -> bool:
 def _is_worth_it(evicted: Sequence[Message], policy: Policy, trigger: Trigger) -> bool:
     # Neither depends on size, so the minimum gain does not apply.
     if trigger in (Trigger.REQUEST, Trigger.ROUNDS):
-        return bool(evicted)
+        return True
     if trigger is Trigger.MESSAGES:
-        # At least one, because an empty eviction must not write a row.
-        return len(evicted) >= max(policy.min_gain_messages, 1)
-    return bool(evicted) and sum(message.tokens for message in evicted) >= policy.min_gain_tokens
+        return len(evicted) >= policy.min_gain_messages
+    return sum(message.tokens for message in evicted) >= policy.min_gain_tokens
 
 
 def first_eviction(
@@ -166,9 +152,9 @@ def first_eviction(
     """
     for trigger in triggers:
         keep = kept_after(policy, trigger, len(live), factor)
-        decision = decide_eviction(live, policy, trigger.trigger, now_ms=now_ms, keep=keep)
-        if isinstance(decision, Evict):
-            return trigger, decision.evicted
+        evicted = decide_eviction(live, policy, trigger.trigger, now_ms=now_ms, keep=keep)
+        if evicted:
+            return trigger, evicted
     return None, ()
 
 
