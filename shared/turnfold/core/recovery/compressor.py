@@ -20,7 +20,7 @@ from turnfold.core.text.tokens import MessageTokens, is_long, measure_with, text
 from turnfold.core.window.builder import WindowBuilder
 from turnfold.core.window.forms import WHOLE
 from turnfold.core.window.rendering.render import entry_body
-from turnfold.core.window.views import MessageView, ShownMessage, SynthesizedResult
+from turnfold.core.window.views import Entry, ShownMessage, SynthesizedResult
 from turnfold.core.window.window import (
     EMERGENCY_FIFTHS,
     UNLIMITED,
@@ -195,11 +195,13 @@ class LadderCompressor:
         bodies: Sequence[dict[str, Any]],
     ) -> Compressed:
         """Render the system messages and the window as a list."""
-        places = [place for block in window.blocks if block.is_shown for place in block.places]
-        shown = [bodies[message.position] for message in systems] + [
-            self._rendered(place, bodies) for place in places
+        entries = [
+            entry for block in window.blocks if block.is_shown for entry in block.part.entries
         ]
-        synthesized = sum([isinstance(place, SynthesizedResult) for place in places])
+        shown = [bodies[message.position] for message in systems] + [
+            self._rendered(entry, bodies) for entry in entries
+        ]
+        synthesized = sum([isinstance(entry, SynthesizedResult) for entry in entries])
         return Compressed(
             shown,
             system_tokens + window.total,
@@ -207,16 +209,12 @@ class LadderCompressor:
             omitted=len(bodies) - len(shown) + synthesized,
         )
 
-    def _rendered(
-        self, place: MessageView | SynthesizedResult, bodies: Sequence[dict[str, Any]]
-    ) -> dict[str, Any]:
-        """Return the chat message of a place: the input itself if it is shown whole."""
-        if isinstance(place, SynthesizedResult):
-            return entry_body(place, {})
-        body, form = bodies[place.message.position], place.form
-        if form is WHOLE:
-            return body
-        return entry_body(ShownMessage(place.message, form, place.call), _copied(body), self.count)
+    def _rendered(self, entry: Entry, bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the chat message of an entry: the input itself if it is shown whole."""
+        if not isinstance(entry, ShownMessage):
+            return entry_body(entry, {})
+        body = bodies[entry.message.position]
+        return body if entry.form is WHOLE else entry_body(entry, _copied(body), self.count)
 
 
 def _copied(body: dict[str, Any]) -> dict[str, Any]:

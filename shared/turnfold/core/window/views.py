@@ -314,33 +314,20 @@ class BlockView:
     def part(self) -> BlockContent:
         """Its visible content; the same object until it changes."""
         if self._part is None:
-            entries: list[Entry] = []
-            stored = trimmed = 0
-            for place in self.places:
-                if isinstance(place, SynthesizedResult):
-                    entries.append(place)
+            head, form = self.head.message, self.head.form
+            joined = tuple([view.message for view in self.joined]) if self.joined else ()
+            entries: list[Entry] = [ShownMessage(head, form, None, joined)]
+            stored, trimmed = 1 + len(joined), int(form is not WHOLE)
+            for place, view in enumerate(self.results):
+                if view is None:
+                    entries.append(SynthesizedResult(head.calls[place]))
                     continue
-                form = place.form
-                entries.append(ShownMessage(place.message, form, place.call))
+                form = view.form
+                entries.append(ShownMessage(view.message, form, view.call))
                 stored += 1
                 trimmed += form is not WHOLE
-            if self.joined:
-                joined = tuple([view.message for view in self.joined])
-                head = self.head
-                entries[0] = ShownMessage(head.message, head.form, head.call, joined)
-                stored += len(joined)
             self._part = BlockContent(tuple(entries), stored, trimmed)
         return self._part
-
-    @property
-    def places(self) -> list[MessageView | SynthesizedResult]:
-        """Its messages in the order of the window, with a stand-in for each missing result."""
-        places: list[MessageView | SynthesizedResult] = [self.head]
-        for slot, view in enumerate(self.results):
-            places.append(
-                SynthesizedResult(self.head.message.calls[slot]) if view is None else view
-            )
-        return places
 
     @property
     def queued_priority(self) -> int:
