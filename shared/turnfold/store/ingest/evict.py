@@ -108,16 +108,7 @@ def evict(
             of_session = changes.get(session.sid)
             settled = settled_ms.get(session.sid, -1)
             meter = _meter(session, settled, events, calibrator, of_session)
-            new_seqs = [event.stream_seq for event in events]
-            _evict_session(
-                session,
-                live[session.sid],
-                new_seqs,
-                meter,
-                installation,
-                opener,
-                of_session,
-            )
+            _evict_session(session, live[session.sid], meter, installation, opener, of_session)
         elif readings := usage_readings(events):
             session.gauge = session.gauge.with_reading(readings[max(readings)], limit=0)
         _forget_budgets(session, installation)
@@ -147,7 +138,6 @@ def usage_readings(events: Iterable[DecodedEvent]) -> dict[int, UsageReading]:
 def _evict_session(
     session: SessionRow,
     live: Sequence[Message],
-    new_seqs: Sequence[int],
     meter: UsageInput,
     installation: Installation,
     opener: CompactionOpener,
@@ -166,7 +156,7 @@ def _evict_session(
                 reported_tokens=gauge.fresh_tokens,
                 is_overflow=any(meter.is_overflow(seq, gauge) for seq in meter.overflows),
             )
-            at_ms, newest = session.last_event_at_ms or 0, max(new_seqs, default=0)
+            at_ms, newest = session.last_event_at_ms or 0, max(meter.times, default=0)
             asked = largest_budget(session.budgets, policy, at_ms=at_ms)
             limits = _limits(session, policy, installation, asked)
             opener.plan(session, limits.fired(load), live, policy, at_ms=at_ms, seq=newest)
@@ -182,7 +172,7 @@ def _evict_session(
         window = _window_of_model(changes.before, policy, installation)
     for eviction in plan_evictions(
         live,
-        new_seqs,
+        meter.times,
         session.rounds,
         policy,
         model_window=window,
@@ -337,28 +327,15 @@ def mark_evicted(
         connection,
         [(compaction_id, session.sid, message.position, message.position) for message in evicted],
     )
-    ((left,),) = _LEFT.rows(
-        connection, session.sid, evicted[0].position, evicted[-1].position, compaction_id
-    )
+    first, last = evicted[0].position, evicted[-1].position
+    ((left,),) = _LEFT.rows(connection, session.sid, first, last, compaction_id)
     # Another transaction evicted or restored some of them since the plan was loaded. The version
     # summarizes messages that do not leave, so nothing may be committed.
     if left != len(evicted):
         raise LostLease(CompactionId(str(compaction_id)))
     tokens = sum([leaving.tokens for leaving in evicted])
-    _CARRIED_OUT.run(
-        connection,
-        [
-            (
-                evicted[0].position,
-                evicted[-1].position,
-                len(evicted),
-                tokens,
-                before,
-                now_ms,
-                compaction_id,
-            )
-        ],
-    )
+    row = (first, last, len(evicted), tokens, before, now_ms, compaction_id)
+    _CARRIED_OUT.run(connection, [row])
 
 
 def _fired(
