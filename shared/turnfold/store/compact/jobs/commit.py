@@ -124,15 +124,8 @@ def commit_version(
     tokens = (tokens_replaced, tokens_after)
     _journal_version(change, job, version, is_part=is_part, reason=reason, tokens=tokens)
     if leaving is not None:
-        change.add_audit_row(
-            "selective_done",
-            compaction_id=int(job.compaction_ids[-1]),
-            tokens_before=tokens_before_leaving,
-            tokens_after=tokens_after,
-            version=number,
-            evicted=len(leaving.evicted),
-            model=version.draft.model,
-        )
+        tokens = (tokens_before_leaving, tokens_after)
+        _journal_leaving(change, job, version, leaving, tokens=tokens)
     _notify_version(change, job, version, tokens_after)
     if is_activated:
         _plan_rewriting(change, job, version, reason, new_id)
@@ -243,6 +236,25 @@ def _journal_version(
         calls_truncated=version.calls_truncated,
         results_truncated=version.results_truncated,
         seconds=version.seconds,
+    )
+
+
+def _journal_leaving(
+    change: SessionChange,
+    job: Job,
+    version: Version,
+    leaving: Eviction,
+    *,
+    tokens: tuple[int, int],
+) -> None:
+    change.add_audit_row(
+        "selective_done",
+        compaction_id=int(job.compaction_ids[-1]),
+        tokens_before=tokens[0],
+        tokens_after=tokens[1],
+        version=change.session.versions,
+        evicted=len(leaving.evicted),
+        model=version.draft.model,
     )
 
 
