@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from turnfold.core.recall.mask_ranking import add_related, mask_of, score_masks
+from turnfold.core.recall.mask_ranking import RELATED, SIMILAR, add_words, mask_of, score_masks
 from turnfold.core.recall.question import (
     MOST_LOOKUPS,
     question_of,
     related_lookups,
+    similar_lookups,
     stem_of,
 )
 from turnfold.core.recall.ranking import Matches, Speaker, rank, score
@@ -128,14 +129,36 @@ def test_words_that_the_best_messages_share_find_what_the_question_does_not_name
     assert question_of("plays").lookups[0] not in shared
 
     scores = score_masks([mask_of([10, 5], 100)], SIZES, 100, ROOM)
-    shared_by = [mask_of(found, 100) for found in ([90, 10], [50], range(40))]
-    add_related(scores, shared_by, 100)
+    shared_by = [mask_of(found, 100) for found in ([90, 10], range(40))]
+    add_words(scores, shared_by, 100, RELATED)
 
     ranked = rank(scores, SIZES, ())
     assert ranked[0] == 10
     assert 90 in ranked
-    assert 50 not in ranked, "no second message holds that word"
     assert 30 not in ranked, "every second message holds that one"
+
+
+@pytest.mark.proves("F2")
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [("Does she have kids?", "son"), ("What has she bought?", "purchased"), ("a journey", "trips")],
+)
+def test_words_similar_to_the_questions_are_looked_up(question: str, answer: str) -> None:
+    similar = similar_lookups(question_of(question))
+
+    assert question_of(answer).lookups[0] in similar
+    assert not {*similar} & {*question_of(question).lookups}
+
+
+@pytest.mark.proves("F2")
+def test_a_similar_word_counts_less_than_the_questions_own() -> None:
+    scores = score_masks([mask_of([10], 100)], SIZES, 100, ROOM)
+    add_words(scores, [mask_of([90], 100)], 100, SIMILAR)
+
+    ranked = rank(scores, SIZES, ())
+
+    assert ranked[0] == 10
+    assert 90 in ranked
 
 
 @pytest.mark.proves("F2")

@@ -1,4 +1,4 @@
-"""English function words, which are not looked up, and irregular forms of words."""
+"""English function words, which are not looked up, irregular forms, and similar words."""
 
 from typing import Final
 
@@ -42,3 +42,59 @@ IRREGULAR_FORMS: Final = tuple(
     )
 )  # fmt: skip
 """Verbs and nouns with their irregular forms, the base form first."""
+
+SIMILAR_WORDS: Final = tuple(
+    tuple(words.split())
+    for words in (
+        # people
+        "child kid son daughter baby toddler", "parent mother father mom dad mum",
+        "family relative sibling brother sister aunt uncle cousin grandma grandpa",
+        "spouse husband wife partner fiance", "friend buddy pal mate",
+        "boss manager supervisor", "colleague coworker teammate", "user customer client",
+        "team group club", "teacher professor instructor", "student pupil", "lawyer attorney",
+        "doctor physician hospital clinic", "soldier military army veteran",
+        # life
+        "birth born birthday", "marry marriage wedding engaged", "divorce separate breakup",
+        "die death dead funeral", "religion church faith", "therapy therapist counselor counseling",
+        "ill sick disease illness", "injury hurt injured wound", "medicine medication drug pill",
+        "allergy allergic", "sleep insomnia rest", "weight pounds kilograms",
+        "exercise workout gym fitness training", "diet nutrition eating", "hair haircut beard",
+        "clothes dress shirt outfit clothing", "shoe boot sneaker", "gift present",
+        "goal aim target objective", "hobby interest passion", "favorite favourite prefer love",
+        "dream wish hope", "award prize trophy", "help assist support", "plan schedule appointment",
+        # feelings
+        "happy glad joy pleased", "sad upset unhappy", "angry mad furious",
+        "afraid scared fear nervous anxious", "stress stressed pressure tense",
+        "difficult tough challenge challenging", "support encourage motivate motivation",
+        # work and money
+        "job work career profession occupation", "company firm business employer",
+        "salary wage income", "money cash budget", "cost price", "loan debt mortgage",
+        "buy purchase acquire", "delivery shipping shipment package parcel",
+        "discount coupon sale deal", "invoice bill receipt payment", "cancel refund return",
+        "delay late postpone", "meeting conference", "speech talk presentation",
+        "volunteer charity donate donation", "election politics campaign vote",
+        "crime robbery theft", "school college university course", "exam test quiz",
+        "research science experiment", "compete competition contest tournament",
+        # places and travel
+        "house home apartment flat", "city town village", "country nation abroad",
+        "trip travel vacation holiday journey visit", "hotel hostel lodging",
+        "flight airplane plane airport", "train railway station", "car vehicle truck",
+        "bicycle bike cycling", "move relocate relocation", "restaurant cafe diner",
+        "beach sea ocean coast", "mountain hill peak", "forest woods", "lake river waterfall",
+        "hike trail trek", "camp camping tent", "nature outdoor outdoors", "garden plant flower",
+        "weather rain snow storm", "sunset sunrise", "pet dog cat puppy kitten",
+        # food and leisure
+        "food meal dish recipe cook", "dessert cake cookie pie pastry",
+        "drink beverage coffee tea juice", "movie film cinema", "book novel story",
+        "song music album", "instrument guitar piano violin", "dance ballet",
+        "paint art draw", "picture photo image", "photograph camera photography",
+        "sport game match",
+        # things that are made
+        "phone mobile smartphone", "computer laptop", "website webpage",
+        "software program application app", "bug error failure fault", "password login credential",
+        "deploy release rollout", "problem issue trouble", "begin start launch",
+        "end finish complete", "fix repair mend solve", "create make build",
+        "improve enhance upgrade", "change modify alter", "choose pick select",
+    )
+)  # fmt: skip
+"""Groups of words of which a question often has one and its answer another."""

@@ -24,11 +24,13 @@ from turnfold.core.recall.region import STRETCH, Digits, Region
 
 MOST_MASKED: Final = 5_000
 """The most messages of a session that is scored in this way."""
+SIMILAR: Final = 0.5
+"""The weight of a word that is similar to one of the question."""
 RELATED: Final = 0.3
 """The weight of a word that several of the best messages share and the question lacks."""
-MOST_RELATED: Final = 0.1
-MOST_PLACES_OF_RELATED: Final = 100
-"""Such a word is ignored if more than this share, or this number, of messages contain it."""
+MOST_ADDED: Final = 0.1
+MOST_PLACES_OF_ADDED: Final = 100
+"""Such words are ignored if more than this share, or this number, of messages contain them."""
 
 Mask = int
 """The messages that a lookup matches: the bit of each one's ordinal is set."""
@@ -83,19 +85,21 @@ def score_masks(
     return region.scores()
 
 
-def add_related(scores: defaultdict[int, float], lookups: Sequence[Mask], number: int) -> None:
-    """Add lookups for words that the best messages share.
+def add_words(
+    scores: defaultdict[int, float], lookups: Sequence[Mask], number: int, weight: float
+) -> None:
+    """Add lookups for words that the question lacks, with a weight beside those of its own.
 
     Only messages with the word itself count. A word in many of the `number` messages is not
-    selective, and a word in a single message finds no other.
+    selective.
     """
-    most = MOST_RELATED * number
+    most = MOST_ADDED * number
     for mask in lookups:
         holders = mask.bit_count()
-        if 1 < holders <= most:
-            weight = RELATED * rarity_of(holders, number)
+        if 0 < holders <= most:
+            added = weight * rarity_of(holders, number)
             for ordinal in _few_ordinals_in(mask):
-                scores[ordinal] += weight
+                scores[ordinal] += added
 
 
 def _few_ordinals_in(mask: Mask) -> Iterator[int]:

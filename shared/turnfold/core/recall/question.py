@@ -1,12 +1,13 @@
 """Turn the text of a request into lookups in the word index."""
 
 import re
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
-from turnfold.core.recall.english import FUNCTION_WORDS, IRREGULAR_FORMS
+from turnfold.core.recall.english import FUNCTION_WORDS, IRREGULAR_FORMS, SIMILAR_WORDS
 from turnfold.core.text.caches import cached_text
 from turnfold.core.text.search import Lookup, Term, terms_of
 from turnfold.core.text.words import (
@@ -110,6 +111,12 @@ def related_lookups(texts: Sequence[str], asked: RecallQuestion) -> list[Lookup]
     return [(Term(word_term(stem), is_prefix=True),) for stem in shared[:MOST_RELATED]]
 
 
+def similar_lookups(asked: RecallQuestion) -> list[Lookup]:
+    """Return lookups for words similar to those of a question, such as `son` for `kids`."""
+    similar = chain.from_iterable(_SIMILAR.get(lookup, ()) for lookup in asked.lookups)
+    return [lookup for lookup in dict.fromkeys(similar) if lookup not in asked.lookups]
+
+
 @cached_text(16_384)
 def _telling_stem(word: str) -> str | None:
     """Return the stem of a word with a topic; None for function words and short ones.
@@ -189,3 +196,16 @@ _BASES: Final = {form: base for base, *others in IRREGULAR_FORMS for form in oth
 """The base forms of irregular words by their other forms."""
 _IRREGULAR: Final = {stem_of(base): others for base, *others in IRREGULAR_FORMS}
 """The other forms of irregular words by the stems of their base forms."""
+
+
+def _similar_lookups() -> Mapping[Lookup, Sequence[Lookup]]:
+    """Return the lookups of similar words by the lookup of each."""
+    similar: defaultdict[Lookup, list[Lookup]] = defaultdict(list)
+    for words in SIMILAR_WORDS:
+        lookups = dict.fromkeys(lookup for word in words for lookup in _each_form(word))
+        for lookup in lookups:
+            similar[lookup] += lookups
+    return similar
+
+
+_SIMILAR: Final = _similar_lookups()

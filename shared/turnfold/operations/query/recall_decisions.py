@@ -20,13 +20,20 @@ from turnfold.core.recall.block import (
     RecallMaterial,
     write_block,
 )
-from turnfold.core.recall.mask_ranking import MOST_PLACES_OF_RELATED, add_related, score_masks
+from turnfold.core.recall.mask_ranking import (
+    MOST_PLACES_OF_ADDED,
+    RELATED,
+    SIMILAR,
+    add_words,
+    score_masks,
+)
 from turnfold.core.recall.question import READ_CHARACTERS as QUERY_CHARACTERS
 from turnfold.core.recall.question import (
     RecallQuestion,
     begins_with,
     question_of,
     related_lookups,
+    similar_lookups,
 )
 from turnfold.core.recall.quotes import (
     NEWEST_MESSAGES,
@@ -252,21 +259,24 @@ def ranked(
 ) -> Iterator[int]:
     """Yield the ordinals of matching messages, best first, up to this many tokens.
 
-    In a short session, the words that the best messages share rank the later ones, and find
-    messages with other words than the question's. They are looked up only if a share of the room is
-    left by then.
+    In a short session, words similar to the question's count, too, and words that the best messages
+    share rank the later ones: both find messages with other words than the question's. The latter
+    are looked up only if a share of the room is left by then.
     """
     number, tokens = len(session.positions), session.tokens
     if session.masks is None:
         scores = score(session.matches, session.positions, tokens, room, session.speakers)
     else:
         scores = score_masks(session.masks, tokens, number, room, session.speakers)
+        similar = session.look_up(similar_lookups(session.question), MOST_PLACES_OF_ADDED)
+        add_words(scores, similar, number, SIMILAR)
     best = rank(scores, tokens, session.speakers)
     first = best[:FIRST_RANKED]
     yield from first
     if first and session.masks is not None and share_left() >= LEAST_LEFT_TO_SEARCH_AGAIN:
         lookups = related_lookups(session.texts(first[:RELATED_MESSAGES]), session.question)
-        add_related(scores, session.look_up(lookups, MOST_PLACES_OF_RELATED), number)
+        related = session.look_up(lookups, MOST_PLACES_OF_ADDED)
+        add_words(scores, related, number, RELATED)
         known = set(first)
         again = rank(scores, tokens, session.speakers)
         yield from (ordinal for ordinal in again if ordinal not in known)
