@@ -14,6 +14,7 @@ from turnfold.contracts.requests import PolicyRequest
 from turnfold.errors import Unavailable
 from turnfold.messages import AgentId, SessionId, SessionKey, position_of
 from turnfold.ports.compact import RegenerateOptions
+from turnfold.ports.ingest import DeadLetter
 from turnfold.process.set_aside import SetAside
 from turnfold.store.compact.campaigns import SqlCampaignStore
 from turnfold.store.compact.jobs.store import SqlJobStore
@@ -208,6 +209,27 @@ async def test_a_session_that_cannot_expire_keeps_no_other(
 
     assert failed == ["ErasureRunner"]
     assert await expire(stores, stores.erasures, NOON + 2 * DAY_MS) == []
+
+
+@pytest.mark.proves("A6")
+async def test_dead_letters_whose_session_cannot_be_read_keep_no_others(
+    stores: Stores, database: Database
+) -> None:
+    for seq, key in enumerate((BAD, GOOD), start=1):
+        request = PolicyRequest(overrides={"retain_days": 1})
+        await stores.changes.set_policy(key, request, installation=stores.installation, now_ms=NOON)
+        mine = DeadLetter(seq, NOON, "turn.completed", "not_json", "", 1, b"x", key)
+        await stores.intake.ingest((), [mine], installation=stores.installation)
+    failed: list[str] = []
+    erasures = SqlErasureStore(database, aside=SetAside("ErasureRunner", failed.append))
+
+    async with broken_policy(database):
+        await expire(stores, erasures, NOON + 2 * DAY_MS)
+
+        left = await column(database, "SELECT agent_id FROM dead_letters")
+    assert "bad" in left
+    assert "good" not in left
+    assert set(failed) == {"ErasureRunner"}
 
 
 @pytest.mark.proves("A6")

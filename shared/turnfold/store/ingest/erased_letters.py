@@ -32,7 +32,7 @@ from turnfold.process.set_aside import SetAside
 from turnfold.store.database.engine import Database
 from turnfold.store.database.schema import agents, dead_letters, sessions
 from turnfold.store.database.session_rows import OVERRIDES
-from turnfold.store.database.statements import Prepared
+from turnfold.store.database.statements import Prepared, PreparedPairs
 from turnfold.store.ingest.tombstones import claim_of, in_portions, purge_from_stream
 
 SUBJECT_MISMATCH = str(EventFault.SUBJECT_MISMATCH)
@@ -76,6 +76,13 @@ _WITHOUT_EVENTS = (
     .outerjoin(agents, agents.c.agent_id == dead_letters.c.agent_id)
     .where(dead_letters.c.session_id.is_not(None), sessions.c.last_event_at_ms.is_(None))
     .group_by(dead_letters.c.agent_id, dead_letters.c.session_id, *OVERRIDES)
+)
+_pairs = PreparedPairs.pairs
+_OF_KEYS = PreparedPairs(
+    select(dead_letters.c.dead_letter_id, dead_letters.c.stream_seq).where(
+        dead_letters.c.agent_id == _pairs.c.a, dead_letters.c.session_id == _pairs.c.b
+    ),
+    (dead_letters.c.agent_id.type, dead_letters.c.session_id.type),
 )
 
 
@@ -138,14 +145,20 @@ async def expire_letters(
     found = await database.snapshot(lambda connection: connection.execute(_WITHOUT_EVENTS).all())
     # Not numbers of sessions, which are set aside as well.
     by_number = {-number: rest for number, *rest in found}
+    over: list[tuple[str, str]] = []
 
-    async def expire(number: int) -> None:
+    async def examine(number: int) -> None:
         agent_id, session_id, at_ms, *wishes = by_number[number]
         policy = installation.policy(PolicyOverrides(*wishes[3:]), PolicyOverrides(*wishes[:3]))
         if is_over(at_ms, policy, now_ms=now_ms):
-            await erase_letters(database, ErasureScope(agent_id, session_id))
+            over.append((agent_id, session_id))
 
-    await aside.each(by_number, expire)
+    await aside.each(by_number, examine)
+    # Many at once: an agent may have had events refused under as many names as it likes.
+    for keys in in_portions(sorted(over)):
+        letters = await database.snapshot(partial(_OF_KEYS.rows, values=keys))
+        for portion in in_portions(letters):
+            await database.write(partial(_delete, letters=portion))
 
 
 def erase_letters_after(connection: Connection, scope: ErasureScope, after: int) -> int:
