@@ -329,8 +329,7 @@ class Recorder:
         connection: int | None,
     ) -> PreparedCall:
         """Return what is sent for a window, and remember it for the next call."""
-        api, conversation = call.api, call.conversation
-        own = conversation.elements
+        api, conversation, own = call.api, call.conversation, call.conversation.elements
         elements = own_elements(api, window, own)
         is_same = len(elements) == len(own) and all(map(is_, elements, own))
         version = window.summary.version if window.summary is not None else 0
@@ -381,11 +380,12 @@ class Recorder:
         event = EventOf(self._session(*call.key), call.api, call.model, answer.usage)
         elements = [*call.conversation.elements, *answer.elements]
         async with asyncio.timeout(RECORD_SECONDS), state.lock:
-            # A newer call holds the answer itself, or the caller has dropped it.
-            if state.newest != number or not self._is_current(call, state):
+            recorded = one if (one := state.recorded) and one.number == number else None
+            # A newer call that was recorded holds the answer itself, or the caller has dropped it.
+            if not (recorded or state.newest == number) or not self._is_current(call, state):
                 return
-            recorded, state.recorded = state.recorded, None
-            if recorded is not None and recorded.number == number:
+            state.recorded = None
+            if recorded is not None:
                 stored = await mirror_rest(event, recorded, elements)
                 if stored is not None:
                     state.recorded = replace(recorded, stored=stored)

@@ -1,5 +1,6 @@
 """Clients that repeat an answer without its reasoning: it is the same conversation."""
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +11,14 @@ import pytest
 from tests.provider import ProviderReply, completion
 from tests.running_system import eventually
 from tests.services.proxy.conftest import ProxyScene
+from turnfold.client import Session, Window
+from turnfold_proxy.apis import APIS
+from turnfold_proxy.apis.api import ModelAnswer
 from turnfold_proxy.http import ProxyApp
 from turnfold_proxy.lookups import RecallTools
 from turnfold_proxy.metrics import ProxyMetrics
 from turnfold_proxy.pauses import Pauses
-from turnfold_proxy.recorder import Recorder
+from turnfold_proxy.recorder import Call, Recorder
 from turnfold_proxy.upstream import Upstream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -132,6 +136,60 @@ async def test_an_answer_without_its_reasoning_is_the_recorded_answer(
         f"left {path}",
     )
     assert rows == []
+
+
+class _HeldSession(Session):
+    """A session whose windows wait for a gate, as while a worker is behind."""
+
+    gate = asyncio.Event()
+    has_asked = asyncio.Event()
+
+    async def context(self, **asked: Any) -> Window:
+        self.has_asked.set()
+        await self.gate.wait()
+        return await super().context(**asked)
+
+
+@pytest.mark.proves("G10", "C78")
+@pytest.mark.parametrize(("path", "field", "dialect"), DIALECTS)
+async def test_an_answer_is_recorded_with_its_reasoning_if_the_next_call_comes_before_it_is_stored(
+    scene: ProxyScene, path: str, field: str, dialect: Dialect
+) -> None:
+    """A call that continues a window does not wait until the call before is stored."""
+    name, api, client = f"held {path}", APIS[path], scene.client
+    gate, has_asked = _HeldSession.gate, _HeldSession.has_asked
+    gate.set()
+
+    def session_of(agent_id: str, session_id: str) -> Session:
+        return _HeldSession(client, client.session(agent_id, session_id).key)
+
+    def call_of(elements: list[Json]) -> Call:
+        body = {"model": "m", field: elements}
+        conversation = api.conversation(body)
+        assert conversation is not None
+        return Call(api, "proxy", name, body, conversation, None)
+
+    recorder = Recorder(session_of, client.erasures, Pauses(), wait_seconds=60)
+    own: list[Json] = [{"role": "user", "content": "Where is it?"}]
+    for number in range(3):
+        if number == 1:
+            gate.clear()
+            has_asked.clear()
+        prepared = await recorder.prepare(call_of(own))
+        if number == 1:
+            await has_asked.wait()
+        _, written, left, result = dialect(number)
+        assert recorder.record(prepared, ModelAnswer(written))
+        own = [*own, *left, result]
+        if number == 0:
+            await recorder.close()
+    gate.set()
+    await recorder.close()
+
+    session = client.session("proxy", name)
+    await session.history(newest=1, after="latest", wait_ms=5_000)
+    stored = str([one async for one in session.originals()])
+    assert [number for number in range(3) if f"Hm {number}." in stored] == [0, 1, 2]
 
 
 @pytest.mark.proves("G10", "C78", "W3")
