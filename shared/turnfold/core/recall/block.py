@@ -217,7 +217,10 @@ class _BlockWriter:
     def _takes(self, new: Sequence[RecalledMessage], tokens: int) -> bool:
         """Take room for these messages, if there is enough for their tokens and headings."""
         held, times = self._ordinals, self._times
-        ordinals, minutes, dates = set[int](), set[str](), set[str]()
+        # `set[int]()` takes ten times as long.
+        ordinals: set[int] = set()
+        minutes: set[str] = set()
+        dates: set[str] = set()
         for part in new:
             ordinal, said_at = part.ordinal, part.said_at
             if ordinal not in held:
@@ -302,8 +305,9 @@ class _BlockWriter:
         said = content if isinstance(content, str) else text_of(body)
         tokens = message.content_tokens
         parts = [f"{speaker}: {said}"] if said or not calls else []
-        parts += [f"{speaker} called {call}" for call in _calls(recalled)]
-        tokens += sum([call.tokens for call in calls])
+        if calls:
+            parts += [f"{speaker} called {call}" for call in _calls(recalled)]
+            tokens += sum([call.tokens for call in calls])
         quoted = [without_labels(part, self._labels) for part in parts]
         text = "\n".join([part for part, _ in quoted])
         if isinstance(content, list):
