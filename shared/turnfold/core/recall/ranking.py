@@ -114,7 +114,7 @@ def score(
     weighted = [found for found in weighted if found[0] >= LEAST_RARITY * weighted[0][0]]
     most = max(LEAST_PROMISING, room // TOKENS_A_PROMISING)
     region = Region(_promising_stretches(weighted, positions, tokens, most, speakers), number)
-    near = {positions[ordinal]: place for ordinal, place in region.near().items()}
+    near = {positions[ordinal]: place for ordinal, place in region.near()}
     for rarity, matches in weighted:
         digits = bytearray(region.size)
         for position in near.keys() & matches:
@@ -178,28 +178,34 @@ def _promising_stretches(
     stretches.
     """
     own: defaultdict[int, float] = defaultdict(float)
-    candidates: dict[int, int] = {}
     for rarity, matches in weighted:
-        if len(candidates) < MOST_CANDIDATES:
-            places = ordinals_of(matches, positions)
-            candidates.update(zip([positions[place] for place in places], places, strict=True))
-        else:
-            # A frequent word has many matches: placing each of them would cost most of the time.
-            places = [candidates[position] for position in candidates.keys() & matches]
-        for place in places:
-            own[place] += rarity
-    if len(own) <= most:
-        return {place // STRETCH for place in own}
+        # A frequent word has many matches: adding each of them would cost most of the time.
+        is_enough = len(own) >= MOST_CANDIDATES
+        for position in own.keys() & matches if is_enough else matches:
+            own[position] += rarity
+    ordinals = ordinals_of(own, positions)
+    rarities = [own[positions[ordinal]] for ordinal in ordinals]
+    stretches = [ordinal // STRETCH for ordinal in ordinals]
+    if len(ordinals) <= most:
+        return set(stretches)
     sums: defaultdict[int, float] = defaultdict(float)
-    for place, rarity in own.items():
-        sums[place // STRETCH] += rarity
-    around = {
-        stretch: AROUND * (sums.get(stretch - 1, 0.0) + here + sums.get(stretch + 1, 0.0))
-        for stretch, here in sums.items()
-    }
-    promises = _valued(
-        {place: rarity + around[place // STRETCH] for place, rarity in own.items()},
-        tokens,
-        speakers,
-    )
-    return {place // STRETCH for place in _best(promises)[:most]}
+    for stretch, rarity in zip(stretches, rarities, strict=True):
+        sums[stretch] += rarity
+    sum_of = sums.get
+    with_around = [
+        rarity + AROUND * (sum_of(stretch - 1, 0.0) + sums[stretch] + sum_of(stretch + 1, 0.0))
+        for stretch, rarity in zip(stretches, rarities, strict=True)
+    ]
+    sizes = map(tokens.__getitem__, ordinals)
+    promises = list(map(mul, with_around, map(LENGTH_FACTORS.__getitem__, sizes)))
+    if speakers:
+        factors = dict(speaker_factors(ordinals, speakers, len(tokens)))
+        promises = [
+            promise * factors.get(ordinal, 1.0)
+            for promise, ordinal in zip(promises, ordinals, strict=True)
+        ]
+    least = sorted(promises)[-most]
+    promising = [found for found in zip(promises, ordinals, strict=True) if found[0] >= least]
+    # Of equals the newest.
+    promising.sort(reverse=True)
+    return {ordinal // STRETCH for _, ordinal in promising[:most]}

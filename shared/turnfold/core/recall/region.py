@@ -7,7 +7,7 @@ many it matches.
 import struct
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from itertools import chain, starmap
+from itertools import chain, compress, starmap
 from typing import Final
 
 DECAY: Final = (1.0, 0.5, 0.4, 0.3, 0.2, 0.1)
@@ -46,11 +46,18 @@ class Region:
         self._wide = bytearray(_SCORE_BYTES * self.size)
         self._total = 0
 
-    def near(self) -> dict[int, int]:
-        """Return the index of each near message among those that are scored, by its ordinal."""
-        places = {ordinal: place for place, ordinal in enumerate(self._ordinals())}
-        near = chain.from_iterable(starmap(range, self._near_rows))
-        return {ordinal: places[ordinal] for ordinal in near}
+    def near(self) -> Iterator[tuple[int, int]]:
+        """Yield the ordinal of each near message, and its index among those that are scored."""
+        rows = iter(self._joined_rows)
+        first = end = index = 0
+        for start, stop in self._near_rows:
+            # Each near row lies in a joined one.
+            while stop > end:
+                index += end - first
+                first, end = next(rows)
+            yield from zip(
+                range(start, stop), range(index + start - first, index + stop - first), strict=True
+            )
 
     def joined(self, digits: Digits) -> Digits:
         """Return the digits of the messages that are scored, of those of all messages."""
@@ -81,18 +88,16 @@ class Region:
 
     def scores(self) -> defaultdict[int, float]:
         """Return the score of each message, by its ordinal."""
-        packed = self._total.to_bytes(_SCORE_BYTES * self.size, "little")
-        unit = _STEP / _UNITS
-        return defaultdict(
-            float,
-            {
-                ordinal: unit * score
-                for ordinal, score in zip(
-                    self._ordinals(), struct.unpack(f"<{self.size}I", packed), strict=True
-                )
-                if score
-            },
+        packed = struct.unpack(
+            f"<{self.size}I", self._total.to_bytes(_SCORE_BYTES * self.size, "little")
         )
+        unit = _STEP / _UNITS
+        found = zip(
+            compress(self._ordinals(), packed),
+            [unit * score for score in packed if score],
+            strict=True,
+        )
+        return defaultdict(float, found)
 
     def _ordinals(self) -> Iterator[int]:
         return chain.from_iterable(starmap(range, self._joined_rows))
