@@ -58,6 +58,7 @@ def test_messages_that_the_index_lacks_are_found_however_they_were_added(
 
         missing = (1 << end) - (1 << indexed)
         assert words.unindexed((Term("xsame"),), end) == missing
+        assert words.unindexed_ordinals((Term("xsame"),), end) == list(range(indexed, end))
         assert (
             words.matches((Term("xsame"),)) >> words.whole_from == (1 << end - words.whole_from) - 1
         )

@@ -50,8 +50,11 @@ def mask_of(ordinals: Iterable[int], number: int) -> Mask:
 
 
 def ordinals_in(mask: Mask) -> Iterator[int]:
-    """Yield the ordinals whose bits are set, in order."""
-    return (ordinal for ordinal, bit in enumerate(reversed(f"{mask:b}")) if bit == "1")
+    """Yield the ordinals whose bits are set, in order, in time that grows with their number."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
 
 
 def newest_in(mask: Mask, most: int) -> Mask:
@@ -98,16 +101,8 @@ def add_words(
         holders = mask.bit_count()
         if 0 < holders <= most:
             added = weight * rarity_of(holders, number)
-            for ordinal in _few_ordinals_in(mask):
+            for ordinal in ordinals_in(mask):
                 scores[ordinal] += added
-
-
-def _few_ordinals_in(mask: Mask) -> Iterator[int]:
-    """Yield the ordinals whose bits are set, in order, in time that grows with their number."""
-    while mask:
-        lowest = mask & -mask
-        yield lowest.bit_length() - 1
-        mask ^= lowest
 
 
 def _digits(mask: Mask, number: int) -> Digits:

@@ -6,7 +6,7 @@ messages away: an answer is also found by the words of its question. Long messag
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from math import log
 from operator import itemgetter, mul
@@ -83,7 +83,7 @@ def rarity_of(found: int, messages: int) -> float:
     return log(1 + (max(messages - found, 0) + 0.5) / (found + 0.5))
 
 
-def ordinals_of(matches: Matches, positions: Sequence[int]) -> list[int]:
+def ordinals_of(matches: Collection[int], positions: Sequence[int]) -> list[int]:
     """Return the ordinals of those messages of the session that have these positions."""
     places = map(bisect_left, repeat(positions), matches)
     number = len(positions)

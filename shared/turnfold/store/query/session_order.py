@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sqlalchemy import BigInteger, bindparam, case, select
 
 from turnfold.core.recall.labels import speaker_name
-from turnfold.core.recall.mask_ranking import Mask
+from turnfold.core.recall.mask_ranking import Mask, ordinals_in
 from turnfold.core.recall.quotes import MarkedLine, mark_lines, read_marks
 from turnfold.core.recall.ranking import Speaker, ordinals_of
 from turnfold.core.text.search import Lookup, searchable
@@ -105,6 +105,30 @@ class NewestWords:
 
     def matches(self, lookup: Lookup) -> Mask:
         """Return the mask of the messages with any term of a lookup."""
+        return self._matches(lookup) << self.first
+
+    def unindexed(self, lookup: Lookup, end: int) -> Mask:
+        """Return the mask of the messages before `end` that match, and that the index lacks."""
+        first = self._first_unindexed(end)
+        return self._between(lookup, first, end) << first
+
+    def unindexed_ordinals(self, lookup: Lookup, end: int) -> list[int]:
+        """Return the ordinals of the same messages; in a long session, faster than their mask."""
+        first = self._first_unindexed(end)
+        return [first + place for place in ordinals_in(self._between(lookup, first, end))]
+
+    def _first_unindexed(self, end: int) -> int:
+        # Words of messages in the index are kept here as well, but the index answers for these.
+        return max(self._indexed, end - UNINDEXED_MESSAGES)
+
+    def _between(self, lookup: Lookup, first: int, end: int) -> Mask:
+        """Return the mask of matching messages from `first`, which is its bit 0, to `end`."""
+        if first >= end:
+            return 0
+        return self._matches(lookup) >> first - self.first & (1 << end - first) - 1
+
+    def _matches(self, lookup: Lookup) -> Mask:
+        """Return the mask of all matching messages, whose bit 0 is the first message here."""
         found = 0
         for text, is_prefix in lookup:
             if not is_prefix:
@@ -115,15 +139,7 @@ class NewestWords:
             while at < len(words) and words[at].startswith(text):
                 found |= self._holders[words[at]]
                 at += 1
-        return found << self.first
-
-    def unindexed(self, lookup: Lookup, end: int) -> Mask:
-        """Return the mask of the messages before `end` that match, and that the index lacks."""
-        # Words of messages in the index are kept here as well, but the index answers for these.
-        first = max(self._indexed, end - UNINDEXED_MESSAGES)
-        if first >= end:
-            return 0
-        return self.matches(lookup) >> first << first & (1 << end) - 1
+        return found
 
     def trim(self) -> None:
         """Forget all if there are too many words to be remembered."""

@@ -28,7 +28,6 @@ from turnfold.core.recall.mask_ranking import (
     Mask,
     mask_of,
     newest_in,
-    ordinals_in,
 )
 from turnfold.core.recall.ranking import MOST_PLACES, NEWEST_PLACES, Matches
 from turnfold.core.text.search import Lookup, Term
@@ -358,8 +357,8 @@ class SessionLookups:
 
     def _with_unindexed(self, lookup: Lookup, positions: Sequence[int]) -> Matches:
         """Add positions of messages that the index lacks."""
-        more = self.order.newest.unindexed(lookup, self.end)
+        more = self.order.newest.unindexed_ordinals(lookup, self.end)
         if not more:
             return positions
         held = self.order.positions
-        return sorted({*positions, *[held[at] for at in ordinals_in(more)]}, reverse=True)
+        return sorted({*positions, *[held[at] for at in more]}, reverse=True)
