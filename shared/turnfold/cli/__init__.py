@@ -3,7 +3,10 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from turnfold.cli.help_panels import COMPLETE_VARIABLE
 from turnfold.errors import TurnfoldError
@@ -74,8 +77,36 @@ def _run(words: list[str]) -> int:
             return 0
     from turnfold.cli.application import application
 
+    _load_when_used("aiohttp")
     application(words)(args=words, prog_name="turnfold")
     return 0
+
+
+def _load_when_used(name: str) -> None:
+    """Load an installed package when one of its names is first read.
+
+    nats-py imports aiohttp if it can, which costs a command a quarter of its start, but uses it for
+    websocket URLs only.
+    """
+    spec = None if name in sys.modules else find_spec(name)
+    if spec:
+        module = sys.modules[name] = module_from_spec(spec)
+        module.__class__ = _LoadedWhenUsed
+        # Whoever imports a module of the package reads it.
+        del module.__path__
+
+
+class _LoadedWhenUsed(ModuleType):
+    """A package that is executed when one of its names is first read."""
+
+    def __getattr__(self, name: str) -> Any:
+        setattr(self, "__class__", ModuleType)  # noqa: B010 - the types say it is constant
+        spec = self.__spec__
+        assert spec is not None
+        assert spec.loader is not None
+        self.__path__ = spec.submodule_search_locations or []
+        spec.loader.exec_module(self)
+        return getattr(self, name)
 
 
 def _missing(words: list[str], module: str) -> str:

@@ -15,8 +15,6 @@ from turnfold.access.identity import NATS_SCHEMES
 from turnfold.contracts.subjects import id_fault
 from turnfold.core.policy.allowance import is_model_pattern
 from turnfold.core.policy.presets import PRESETS, Mode
-from turnfold.core.summary.prompt import checked_task
-from turnfold.core.summary.redaction import checked_patterns
 from turnfold.settings.urls import has_host, is_database_address, is_http_url
 
 Checked = TypeVar("Checked")
@@ -69,6 +67,19 @@ def _content_of(check: Callable[[str], Checked]) -> Callable[[Any], Checked]:
             raise ValueError(f"{path}: {error}") from error
 
     return read
+
+
+def _task(text: str) -> str:
+    # Imported for whoever sets one: with these two modules, commands start a tenth slower.
+    from turnfold.core.summary.prompt import checked_task  # noqa: PLC0415
+
+    return checked_task(text)
+
+
+def _patterns(text: str) -> tuple[str, ...]:
+    from turnfold.core.summary.redaction import checked_patterns  # noqa: PLC0415
+
+    return checked_patterns(text)
 
 
 def whole_number(minimum: int, maximum: int | None = None) -> Callable[[Any], int]:
@@ -223,8 +234,8 @@ PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "summary_job_timeout_seconds": _seconds,
     "summary_lease_seconds": _seconds,
     "summary_window": whole_number(1_000),
-    "summary_prompt": _content_of(checked_task),
-    "redact_patterns": _content_of(checked_patterns),
+    "summary_prompt": _content_of(_task),
+    "redact_patterns": _content_of(_patterns),
     "summary_concurrency": whole_number(1),
     "max_event_bytes": whole_number(1),
     "max_event_messages": whole_number(1, 1_000),
