@@ -1,5 +1,6 @@
 """Every block of code in the pages runs against a live system, or says why it cannot."""
 
+import ast
 import asyncio
 import json
 import os
@@ -11,6 +12,7 @@ from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
+from importlib.machinery import PathFinder
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any
@@ -36,6 +38,7 @@ READ_ELSEWHERE = {
 }
 """Blocks that the test of another file reads from the page and runs."""
 HOST_PAGES = ROOT / "docs" / "integrations"
+PROGRAMS = sorted((ROOT / "examples").rglob("*.py"))
 COMMANDS = ("curl", "docker", "make", "nats", "pip", "python", "sh", "turnfold")
 INSTALLS = re.compile(r"(pip install [^|;&]*|turnfold up( --proxy https://\S+)?)\s*(#.*)?")
 """A line that only installs packages, which a test has, or starts a system, which it does itself."""
@@ -269,6 +272,20 @@ def test_each_program_of_the_examples_runs_in_a_test() -> None:
 
     for path in (ROOT / "examples").rglob("*.py"):
         assert f'"{path.name}"' in tests or f"examples/{path.name}" in tests, path.name
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
+def test_a_program_of_the_examples_imports_no_other_in_place_of_a_package(path: Path) -> None:
+    statements = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+    imported = [
+        *(name.name for node in statements if isinstance(node, ast.Import) for name in node.names),
+        *(node.module or "" for node in statements if isinstance(node, ast.ImportFrom)),
+    ]
+
+    # `python PATH` searches the folder of the program first.
+    found = [PathFinder.find_spec(name.partition(".")[0], [str(path.parent)]) for name in imported]
+    assert found == [None] * len(imported)
 
 
 def test_each_block_of_data_can_be_read() -> None:

@@ -17,9 +17,9 @@ async def test_the_example_goes_on_where_it_ended(
     system: RunningSystem, session_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TURNFOLD_NATS_URL", system.nats_url)
-    code = (ROOT / "examples" / "agents" / "agent_framework.py").read_text()
+    code = (ROOT / "examples" / "agents" / "agent_framework_agent.py").read_text()
     names: dict[str, Any] = {"__name__": "example"}
-    exec(compile(code, "agent_framework.py", "exec"), names)
+    exec(compile(code, "agent_framework_agent.py", "exec"), names)
     client = ScriptedClient(["In Bonn."], ["On Friday."])
 
     for question in ("Where is order 7341?", "And when does it arrive?"):

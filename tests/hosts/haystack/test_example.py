@@ -18,9 +18,9 @@ def test_the_example_is_compacted_and_goes_on(
     system: RunningSystem, session_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TURNFOLD_NATS_URL", system.nats_url)
-    code = (ROOT / "examples" / "agents" / "haystack.py").read_text()
+    code = (ROOT / "examples" / "agents" / "haystack_agent.py").read_text()
     names: dict[str, Any] = {"__name__": "example"}
-    exec(compile(code, "haystack.py", "exec"), names)
+    exec(compile(code, "haystack_agent.py", "exec"), names)
     model = ScriptedGenerator(0)
     questions = [f"Note {day}: calm weather, and nothing else to tell." for day in range(60)]
 

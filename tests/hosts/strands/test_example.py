@@ -17,9 +17,9 @@ def test_the_example_goes_on_where_it_ended(
     system: RunningSystem, session_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TURNFOLD_NATS_URL", system.nats_url)
-    code = (ROOT / "examples" / "agents" / "strands.py").read_text()
+    code = (ROOT / "examples" / "agents" / "strands_agent.py").read_text()
     names: dict[str, Any] = {"__name__": "example"}
-    exec(compile(code, "strands.py", "exec"), names)
+    exec(compile(code, "strands_agent.py", "exec"), names)
     model = ScriptedModel(says("In Bonn."), says("On Friday."))
 
     for question in ("Where is order 7341?", "And when does it arrive?"):
