@@ -23,7 +23,7 @@ from turnfold.cli.connection import System, changing, system_here
 from turnfold.cli.output import counted, print_rows
 from turnfold.cli.recordings import Recording, Step, event_ids, events_of, load_recordings
 from turnfold.client import Client, OutgoingEvent, Receipt, Session
-from turnfold.errors import BadRequest, CannotFit, TooLarge, Unavailable
+from turnfold.errors import BadRequest, CannotFit, TooLarge, Unavailable, UnknownSession
 from turnfold.messages import SessionKey
 from turnfold.transcripts import Format
 
@@ -304,10 +304,10 @@ async def _ingested(session: Session, messages: int) -> int:
             )
             if window.fresh:
                 return window.refused
-            stored = (await session.status()).get("messages_total") or 0
+            stored = (await _status(session)).get("messages_total") or 0
         # No window says how fresh it is, so the count decides.
         except (CannotFit, TooLarge):
-            stored = (await session.status()).get("messages_total") or 0
+            stored = (await _status(session)).get("messages_total") or 0
             if stored >= messages:
                 return 0
             await asyncio.sleep(0.2)
@@ -322,7 +322,7 @@ async def _ingested(session: Session, messages: int) -> int:
 
 async def _summarized(session: Session, deadline: float) -> None:
     while time.monotonic() < deadline:
-        if not (await session.status()).get("messages_pending"):
+        if not (await _status(session)).get("messages_pending"):
             return
         await asyncio.sleep(0.2)
 
@@ -334,21 +334,29 @@ async def _outcome(
     refusals: Mapping[SessionKey, int],
 ) -> ReplaySummary:
     session = client.session(*recording.key)
-    status = await session.status()
-    evictions = [row for row in await present_trail(session) if row["phase"] == "evicted"]
+    status = await _status(session)
+    trail = await present_trail(session) if status else []
     return ReplaySummary(
         agent_id=recording.key.agent_id,
         session_id=recording.key.session_id,
         events=counts[recording.key],
         messages=status.get("messages_total") or 0,
-        evictions=len(evictions),
+        evictions=sum(row["phase"] == "evicted" for row in trail),
         evicted=(status.get("messages_pending") or 0) + (status.get("messages_covered") or 0),
-        summary_versions=len(await session.summaries()),
+        summary_versions=status.get("summary_versions") or 0,
         summary_version=status.get("summary_version"),
         tokens_total=status.get("tokens_total") or 0,
         tokens_live=status.get("tokens_live") or 0,
         refused=refusals[recording.key],
     )
+
+
+async def _status(session: Session) -> dict[str, Any]:
+    """Return the counters of a session; empty while none of its events is stored."""
+    try:
+        return await session.status()
+    except UnknownSession:
+        return {}
 
 
 async def present_trail(session: Session) -> list[dict[str, Any]]:

@@ -1,14 +1,16 @@
 """Logs of other programs, replayed into a whole system."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from signal import SIGCONT, SIGSTOP
 from urllib.parse import quote
 
 import httpx
 import pytest
 
-from tests.running_system import Command, running_system
+from tests.running_system import Command, eventually, running_system
 from tests.running_system import command as run
 from turnfold.client import connect
 from turnfold.core.history.validation import validation_errors
@@ -127,6 +129,37 @@ async def test_a_refused_event_is_told_whatever_the_size_of_its_session_is(tmp_p
         changed = await replay(tmp_path, str(log))
 
     assert (changed.status, changed.rows[0]["messages"], changed.rows[0]["refused"]) == (1, 4, 1)
+
+
+@pytest.mark.proves("G11", "I5")
+async def test_a_session_of_which_no_event_can_be_stored_names_its_dead_letters(
+    tmp_path: Path,
+) -> None:
+    files = [str(LOGS / "nanobot.jsonl"), str(LOGS / "openai-chat.jsonl")]
+    async with running_system(tmp_path, environ={"TURNFOLD_MAX_SESSIONS_PER_AGENT": "1"}):
+        first = await replay(tmp_path, files[0], "--agent", "one")
+        both = await replay(tmp_path, *files, "--agent", "one")
+
+    assert (first.status, both.status) == (0, 1), both.err
+    assert [(row["messages"], row["refused"]) for row in both.rows] == [(6, 0), (0, 1)]
+    assert "openai-chat: 1 event could not be stored" in both.err
+
+
+@pytest.mark.proves("G11")
+async def test_a_replay_waits_for_a_worker_that_has_stored_nothing_yet(tmp_path: Path) -> None:
+    async with running_system(tmp_path) as system, system.http() as http:
+        assert system.signal("worker", SIGSTOP)
+        replaying = asyncio.create_task(replay(tmp_path, str(LOGS / "nanobot.jsonl")))
+
+        async def is_counted() -> bool:
+            return 'seconds_count{request="session.get"}' in (await http.get("/metrics")).text
+
+        await eventually(is_counted)
+        assert system.signal("worker", SIGCONT)
+        replayed = await replaying
+
+    assert replayed.status == 0, replayed.err
+    assert [row["messages"] for row in replayed.rows] == [6]
 
 
 @pytest.mark.proves("A5", "G11")
