@@ -148,6 +148,23 @@ def test_the_record_of_names_keeps_those_used_most() -> None:
 
 
 @pytest.mark.proves("S11")
+def test_commands_that_nobody_ran_again_leave_first() -> None:
+    once = [
+        assistant("", at, ("bash", json.dumps({"command": f"make part{chr(97 + at)}"})))
+        for at in range(9)
+    ]
+    again = assistant("", 10, ("bash", '{"command": "make docs"}'))
+    paths = [f"/srv/app/part{chr(97 + at)}/main.py" for at in range(6)]
+    first = drafted(*once, again, tool(" ".join(paths), 11))
+
+    second = drafted(again, previous=first, ledger_max_tokens=110)
+
+    kept = "\n".join(second.ledger)
+    assert [value for value in ("command make docs", *paths) if value not in kept] == []
+    assert "command make parta" not in kept
+
+
+@pytest.mark.proves("S11")
 def test_the_open_request_goes_when_it_is_answered() -> None:
     carried = PreviousSummary("", {}, ("request Book it.", "id KX-1"))
     calling = {"role": "assistant", "content": "I look.", "tool_calls": [{}]}

@@ -16,8 +16,8 @@ MAX_TIMES = 99
 
 PATH_KINDS = frozenset({"path", "modified", "read"})
 MEASURE = "measure"
-_WORTH_OF_PRINTED_MEASURES = 0.3
-"""The factor for a measure that only tools printed: hardly any is used again."""
+_WORTH_IF_UNLIKELY = 0.3
+"""The factor for measures that only tools printed and commands of one version: few recur."""
 _DIGIT, _PUNCTUATION = re.compile(r"\d"), re.compile(r"[^A-Za-z0-9]")
 
 
@@ -88,8 +88,9 @@ class Candidate:
         """The worth of the value per token; it is repeated if it came back after a summary."""
         is_command = self.value.kind == "command"
         worth = worth_of(self.rank, is_repeated=self.times > 1, is_command=is_command)
-        if self.value.kind == MEASURE and self.rank < RANK_BY_ASSISTANT:
-            worth *= _WORTH_OF_PRINTED_MEASURES
+        is_printed_measure = self.value.kind == MEASURE and self.rank < RANK_BY_ASSISTANT
+        if is_printed_measure or (is_command and self.times == 1):
+            worth *= _WORTH_IF_UNLIKELY
         return (worth + self.use_weight) / self.token_estimate
 
 
