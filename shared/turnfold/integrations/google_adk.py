@@ -41,6 +41,13 @@ with requires("google-adk"):
 
 _TEMPORARY_ID = "adk-"
 """The beginning of ids that the ADK makes, and takes away again before it calls the model."""
+_NOT_OF_THE_USER = (
+    "For context: below is a transcript of what another agent did",
+    "The text between <<<BEGIN_SYSTEM_INSTRUCTION>>>",
+    "The following content is from your previous conversations with the user.",
+)
+"""How texts begin that the ADK writes in the user's name: what other agents did, instructions of an
+agent that has static ones, and memories."""
 ASKED = 256
 """The calls whose answers are recorded at once. Of older ones, the next call records the answer."""
 _PART_BYTES = 96
@@ -228,6 +235,8 @@ class _RequestContents:
         body: Chat = {"role": role, "content": content_of(texts)}
         if calls:
             body |= {"role": "assistant", "tool_calls": calls}
+        if body["role"] == "user" and (parts[0].text or "").startswith(_NOT_OF_THE_USER):
+            body["is_meta"] = True
         return body | ({"parts": others} if others else {})
 
     def _made(self, body: Chat, own: Sequence[types.Part] | None) -> list[types.Part]:

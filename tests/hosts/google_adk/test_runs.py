@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent
+from google.adk.agents import LlmAgent, SequentialAgent
 from google.adk.apps import App
 from google.adk.models.google_llm import Gemini
 from google.adk.models.llm_response import LlmResponse
@@ -225,3 +225,43 @@ async def test_without_turnfold_the_model_gets_the_contents_and_a_warning_tells_
     warnings = [one.getMessage() for one in caplog.records if one.name == "turnfold.integrations"]
     assert warnings
     assert "missing" not in str(warnings)
+
+
+@pytest.mark.proves("W12")
+async def test_what_another_agent_did_takes_no_place_of_the_request(
+    system: RunningSystem, session_id: str
+) -> None:
+    models = [
+        ScriptedModel(script=[*(calls("hall") for _ in range(rounds)), says("All is there.")])
+        for rounds in (12, 1)
+    ]
+    team = [
+        LlmAgent(name=name, model=model, tools=[look])
+        for name, model in zip(("first", "second"), models, strict=True)
+    ]
+    plugin = TurnfoldPlugin(session_id, client=system.nats_url, max_tokens=3_000)
+    root = SequentialAgent(name="team", sub_agents=team)
+    runner = InMemoryRunner(app=App(name="tests", root_agent=root, plugins=[plugin]))
+    await started(runner)
+
+    await turn(runner, "What is missing in the hall?")
+
+    shown = [[content.parts[0].text for content in call] for call in models[1].calls]
+    assert ["What is missing in the hall?" in texts for texts in shown] == [True, True]
+
+
+@pytest.mark.proves("W12", "L11")
+async def test_instructions_beside_static_ones_begin_no_turn(
+    system: RunningSystem, session_id: str
+) -> None:
+    model = ScriptedModel(script=[part for _ in range(8) for part in (calls("hall"), says("All."))])
+    runner = runner_of(model, session_id, system.nats_url, tokens=1_000, static_instruction="Look.")
+    await started(runner)
+
+    for number in range(8):
+        await turn(runner, f"What is missing on day {number}?")
+
+    # The ADK has them before the request of a turn, and behind the results of its calls.
+    first, second = ([content.parts[0].text for content in call] for call in model.calls[-2:])
+    assert second[-1] in first
+    assert first[: first.index(second[-1])] == second[: first.index(second[-1])]
