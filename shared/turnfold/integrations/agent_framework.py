@@ -58,6 +58,7 @@ NO_RESULT = "[No result of this call is known.]"
 _APPROVALS = ("function_approval_request", "function_approval_response")
 _IMAGE = "image/"
 _FILES = ("data", "uri", "hosted_file")
+_CALL_ID, _NAME = (re.compile(rf'"{name}": ("(?:[^"\\]|\\.)*")') for name in ("call_id", "name"))
 _DATA_URL = re.compile(r"data:[^,\s]*;base64,")
 # The event is escaped as a whole, where it must be. Properties may have values such as dates.
 _text = partial(json.dumps, ensure_ascii=False, separators=(",", ":"), default=str)
@@ -190,7 +191,7 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
             # An exchange again is more likely said again than sent again, unless it has ids, or
             # the list goes on after it.
             is_continued = 1 < size < len(new)
-            if old[-size:] == new[:size] and (is_continued or any(map(_has_id, new[:size]))):
+            if old[-size:] == new[:size] and (is_continued or _have_ids(new[:size])):
                 return size
         return 0
 
@@ -391,7 +392,9 @@ def _identity(carried: Sequence[Any]) -> _Identity:
     return None, json.dumps([messages[0].get("role"), contents], sort_keys=True)
 
 
-def _has_id(identity: _Identity) -> bool:
-    """Return whether a message, or a call or result in it, has an id."""
-    message_id, contents = identity
-    return message_id is not None or '"call_id":' in contents
+def _have_ids(identities: Sequence[_Identity]) -> bool:
+    """Return whether a message, or a call or result in one, has an id that is no name of a tool."""
+    if any(message_id is not None for message_id, _ in identities):
+        return True
+    contents = "".join(contents for _, contents in identities)
+    return bool(set(_CALL_ID.findall(contents)) - set(_NAME.findall(contents)))

@@ -263,7 +263,15 @@ async def test_a_transcript_that_is_saved_again_is_stored_once(
 async def test_an_exchange_that_is_repeated_is_stored_each_time(
     history: TurnfoldHistoryProvider,
 ) -> None:
+    # As the framework's client of Ollama does, which uses the name of the tool for the id.
+    looked = [
+        Message("user", ["Look."]),
+        Message("assistant", [Content.from_function_call("look", "look")]),
+        Message("tool", [result_of("look")]),
+        Message("assistant", ["Done."]),
+    ]
     turns = [
+        *[looked] * 3,
         [Message("user", ["Water the plants."]), Message("assistant", ["Done."])],
         *[[Message("user", ["Next."]), Message("assistant", ["Done."])] for _ in range(3)],
     ]
