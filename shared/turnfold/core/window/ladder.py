@@ -13,7 +13,6 @@ from turnfold.core.window.digest.digest import DigestForm
 from turnfold.core.window.forms import (
     NO_ARGUMENTS_TOKENS,
     cut_characters,
-    cut_to,
     cut_within,
 )
 from turnfold.core.window.leveling import keep_longer_cut, level_sizes
@@ -91,11 +90,9 @@ def replace_results(window: WindowBuilder, target: int) -> None:
     def replace(view: MessageView) -> None:
         excess = window.total - target
         may_keep = view.text - excess
-        if may_keep > window.waste_tokens and not view.message.is_truncated:
-            freed = view.shorten(cut_to(view.message, view.offsets, may_keep))
-            if freed >= excess:
-                return
-        view.to_line(window.line_starts)
+        may_be_cut = may_keep > window.waste_tokens and not view.message.is_truncated
+        if not (may_be_cut and view.shorten_to(may_keep) >= excess):
+            view.to_line(window.line_starts)
 
     window.apply_step(
         window.candidates.seen_results,
@@ -141,8 +138,8 @@ def preview_costly(window: WindowBuilder, target: int) -> None:
     def preview_result(view: MessageView) -> None:
         may_keep = view.text - (window.total - target)
         may_be_longer = view.message.characters > PLAIN_CHARACTERS and is_waste(may_keep)
-        if not (may_be_longer and view.shorten(cut_to(view.message, view.offsets, may_keep))):
-            view.shorten(cut_to(view.message, view.offsets, policy.preview_tokens, is_preview=True))
+        if not (may_be_longer and view.shorten_to(may_keep)):
+            view.shorten_to(policy.preview_tokens, is_preview=True)
 
     window.apply_step(window.candidates.costly, preview, target)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from turnfold.core.window.builder import WindowBuilder
-from turnfold.core.window.forms import LEAST_ARGUMENTS_TOKENS, cut_to
+from turnfold.core.window.forms import LEAST_ARGUMENTS_TOKENS
 from turnfold.core.window.views import BlockView, MessageView
 
 LEVEL_STEP_TOKENS: Final = 4
@@ -79,11 +79,7 @@ def _shorten_to(
 ) -> None:
     for block, view in texts:
         if view.text > length:
-            window.apply(
-                block,
-                view,
-                lambda view: view.shorten(cut_to(view.message, view.offsets, length)),
-            )
+            window.apply(block, view, lambda view: view.shorten_to(length))
     if length >= LEAST_ARGUMENTS_TOKENS:
         for block in blocks:
             window.apply(block, block.head, lambda view: view.preview_arguments(length, length))

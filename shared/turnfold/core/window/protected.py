@@ -12,7 +12,6 @@ from turnfold.core.window.digest.digest import DigestForm
 from turnfold.core.window.forms import (
     LEAST_ARGUMENTS_TOKENS,
     LEAST_CHARACTERS,
-    cut_to,
     cut_within,
 )
 from turnfold.core.window.leveling import level, level_sizes
@@ -97,13 +96,7 @@ def _shorten_interrupted_request(window: WindowBuilder) -> None:
 def _keep_beginning(window: WindowBuilder, block: BlockView) -> None:
     view = block.head
     room = view.text - (window.total - window.limits.tokens)
-    window.apply(
-        block,
-        view,
-        lambda view: view.shorten(
-            cut_to(view.message, view.offsets, room, least_head=LEAST_CHARACTERS)
-        ),
-    )
+    window.apply(block, view, lambda view: view.shorten_to(room, least_head=LEAST_CHARACTERS))
 
 
 def _drop_newest_reasoning(window: WindowBuilder) -> None:

@@ -174,6 +174,13 @@ class MessageView:
         self.cut = cut
         return self._text_is(cut.tokens)
 
+    def shorten_to(self, max_tokens: int, *, least_head: int = 0, is_preview: bool = False) -> int:
+        """Apply the cut of `cut_to` if it is shorter; return the tokens freed."""
+        kept = cut_to(
+            self.message, self.offsets, max_tokens, least_head=least_head, is_preview=is_preview
+        )
+        return self.shorten(kept)
+
     def to_line(self, starts: dict[tuple[str, str | None], int]) -> None:
         """Replace a result by one line if that is shorter.
 
