@@ -142,11 +142,6 @@ class SummaryForm:
     characters: int | None = None
     entries: int | None = None
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether nothing is left out."""
-        return self.characters is None and self.entries is None
-
 
 def summary_within(size: SummarySize, placement: Placement, max_tokens: int) -> SummaryForm | None:
     """Return the longest form that fits; None if none does.
