@@ -157,9 +157,9 @@ def test_an_action_says_whether_it_was_a_command() -> None:
 
     found = actions([assistant("", 3, *calls)])
 
-    assert [(one.message_id, one.text, one.is_command) for one in found] == [
-        ("e3#1", "make install", True),
-        ("e3#1", "send_mail(to=ada)", False),
+    assert [(one.order, one.text, one.is_command) for one in found] == [
+        (0, "make install", True),
+        (0, "send_mail(to=ada)", False),
     ]
 
 

@@ -98,12 +98,10 @@ def any_line(sources: Sequence[Source]) -> Iterator[SummaryLine]:
 
 def _action_lines(sources: Sequence[Source]) -> Iterator[SummaryLine]:
     total = len(sources) or 1
-    orders = {source.message_id: order for order, source in enumerate(sources)}
     for action in actions(sources):
         section = "commands" if action.is_command else "actions"
-        order = orders.get(action.message_id, 0)
-        weight = BASE_WEIGHTS[section] + _RECENCY * order / total
-        yield SummaryLine(section, action.text, weight, order)
+        weight = BASE_WEIGHTS[section] + _RECENCY * action.order / total
+        yield SummaryLine(section, action.text, weight, action.order)
 
 
 def _user_lines(text: str, order: int, *, recency: float, is_first: bool) -> Iterator[SummaryLine]:

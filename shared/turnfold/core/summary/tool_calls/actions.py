@@ -88,10 +88,13 @@ class FileChange:
 
 
 class Action(NamedTuple):
-    """A command or another call that changed something, as a reader of the summary sees it."""
+    """A command or another call that changed something, as a reader of the summary sees it.
+
+    `order` is the index of its message.
+    """
 
     text: str
-    message_id: str
+    order: int
     is_command: bool
 
 
@@ -143,9 +146,9 @@ def actions(sources: Iterable[Source]) -> tuple[Action, ...]:
     Equal ones are kept once, at the place of the last.
     """
     unique: dict[str, Action] = {}
-    for source in sources:
+    for order, source in enumerate(sources):
         for name, arguments in source.calls:
-            action = _action_of(name, arguments, source.message_id)
+            action = _action_of(name, arguments, order)
             if action is not None:
                 unique.pop(action.text, None)
                 unique[action.text] = action
@@ -162,7 +165,7 @@ def commands_of(name: str, arguments: str) -> Iterator[str]:
         yield from telling_steps(command)
 
 
-def _action_of(name: str, arguments: str, message_id: str) -> Action | None:
+def _action_of(name: str, arguments: str, order: int) -> Action | None:
     """Return the action of a call, or None if it only looked or touched files.
 
     Touched files have a section of their own.
@@ -171,13 +174,13 @@ def _action_of(name: str, arguments: str, message_id: str) -> Action | None:
     command = shell_command(tool, parsed)
     if command is not None:
         text = telling_command(command)
-        return Action(text, message_id, is_command=True) if text else None
+        return Action(text, order, is_command=True) if text else None
     if _LOOKING_TOOL.search(_CAMEL_CASE.sub("_", tool)):
         return None
     if next(touched(name, arguments), None) is not None:
         return None
     text = clip(f"{tool}({shown_arguments(parsed)})", MAX_ACTION_CHARACTERS)
-    return Action(text, message_id, is_command=False) if text else None
+    return Action(text, order, is_command=False) if text else None
 
 
 def stored_changes(stored: Any) -> Iterator[FileChange]:
