@@ -159,10 +159,10 @@ class UsageState(NamedTuple):
         """The newest reported tokens; 0 if stale, or if evicting did not help."""
         return self.tokens if self.at_ms > self.settled_ms and self.evictions < ESCALATIONS else 0
 
-    def with_reading(self, reading: "UsageReading | None", limit: int) -> "UsageState":
+    def with_reading(self, reading: "UsageReading", limit: int) -> "UsageState":
         """Return the state after one more report; a report within the limit ends a series."""
         # An event that arrives late says nothing about the present window.
-        if reading is None or reading.seq <= self.seq:
+        if reading.seq <= self.seq:
             return self
         is_relieved = reading.at_ms > self.settled_ms and reading.tokens <= limit
         # The fields of a reading have the names of the fields here that they replace.

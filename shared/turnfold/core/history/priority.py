@@ -206,21 +206,7 @@ WRITING: Final = frozenset(
     """.split()
 )
 SHELLS: Final = frozenset(
-    {
-        "bash",
-        "sh",
-        "zsh",
-        "shell",
-        "terminal",
-        "exec",
-        "execute",
-        "command",
-        "cmd",
-        "powershell",
-        "console",
-        "editor",
-        "run",
-    }
+    "bash sh zsh shell terminal exec execute command cmd powershell console editor run".split()
 )
 
 
