@@ -1,6 +1,5 @@
 """Requests that change a session: policy overrides, compaction and erasure."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,20 +8,25 @@ from sqlalchemy import ColumnElement, Connection, func, select, update
 from turnfold.contracts.requests import (
     PolicyRequest,
 )
-from turnfold.core.history.audit_chain import LOCAL, SEALED_FIELDS, seal
+from turnfold.core.history.audit_chain import LOCAL
 from turnfold.core.policy.overrides import PolicyOverrides
 from turnfold.core.policy.presets import Mode, preset_named
 from turnfold.core.summary.cooldown import COOLDOWN_MAX_MS
 from turnfold.core.summary.gate import Reason
 from turnfold.errors import BadRequest, Conflict
-from turnfold.messages import AgentId, CompactionId, SessionKey
+from turnfold.messages import AgentId, CompactionId, SessionId, SessionKey
 from turnfold.ports.compact import JobStatus
 from turnfold.ports.ingest import Installation
 from turnfold.store.database.engine import Database, insert_for
 from turnfold.store.database.instance_lock import lock_storing
 from turnfold.store.database.predicates import has_status, is_open
 from turnfold.store.database.schema import agents, audit, compactions, sessions
-from turnfold.store.database.session_rows import SessionChange, SessionJournal, lock_by_key
+from turnfold.store.database.session_rows import (
+    AgentChain,
+    SessionChange,
+    SessionJournal,
+    lock_by_key,
+)
 from turnfold.store.ingest.erase import EraseResult, Erasure, erase_some
 from turnfold.store.ingest.erased_letters import ErasureScope, erase_letters
 from turnfold.store.ingest.evict import REQUESTED, evict_now
@@ -192,34 +196,12 @@ def _record_for_agent(
 ) -> None:
     """Append an audit row to the agent's own chain (empty session id); its row is locked."""
     is_chain = (audit.c.agent_id == agent_id) & (audit.c.session_id == ALL_SESSIONS)
-    newest = (
-        select(audit.c.ordinal, audit.c.hash)
-        .where(is_chain)
-        .order_by(audit.c.ordinal.desc())
-        .limit(1)
-    )
-    ordinal, prev_hash = next(
-        ((row.ordinal, row.hash) for row in connection.execute(newest)), (0, "")
-    )
-    details = json.dumps(changes, separators=(",", ":"))
-    sealed = (
-        agent_id,
-        ALL_SESSIONS,
-        ordinal + 1,
-        now_ms,
-        None,
-        "policy",
-        None,
-        None,
-        None,
-        details,
-    )
-    row = dict(zip(SEALED_FIELDS, sealed, strict=True))
-    connection.execute(
-        audit.insert().values(
-            **row, prev_hash=prev_hash, hash=seal(prev_hash, sealed, actor), actor=actor
-        )
-    )
+    newest = select(audit.c.ordinal, audit.c.hash).where(is_chain)
+    end = connection.execute(newest.order_by(audit.c.ordinal.desc()).limit(1)).first()
+    key = SessionKey(agent_id, SessionId(ALL_SESSIONS))
+    journal = SessionJournal(actor)
+    journal.add_audit_row(AgentChain(key, *(end or (0, ""))), "policy", at_ms=now_ms, **changes)
+    journal.write(connection, ())
 
 
 def _compact(

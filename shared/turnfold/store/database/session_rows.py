@@ -288,6 +288,15 @@ def write_back(connection: Connection, rows: Sequence[SessionRow]) -> None:
 
 
 @dataclass(slots=True)
+class AgentChain:
+    """The audit chain of an agent, which has no session: its key, and its end so far."""
+
+    key: SessionKey
+    audit_rows: int
+    audit_hash: str
+
+
+@dataclass(slots=True)
 class SessionJournal:
     """The audit rows and notices of one transaction, in order; `actor` asked for it."""
 
@@ -302,7 +311,7 @@ class SessionJournal:
 
     def add_audit_row(
         self,
-        session: SessionRow,
+        session: SessionRow | AgentChain,
         phase: str,
         *,
         at_ms: int,
