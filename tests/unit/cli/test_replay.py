@@ -64,7 +64,8 @@ def test_a_turn_travels_as_one_event_or_step_by_step() -> None:
 @pytest.mark.proves("I6")
 @pytest.mark.parametrize("step", list(Step))
 def test_a_later_system_message_begins_no_event_and_is_not_pinned(step: Step) -> None:
-    first, later = ({"role": role, "content": "Be brief."} for role in ("system", "developer"))
+    first: Json = {"role": "system", "content": "Be brief."}
+    later: Json = {"role": "developer", "content": "Be brief."}
     said = [first, USER, CALL, RESULT, later, later, ANSWER]
 
     told = [payload(event).get("messages") for event, _ in events_of(recording(*said), step)]

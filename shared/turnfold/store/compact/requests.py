@@ -200,7 +200,8 @@ def _record_for_agent(
     end = connection.execute(newest.order_by(audit.c.ordinal.desc()).limit(1)).first()
     key = SessionKey(agent_id, SessionId(ALL_SESSIONS))
     journal = SessionJournal(actor)
-    journal.add_audit_row(AgentChain(key, *(end or (0, ""))), "policy", at_ms=now_ms, **changes)
+    ordinal, digest = (0, "") if end is None else end
+    journal.add_audit_row(AgentChain(key, ordinal, digest), "policy", at_ms=now_ms, **changes)
     journal.write(connection, ())
 
 
