@@ -85,6 +85,26 @@ def test_a_result_published_early_and_again_with_its_turn_answers_once() -> None
     assert match_results([call(2)], [result(1), result(3)]) == {1: to(2), 3: COPY}
 
 
+@pytest.mark.proves("I1", "I2")
+def test_a_result_that_waits_takes_no_call_that_its_own_event_answers() -> None:
+    """I2: ids are used again, and all later results would be one call late."""
+    calls = [call(at(seq)) for seq in (1, 3, 5)]
+    own = [result(at(seq) + 1, f"of {seq}") for seq in (1, 3, 5)]
+    odd, early = result(at(2), "else"), result(at(4), "of 5")
+
+    assert match_results(calls, [*own, odd]) == {
+        **{at(seq) + 1: to(at(seq)) for seq in (1, 3, 5)},
+        at(2): WAITS,
+    }
+    assert match_results(calls[1:], [own[1], odd, early, own[2]]) == {
+        at(3) + 1: to(at(3)),
+        at(2): WAITS,
+        at(4): to(at(5)),
+        at(5) + 1: COPY,
+    }
+    assert match_results([*calls, call(at(6))], [*own, odd])[at(2)] == to(at(6))
+
+
 @pytest.mark.proves("I2")
 def test_calls_of_one_message_are_answered_slot_by_slot() -> None:
     assert match_results([call(1, 0), call(1, 3)], [result(2), result(3)]) == {
@@ -167,19 +187,22 @@ def test_a_call_without_a_result_leaves_no_verdict() -> None:
 seen = st.lists(st.tuples(st.booleans(), st.sampled_from(["42", "43"])), max_size=12)
 
 
-def told(entries: list[tuple[bool, str]]) -> tuple[list[CallPosition], list[ResultPosition]]:
-    calls = [call(position) for position, (is_call, _) in enumerate(entries) if is_call]
+def told(
+    entries: list[tuple[bool, str]], *, per_event: int = 1
+) -> tuple[list[CallPosition], list[ResultPosition]]:
+    places = [position_of(n // per_event, n % per_event) for n in range(len(entries))]
+    calls = [call(at) for at, (is_call, _) in zip(places, entries, strict=True) if is_call]
     return calls, [
-        result(position, said) for position, (is_call, said) in enumerate(entries) if not is_call
+        result(at, said) for at, (is_call, said) in zip(places, entries, strict=True) if not is_call
     ]
 
 
 @pytest.mark.proves("L1", "L5")
-@given(seen)
+@given(seen, st.integers(1, 12))
 def test_every_result_has_a_verdict_and_no_call_two_answers(
-    entries: list[tuple[bool, str]],
+    entries: list[tuple[bool, str]], per_event: int
 ) -> None:
-    calls, results = told(entries)
+    calls, results = told(entries, per_event=per_event)
 
     verdicts = match_results(calls, results)
 
@@ -191,11 +214,11 @@ def test_every_result_has_a_verdict_and_no_call_two_answers(
 
 
 @pytest.mark.proves("L3")
-@given(seen, st.randoms(use_true_random=False))
+@given(seen, st.integers(1, 12), st.randoms(use_true_random=False))
 def test_the_order_of_arrival_changes_nothing(
-    entries: list[tuple[bool, str]], random: Random
+    entries: list[tuple[bool, str]], per_event: int, random: Random
 ) -> None:
-    calls, results = told(entries)
+    calls, results = told(entries, per_event=per_event)
 
     shuffled = match_results(random.sample(calls, len(calls)), random.sample(results, len(results)))
 
@@ -251,9 +274,11 @@ def test_what_comes_later_takes_no_answer_away(
 
 
 @pytest.mark.proves("I1", "L5")
-@given(seen)
-def test_no_call_stays_open_while_a_result_waits(entries: list[tuple[bool, str]]) -> None:
-    calls, results = told(entries)
+@given(seen, st.integers(1, 12))
+def test_no_call_stays_open_while_a_result_waits(
+    entries: list[tuple[bool, str]], per_event: int
+) -> None:
+    calls, results = told(entries, per_event=per_event)
 
     verdicts = match_results(calls, results)
 

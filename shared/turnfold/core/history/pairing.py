@@ -6,10 +6,10 @@ takes its result along.
 
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from turnfold.messages import CallRef, position_of
+from turnfold.messages import MESSAGES_PER_EVENT, CallRef, position_of
 
 
 class CallPosition(NamedTuple):
@@ -49,17 +49,23 @@ def match_results(
     """Match the results of one call id; return the match of each position.
 
     A result answers the nearest earlier unanswered call. Without one, it is a copy if it equals the
-    last result; otherwise it waits for the next call, and the oldest waiting result is matched
-    first. Results and copies follow their retracted call. A result that is retracted earlier leaves
-    its call to its first copy, or to the oldest waiting result, or to a later one.
+    last result; otherwise it waits for the next call that its own event leaves unanswered, and the
+    oldest waiting result is matched first. Results and copies follow their retracted call. A result
+    that is retracted earlier leaves its call to its first copy, or to the oldest waiting result, or
+    to a later one.
     """
     # Most ids are used once; the general case takes five times as long.
     if len(calls) == 1 and len(results) == 1 and calls[0][2] is results[0][2] is None:
         return {results[0][0]: MatchedResult(CallRef(*calls[0][:2]), False)}
     matching = _Matching()
-    for seen in _in_stream_order(calls, results):
+    ordered = _in_stream_order(calls, results)
+    own: Mapping[CallPosition, bytes] | None = None
+    for seen in ordered:
         if isinstance(seen, CallPosition):
-            matching.add_call(seen)
+            # Rarely needed, because most ids have no result that waits.
+            if own is None and matching.may_wait:
+                own = _own_results(ordered)
+            matching.add_call(seen, own=None if own is None else own.get(seen))
         elif isinstance(seen, ResultPosition):
             matching.add_result(seen)
         else:
@@ -87,6 +93,24 @@ def _in_stream_order(
     # A call, a result and a retraction never share a position; calls of one message are ordered by
     # slot.
     return sorted(seen)
+
+
+def _own_results(
+    ordered: Sequence[CallPosition | ResultPosition | _Naming],
+) -> Mapping[CallPosition, bytes]:
+    """Return the digest of the result that answers each call within its event, if one does."""
+    own: dict[CallPosition, bytes] = {}
+    unanswered: list[CallPosition] = []
+    event = -1
+    for seen in ordered:
+        if seen.position // MESSAGES_PER_EVENT != event:
+            event = seen.position // MESSAGES_PER_EVENT
+            unanswered.clear()
+        if isinstance(seen, CallPosition):
+            unanswered.append(seen)
+        elif isinstance(seen, ResultPosition) and unanswered:
+            own[unanswered.pop()] = seen.digest
+    return own
 
 
 class _PlacedAnswer:
@@ -120,14 +144,25 @@ class _Matching:
         self._answer_of: dict[int, _PlacedAnswer] = {}
         self._unanswered: list[CallPosition] = []
         self._waiting: deque[_PlacedAnswer] = deque()
+        self._waiting_by_digest: dict[bytes, deque[_PlacedAnswer]] = {}
         self._alone: dict[int, MatchedResult] = {}
 
-    def add_call(self, call: CallPosition) -> None:
-        """Let the oldest waiting result answer a call."""
-        while self._waiting:
-            answer = self._waiting.popleft()
+    @property
+    def may_wait(self) -> bool:
+        """Whether results may wait for a call."""
+        return bool(self._waiting)
+
+    def add_call(self, call: CallPosition, *, own: bytes | None = None) -> None:
+        """Let the oldest waiting result answer a call: one that equals its `own` result, if any.
+
+        Otherwise, a result that waits since an id was used before would take the call of the next,
+        and all later ones would be one call late.
+        """
+        waiting = self._waiting if own is None else self._waiting_by_digest.get(own, deque())
+        while waiting:
+            answer = waiting.popleft()
             # An answer without positions was retracted while it waited.
-            if answer.positions:
+            if answer.positions and answer.call is None:
                 answer.call = call
                 return
         # A retraction may free a call that is older than others without an answer.
@@ -151,6 +186,7 @@ class _Matching:
         self._answers.append(answer)
         if call is None:
             self._waiting.append(answer)
+            self._waiting_by_digest.setdefault(result.digest, deque()).append(answer)
 
     def retract(self, naming: _Naming) -> None:
         """Retract a result alone, unless its call is retracted too."""
