@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache, partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import structlog
 from nats.aio.msg import Msg
@@ -27,6 +27,7 @@ from turnfold.contracts.reading import (
 from turnfold.contracts.requests import (
     Command,
     ContextRequest,
+    CountsRequest,
     ExpandRequest,
     FreshRequest,
     PolicyReadRequest,
@@ -138,9 +139,7 @@ class QueryDispatcher:
         self, name: str, key: SessionKey | AgentId, request: Request, place: Place
     ) -> bytes:
         if isinstance(request, PolicyReadRequest):
-            return json.dumps(
-                await policy.policy_in_force(key, store=self._histories, explain=self._explain)
-            ).encode()
+            return json.dumps(await self._policy(key)).encode()
         if isinstance(request, EventsKnownRequest | SessionListRequest):
             return await self._listed(name, key, request, place)
         if not isinstance(key, SessionKey):
@@ -225,10 +224,16 @@ class QueryDispatcher:
                 return json.dumps(await history.audit(key, request, store=self._histories))
             case SessionRequest() if name == "summary.list":
                 return json.dumps(await history.summaries(key, request, store=self._histories))
-            case SessionRequest():
-                return json.dumps(await history.session(key, request, store=self._histories))
+            case CountsRequest():
+                counts = await history.session(key, request, store=self._histories)
+                of_policy = {"policy": await self._policy(key)} if request.policy else {}
+                return json.dumps(counts | of_policy)
             case _:
                 raise BadRequest(f"{name} is no request that reads")
+
+    async def _policy(self, key: SessionKey | AgentId) -> dict[str, Any]:
+        """Return the policy in force."""
+        return await policy.policy_in_force(key, store=self._histories, explain=self._explain)
 
     async def context(self, key: SessionKey, request: ContextRequest, place: Place) -> ContextReply:
         """Return a window; see `turnfold.operations.query.context.context`."""

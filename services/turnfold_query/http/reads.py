@@ -16,6 +16,7 @@ from turnfold.contracts.history_requests import (
 from turnfold.contracts.reading import read_query, read_request
 from turnfold.contracts.requests import (
     ContextQuery,
+    CountsRequest,
     ExpandRequest,
     PolicyReadRequest,
     SessionRequest,
@@ -141,8 +142,10 @@ def _add_records(app: FastAPI, reply: Reply) -> None:
         return await reply("audit.list", http, key, request)
 
     @app.get(SESSION, **described_request("session.get", "The counts of a session"))
-    async def get_session(key: SessionPath, http: Request) -> Response:
-        return await reply("session.get", http, key, SessionRequest())
+    async def get_session(
+        key: SessionPath, request: Annotated[CountsRequest, Query()], http: Request
+    ) -> Response:
+        return await reply("session.get", http, key, request)
 
 
 def _add_tools(app: FastAPI, reply: Reply) -> None:

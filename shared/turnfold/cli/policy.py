@@ -115,8 +115,10 @@ async def _read(agent: str, session: str | None) -> dict[str, Any]:
             return answer
         async with existing_session(client, agent, session) as chosen:
             # The policy of a session that does not exist yet is no error, but a wrong name is.
-            await chosen.status()
-            return await chosen.ask("session.policy")
+            counts = await chosen.ask("session.get", {"policy": True})
+            # Not with the request that also sets it, which auditors may not use.
+            in_force: dict[str, Any] = counts.get("policy") or await chosen.ask("session.policy")
+            return in_force
 
 
 async def _set(

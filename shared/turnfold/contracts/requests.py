@@ -315,6 +315,16 @@ class SessionRequest(Request):
     model_config = example()
 
 
+class CountsRequest(SessionRequest):
+    """Read the counts of a session, and its policy in force if asked for."""
+
+    model_config = example(policy=True)
+
+    policy: Annotated[
+        bool, Field(description="Adds `policy`, which `session.policy` tells those who may set it.")
+    ] = False
+
+
 class ToolsRequest(Request):
     """List the tools with which a model looks things up in its session."""
 

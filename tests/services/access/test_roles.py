@@ -47,6 +47,13 @@ async def iterates_over_its_own_notices(client: turnfold.Client) -> None:
         await anext(client.notices("other"))
 
 
+async def reads_the_policy_of_a_session(environ: dict[str, str]) -> None:
+    """With a key that may not change it."""
+    shown = await command("policy", "show", "support", "user-42", "--json", environ=environ)
+    assert shown.status == 0, shown.err
+    assert (shown.rows[0]["mode"], shown.rows[0]["mode_from"]) == ("manual", "session")
+
+
 @pytest.mark.proves("X1", "O2")
 async def test_everything_works_for_those_who_may(guarded: Guarded, server: NatsServer) -> None:
     worker, query = guarded.parts(server, "worker"), guarded.parts(server, "query")
@@ -109,6 +116,7 @@ async def test_everything_works_for_those_who_may(guarded: Guarded, server: Nats
             "$JS.API.DIRECT.GET.TURNFOLD_NOTICES", b'{"seq": 1}', timeout=10
         )
         assert told["account"]["total"] == 59
+        await reads_the_policy_of_a_session(query.environ | guarded.environ("auditor"))
         assert (kept.headers or {})["Nats-Subject"].startswith("context.compressed.support.")
         newest = await support.bus.request(
             "$JS.API.DIRECT.GET.TURNFOLD_NOTICES.summary.updated.support.user-42", b"", timeout=10

@@ -82,6 +82,12 @@ async def test_the_policy_in_force_is_read_without_a_worker_and_makes_nothing(
                 assert "overrides" in await asked(bus, subject, change)
         path, of_agent = SUBJECTS
         policy = await read(parts, bus, path)
+        counts = await asked(bus, "session.get.support.s", {"policy": True})
+        async with parts.http() as http:
+            over_http = (await http.get(path.removesuffix("/policy"), params={"policy": 1})).json()
+        assert over_http == counts
+        assert (counts["policy"], counts["messages_total"]) == (policy, 0)
+        assert "policy" not in await asked(bus, "session.get.support.s", {})
         assert (policy["mode"], policy["preset"]) == ("auto", "static-buffer")
         assert policy["numbers"]["max_live_messages"] == {"value": 77, "from": "session"}
         assert policy["numbers"]["keep_tokens"] == {"value": 5, "from": "agent"}

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from turnfold.contracts.answers.base import Answer, AuditHead
+from turnfold.contracts.answers.policies import PolicyAnswer
 from turnfold.contracts.fields import (
     AgentField,
     ChatMessage,
@@ -237,6 +238,7 @@ class SessionAnswer(Answer):
     cooldown: SessionCooldown | None = Field(description="Null if the model may be called.")
     audit: AuditHead
     last_event_at: Time | None
+    policy: PolicyAnswer | None = Field(None, description="The policy in force, if asked for.")
 
 
 class SessionListAnswer(Answer):
