@@ -24,9 +24,10 @@ from turnfold_proxy.apis.api import (
     without_markers,
 )
 
-_APPENDED: Final = ("content", "refusal", "reasoning_content", "reasoning")
-"""The fields of a message that come in pieces, all of them texts."""
-_ANSWERS: Final = (*_APPENDED, "tool_calls", "function_call", "audio", "images")
+_ANSWERS: Final = (
+    "content", "refusal", "reasoning_content", "reasoning", "tool_calls", "function_call", "audio",
+    "images",
+)  # fmt: skip
 """The fields of a message that say something."""
 _CUT: Final = (None, "", "length", "content_filter", "error")
 """The `finish_reason` of a chunk after which a call may lack its end; some providers write ""."""
@@ -179,7 +180,8 @@ class ChatReader:
                     self._add_call(piece)
             elif name == "audio" and isinstance(value, dict):
                 self._add_audio(value)
-            elif name in _APPENDED and isinstance(value, str):
+            # Of fields that only some providers have as well, as clients read them.
+            elif isinstance(value, str) and name != "role":
                 self._texts.setdefault(name, StringIO()).write(value)
             elif isinstance(value, list) and isinstance(before := self._message.get(name), list):
                 before += value

@@ -131,6 +131,18 @@ def test_a_call_of_a_message_that_ends_before_its_arguments_is_left_out(
     assert (reader.answer().elements == []) == is_cut
 
 
+@pytest.mark.proves("G10", "I2")
+def test_a_text_in_a_field_of_one_provider_is_read_whole() -> None:
+    """Its client sends all of it back, and the form that was seen first is stored."""
+    tap = AnswerTap(ChatApi().reader())
+
+    for delta in ({"reasoning_text": "So the "}, {"reasoning_text": "order."}, {"content": "Hi."}):
+        tap.feed(event(**delta) + b"\n\n")
+
+    [element] = tap.answer().elements
+    assert element == {"role": "assistant", "reasoning_text": "So the order.", "content": "Hi."}
+
+
 AUDIO = {"id": "audio_1", "data": "UklGRg==", "transcript": "It left Ghent.", "expires_at": 1}
 IMAGES = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
 
