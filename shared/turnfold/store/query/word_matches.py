@@ -44,8 +44,10 @@ from turnfold.store.database.word_segments import (
 from turnfold.store.ingest.word_index.search_index import fts5_term, of_session, tsquery_term
 from turnfold.store.query.session_order import KnownMask, MoreThan, SessionOrder
 
-LEAST_EXPANDED = 8_000
+LEAST_EXPANDED = 20_000
 """In shorter sessions, FTS5 finds words by their beginning faster than we find the words."""
+LEAST_EXPANDED_FREQUENT = 8_000
+"""The same for the newest messages with frequent words, of which FTS5 would read all places."""
 BEFORE_ALL = -1
 """A position before every message."""
 MOST_FORMS = 32
@@ -111,7 +113,7 @@ class WordMatches:
         headers: Headers,
     ) -> None:
         self._connection, self._sid, self.until = connection, sid, until
-        self._is_long = messages >= LEAST_EXPANDED
+        self._messages = messages
         self._headers = headers
         self._dialect = connection.dialect.name
 
@@ -125,7 +127,8 @@ class WordMatches:
         """
         firsts = after or [BEFORE_ALL] * len(lookups)
         if self._dialect == "sqlite":
-            read = self._rare_of_long if self._is_long else self._rare_rows
+            is_long = self._messages >= LEAST_EXPANDED
+            read = self._rare_of_long if is_long else self._rare_rows
             return [read(lookup, most, at) for lookup, at in zip(lookups, firsts, strict=True)]
         return self._rare_in_segments(lookups, most, firsts)
 
@@ -157,7 +160,9 @@ class WordMatches:
     def newest(self, lookups: Sequence[Lookup], number: int) -> list[list[int]]:
         """Return so many of the newest positions of each lookup, falling."""
         if self._dialect == "sqlite":
-            return [self._rows(self._written(lookup), number) for lookup in lookups]
+            is_long = self._messages >= LEAST_EXPANDED_FREQUENT
+            write = self._by_words if is_long else self._fts5
+            return [self._rows(write(lookup), number) for lookup in lookups]
         segments, has_rows = self._segments
         terms = {term for lookup in lookups for term in lookup}
         held = find_terms(
@@ -183,7 +188,7 @@ class WordMatches:
 
     def _rare_of_long(self, lookup: Lookup, most: int, after: int) -> list[int] | None:
         """Read the positions of a lookup, in a long session on SQLite."""
-        asked = self._written(lookup)
+        asked = self._by_words(lookup)
         if not asked or _BEYOND.rows(self._connection, asked, after, self.until, most):
             return None if asked else []
         return self._rows(asked, most, after)
@@ -200,13 +205,11 @@ class WordMatches:
     def _fts5(self, lookup: Lookup) -> str:
         return " OR ".join([fts5_term(self._sid, term) for term in lookup])
 
-    def _written(self, lookup: Lookup) -> str:
+    def _by_words(self, lookup: Lookup) -> str:
         """Return a lookup of SQLite with the words of the session for each beginning.
 
         FTS5 reads all places of all words that begin so. Of whole words it reads as many as asked.
         """
-        if not self._is_long:
-            return self._fts5(lookup)
         terms: list[Term] = []
         for term in lookup:
             words = list(self._words(term.text)) if term.is_prefix else [term]
