@@ -325,7 +325,7 @@ class WindowReading:
             snapshot.refused,
             is_fresh(request, snapshot),
         )
-        text = f"{state} {asked} {_fingerprint(policy)}"
+        text = f"{state} {asked} {fingerprint(policy)}"
         return blake2b(text.encode(), digest_size=12).hexdigest()
 
 
@@ -354,5 +354,6 @@ def _window_input(snapshot: WindowSnapshot) -> WindowInput:
 
 
 @lru_cache(maxsize=1_024)
-def _fingerprint(policy: Policy) -> str:
+def fingerprint(policy: Policy) -> str:
+    """Return a hash of all numbers of a policy. Python would hash each of them at each use."""
     return blake2b(repr(policy).encode(), digest_size=8).hexdigest()

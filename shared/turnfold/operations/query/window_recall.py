@@ -10,7 +10,7 @@ from turnfold.core.recall.quotes import NameNumber, numbers_in_lines
 from turnfold.core.window.rendering.render import visible_summary
 from turnfold.errors import CannotFit
 from turnfold.messages import Message
-from turnfold.operations.query.planning import PlannedWindow, WindowReading
+from turnfold.operations.query.planning import PlannedWindow, WindowReading, fingerprint
 from turnfold.operations.query.recall_decisions import (
     DecisionKey,
     Recall,
@@ -117,7 +117,9 @@ class _Deciding:
         key: DecisionKey | None = None
         if planned.request.as_of is None:
             by = at if isinstance(at, AtVersion) else message.position
-            key = (session.sid, self.state, by, planned.asked, planned.policy, self.wish)
+            key = (
+                session.sid, self.state, by, planned.asked, fingerprint(planned.policy), self.wish,
+            )  # fmt: skip
         decision = None if key is None else self.recall.decisions.get(key)
         # Decided again if the window itself shows a message of the block, which must not appear
         # twice. Also if the index was incomplete, but only until the turn continues: then the
