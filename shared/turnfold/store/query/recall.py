@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import BigInteger, bindparam, select
@@ -56,8 +56,8 @@ ORDERS_BYTES = 32_000_000
 marked line, of which the newest messages may have 20,000."""
 HEADERS_BYTES = 8_000_000
 """The most bytes of cached headers of segments, on PostgreSQL."""
-MOST_INLINE, MOST_NEW_INLINE, MOST_READ_INLINE = 2_000, 100, 200
-"""The longest session that is searched in the event loop's thread, in two or three milliseconds.
+MOST_INLINE, MOST_NEW_INLINE, MOST_READ_INLINE = 12_000, 100, 200
+"""The longest session that is searched in the event loop's thread, in up to three milliseconds.
 
 So many messages at most may be missing in its cached order or in the index, and so many are read.
 """
@@ -144,11 +144,14 @@ class SqlRecallStore:
                 asked = _Asked(sid, until, total, unindexed_from, is_inline)
                 return self._recall(connection, order, asked, question, choose)
 
-        try:
-            # Tried first: a thread takes up to a quarter longer for a short session.
-            return self._database.read_inline(lambda connection: read(connection, is_inline=True))
-        except WouldBlock:
-            return await self._database.snapshot(read)
+        known = self._orders.get(sid)
+        if known is None or len(known.positions) <= MOST_INLINE:
+            try:
+                # Tried first: a thread takes up to a quarter longer for a short session.
+                return self._database.read_inline(partial(read, is_inline=True))
+            except WouldBlock:
+                pass
+        return await self._database.snapshot(read)
 
     def _recall(
         self,
