@@ -88,7 +88,7 @@ async def context(
             case Stale():
                 await ingest_signal.reached(request.after_seq, patience)
             case PlannedWindow(max_characters=limit):
-                planned = await with_recall(chosen, reading, store, environment.recall)
+                planned = await with_recall(chosen, reading, store, environment.recall, bodies)
                 rendered = _rendered(planned, bodies)
                 if limit and (characters := _characters(planned, rendered)) > limit:
                     # It grows by a quarter or more: the window fits, or `CannotFit` ends the loop.

@@ -135,7 +135,7 @@ class RecallMoment:
     `known_names` the names in its summary and digest. `room` is the maximum of raw tokens for the
     block, and `share_of_quotes` the share of them that single lines take first. `until` is the
     position after its newest message. If the turn grew by less than `least_growth` since its
-    request, no block is chosen.
+    request, no block is chosen. `request_body` spares a statement; None if it was not read.
     """
 
     sid: int
@@ -147,6 +147,7 @@ class RecallMoment:
     room: int
     share_of_quotes: float
     least_growth: int = 0
+    request_body: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,10 @@ class Recall:
 
         def question(body_at: BodyAt) -> RecallQuestion:
             nonlocal share, asked
-            request = text_of(json.loads(body_at(moment.request_position)))
+            body = moment.request_body
+            if body is None:
+                body = body_at(moment.request_position)
+            request = text_of(json.loads(body))
             if wish.query is None:
                 return question_of(request)
             if not begins_with(request, wish.query):

@@ -1,7 +1,7 @@
 """Add the recall block to a window, as decided at an earlier moment of the turn."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -31,9 +31,15 @@ from turnfold.ports.query import (
 
 
 async def with_recall(
-    planned: PlannedWindow, reading: WindowReading, store: WindowStore, recall: Recall | None
+    planned: PlannedWindow,
+    reading: WindowReading,
+    store: WindowStore,
+    recall: Recall | None,
+    bodies: Mapping[int, str],
 ) -> PlannedWindow:
     """Add the recall block of a window, if the request wants one and anything is not shown.
+
+    `bodies` are those that were read for the window.
 
     The block is decided from the window as it was while the deciding message was the newest, so
     that every step of the turn, on every server, shows the same one. A new version of the summary
@@ -52,8 +58,9 @@ async def with_recall(
     # Later steps find this decision again, but not after an event came late or moved.
     until_then = session.messages_total - (len(taken) - after)
     state = (session.retracted_seq, session.evicted_changes, until_then, session.version)
+    position = builder.request.position
     deciding = _Deciding(
-        planned, reading, store, recall, wish, session, builder.request.position, state
+        planned, reading, store, recall, wish, session, position, bodies.get(position), state
     )
     for moment in moments:
         try:
@@ -89,7 +96,7 @@ def _before(following: Message, message: Message) -> AsOf:
 
 @dataclass(frozen=True, slots=True)
 class _Deciding:
-    """Decides the block of one window, for the request at a position.
+    """Decides the block of one window, for the request at a position, whose body may be known.
 
     The messages up to the deciding one are others only in another `state`.
     """
@@ -101,6 +108,7 @@ class _Deciding:
     wish: RecallWish
     session: SessionSnapshot
     request_position: int
+    request_body: str | None
     state: tuple[object, ...]
 
     async def decision(self, message: Message, at: AsOf | None) -> RecallDecision:
@@ -141,6 +149,7 @@ class _Deciding:
                 least_growth=int(then.policy.recall_share * then.builder.limits.tokens)
                 if isinstance(at, AtVersion)
                 else 0,
+                request_body=self.request_body,
             )
             decision = await self.recall.decide(moment, self.wish, key)
         return decision
