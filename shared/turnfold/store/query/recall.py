@@ -246,6 +246,7 @@ class SqlRecallStore:
 
     def _keep(self, sid: int, order: SessionOrder) -> None:
         order.newest.trim()
+        order.new_bodies = {}
         # Lines are of a few hundred messages, and soon read again; the order is of all messages.
         if order.weight > self._orders.max_entry_weight:
             order.marks = NewestMarks()
@@ -264,7 +265,12 @@ def _add_words(
     newest.prepare(indexed, end, has_known=bool(order.known))
     if end - newest.end > most:
         raise WouldBlock
-    newest.add(read_bodies(connection, sid, order.positions, newest.end, end), end)
+    if order.new_bodies and newest.end >= order.new_from:
+        known = order.new_bodies.items()
+        bodies = {at: body for at, body in known if newest.end <= at < end}
+    else:
+        bodies = read_bodies(connection, sid, order.positions, newest.end, end)
+    newest.add(bodies, end)
 
 
 def _body(connection: SupportsStatements, sid: int, position: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import NamedTuple
 
-from sqlalchemy import BigInteger, bindparam, case, select
+from sqlalchemy import BigInteger, Integer, bindparam, case, select
 
 from turnfold.core.recall.labels import speaker_name
 from turnfold.core.recall.mask_ranking import Mask, ordinals_in
@@ -188,7 +188,8 @@ class SessionOrder:
     `frequent` has lookups that matched more than a number of messages before a position: they
     always will. `known` has the masks of lookups, each with the number of the first messages that
     it is known for, and `newest` and `marks` the words and the marked lines of the newest messages,
-    which are too many for the event loop's thread if it `has_many_lines`.
+    which are too many for the event loop's thread if it `has_many_lines`. `new_bodies` are of the
+    messages from `new_from` on, which were read last, without long ones; of many, none.
     Mutable: messages that arrived since are appended. `changes` are counters of the session that
     retractions and moved events change; others make it void.
     """
@@ -203,6 +204,8 @@ class SessionOrder:
     newest: NewestWords = field(default_factory=NewestWords)
     marks: NewestMarks = field(default_factory=NewestMarks)
     has_many_lines: bool = False
+    new_from: int = 0
+    new_bodies: dict[int, str] = field(default_factory=dict)
 
     @property
     def weight(self) -> int:
@@ -251,7 +254,7 @@ _of_session = messages.c.sid == bindparam("of_sid", type_=BigInteger)
 _speaks = (messages.c.role == "user") | (messages.c.role == "assistant")
 _is_recallable = (_speaks | (messages.c.role == "tool")) & ~messages.c.is_copy
 _may_name = _speaks & messages.c.calls.is_(None)
-# The parameters of `SessionOrder.add`, in order.
+# The parameters of `SessionOrder.add`, in order, and the body of a message of `most` characters.
 _ORDER = Prepared(
     select(
         messages.c.position,
@@ -259,10 +262,11 @@ _ORDER = Prepared(
         case((messages.c.calls.is_(None), messages.c.characters)),
         case((_may_name & messages.c.body.contains('"name"'), messages.c.body)),
         messages.c.role,
+        case((messages.c.characters <= bindparam("most", type_=Integer), messages.c.body)),
     )
     .where(_of_session, messages.c.position > bindparam("after", type_=BigInteger))
     .order_by(messages.c.position),
-    ("of_sid", "after"),
+    ("of_sid", "after", "most"),
 )
 
 
@@ -276,8 +280,16 @@ def read_order(
     # Once from what is known, and once more from the beginning if that did not give all.
     for _ in range(2):
         last = order.positions[-1] if order.positions else -1
-        for row in _ORDER.rows(connection, sid, last):
-            order.add(*row)
+        order.new_from = len(order.positions)
+        # If they are few, their words are needed next.
+        most = UNINDEXED_CHARACTERS if total - order.new_from <= MOST_NEWEST else -1
+        order.new_bodies = {}
+        for ordinal, (*facts, body) in enumerate(
+            _ORDER.rows(connection, sid, last, most), order.new_from
+        ):
+            order.add(*facts)
+            if body is not None:
+                order.new_bodies[ordinal] = body
         if len(order.positions) == total:
             break
         # Masks, words and lines go by ordinals, which a late message shifts: none is kept.
