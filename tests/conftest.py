@@ -4,11 +4,13 @@ import gc
 import os
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, Phase, settings
 
+from tests import fork_server
 from tests.postgres import Postgres, running_postgres
 from turnfold.observability.logs import log_exception
 
@@ -38,6 +40,23 @@ for name in [name for name in os.environ if name.startswith("TURNFOLD_")]:
 # Exceptions are logged as services log them: structlog's own tracebacks, with all variables, took half a second each.
 *steps, renderer = structlog.get_config()["processors"]
 structlog.configure(processors=[*steps, log_exception, renderer])
+
+
+FORK_NOTHING = {"contract", "property", "unit"}
+"""Folders of tests that need no processes."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Begin the server from which all testers fork processes."""
+    if any(FORK_NOTHING.isdisjoint(Path(name).parts) for name in node.config.args):
+        node.workerinput["fork_server"] = fork_server.begin()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fork from the server that was begun for all testers."""
+    if begun := getattr(config, "workerinput", {}).get("fork_server"):
+        fork_server.use(begun)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import TextIOWrapper
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -22,6 +21,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Self, cast
 
 import turnfold.cli
+from tests.fork_server import PROCESSES
 from turnfold.models.child import run as run_summarizer
 from turnfold.process import child_process
 from turnfold.process.ready import ANNOUNCE, die_with_parent
@@ -29,13 +29,10 @@ from turnfold.process.ready import ANNOUNCE, die_with_parent
 PATIENCE_SECONDS = 100.0
 """How long a process may take: on a busy machine one that starts a summariser waits a minute for it."""
 
-_PROCESSES = get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["tests.loaded_modules"])
-
 
 def begun(work: Callable[..., None], *given: Any) -> BaseProcess:
     """A process that does this work."""
-    process = _PROCESSES.Process(target=work, args=given)
+    process = PROCESSES.Process(target=work, args=given)
     process.start()
     return process
 
