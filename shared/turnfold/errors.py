@@ -4,7 +4,7 @@ TurnfoldError
 ├── RequestError            a request cannot be answered; `code` travels to the caller
 │   ├── BadRequest              correct the request
 │   ├── NotAllowed              use other credentials
-│   ├── UnknownSession          nothing was published there yet
+│   ├── UnknownSession          no event of it is stored
 │   ├── CannotFit               request again with `needed_tokens` (or `needed_messages`)
 │   ├── TooLarge                request or publish less
 │   ├── Conflict                read again, then decide again
@@ -63,12 +63,12 @@ class NotAllowed(RequestError):
 
 
 class UnknownSession(RequestError):
-    """Nothing was published for this agent or session."""
+    """No event of this agent or session is stored."""
 
     code = "unknown_session"
     status = 404
 
-    def __init__(self, message: str = "nothing was published in this session yet") -> None:
+    def __init__(self, message: str = "no event of this session is stored") -> None:
         super().__init__(message)
 
 

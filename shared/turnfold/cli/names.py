@@ -19,7 +19,7 @@ async def existing_session(
     """Yield a session; an error because it is unknown names those that are close.
 
     Raises:
-        UnknownSession: a request failed, because nothing was published under this name.
+        UnknownSession: a request failed, because no event under this name is stored.
     """
     try:
         # An error in the body of the `with` is raised here.
@@ -66,6 +66,6 @@ async def unknown_agent(agent: str) -> UnknownSession:
         page = await http_get(f"/v1/sessions?limit={LISTED}")
         names = {row["agent_id"] for row in page["sessions"]}
     return UnknownSession(
-        f"agent {agent!r} has published nothing;"
+        f"no event of agent {agent!r} is stored;"
         f" {close_names(agent, sorted(names))}`turnfold sessions` lists all sessions"
     )

@@ -48,7 +48,7 @@ async def newest_messages(
     `bodies` is that of `turnfold.Session.history`.
 
     Raises:
-        UnknownSession: nothing was published yet.
+        UnknownSession: no event of the session is stored.
         Unavailable: not everything is stored yet.
     """
     messages: list[StoredMessage] = []

@@ -241,7 +241,7 @@ async def test_a_session_nobody_published_in_is_unknown(stores: Stores, ask: str
         "states": lambda: stores.history.states_as_of(NOBODY, AtVersion(1)),
     }
 
-    with pytest.raises(UnknownSession, match="nothing was published in this session yet"):
+    with pytest.raises(UnknownSession, match="no event of this session is stored"):
         await asked[ask]()
 
 

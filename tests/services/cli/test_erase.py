@@ -1,6 +1,7 @@
 """`turnfold erase` and `restore`, on a running system."""
 
 from pathlib import Path
+from signal import SIGCONT, SIGSTOP
 
 import nats
 import pytest
@@ -82,3 +83,28 @@ async def test_an_empty_compaction_id_undoes_nothing(tmp_path: Path) -> None:
     assert (forgotten.status, live) == (1, 10)
     assert "compaction_id" in forgotten.err
     assert f"Undid compaction {evicted['compaction_id']}" in newest.out
+
+
+@pytest.mark.proves("V6")
+async def test_of_events_that_wait_or_were_erased_a_command_says_that_none_is_stored(
+    tmp_path: Path,
+) -> None:
+    named = {"TURNFOLD_DATA_DIR": str(tmp_path / "system")}
+    async with (
+        running_system(tmp_path / "system") as system,
+        turnfold.connect(system.nats_url, environ={}) as client,
+    ):
+        session = client.session("ada", "talk")
+        assert system.signal("worker", SIGSTOP)
+        await session.turn_completed([{"role": "user", "content": "Hello."}])
+        waiting = await command("context", "ada", "talk", environ=named)
+        assert system.signal("worker", SIGCONT)
+        await session.context(wait_ms=5_000)
+        await command("erase", "ada", "--yes", environ=named)
+        erased = await command("context", "ada", "talk", environ=named)
+
+    for told in (waiting, erased):
+        assert (told.status, told.err.partition(";")[0]) == (
+            1,
+            "turnfold: no event of agent 'ada' is stored",
+        )

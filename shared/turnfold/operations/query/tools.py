@@ -135,7 +135,7 @@ async def run_tool(key: SessionKey, request: ToolRequest, stores: ToolStores) ->
 
     Raises:
         BadRequest: there is no such tool, or the arguments are wrong; the message names the fault.
-        UnknownSession: nothing was published in this session.
+        UnknownSession: no event of the session is stored.
     """
     arguments = json.dumps(request.arguments).encode()
     match request.name:

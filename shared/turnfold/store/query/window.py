@@ -221,7 +221,7 @@ class SqlWindowStore:
                 return chosen, {}
             if head.session is None:
                 if not isinstance(moment, AtTime):
-                    raise BadRequest("as_of: nothing was published in this session yet")
+                    raise BadRequest("as_of: no event of this session is stored")
                 return on_messages(head)[0], {}
             self._check_past(head.session)
             sid = head.session.sid
