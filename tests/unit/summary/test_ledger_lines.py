@@ -109,6 +109,19 @@ def test_a_value_told_by_a_line_is_not_lost_with_the_line() -> None:
 
 
 @pytest.mark.proves("S11")
+def test_what_identifies_nothing_in_the_output_of_tools_leaves_with_its_line() -> None:
+    first = drafted(
+        *read(1, "def run_queue(KX-90210):  # 4.17.2 at 10:45"),
+        *read(2, "of the jobs in run_queue, KX-90210 waits again for what came long before it"),
+    )
+    second = drafted(*read(3, "x"), *read(4, "y"), previous=first, ledger_max_tokens=36)
+
+    assert lines_of(first) == ["def run_queue(KX-90210):  # 4.17.2 at 10:45"]
+    assert "ticket KX-90210" in second.ledger
+    assert [value for value in ("4.17.2", "10:45") if value in "\n".join(second.ledger)] == []
+
+
+@pytest.mark.proves("S11")
 def test_what_every_project_holds_and_names_alone_are_no_lines() -> None:
     text = "see README.md and node_modules in JavaScript\nsrc/app/main.py\n"
 
