@@ -292,3 +292,28 @@ async def test_a_moment_before_most_of_a_long_session_is_left_to_the_lane(stores
     assert (await Asker(stores).told(max_tokens=2_000, as_of="2020-01-01T00:00:00Z"))[
         "messages"
     ] == []
+
+
+@pytest.mark.proves("F2", "L11", "W14")
+async def test_a_turn_whose_request_saw_everything_has_a_block_once_messages_are_covered(
+    stores: Stores,
+) -> None:
+    """Otherwise its windows would leave out what they have room for, until the next request."""
+    await stores.ingest(turn(1, user(FACT), assistant("Noted.")), turn(2, user(QUESTION)))
+    asker = Asker(stores)
+    before = await asker.told(max_tokens=2_000)
+    assert before["account"]["shown"] == before["account"]["total"]
+
+    step = 0
+    while not (jobs := await stores.claim()):
+        step += 1
+        await stores.ingest(turn(10 + step, assistant(None, f"c{step}"), tool(f"c{step}")))
+    for job in jobs:
+        await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 10 + step)
+    await indexed(stores)
+    told = [await one.told(max_tokens=2_000) for one in (asker, Asker(stores))]
+    await stores.ingest(turn(50, assistant(None, "c0"), tool("c0")))
+    later = [await one.told(max_tokens=2_000) for one in (asker, Asker(stores))]
+
+    assert FACT in block_of(told[0])
+    assert {block_of(one) for one in (*told, *later)} == {block_of(told[0])}

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from turnfold.core.history.as_of import AsOf, AtMessage, AtTime, AtVersion
 from turnfold.core.recall.quotes import NameNumber, numbers_in_lines
@@ -44,7 +45,7 @@ async def with_recall(
     The block is decided from the window as it was while the deciding message was the newest, so
     that every step of the turn, on every server, shows the same one. A new version of the summary
     changes the beginning of the window, so it may change the block: always until the next message,
-    later only if the turn has outgrown the room of its request.
+    later only if the turn has outgrown the room of its request, or if its request has no block.
     """
     session, builder, wish = planned.snapshot.session, planned.builder, planned.recall_wish
     if wish is None or recall is None or session is None or builder.request is None:
@@ -67,23 +68,34 @@ async def with_recall(
             decision = await deciding.decision(message, moment)
         except CannotFit:  # a call that waited for its result was larger than both are now
             return planned
-        # Without a block of the new version, that of the turn's request stays.
+        # Without a block of a turn that has grown, that of the turn's request stays.
         if decision.block is not None or moment is moments[-1]:
             return planned.with_recall(decision)
     return planned
 
 
+class _Moment(NamedTuple):
+    """A moment for which a block may be decided; now if `at` is None.
+
+    `needs_growth` if only a turn that has outgrown the room of its request gets this block.
+    """
+
+    at: AsOf | None
+    needs_growth: bool = False
+
+
 def _moments(
     planned: PlannedWindow, message: Message, *, following: Message | None
-) -> list[AsOf | None]:
-    """Return the moments for which a block may be decided, the one of a newer version first."""
+) -> list[_Moment]:
+    """Return the moments for which a block may be decided, in order of preference."""
     if following is None:
-        return [None]
-    before = _before(following, message)
+        return [_Moment(None)]
+    before = _Moment(_before(following, message))
     summary = planned.snapshot.summary
     if summary is None or summary.created_at_ms < following.created_at_ms:
         return [before]
-    return [AtVersion(summary.version), before]
+    version = AtVersion(summary.version)
+    return [_Moment(version, needs_growth=True), before, _Moment(version)]
 
 
 def _before(following: Message, message: Message) -> AsOf:
@@ -111,20 +123,20 @@ class _Deciding:
     request_body: str | None
     state: tuple[object, ...]
 
-    async def decision(self, message: Message, at: AsOf | None) -> RecallDecision:
+    async def decision(self, message: Message, moment: _Moment) -> RecallDecision:
         """Decide the block of a moment, or return what was decided before.
 
-        `at` None is now, while the deciding `message` is the newest. Later steps find this decision
-        again, until a version of the summary is written.
+        Now is while the deciding `message` is the newest. Later steps find this decision again,
+        until a version of the summary is written.
 
         Raises:
             CannotFit: the window of that moment needs a larger budget.
         """
-        planned, session = self.planned, self.session
+        planned, session, at = self.planned, self.session, moment.at
         shown = shown_positions(planned.builder)
         key: DecisionKey | None = None
         if planned.request.as_of is None:
-            by = at if isinstance(at, AtVersion) else message.position
+            by = moment if isinstance(at, AtVersion) else message.position
             key = (
                 session.sid, self.state, by, planned.asked, fingerprint(planned.policy), self.wish,
             )  # fmt: skip
@@ -136,7 +148,7 @@ class _Deciding:
             then = planned if at is None else await self._window_at(at)
             last = then.builder.taken[-1].position if then.builder.taken else self.request_position
             quotes = share_of_quotes(then.builder)
-            moment = RecallMoment(
+            recall_moment = RecallMoment(
                 sid=self.session.sid,
                 request_position=self.request_position,
                 until=last + 1,
@@ -147,11 +159,11 @@ class _Deciding:
                 share_of_quotes=quotes,
                 # A turn of more tokens has outgrown the room that its request made.
                 least_growth=int(then.policy.recall_share * then.builder.limits.tokens)
-                if isinstance(at, AtVersion)
+                if moment.needs_growth
                 else 0,
                 request_body=self.request_body,
             )
-            decision = await self.recall.decide(moment, self.wish, key)
+            decision = await self.recall.decide(recall_moment, self.wish, key)
         return decision
 
     async def _window_at(self, at: AsOf) -> PlannedWindow:
