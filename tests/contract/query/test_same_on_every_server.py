@@ -317,3 +317,32 @@ async def test_a_turn_whose_request_saw_everything_has_a_block_once_messages_are
 
     assert FACT in block_of(told[0])
     assert {block_of(one) for one in (*told, *later)} == {block_of(told[0])}
+
+
+@pytest.mark.proves("F2", "L8")
+async def test_a_turn_without_room_for_a_block_is_not_planned_anew_for_each_window(
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await stores.ingest(turn(1, user(FACT), assistant("Noted.")), turn(2, user(QUESTION)))
+    step = 0
+    while not (jobs := await stores.claim()):
+        step += 1
+        await stores.ingest(turn(10 + step, assistant(None, f"c{step}"), tool(f"c{step}")))
+    for job in jobs:
+        await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 10 + step)
+    await indexed(stores)
+    plan, plans = SqlWindowStore.window_as_of, 0
+
+    async def counted(*given: Any, **named: Any) -> Any:
+        nonlocal plans
+        plans += 1
+        return await plan(*given, **named)
+
+    monkeypatch.setattr(SqlWindowStore, "window_as_of", counted)
+    asker, fields = Asker(stores), {"max_tokens": 2_000, "recall": {"tokens": 10}}
+    told = await asker.told(**fields)
+    first = plans
+    again = await asker.told(**fields, entries=True)
+
+    assert block_of(told) == block_of(again) == ""
+    assert (first > 0, plans) == (True, first)

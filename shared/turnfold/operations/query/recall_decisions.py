@@ -229,16 +229,17 @@ class Recall:
             return question_of(wish.query)
 
         if not moment.room:
-            return RecallDecision(None, Recollection(RecallMaterial(), moment.until))
-        recollection = await self.store.recall(
-            moment.sid,
-            until=moment.until,
-            question=question,
-            choose=lambda session: _chosen(session, moment, asked),
-        )
-        shown = moment.shown
-        block = write_block(recollection.material, moment.room, quotes_share=share, shown=shown)
-        decision = RecallDecision(block, recollection, share, shown)
+            decision = RecallDecision(None, Recollection(RecallMaterial(), moment.until))
+        else:
+            recollection = await self.store.recall(
+                moment.sid,
+                until=moment.until,
+                question=question,
+                choose=lambda session: _chosen(session, moment, asked),
+            )
+            shown = moment.shown
+            block = write_block(recollection.material, moment.room, quotes_share=share, shown=shown)
+            decision = RecallDecision(block, recollection, share, shown)
         if key is not None:
             self.decisions.put(key, decision, decision.weight + wish.weight)
         return decision
