@@ -101,6 +101,7 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
             "recall": False,
             "max_tokens": max_tokens,
             "model": model,
+            "wait_ms": WAIT_MS,
             **(window or {}),
         }
 
@@ -120,12 +121,11 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
                 entries=True,
                 bodies="changed",
                 after="latest",
-                wait_ms=WAIT_MS,
                 **self._window,
             )
         except UnknownSession:
             return []
-        require_fresh(is_fresh=window.fresh, wait_ms=WAIT_MS)
+        require_fresh(is_fresh=window.fresh, wait_ms=self._window["wait_ms"])
         shown = list(zip(window.raw["messages"], window.entries or (), strict=True))
         return _joined((body, entry.get("carry")) for body, entry in _with_open_calls(shown))
 

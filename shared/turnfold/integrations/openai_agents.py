@@ -69,6 +69,7 @@ class TurnfoldSession:
             "recall": False,
             "max_tokens": max_tokens,
             "model": model,
+            "wait_ms": WAIT_MS,
             **(window or {}),
         }
 
@@ -83,11 +84,11 @@ class TurnfoldSession:
             return await self._tail(limit)
         try:
             window = await fitting_window(
-                self._session, format="responses", after="latest", wait_ms=WAIT_MS, **self._window
+                self._session, format="responses", after="latest", **self._window
             )
         except UnknownSession:
             return []
-        require_fresh(is_fresh=window.fresh, wait_ms=WAIT_MS)
+        require_fresh(is_fresh=window.fresh, wait_ms=self._window["wait_ms"])
         return window.messages
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:

@@ -321,6 +321,13 @@ async def test_a_window_that_no_budget_allows_says_what_it_needs(
     assert caught.value.needed_tokens
 
 
+async def test_a_read_may_wait_for_another_time(system: RunningSystem, session_id: str) -> None:
+    history = TurnfoldHistoryProvider(session_id, client=system.nats_url, window={"wait_ms": 4_000})
+    await history.save_messages("s", [Message("user", ["Look."])])
+
+    assert [message.text for message in await history.get_messages("s")] == ["Look."]
+
+
 async def test_sessions_that_run_at_once_stay_apart(history: TurnfoldHistoryProvider) -> None:
     names = [f"s{number}" for number in range(10)]
 

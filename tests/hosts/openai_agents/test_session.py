@@ -36,6 +36,13 @@ async def test_items_come_back_to_the_letter(session: TurnfoldSession) -> None:
     assert await session.get_items(limit=3) == items[-3:]
 
 
+async def test_a_read_may_wait_for_another_time(system: RunningSystem, session_id: str) -> None:
+    session = TurnfoldSession("host", session_id, client=system.nats_url, window={"wait_ms": 4_000})
+    await session.add_items([user("look")])
+
+    assert await session.get_items() == [user("look")]
+
+
 async def test_a_client_of_the_loop_serves_without_another_thread(
     system: RunningSystem, session_id: str
 ) -> None:
