@@ -20,13 +20,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from turnfold.client import PortalClient, Session, StoredMessage, new_event_id, turn_event
+from turnfold.client import PortalClient, Session, StoredMessage, new_event_id
 from turnfold.client.events import check_storable
 from turnfold.errors import BadRequest, Unavailable, UnknownSession
 from turnfold.integrations import requires
 from turnfold.integrations.clients import (
     client_of,
     event_parts,
+    events_in_place,
     fitting_window,
     newest_messages,
     require_fresh,
@@ -164,13 +165,12 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
         session = self._session(session_id)
         listed = [_pieces(message) for message in messages]
         number_shared_ids([body for parts in listed for body, _ in parts])
-        known = await self._known(session, listed)
-        pieces = [piece for parts in listed[known:] for piece in parts]
+        stored = await newest_messages(session, sum(map(len, listed)), wait_ms=WAIT_MS)
+        pieces = [piece for parts in listed[_known(stored, listed) :] for piece in parts]
         events = [
-            turn_event(
-                session.key, [body for body, _ in part], carry=[carried for _, carried in part]
-            )
+            event
             for part in event_parts([piece] for piece in pieces)
+            for event in events_in_place(session.key, *zip(*part, strict=True), is_first=not stored)
         ]
         check_storable(events)
         for event in events:
@@ -178,22 +178,6 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
 
     def _session(self, session_id: str) -> Session:
         return self._client.session(self._agent_id, session_id)
-
-    async def _known(self, session: Session, listed: Sequence[list["_Piece"]]) -> int:
-        """Return how many messages at the beginning are the end of the session."""
-        new = [_identity([carried for _, carried in parts]) for parts in listed]
-        try:
-            stored = await newest_messages(session, sum(map(len, listed)), wait_ms=WAIT_MS)
-        except UnknownSession:
-            return 0
-        old = _identities(stored)
-        for size in range(min(len(old), len(new)), 0, -1):
-            # An exchange again is more likely said again than sent again, unless it has ids, or
-            # the list goes on after it.
-            is_continued = 1 < size < len(new)
-            if old[-size:] == new[:size] and (is_continued or _have_ids(new[:size])):
-                return size
-        return 0
 
 
 _Piece = tuple[Chat, dict[str, Any]]
@@ -373,6 +357,19 @@ def _part(part: Chat) -> Content:
 
 
 _Identity = tuple[str | None, str]
+
+
+def _known(stored: Sequence[StoredMessage], listed: Sequence[list[_Piece]]) -> int:
+    """Return how many messages at the beginning are the end of the session."""
+    new = [_identity([carried for _, carried in parts]) for parts in listed]
+    old = _identities(stored)
+    for size in range(min(len(old), len(new)), 0, -1):
+        # An exchange again is more likely said again than sent again, unless it has ids, or the
+        # list goes on after it.
+        is_continued = 1 < size < len(new)
+        if old[-size:] == new[:size] and (is_continued or _have_ids(new[:size])):
+            return size
+    return 0
 
 
 def _identities(stored: Sequence[StoredMessage]) -> list[_Identity]:

@@ -3,13 +3,27 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, TypeVar
 
-from turnfold.client import OutgoingEvent, PortalClient, Session, StoredMessage, Window
-from turnfold.client.events import BATCH_EVENTS, batches, check_storable, encoded
-from turnfold.errors import TooLarge, Unavailable
+from turnfold.client import (
+    OutgoingEvent,
+    PortalClient,
+    Session,
+    StoredMessage,
+    Window,
+    turn_event,
+)
+from turnfold.client.events import (
+    BATCH_EVENTS,
+    batches,
+    check_storable,
+    encoded,
+    retraction_event,
+)
+from turnfold.errors import TooLarge, Unavailable, UnknownSession
+from turnfold.messages import SYSTEM_ROLES, Json, SessionKey, ShapeName
 
-EVENT_MESSAGES: Final = 1_000
+EVENT_MESSAGES: Final = 999
 EVENT_BYTES: Final = 4_000_000
-"""The most messages of an event, and the most bytes of them; 4 MiB are the limit of an event."""
+"""The most messages of an event beside a carrier, and the most bytes of them, below its limits."""
 MOST_MESSAGES: Final = 64
 """The messages of a window that is requested again because an answer could not carry it."""
 PAGE_MESSAGES: Final = 1_000
@@ -40,6 +54,26 @@ async def publish_all(session: Session, events: Sequence[OutgoingEvent]) -> None
         await session.publish_batch(batch)
 
 
+def events_in_place(
+    key: SessionKey,
+    messages: Sequence[Json],
+    carry: Sequence[Any] | None = None,
+    *,
+    is_first: bool,
+    shape: ShapeName | None = None,
+) -> list[OutgoingEvent]:
+    """Return the events of messages of which each keeps its place, unless they are the first.
+
+    A system message that begins its event stands before the conversation, and the one that stood
+    there before is shown no longer.
+    """
+    if is_first or messages[0].get("role") not in SYSTEM_ROLES:
+        return [turn_event(key, messages, carry=carry, shape=shape)]
+    carry = None if carry is None else [None, *carry]
+    event = turn_event(key, [CARRIER, *messages], carry=carry, shape=shape)
+    return [event, retraction_event(key, [f"{event.event_id}#0"])]
+
+
 async def newest_messages(
     session: Session, count: int | None, *, wait_ms: int, bodies: Literal["published"] | None = None
 ) -> list[StoredMessage]:
@@ -48,7 +82,6 @@ async def newest_messages(
     `bodies` is that of `turnfold.Session.history`.
 
     Raises:
-        UnknownSession: no event of the session is stored.
         Unavailable: not everything is stored yet.
     """
     messages: list[StoredMessage] = []
@@ -66,6 +99,8 @@ async def newest_messages(
                 after="latest",
                 wait_ms=wait_ms,
             )
+        except UnknownSession:
+            return []
         except TooLarge:
             if size == 1:
                 raise

@@ -9,21 +9,23 @@ A run reads the window: the summary, and the items after it to the letter. Reaso
 there without the item that it belongs to. Each call of the SDK publishes one event.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from turnfold.client import Client, PortalClient, StoredMessage
-from turnfold.client.events import check_storable, turn_event
-from turnfold.errors import TooLarge, UnknownSession
+from turnfold.client import Client, OutgoingEvent, PortalClient, StoredMessage
+from turnfold.client.events import check_storable
+from turnfold.errors import TooLarge, Unavailable, UnknownSession
 from turnfold.integrations import requires
 from turnfold.integrations.clients import (
     client_of,
     event_parts,
+    events_in_place,
     fitting_window,
     newest_messages,
     publish_all,
     require_fresh,
 )
+from turnfold.messages import SYSTEM_ROLES
 from turnfold.shapes import check_responses, divide_responses, responses_from_chat
 
 with requires("openai-agents"):
@@ -102,18 +104,31 @@ class TurnfoldSession:
         check_responses(items)
         if not items:
             return
+        is_first = items[0].get("role") in SYSTEM_ROLES and await self._is_empty()
         try:
-            event = turn_event(self._session.key, items, shape="responses")
-            check_storable([event])
-            await self._client.publish(event)
+            events = self._events(items, is_first=is_first)
+            check_storable(events)
+            # Not as a batch, which no buffer takes.
+            for event in events:
+                await self._client.publish(event)
         except TooLarge:
             if len(items) == 1:
                 raise
-            events = [
-                turn_event(self._session.key, part, shape="responses")
-                for part in event_parts(divide_responses(items))
-            ]
+            first, *others = event_parts(divide_responses(items))
+            events = self._events(first, is_first=is_first)
+            events += [event for part in others for event in self._events(part, is_first=False)]
             await publish_all(self._session, events)
+
+    def _events(self, items: Sequence[Any], *, is_first: bool) -> list[OutgoingEvent]:
+        return events_in_place(self._session.key, items, is_first=is_first, shape="responses")
+
+    async def _is_empty(self) -> bool:
+        """Return whether the session is known to have no items."""
+        try:
+            return not await newest_messages(self._session, 1, wait_ms=WAIT_MS)
+        except Unavailable:
+            # A buffer takes the items, and they may not be the first.
+            return False
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Retract the newest item and return it; None if there is none."""
@@ -132,12 +147,7 @@ class TurnfoldSession:
     async def _tail(self, limit: int) -> list[TResponseInputItem]:
         """Return the newest items, all for a negative limit, as SQLite does."""
         count = limit if limit >= 0 else None
-        try:
-            newest = await newest_messages(
-                self._session, count, wait_ms=WAIT_MS, bodies="published"
-            )
-        except UnknownSession:
-            return []
+        newest = await newest_messages(self._session, count, wait_ms=WAIT_MS, bodies="published")
         items = list(_items(newest))
         # One chat message may be several items, so there may be more of them than the limit.
         return items[-limit:] if limit > 0 else items

@@ -19,7 +19,6 @@ from uuid import uuid4
 
 from turnfold.client import OutgoingEvent, PortalClient, Session, turn_event
 from turnfold.client.events import retraction_event
-from turnfold.errors import UnknownSession
 from turnfold.integrations import requires
 from turnfold.integrations.clients import newest_messages, publish_all
 from turnfold.integrations.mirrored import WAIT_MS, Chat, MirroredWindows
@@ -260,11 +259,7 @@ def _found(
 async def _stored(session: Session, count: int) -> dict[str, list[tuple[str, Message]]]:
     """Return the newest stored messages of Strands by their ids."""
     stored: dict[str, list[tuple[str, Message]]] = {}
-    try:
-        newest = await newest_messages(session, min(count, TAIL_MESSAGES), wait_ms=WAIT_MS)
-    except UnknownSession:
-        return stored
-    for part in newest:
+    for part in await newest_messages(session, min(count, TAIL_MESSAGES), wait_ms=WAIT_MS):
         if _is_message(part.carry) and part.carry.get("tracking_id"):
             stored.setdefault(part.carry["tracking_id"], []).append((part.message_id, part.carry))
     return stored

@@ -321,6 +321,22 @@ async def test_a_window_that_no_budget_allows_says_what_it_needs(
     assert caught.value.needed_tokens
 
 
+async def test_instructions_that_several_runs_begin_with_keep_their_places(
+    history: TurnfoldHistoryProvider,
+) -> None:
+    """Proves G8."""
+    runs = [
+        [Message("system", [f"Day {day}."]), Message("user", ["Look."]), Message("assistant", ["Done."])]
+        for day in range(3)
+    ]  # fmt: skip
+
+    for run in runs:
+        await history.save_messages("s", run)
+
+    said = [message for run in runs for message in run]
+    assert as_dicts(await history.get_messages("s")) == as_dicts(said)
+
+
 async def test_a_read_may_wait_for_another_time(system: RunningSystem, session_id: str) -> None:
     history = TurnfoldHistoryProvider(session_id, client=system.nats_url, window={"wait_ms": 4_000})
     await history.save_messages("s", [Message("user", ["Look."])])

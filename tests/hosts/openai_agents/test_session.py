@@ -36,6 +36,21 @@ async def test_items_come_back_to_the_letter(session: TurnfoldSession) -> None:
     assert await session.get_items(limit=3) == items[-3:]
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+async def test_instructions_that_several_runs_begin_with_keep_their_places(
+    session: TurnfoldSession, role: str
+) -> None:
+    runs = [[{"role": role, "content": f"Day {day}."}, user(f"look {day}")] for day in range(3)]
+
+    for run in runs:
+        await session.add_items(run)
+
+    items = [item for run in runs for item in run]
+    assert await session.get_items() == await session.get_items(limit=9) == items
+    assert [await session.pop_item() for _ in range(3)] == items[:2:-1]
+    assert await session.get_items() == items[:3]
+
+
 async def test_a_read_may_wait_for_another_time(system: RunningSystem, session_id: str) -> None:
     session = TurnfoldSession("host", session_id, client=system.nats_url, window={"wait_ms": 4_000})
     await session.add_items([user("look")])

@@ -72,7 +72,7 @@ def test_a_response_that_no_event_can_hold_is_divided_too() -> None:
 
     parts = list(event_parts(divide_responses(items)))
 
-    assert [len(part) for part in parts] == [1_000, 1_000, 500]
+    assert [len(part) for part in parts] == [999, 999, 502]
 
 
 @pytest.mark.proves("I5", "O7")
