@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from turnfold.core.summary.extractive.lines import SummaryLine
 from turnfold.core.summary.extractive.picking import picked_lines
-from turnfold.core.summary.ledger.build import Ledger, LedgerLimits, build_ledger
-from turnfold.core.summary.redaction import redact
+from turnfold.core.summary.ledger.build import Ledger, build_ledger
 from turnfold.core.summary.sources import Draft, Source, SummaryJob
 from turnfold.core.summary.tool_calls.actions import FileChange, file_changes, stored_changes
 from turnfold.core.text.lines import clip
@@ -51,17 +50,8 @@ def collect_evidence(
         picked = tuple(picked_lines(sources))
     previous_files = job.previous.sections.get("file_changes") if job.previous else None
     files = file_changes(previous_files, sources)
-    ledger = build_ledger(
-        job.previous,
-        sources,
-        files,
-        lines=list(_verbatim_lines(picked, sources)),
-        following=job.following,
-        newest_request=redact(job.newest_request) if job.newest_request else None,
-        limits=LedgerLimits(job.ledger_max_tokens, job.ledger_words),
-        count=count,
-    )
-    return Evidence(files, ledger)
+    lines = list(_verbatim_lines(picked, sources))
+    return Evidence(files, build_ledger(job, sources, files, lines=lines, count=count))
 
 
 def with_evidence(draft: Draft, evidence: Evidence) -> Draft:

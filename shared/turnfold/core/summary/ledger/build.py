@@ -10,14 +10,15 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.recall.quotes import NameNumber, number_of_name, numbers_of_names
-from turnfold.core.summary.ledger.candidates import Candidate, Origin
+from turnfold.core.summary.ledger.candidates import Candidate
 from turnfold.core.summary.ledger.collect import add_files, add_messages, carried_candidates
 from turnfold.core.summary.ledger.entries import LINE, LedgerEntry, group_into_entries
 from turnfold.core.summary.ledger.left_out import LeftOut, left_out_entry
 from turnfold.core.summary.ledger.lines import best_lines, read_lines, without_told
 from turnfold.core.summary.ledger.name_uses import COMMON, NameUses
 from turnfold.core.summary.ledger.ranking import best_entries, tokens_of
-from turnfold.core.summary.sources import REQUEST_PREFIX, PreviousSummary, Source, word_count
+from turnfold.core.summary.redaction import redact
+from turnfold.core.summary.sources import REQUEST_PREFIX, Source, SummaryJob, word_count
 from turnfold.core.summary.tool_calls.actions import FileChange
 from turnfold.core.text.lines import printable
 from turnfold.core.text.values import REQUEST_CHARACTERS, Value
@@ -26,68 +27,51 @@ VALUES_SHARE: Final = 0.4
 """The share of a ledger that values without their line get even if lines are worth more."""
 
 
-class LedgerLimits(NamedTuple):
-    """The most tokens of a ledger, and the most words apart from the request; 0 sets no limit."""
-
-    tokens: int
-    words: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """Exact values, best first, within the token limit.
 
-    `origins` runs parallel to `entries`: the origin of each value of the entry, in order. The
-    entries of the request and of the left-out count have none. `left_out` and `names` are the
-    records that the next version needs.
+    `provenance` runs parallel to `entries`: the origins of the values of each entry, as a version
+    stores them. The entries of the request and of the left-out count have none. `left_out` and
+    `names` are the records that the next version needs.
     """
 
     entries: tuple[str, ...]
-    origins: tuple[tuple[Origin, ...], ...]
+    provenance: list[Any]
     left_out: Mapping[str, Any]
     names: str
 
-    @property
-    def provenance(self) -> list[Any]:
-        """The origins as a version stores them.
 
-        The item of an entry with one value is `[[message ids], rank, times]`. The item of an entry
-        with several values is a list of such items.
-        """
-        return [_origins_as_json(origins) for origins in self.origins]
-
-
-def _origins_as_json(origins: Sequence[Origin]) -> Any:
+def _origins_as_json(group: Sequence[Candidate]) -> Any:
+    """Return `[[message ids], rank, times]` for one value, and a list of such items for others."""
+    origins = [candidate.origin for candidate in group]
     items = [[list(origin.message_ids), origin.rank, origin.times] for origin in origins]
     return items[0] if len(items) == 1 else items
 
 
 def build_ledger(
-    previous: PreviousSummary | None,
+    job: SummaryJob,
     sources: Sequence[Source],
     files: Sequence[FileChange],
     *,
     lines: Sequence[tuple[Value, str]],
-    following: Sequence[str],
-    newest_request: str | None,
-    limits: LedgerLimits,
     count: Callable[[str], int],
 ) -> Ledger:
-    """Merge the previous ledger with the values of these messages, and keep what fits.
+    """Merge the previous ledger of a job with the values of its messages, and keep what fits.
 
-    The newest open request is the first entry, verbatim, and is never left out. The last entry
-    counts the values that did not fit. `lines` are decisions, constraints and errors, verbatim,
-    each with its message id. `following` are the texts of messages after those of this version;
-    names that they use are worth more. The messages that the previous version ends with change
+    `sources` are the messages without secrets. The newest open request is the first entry, verbatim
+    but for secrets, and is never left out. The last entry counts the values that did not fit.
+    `lines` are decisions, constraints and errors, verbatim, each with its message id. Names that
+    following messages use are worth more. The messages that the previous version ends with change
     nothing.
     """
-    found = _collected(previous, sources, files, lines, following)
-    request_entries = _request_entries(newest_request)
-    if limits.words:
-        count = _with_words(count, limits.tokens / limits.words)
+    found = _collected(job, sources, files, lines)
+    request_entries = _request_entries(job.newest_request)
+    if job.ledger_words:
+        count = _with_words(count, job.ledger_max_tokens / job.ledger_words)
     # A limit in words does not count the request, one in tokens does.
-    reserved = () if limits.words else request_entries
-    room_tokens = _room_tokens(reserved, limits.tokens, count)
+    reserved = () if job.ledger_words else request_entries
+    room_tokens = _room_tokens(reserved, job.ledger_max_tokens, count)
     values, all_lines = found.values.values(), found.lines.values()
     chosen = list(group_into_entries([*without_told(values, all_lines), *all_lines]))
     if not (found.is_repeated and tokens_of(chosen, count) <= room_tokens):
@@ -95,12 +79,11 @@ def build_ledger(
     left_out = found.left_out
     left_out.update(values, _told(values, chosen))
     entries = [*request_entries, *(text for text, _ in chosen)]
-    origins: list[tuple[Origin, ...]] = [() for _ in request_entries]
-    origins += [tuple([candidate.origin for candidate in group]) for _, group in chosen]
+    provenance = [*([] for _ in request_entries), *(_origins_as_json(group) for _, group in chosen)]
     if left_out.count:
         entries.append(left_out_entry(left_out.count))
-        origins.append(())
-    return Ledger(tuple(entries), tuple(origins), left_out.as_json(), found.uses.as_json())
+        provenance.append([])
+    return Ledger(tuple(entries), provenance, left_out.as_json(), found.uses.as_json())
 
 
 class _Collected(NamedTuple):
@@ -118,15 +101,14 @@ class _Collected(NamedTuple):
 
 
 def _collected(
-    previous: PreviousSummary | None,
+    job: SummaryJob,
     sources: Sequence[Source],
     files: Sequence[FileChange],
     verbatim: Sequence[tuple[Value, str]],
-    following: Sequence[str],
 ) -> _Collected:
     """Collect the candidates from the previous version and the messages."""
-    values, lines = carried_candidates(previous)
-    left_out, uses = LeftOut.of(previous), NameUses.of(previous)
+    values, lines = carried_candidates(job.previous)
+    left_out, uses = LeftOut.of(job.previous), NameUses.of(job.previous)
     if sources and left_out.until == sources[-1].message_id:
         return _Collected(values, lines, left_out, uses, is_repeated=True)
     if sources:
@@ -137,7 +119,7 @@ def _collected(
         del values[text]
     if lines or any(source.calls for source in sources):
         lines |= read_lines(sources, uses)
-        uses.add_following(following)
+        uses.add_following(job.following)
     return _Collected(values, lines, left_out, uses, is_repeated=False)
 
 
@@ -207,7 +189,7 @@ def _with_words(count: Callable[[str], int], tokens_per_word: float) -> Callable
 
 
 def _request_entries(newest_request: str | None) -> list[str]:
-    request = printable(newest_request or "").strip()[:REQUEST_CHARACTERS]
+    request = printable(redact(newest_request or "")).strip()[:REQUEST_CHARACTERS]
     return [REQUEST_PREFIX + request] if request else []
 
 
