@@ -210,15 +210,13 @@ def _is_fragment(sentence: str) -> bool:
 def _final_texts(sources: Sequence[Source]) -> frozenset[int]:
     """Return the indexes of the assistant's last text before each user message and the end."""
     final: set[int] = set()
-    newest: int | None = None
-    for order, source in enumerate(sources):
-        if source.role == "user" and newest is not None:
-            final.add(newest)
-            newest = None
-        elif source.role == "assistant" and source.text.strip():
-            newest = order
-    if newest is not None:
-        final.add(newest)
+    is_last = True
+    for order, source in reversed(list(enumerate(sources))):
+        if source.role == "user":
+            is_last = True
+        elif is_last and source.role == "assistant" and source.text.strip():
+            final.add(order)
+            is_last = False
     return frozenset(final)
 
 
