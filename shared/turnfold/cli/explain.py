@@ -93,7 +93,11 @@ def _placeless(messages: Sequence[StoredMessage]) -> dict[int, str]:
             if match.is_copy:
                 placeless[position] = "copy of another result"
             elif match.answers is None:
-                placeless[position] = "its call is not stored"
+                # No call stays unanswered while a result waits.
+                reason = (
+                    "its call has another result" if calls[call_id] else "its call is not stored"
+                )
+                placeless[position] = reason
             elif match.answers.position in evicted:
                 placeless[position] = "its call left the window before it came"
     return placeless

@@ -1,5 +1,7 @@
 """What `turnfold context --explain` says of a message."""
 
+from typing import Any
+
 import pytest
 
 from turnfold.cli.explain import explanations
@@ -19,3 +21,22 @@ def test_a_late_result_is_missing_because_its_call_left_and_not_for_the_budget()
     )
 
     assert explained[1].shown == "not shown: its call left the window before it came"
+
+
+@pytest.mark.proves("L7")
+def test_a_second_result_is_missing_because_its_call_has_another_and_not_for_lack_of_a_call() -> (
+    None
+):
+    window = Window.of({"agent_id": "ada", "session_id": "odd", "messages": []})
+    call: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    results = [{"role": "tool", "tool_call_id": "c-1", "content": text} for text in ("a", "b")]
+
+    explained = explanations(
+        window,
+        [
+            StoredMessage(f"e#{place}", place, "live", message)
+            for place, message in enumerate([call, *results])
+        ],
+    )
+
+    assert explained[2].shown == "not shown: its call has another result"
