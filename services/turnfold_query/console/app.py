@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from turnfold.access.own_site import is_local_name, is_of_another_site
+from turnfold.access.own_site import OF_ANOTHER_SITE, is_local_name, is_of_another_site
 from turnfold.errors import RequestError
 from turnfold_query.console.api import ApiCaller, ApiError
 from turnfold_query.console.pages import acts, installation, session, summaries
@@ -153,7 +153,7 @@ class _Pages:
             return page(request, "sign_in.html", next=request.query_params.get("next", ""))
         # A page of another site must not sign its visitors in with a token of its own.
         if _is_foreign(request):
-            return _to_sign_in(request)
+            return _of_another_site(request)
         try:
             fields = await form_of(request)
             token = fields.get("token", "").strip()
@@ -175,7 +175,7 @@ class _Pages:
 async def _sign_out(request: Request) -> Response:
     """Forget the token."""
     if _is_foreign(request):
-        return await _to_console(request)
+        return _of_another_site(request)
     response = redirect("/sign-in")
     response.delete_cookie(TOKEN_COOKIE, path=PATH)
     return response
@@ -185,6 +185,12 @@ def _is_foreign(request: Request) -> bool:
     """Return whether a browser says that a page of another origin sent the request."""
     site = request.headers.get("sec-fetch-site", "same-origin")
     return site not in {"same-origin", "none"} or is_of_another_site(request.headers)
+
+
+def _of_another_site(request: Request) -> Response:
+    # Told, because a reverse proxy may make pages of this site look foreign.
+    error = OF_ANOTHER_SITE.as_json()["error"]
+    return _failed(request, ApiError(OF_ANOTHER_SITE.status, error))
 
 
 async def _to_console(_: Request) -> Response:

@@ -80,7 +80,8 @@ async def test_a_visitor_who_leaves_in_the_middle_of_a_form_is_no_failure(tmp_pa
 
 
 @pytest.mark.proves("V1")
-async def test_a_page_of_another_site_signs_nobody_out(tmp_path: Path) -> None:
+async def test_a_page_of_another_site_signs_nobody_in_or_out(tmp_path: Path) -> None:
+    """It is told why, because a reverse proxy may make a page of the own site look foreign."""
     async with (
         running_parts(tmp_path) as parts,
         parts.running("query"),
@@ -102,7 +103,11 @@ async def test_a_page_of_another_site_signs_nobody_out(tmp_path: Path) -> None:
             )
         ]
 
-    assert [answer.status_code for answer in answers] == [303] * 8
+        signing_in = await visitor.post("/console/sign-in", headers={"origin": "http://evil"})
+
+    assert [answer.status_code for answer in answers] == [403] * 4 + [303] * 4
+    for refused in (answers[0], signing_in):
+        assert (refused.status_code, "X-Forwarded-Host" in refused.text) == (403, True)
     forgets = ["turnfold_token" in answer.headers.get("set-cookie", "") for answer in answers]
     assert forgets == [False] * 4 + [True] * 4
 
