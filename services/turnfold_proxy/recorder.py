@@ -218,16 +218,10 @@ class Recorder:
         known = self._windows.get(call.key)
         if known is None or not self._may_keep(call, known):
             return None
-        api, conversation, beside_tokens = call.api, call.conversation, sum(self._beside(call))
+        api, own, beside = call.api, call.conversation.elements, sum(self._beside(call))
         try:
             window = grown(
-                known,
-                api,
-                conversation.elements,
-                own_bytes,
-                asked=call.asked,
-                beside_tokens=beside_tokens,
-                count=counter(),
+                known, api, own, own_bytes, asked=call.asked, beside_tokens=beside, count=counter()
             )
         except (ValueError, TypeError, AttributeError):
             return None
@@ -235,8 +229,8 @@ class Recorder:
             return None
         body = None
         if window.elements is not None:
-            body = api.with_elements(call.body, conversation.leading, window.elements)
-        return PreparedCall(call, number, body, window.tokens + beside_tokens, window.version)
+            body = api.with_elements(call.body, call.conversation.leading, window.elements)
+        return PreparedCall(call, number, body, window.tokens + beside, window.version)
 
     def _may_keep(self, call: Call, known: KnownWindow) -> bool:
         """Return whether a window has no text of Turnfold, or its erasure would be signaled."""
@@ -380,17 +374,22 @@ class Recorder:
         event = EventOf(self._session(*call.key), call.api, call.model, answer.usage)
         elements = [*call.conversation.elements, *answer.elements]
         async with asyncio.timeout(RECORD_SECONDS), state.lock:
-            recorded = one if (one := state.recorded) and one.number == number else None
+            recorded, is_newest = state.recorded, state.newest == number
             # A newer call that was recorded holds the answer itself, or the caller has dropped it.
-            if not (recorded or state.newest == number) or not self._is_current(call, state):
+            is_superseded = not is_newest and (recorded is None or recorded.number > number)
+            if is_superseded or not self._is_current(call, state):
                 return
             state.recorded = None
-            if recorded is not None:
+            # Of a call that a newer one followed at once, the session may hold a beginning.
+            if recorded is not None and (
+                recorded.number == number or ListBytes(elements).begins_with(recorded.listed)
+            ):
                 stored = await mirror_rest(event, recorded, elements)
                 if stored is not None:
-                    state.recorded = replace(recorded, stored=stored)
+                    state.recorded = replace(recorded, number=number, stored=stored)
                     return
-            await mirror_all(event, elements)
+            if is_newest:
+                await mirror_all(event, elements)
 
     def _state(self, call: Call) -> _SessionState:
         state = self._states.setdefault(call.key, _SessionState())
