@@ -1,15 +1,16 @@
 """The errors of litellm itself, as a real server's answers become them: what is overflow, and what is not."""
 
-import asyncio
+import contextlib
 import json
-import os
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import pytest_asyncio
 
+from tests import forked_processes as forked
 from tests.model_server import running_model_server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -53,9 +54,16 @@ class Seen(NamedTuple):
     requests: list[Json]
 
 
+def agent(url: str, told: Path) -> None:
+    """Be the agent; its words go to a file."""
+    sys.argv = ["-c", url]
+    with told.open("w") as out, contextlib.redirect_stdout(out):
+        exec(AGENT, {})
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def seen() -> AsyncIterator[Seen]:
-    """Four conversations of an agent with litellm; its import takes seconds, so that they share one."""
+async def seen(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Seen]:
+    """Four conversations of an agent with litellm."""
     async with running_model_server() as model:
         model.script = [
             "overflow",
@@ -68,19 +76,9 @@ async def seen() -> AsyncIterator[Seen]:
             "overflow",
             "429",
         ]
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            AGENT,
-            model.url,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=dict(os.environ),
-        )
-        async with asyncio.timeout(100):
-            out, err = await child.communicate()
-        assert child.returncode == 0, err.decode()[-2_000:]
-        yield Seen(json.loads(out.decode().splitlines()[-1]), model.requests)
+        told = tmp_path_factory.mktemp("litellm") / "told"
+        assert await forked.ended(forked.begun(agent, model.url, told)) == 0
+        yield Seen(json.loads(told.read_text().splitlines()[-1]), model.requests)
 
 
 @pytest.mark.proves("R1", "C59")

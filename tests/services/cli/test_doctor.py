@@ -8,17 +8,19 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from nats.aio.client import Client
 
+from tests import forked_processes as forked
 from tests.model_server import running_model_server
 from tests.nats_server import NatsServer, nats_server
 from tests.postgres import Postgres
@@ -29,6 +31,7 @@ from turnfold.cli import doctor
 from turnfold.cli.diagnoses import Finding, of_clock, of_disk, of_exposure, of_lag, of_work
 from turnfold.cli.doctor import examine
 from turnfold.core.policy.presets import Policy
+from turnfold.process import child_process
 from turnfold.process.directory import DataDirectory
 from turnfold.settings import Settings, read_settings
 from turnfold.store.database.health import DatabaseHealth
@@ -349,7 +352,15 @@ async def test_a_database_that_hangs_is_told_of(
     assert "no answer within 1 s" in the(findings, "database").found
 
 
+@pytest.fixture
+def forked_summarizer() -> Iterator[None]:
+    """Have the command fork its summarizer, which need not load litellm again."""
+    with patch.object(child_process, "subprocess", forked.with_popen(forked.ForkedSummarizer)):
+        yield
+
+
 @pytest.mark.proves("O3")
+@pytest.mark.usefixtures("forked_summarizer")
 async def test_a_model_is_reached_or_asked_and_what_is_wrong_is_told(tmp_path: Path) -> None:
     named: dict[str, Any] = {
         "summary_model": "openai/gpt-4.1-mini",
@@ -379,6 +390,7 @@ async def test_a_model_is_reached_or_asked_and_what_is_wrong_is_told(tmp_path: P
 
 
 @pytest.mark.proves("O3")
+@pytest.mark.usefixtures("forked_summarizer")
 async def test_the_model_of_the_policy_is_asked_with_the_key_of_its_provider_alone(
     tmp_path: Path,
 ) -> None:
