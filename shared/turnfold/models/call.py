@@ -227,6 +227,13 @@ _LINK: Final = re.compile(r"https?://\S+")
 _COMES_BACK: Final = re.compile(r"(?:retry|try again) (?:in|after) \d|retryDelay", re.IGNORECASE)
 """A provider that says when to ask again limits the rate, whatever it calls that."""
 
+_NO_KEY: Final = re.compile(
+    r"missing credentials|missing \w+ api key|_API_KEY is not set|unable to locate credentials",
+    re.IGNORECASE,
+)
+_BEGINNING: Final = 200
+"""The characters of an error in which a client says that it has no key."""
+
 _ABOUT_SCHEMA: Final = re.compile(
     r"response_format|json_schema|response schema|structured output|output_config|output_format",
     re.IGNORECASE,
@@ -236,10 +243,15 @@ _ABOUT_SCHEMA: Final = re.compile(
 def failure_of(error: BaseException) -> SummarizerError:
     """Translate the error of a call.
 
-    The text contains only class and status, because a provider's message may quote the user.
+    The text contains only class and status, or that the key is missing, because a provider's
+    message may quote the user.
     """
     status = getattr(error, "status_code", None)
     status = status if isinstance(status, int) else None
+    # No provider was asked, so the status is litellm's own, often 500.
+    if status in {None, 401, 500} and _NO_KEY.search(str(error), 0, _BEGINNING):
+        description = f"{type(error).__name__}, no key for the provider"
+        return SummarizerError(Reason.PROVIDER_ERROR, description, is_transient=False)
     reason, is_transient = _meaning(error, status, str(error))
     description = f"{type(error).__name__}, status {status}" if status else type(error).__name__
     return SummarizerError(

@@ -291,6 +291,20 @@ async def test_child_knows_nothing_of_the_database_and_says_nothing() -> None:
     assert standard_error == Path(os.devnull)
 
 
+@pytest.mark.proves("S7", "C38")
+async def test_a_call_without_a_key_says_so_and_is_not_repeated() -> None:
+    child = ChildSummarizer(environment={"PATH": os.environ["PATH"]})
+    errors = []
+    for model in ("openai/gpt-4.1-mini", "gemini/gemini-2.0-flash", "anthropic/claude-haiku-4-5"):
+        with pytest.raises(SummarizerError) as caught:
+            await child.summarize(replace(job(timeout_seconds=60), model=model))
+        errors.append(caught.value)
+    await child.close()
+
+    assert [str(error).rpartition(", ")[2] for error in errors] == ["no key for the provider"] * 3
+    assert not any(error.is_transient for error in errors)
+
+
 async def test_child_ends_when_its_parent_closes_it(summarizer: ChildSummarizer) -> None:
     child = ChildSummarizer(preload=True)
     await child.start()
