@@ -251,3 +251,31 @@ async def test_a_query_of_its_own_is_what_the_block_is_for(stores: Stores) -> No
     assert LINE not in plain
     assert await block(query="Go  on.") == plain
     assert LINE in await block(query="Where is lantern_shelf?")
+
+
+@pytest.mark.proves("W14", "S11")
+async def test_lines_are_told_once_though_a_version_makes_room_for_their_message_again(
+    stores: Stores,
+) -> None:
+    """A result that was cut at the request is whole when older messages are covered."""
+    lines = [f"set part_{number}_name to {number}, and more words" for number in range(80)]
+    for seq in range(1, 4):
+        await stores.ingest(turn(seq, user("long words " * 80), assistant("more words " * 80)))
+    await stores.ingest(
+        turn(5, user("Read."), assistant(None, "c1"), tool("c1", "\n".join(lines))),
+        turn(6, assistant("Read."), user("Go on.")),
+    )
+    await indexed(stores)
+    asker = Asker(stores)
+    before = await asker.told(max_tokens=2_000)
+    assert "tool, in part: set part_" in block_of(before)
+
+    await stores.ingest(turn(7, assistant(None, "c2"), tool("c2", "short")))
+    for job in await stores.claim():
+        await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 8)
+    await indexed(stores)
+    told = [await one.told(max_tokens=2_000) for one in (asker, Asker(stores))]
+
+    assert [block_of(one) for one in told] == [block_of(told[0])] * 2
+    assert any(one["content"] == "\n".join(lines) for one in told[0]["messages"])
+    assert [line for line in lines if line in block_of(told[0])] == []

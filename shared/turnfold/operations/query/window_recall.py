@@ -147,13 +147,17 @@ class _Deciding:
         if decision is None or decision.shows_any(shown) or (decision.is_partial and at is None):
             then = planned if at is None else await self._window_at(at)
             last = then.builder.taken[-1].position if then.builder.taken else self.request_position
-            quotes = share_of_quotes(then.builder)
+            quotes, hidden_now = share_of_quotes(then.builder), hidden_texts(planned.builder)
             recall_moment = RecallMoment(
                 sid=self.session.sid,
                 request_position=self.request_position,
                 until=last + 1,
                 shown=shown | shown_positions(then.builder),
-                hidden=hidden_texts(then.builder),
+                # A newer version may have made room for what was cut out then.
+                hidden={
+                    position: hidden_now.get(position, text)
+                    for position, text in hidden_texts(then.builder).items()
+                },
                 known_names=_names_told(then) if quotes else frozenset(),
                 room=room_for_recall(then.builder, then.policy, self.wish, then.stored.factor),
                 share_of_quotes=quotes,
