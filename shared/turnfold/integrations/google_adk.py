@@ -48,6 +48,8 @@ _NOT_OF_THE_USER = (
 )
 """How texts begin that the ADK writes in the user's name: what other agents did, instructions of an
 agent that has static ones, and memories."""
+_OF_ANOTHER_AGENT = "For context:"
+"""The first part of what another agent did, of versions that quote it without fences."""
 ASKED = 256
 """The calls whose answers are recorded at once. Of older ones, the next call records the answer."""
 _PART_BYTES = 96
@@ -235,7 +237,10 @@ class _RequestContents:
         body: Chat = {"role": role, "content": content_of(texts)}
         if calls:
             body |= {"role": "assistant", "tool_calls": calls}
-        if body["role"] == "user" and (parts[0].text or "").startswith(_NOT_OF_THE_USER):
+        begin = parts[0].text or ""
+        if body["role"] == "user" and (
+            begin == _OF_ANOTHER_AGENT or begin.startswith(_NOT_OF_THE_USER)
+        ):
             body["is_meta"] = True
         return body | ({"parts": others} if others else {})
 

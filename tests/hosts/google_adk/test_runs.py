@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent, SequentialAgent
 from google.adk.apps import App
+from google.adk.flows.llm_flows.context import _fencing
 from google.adk.models.google_llm import Gemini
 from google.adk.models.llm_response import LlmResponse
 from google.adk.runners import InMemoryRunner
@@ -228,9 +229,13 @@ async def test_without_turnfold_the_model_gets_the_contents_and_a_warning_tells_
 
 
 @pytest.mark.proves("W12")
+@pytest.mark.parametrize("is_fenced", [True, False])
 async def test_what_another_agent_did_takes_no_place_of_the_request(
-    system: RunningSystem, session_id: str
+    system: RunningSystem, session_id: str, monkeypatch: pytest.MonkeyPatch, is_fenced: bool
 ) -> None:
+    if not is_fenced:
+        # As earlier versions of the ADK.
+        monkeypatch.setattr(_fencing, "OTHER_AGENT_CONTEXT_PREAMBLE", "For context:")
     models = [
         ScriptedModel(script=[*(calls("hall") for _ in range(rounds)), says("All is there.")])
         for rounds in (12, 1)
