@@ -126,8 +126,9 @@ class _Compacted(MirroredWindows):
                 await self._lose(session, names, missing)
                 return None
             carried = [entry.get("carry") for entry in window.entries or ()]
+            calls: dict[str, ToolCall] = {}
             return [
-                _message(body, message)
+                _message(body, message, calls)
                 for body, message in zip(window.raw["messages"], carried, strict=True)
             ]
 
@@ -222,22 +223,30 @@ def _with_host_id(body: Chat, name: str) -> Chat:
     return body | {name: host_id(call_id)} if isinstance(call_id, str) else body
 
 
-def _message(body: Chat | None, carried: Any) -> ChatMessage:
+def _message(body: Chat | None, carried: Any, calls: dict[str, ToolCall]) -> ChatMessage:
+    """Return a message of a window; `calls` are those of the messages before it, by their ids."""
+    own = None
+    if isinstance(carried, dict) and "role" in carried:
+        own = ChatMessage.from_dict(carried)
+        calls.update((call.id or _id(call), call) for call in own.tool_calls)
     if body is None:
-        if not isinstance(carried, dict) or "role" not in carried:
+        if own is None:
             raise ValueError("another program publishes to this session")
-        message = ChatMessage.from_dict(carried)
-        message.meta[_KEPT] = True
-        return message
+        own.meta[_KEPT] = True
+        return own
     if body["role"] != "assistant" and not body.get("content"):
         body = {**body, "content": "(empty)"}
     body = {name: value for name, value in body.items() if name in _FIELDS}
     if isinstance(body.get("content"), list):
         body["content"] = content_text(body["content"])
-    body = _with_host_id(body, "tool_call_id")
     if body.get("tool_calls"):
         body["tool_calls"] = [_with_host_id(call, "id") for call in body["tool_calls"]]
     message = ChatMessage.from_openai_dict_format(body)
+    if body["role"] == "tool":
+        # Models that pair calls by the names of their tools are sent the name of the origin.
+        was = own.tool_call_result if own else None
+        origin = was.origin if was else calls[host_id(body["tool_call_id"])]
+        message = ChatMessage.from_tool(body["content"], origin, error=was.error if was else False)
     message.meta[_KEPT if isinstance(carried, dict) else _MADE] = {"strategy": "turnfold"}
     return message
 

@@ -176,6 +176,31 @@ async def test_calls_without_ids_and_results_with_images_are_compacted_as_well(
 
 
 @pytest.mark.proves("L5")
+@pytest.mark.parametrize("ids", ["", "call-"])
+async def test_results_that_a_window_shortens_or_adds_name_their_calls(
+    system: RunningSystem, session_id: str, ids: str
+) -> None:
+    messages = [ChatMessage.from_user("What is missing?")]
+    for number in range(20):
+        call = ToolCall("look", {"place": f"hall {number}"}, id=f"{ids}{number}" if ids else None)
+        messages.append(ChatMessage.from_assistant(tool_calls=[call]))
+        # The host has lost one of the results.
+        if number != 18:
+            text = look(f"hall {number}")
+            messages.append(ChatMessage.from_tool(text, origin=call, error=number == 17))
+    compactor = TurnfoldCompactor("haystack", session_id, client=system.nats_url)
+
+    compacted = await compactor.compact_async(messages, 2_500, ApproximateTokenCounter())
+
+    assert compacted is not None
+    calls = [call for told in compacted for call in told.tool_calls]
+    results = [result for told in compacted for result in told.tool_call_results]
+    assert [result.origin for result in results] == calls
+    assert [result.error for result in results if "hall 17" in str(result.origin)] == [True]
+    assert any(result.result != look(result.origin.arguments["place"]) for result in results)
+
+
+@pytest.mark.proves("L5")
 async def test_equal_calls_of_one_message_without_ids_keep_their_results(
     system: RunningSystem, session_id: str
 ) -> None:
