@@ -216,11 +216,11 @@ def _id(call: ToolCall) -> str:
     return _OWN_ID + _hashed([call.tool_name, call.arguments])
 
 
-def _with_host_id(body: Chat, name: str) -> Chat:
-    """Return a call or a result with the id that it has in Haystack, if any."""
-    if str(call_id := body.get(name)).startswith(_OWN_ID):
-        return {key: value for key, value in body.items() if key != name}
-    return body | {name: host_id(call_id)} if isinstance(call_id, str) else body
+def _with_host_id(call: Chat) -> Chat:
+    """Return a call with the id that it has in Haystack, if any."""
+    if call["id"].startswith(_OWN_ID):
+        return {key: value for key, value in call.items() if key != "id"}
+    return call | {"id": host_id(call["id"])}
 
 
 def _message(body: Chat | None, carried: Any, calls: dict[str, ToolCall]) -> ChatMessage:
@@ -229,26 +229,31 @@ def _message(body: Chat | None, carried: Any, calls: dict[str, ToolCall]) -> Cha
     if isinstance(carried, dict) and "role" in carried:
         own = ChatMessage.from_dict(carried)
         calls.update((call.id or _id(call), call) for call in own.tool_calls)
-    if body is None:
-        if own is None:
-            raise ValueError("another program publishes to this session")
-        own.meta[_KEPT] = True
-        return own
+    if body is not None:
+        message = _rebuilt(body, own, calls)
+        message.meta[_KEPT if own else _MADE] = {"strategy": "turnfold"}
+        return message
+    if own is None:
+        raise ValueError("another program publishes to this session")
+    own.meta[_KEPT] = True
+    return own
+
+
+def _rebuilt(body: Chat, own: ChatMessage | None, calls: Mapping[str, ToolCall]) -> ChatMessage:
+    """Return a message that Turnfold wrote, or shortened `own`."""
     if body["role"] != "assistant" and not body.get("content"):
         body = {**body, "content": "(empty)"}
     body = {name: value for name, value in body.items() if name in _FIELDS}
     if isinstance(body.get("content"), list):
         body["content"] = content_text(body["content"])
-    if body.get("tool_calls"):
-        body["tool_calls"] = [_with_host_id(call, "id") for call in body["tool_calls"]]
-    message = ChatMessage.from_openai_dict_format(body)
     if body["role"] == "tool":
         # Models that pair calls by the names of their tools are sent the name of the origin.
-        was = own.tool_call_result if own else None
-        origin = was.origin if was else calls[host_id(body["tool_call_id"])]
-        message = ChatMessage.from_tool(body["content"], origin, error=was.error if was else False)
-    message.meta[_KEPT if isinstance(carried, dict) else _MADE] = {"strategy": "turnfold"}
-    return message
+        result = own.tool_call_result if own else None
+        origin = result.origin if result else calls[host_id(body["tool_call_id"])]
+        return ChatMessage.from_tool(body["content"], origin, error=bool(result and result.error))
+    if body.get("tool_calls"):
+        body["tool_calls"] = list(map(_with_host_id, body["tool_calls"]))
+    return ChatMessage.from_openai_dict_format(body)
 
 
 _FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
