@@ -77,13 +77,6 @@ class RetractedCounts(NamedTuple):
     undigested: Collection[int]
 
 
-class _Later(NamedTuple):
-    """The call ids and evictions for which pairs and digests follow after several retractions."""
-
-    call_ids: set[str]
-    evictions: set[int]
-
-
 Withdraw = Callable[[SessionChange, Installation, RetractedCounts], None]
 """Takes versions that cover retracted messages out of force, and writes the audit row."""
 
@@ -100,25 +93,25 @@ def retracted_by(connection: Connection, payloads: Mapping[int, bytes], event: D
 
 
 class Retractor:
-    """Applies the retractions of one batch."""
+    """Applies the retractions of one session in a batch."""
 
     def __init__(
         self,
         connection: Connection,
         installation: Installation,
         journal: SessionJournal,
+        session: SessionRow,
         withdraw: Withdraw,
     ) -> None:
         self._connection = connection
         self._installation = installation
         self._journal = journal
+        self._session = session
         self._withdraw = withdraw
-        # Ranges of which each message is named already, in order: those of one call of `apply`.
+        # Ranges of which each message is named already, in order.
         self._named: list[tuple[int, int]] = []
 
-    def apply(
-        self, session: SessionRow, stored_seqs: Sequence[int], call_ids: Iterable[str], at_ms: int
-    ) -> int:
+    def apply(self, stored_seqs: Sequence[int], call_ids: Iterable[str], at_ms: int) -> int:
         """Apply new retractions, and earlier ones to messages that were stored late.
 
         `stored_seqs` are the sequences that this batch stored or moved, `call_ids` those whose
@@ -126,53 +119,53 @@ class Retractor:
         """
         reports_from = 0
         # The pairs of these calls were left for this moment.
-        self._apply_one(session, StoredRetraction(0, at_ms, Retraction(), WORKER), call_ids)
+        self._apply_one(StoredRetraction(0, at_ms, Retraction(), WORKER), call_ids)
         since = min(stored_seqs, default=END_SEQ)
-        stored = _SINCE.rows(self._connection, session.sid, since)
-        self._named.clear()
-        later = _Later(set(), set()) if len(stored) > AT_ONCE_EACH else None
+        stored = _SINCE.rows(self._connection, self._session.sid, since)
+        later = (
+            RetractedRows(self._connection, self._session) if len(stored) > AT_ONCE_EACH else None
+        )
         for seq, retracted_at_ms, named, actor in stored:
             ids, after, is_all = json.loads(named)
             retraction = Retraction(tuple(ids), after, bool(is_all))
             source = StoredRetraction(int(seq), int(retracted_at_ms), retraction, actor)
-            if self._apply_one(session, source, is_new=seq in stored_seqs, later=later):
+            if self._apply_one(source, is_new=seq in stored_seqs, later=later):
                 reports_from = source.seq
         if later is not None:
             rest = StoredRetraction(0, at_ms, Retraction(), WORKER)
-            self._apply_one(session, rest, later.call_ids, undigested=later.evictions)
+            self._apply_one(rest, later.call_ids, undigested=later.compaction_ids)
         return reports_from
 
-    def bring_back(self, session: SessionRow, seq: int) -> set[str]:
+    def bring_back(self, seq: int) -> set[str]:
         """Bring back the retracted messages of an event, so that it can move; return call ids."""
         first, last = position_of(seq, 0), position_of(seq, MESSAGES_PER_EVENT - 1)
-        return self._bring_back(session, retracted_messages.c.position.between(first, last))
+        return self._bring_back(retracted_messages.c.position.between(first, last))
 
-    def move_retraction(self, session: SessionRow, old_seq: int, seq: int) -> set[str]:
+    def move_retraction(self, old_seq: int, seq: int) -> set[str]:
         """Note that a stored retraction came earlier; return the call ids that this concerns.
 
         `apply` retracts again what another retraction names too.
         """
-        is_old = (retractions.c.sid == session.sid) & (retractions.c.stream_seq == old_seq)
+        is_old = (retractions.c.sid == self._session.sid) & (retractions.c.stream_seq == old_seq)
         self._connection.execute(delete(retractions).where(is_old))
-        rows, is_named = RetractedRows(self._connection, session), first_named_seq == old_seq
+        rows, is_named = RetractedRows(self._connection, self._session), first_named_seq == old_seq
         before = [_Positions(0, position_of(seq, 0))]
-        rows.name(self._positions(retracted_messages, session, before, is_named), seq)
+        rows.name(self._positions(retracted_messages, before, is_named), seq)
         # The messages between both places are those that still have the old sequence.
-        return rows.call_ids | self._bring_back(session, is_named)
+        return rows.call_ids | self._bring_back(is_named)
 
-    def _bring_back(self, session: SessionRow, condition: ColumnElement[bool]) -> set[str]:
-        rows = RetractedRows(self._connection, session)
-        rows.bring_back(self._positions(retracted_messages, session, [_EVERYWHERE], condition))
+    def _bring_back(self, condition: ColumnElement[bool]) -> set[str]:
+        rows = RetractedRows(self._connection, self._session)
+        rows.bring_back(self._positions(retracted_messages, [_EVERYWHERE], condition))
         return rows.call_ids
 
     def _apply_one(
         self,
-        session: SessionRow,
         source: StoredRetraction,
         call_ids: Iterable[str] = (),
         *,
         is_new: bool = False,
-        later: _Later | None = None,
+        later: RetractedRows | None = None,
         undigested: Collection[int] = (),
     ) -> bool:
         """Apply a retraction; return whether it names a stored message.
@@ -180,38 +173,38 @@ class Retractor:
         Pairs and digests are left to the caller with `later`, which notes for what.
         """
         has_named = False
-        before, rows = session.window_tokens, RetractedRows(self._connection, session)
+        before, rows = self._session.window_tokens, RetractedRows(self._connection, self._session)
         rows.call_ids.update(call_ids)
         if source.seq:
-            has_named = self._name(session, source, rows)
+            has_named = self._name(source, rows)
         if later is None:
-            self._pair(session, rows)
+            self._pair(rows)
             undigested = {*undigested, *rows.compaction_ids}
         else:
             later.call_ids.update(rows.call_ids)
-            later.evictions.update(rows.compaction_ids)
+            later.compaction_ids.update(rows.compaction_ids)
         if is_new or rows.messages or undigested:
             counts = RetractedCounts(
                 source, rows.messages, before, rows.compaction_ids, is_new, undigested
             )
-            change = SessionChange(self._connection, session, self._journal, source.at_ms)
+            change = SessionChange(self._connection, self._session, self._journal, source.at_ms)
             self._withdraw(change, self._installation, counts)
         return has_named
 
-    def _name(self, session: SessionRow, source: StoredRetraction, rows: RetractedRows) -> bool:
+    def _name(self, source: StoredRetraction, rows: RetractedRows) -> bool:
         """Retract the messages that a retraction names, unless an earlier one names them.
 
         Return whether it names any that is stored.
         """
-        chosen = self._with_responses(session, source, self._chosen(session, source))
+        chosen = self._with_responses(source, self._chosen(source))
         # Otherwise each of thousands of retractions would read what the first one has named.
         unnamed = [rest for part in chosen for rest in self._unnamed(part)]
         is_later = first_named_seq.is_(None) | (first_named_seq > source.seq)
-        rows.name(self._positions(retracted_messages, session, unnamed, is_later), source.seq)
-        rows.take(self._positions(messages, session, unnamed), source.seq, is_named=True)
-        first = self._first(session, chosen)
+        rows.name(self._positions(retracted_messages, unnamed, is_later), source.seq)
+        rows.take(self._positions(messages, unnamed), source.seq, is_named=True)
+        first = self._first(chosen)
         if first is not None:
-            self._void_reports(session, first, source.seq)
+            self._void_reports(first, source.seq)
         return first is not None
 
     def _unnamed(self, part: "_Positions") -> list["_Positions"]:
@@ -230,25 +223,25 @@ class Retractor:
         self._named = [*apart, (joined, part.before)]
         return [*unnamed, _Positions(at, part.before)]
 
-    def _first(self, session: SessionRow, chosen: Iterable["_Positions"]) -> int | None:
+    def _first(self, chosen: Iterable["_Positions"]) -> int | None:
         """Return the first of these positions that is retracted, or None."""
         table = retracted_messages
         firsts = [
             self._connection.execute(
                 select(func.min(table.c.position)).where(
-                    table.c.sid == session.sid, part.are_in(table)
+                    table.c.sid == self._session.sid, part.are_in(table)
                 )
             ).scalar()
             for part in chosen
         ]
         return min([first for first in firsts if first is not None], default=None)
 
-    def _void_reports(self, session: SessionRow, first: int, seq: int) -> None:
+    def _void_reports(self, first: int, seq: int) -> None:
         """Let reports that counted a named message teach no factor: it would be wrong."""
-        if session.reported_seq < seq:
-            session.reported_tokens = 0
+        if self._session.reported_seq < seq:
+            self._session.reported_tokens = 0
         is_stale = (
-            (usage_reports.c.sid == session.sid)
+            (usage_reports.c.sid == self._session.sid)
             & (usage_reports.c.position >= first)
             & (usage_reports.c.position < position_of(seq, 0))
             & (usage_reports.c.agent_id != TEACHES_NONE)
@@ -256,9 +249,9 @@ class Retractor:
         voided = update(usage_reports).where(is_stale).values(agent_id=TEACHES_NONE)
         self._connection.execute(voided)
 
-    def _pair(self, session: SessionRow, rows: RetractedRows) -> None:
+    def _pair(self, rows: RetractedRows) -> None:
         """Decide pairs again: results follow retracted calls, or come back as others answer."""
-        touched = [(session.sid, call_id) for call_id in rows.call_ids]
+        touched = [(self._session.sid, call_id) for call_id in rows.call_ids]
         changes = changed_pairs(self._connection, touched, has_retracted=True)
         back, following = [], defaultdict[int, list[int]](list)
         for change in changes:
@@ -271,51 +264,49 @@ class Retractor:
         for seq, positions in following.items():
             rows.take(positions, seq, is_named=False)
         store_pairs(self._connection, changes)
-        session.evicted_changes += any(change.is_evicted for change in changes)
-        session.revision += bool(changes)
+        self._session.evicted_changes += any(change.is_evicted for change in changes)
+        self._session.revision += bool(changes)
 
-    def _chosen(self, session: SessionRow, source: StoredRetraction) -> list["_Positions"]:
+    def _chosen(self, source: StoredRetraction) -> list["_Positions"]:
         """Return the positions that a retraction names, as ranges or lists."""
         before = position_of(source.seq, 0)
         ids, after, is_all = source.retraction
         if is_all:
             return [_Positions(0, before)]
         if after is not None:
-            places = self._places(session, [after])
-            known = self._positions(messages, session, [_Positions(0, before, places)])
+            places = self._places([after])
+            known = self._positions(messages, [_Positions(0, before, places)])
             # The message that is named stays a border after it was retracted itself.
-            known += self._positions(retracted_messages, session, [_Positions(0, before, places)])
+            known += self._positions(retracted_messages, [_Positions(0, before, places)])
             return [_Positions(position + 1, before) for position in known]
-        places = self._places(session, ids)
+        places = self._places(ids)
         return [_Positions(0, before, portion) for portion in in_portions(places)]
 
     def _with_responses(
-        self, session: SessionRow, source: StoredRetraction, chosen: list["_Positions"]
+        self, source: StoredRetraction, chosen: list["_Positions"]
     ) -> list["_Positions"]:
         """Add the other items of the responses that a retraction names items of."""
         edges = [part.edge for part in chosen]
         named = [
             position
             for table in (messages, retracted_messages)
-            for position in self._positions(
-                table, session, edges, table.c.element.in_(IN_RESPONSES)
-            )
+            for position in self._positions(table, edges, table.c.element.in_(IN_RESPONSES))
         ]
-        rest = rest_of_responses(self._connection, session.sid, named)
+        rest = rest_of_responses(self._connection, self._session.sid, named)
         before = position_of(source.seq, 0)
         return chosen + [_Positions(0, before, portion) for portion in in_portions(rest)]
 
-    def _places(self, session: SessionRow, message_ids: Iterable[str]) -> list[int]:
+    def _places(self, message_ids: Iterable[str]) -> list[int]:
         """Return where messages with these ids stand; unknown ids are left out."""
         named = [place for place in map(named_place, message_ids) if place is not None]
-        agent_id = session.key.agent_id
+        agent_id = self._session.key.agent_id
         wanted = sorted({(agent_id, event_id) for event_id, _ in named})
         seqs = {
             event_id: seq
             for portion in in_portions(wanted)
             for _, event_id, sid, seq, _ in KNOWN_EVENTS.rows(self._connection, portion)
             # Event ids belong to the agent, and a retraction must not reach its other sessions.
-            if sid == session.sid
+            if sid == self._session.sid
         }
         return sorted(
             {position_of(seqs[event_id], index) for event_id, index in named if event_id in seqs}
@@ -324,12 +315,11 @@ class Retractor:
     def _positions(
         self,
         table: Table,
-        session: SessionRow,
         chosen: Iterable["_Positions"],
         *conditions: ColumnElement[bool],
     ) -> list[int]:
         found = [
-            select(table.c.position).where(table.c.sid == session.sid, part.are_in(table))
+            select(table.c.position).where(table.c.sid == self._session.sid, part.are_in(table))
             for part in chosen
         ]
         return [

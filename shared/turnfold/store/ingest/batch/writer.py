@@ -73,7 +73,7 @@ class BatchWriter:
         self._installation = installation
         self._payloads = payloads
         self._journal = SessionJournal()
-        self._retractor = Retractor(connection, installation, self._journal, withdraw)
+        self._withdraw = withdraw
         self._sessions: dict[SessionKey, SessionRow] = {}
         self._touched: set[Touched] = set()
         self._dead: list[DeadLetter] = []
@@ -209,7 +209,7 @@ class BatchWriter:
         stored += self._moved.get(session.key, ())
         call_ids = [call_id for sid, call_id in self._touched if sid == session.sid]
         at_ms = session.last_event_at_ms or 0
-        reports_from = self._retractor.apply(session, stored, call_ids, at_ms)
+        reports_from = self._retractor(session).apply(stored, call_ids, at_ms)
         stale = [event for event in new if event.stream_seq < reports_from]
         for reading in usage_readings(stale).values():
             # No limit: a report that counts no more ends no series of evictions.
@@ -321,11 +321,11 @@ class BatchWriter:
     def _move(self, arrival: DecodedEvent, span: EventSpan) -> None:
         """Move a stored event to the earlier sequence of its duplicate; evictions stay."""
         connection, session = self._connection, self._sessions[arrival.key]
-        first = position_of(arrival.stream_seq, 0)
+        first, retractor = position_of(arrival.stream_seq, 0), self._retractor(session)
         old_at_ms = newest_event_at_ms(connection, span.sid, first=span.first, last=span.last)
         # Its retracted rows have to move as well. `_retract` applies the retractions again.
         if session.retracted_seq:
-            self._touch(session, self._retractor.bring_back(session, span.stream_seq))
+            self._touch(session, retractor.bring_back(span.stream_seq))
         evicted = evicted_positions(connection, span)
         counted = counts_of_event(connection, span)
         delete_event(connection, span, arrival)
@@ -333,8 +333,7 @@ class BatchWriter:
         rows.insert_events(connection)
         self._insert_rest(rows)
         if arrival.retraction is not None:
-            moved = self._retractor.move_retraction(session, span.stream_seq, arrival.stream_seq)
-            self._touch(session, moved)
+            self._touch(session, retractor.move_retraction(span.stream_seq, arrival.stream_seq))
         evict_again(connection, span, evicted, first)
         # A worker of another release may have counted the event otherwise, and only one of the two
         # may be marked as written by a program.
@@ -354,6 +353,11 @@ class BatchWriter:
             session.last_event_at_ms = newest_event_at_ms(connection, span.sid)
             session.renew_idle_time(self._installation)
         self._moved.setdefault(arrival.key, set()).add(arrival.stream_seq)
+
+    def _retractor(self, session: SessionRow) -> Retractor:
+        return Retractor(
+            self._connection, self._installation, self._journal, session, self._withdraw
+        )
 
     def _touch(self, session: SessionRow, call_ids: Iterable[str]) -> None:
         self._touched |= {(session.sid, call_id) for call_id in call_ids}
