@@ -92,10 +92,11 @@ def evict(
         session
         for session in changed
         if session.sid in settled_ms
-        # The smallest budget: larger ones may be forgotten while events are examined.
-        or _fired(
+        # If all live messages fire no trigger, no part of them does. By the smallest budget:
+        # larger ones may be forgotten while events are examined.
+        or _limits(
             session, installation, min((asked.tokens for asked in session.budgets), default=0)
-        )
+        ).fired(session.load)
     ]
     arrived = {event.stream_seq: event for events in new.values() for event in events}
     opener = CompactionOpener(connection, installation, journal, arrived)
@@ -158,8 +159,8 @@ def _evict_session(
             )
             at_ms, newest = session.last_event_at_ms or 0, max(meter.times, default=0)
             asked = largest_budget(session.budgets, policy, at_ms=at_ms)
-            limits = _limits(session, policy, installation, asked)
-            opener.plan(session, limits.fired(load), live, policy, at_ms=at_ms, seq=newest)
+            fired = _limits(session, installation, asked).fired(load)
+            opener.plan(session, fired, live, policy, at_ms=at_ms, seq=newest)
         return
     hold = RestoreHold(session.held_to_tokens, session.tokens_total)
     windows: dict[int, int] = {}
@@ -245,7 +246,7 @@ def evict_now(
     connection, session, journal, now_ms = change
     policy = session.policy(installation)
     asked = largest_budget(session.budgets, policy, at_ms=now_ms)
-    triggers = (reason,) if reason else _fired(session, installation, asked)
+    triggers = (reason,) if reason else _limits(session, installation, asked).fired(session.load)
     # A request overrides the hold of a restore. Idle time, budgets and a new policy do not.
     if not triggers or (session.held_tokens and reason is not REQUESTED):
         return None
@@ -279,7 +280,7 @@ def fired_now(
     reported = session.gauge.fresh_tokens if planned.trigger is Trigger.USAGE else 0
     return trigger_of_plan(
         planned,
-        _limits(session, policy, installation, asked),
+        _limits(session, installation, asked),
         session.load._replace(reported_tokens=reported),
         policy,
         asked_tokens=asked,
@@ -338,17 +339,8 @@ def mark_evicted(
     _CARRIED_OUT.run(connection, [row])
 
 
-def _fired(
-    session: SessionRow, installation: Installation, asked_tokens: int
-) -> Sequence[FiredTrigger]:
-    """Return the triggers that all live messages fire; if they fire none, no part of them does."""
+def _limits(session: SessionRow, installation: Installation, asked_tokens: int) -> TriggerLimits:
     policy = session.policy(installation)
-    return _limits(session, policy, installation, asked_tokens).fired(session.load)
-
-
-def _limits(
-    session: SessionRow, policy: Policy, installation: Installation, asked_tokens: int
-) -> TriggerLimits:
     window, is_read = window_of(session, policy, installation), bool(session.budgets)
     return TriggerLimits.of(policy, model_window=window, asked_tokens=asked_tokens, is_read=is_read)
 
