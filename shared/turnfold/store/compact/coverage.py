@@ -239,13 +239,12 @@ def activate_version(change: SessionChange, version: int | None) -> None:
 
 def notify_activation(change: SessionChange, *, tokens_before: int) -> None:
     """Add the notice of the version that is in force now, or of none, after its audit row."""
-    session = change.session
-    version = session.version
-    kinds = () if version is None else _KIND.rows(change.connection, session.sid, version)
+    connection, session = change.connection, change.session
+    kinds = () if session.version is None else _KIND.rows(connection, session.sid, session.version)
     change.journal.add_notice(
         session,
         "summary.updated",
-        version=version,
+        version=session.version,
         kind=next((kind for (kind,) in kinds), None),
         tokens_before=tokens_before,
         tokens_after=session.window_tokens,
@@ -260,5 +259,4 @@ def record_activation(change: SessionChange, version: int | None, summary_tokens
     session.factor = Calibrator(connection).factor(session.key.agent_id, session.model)
     session.revision += 1
     # The ordinal is that of the audit row which follows: the past is read in that order.
-    row = (session.sid, session.audit_rows + 1, change.now_ms, version)
-    _ACTIVATION.run(connection, [row])
+    _ACTIVATION.run(connection, [(session.sid, session.audit_rows + 1, change.now_ms, version)])

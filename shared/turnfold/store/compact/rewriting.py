@@ -1,9 +1,9 @@
 """Compactions that evict nothing: they rewrite a version, or cover evictions that lost theirs."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, literal_column, select, update
 
@@ -24,7 +24,7 @@ from turnfold.store.database.predicates import (
 from turnfold.store.database.schema import compactions, summaries
 from turnfold.store.database.session_rows import SessionChange
 from turnfold.store.database.statements import Bulk, Prepared, PreparedIn
-from turnfold.store.ingest.open_compactions import delay_after_failure
+from turnfold.store.ingest.open_compactions import change_compactions, delay_after_failure
 
 _evicts_nothing = compactions.c.messages_evicted == literal_column("0")
 # A fold names the span of what it folds, a stand-in what is wanted of it; a plan has neither.
@@ -96,7 +96,7 @@ def stated_options(wanted: RegenerateOptions) -> dict[str, Any]:
 def open_stand_in(change: SessionChange, compaction_id: int) -> None:
     """Plan to replace an extractive version by one of the model, after its cooldown."""
     begins_ms = max(change.session.cooldown_until_ms, change.now_ms)
-    _open(change, _Work(compaction_id, Trigger.STAND_IN, begins_ms, RegenerateOptions()))
+    _open(change, compaction_id, Trigger.STAND_IN, begins_ms, wanted=RegenerateOptions())
 
 
 def open_regeneration(
@@ -117,9 +117,10 @@ def open_regeneration(
                 _TAKE_OVER.run(change.connection, [(campaign_id, known)])
             return int(known)
     compaction_id = installation.new_id()
-    begins_ms = change.now_ms
-    work = _Work(compaction_id, Trigger.REGENERATE, begins_ms, wanted, campaign_id=campaign_id)
-    _open(change, work)
+    _open(
+        change, compaction_id, Trigger.REGENERATE, change.now_ms, wanted=wanted,
+        campaign_id=campaign_id,
+    )  # fmt: skip
     return compaction_id
 
 
@@ -154,11 +155,11 @@ def continue_fold(change: SessionChange, new_id: Callable[[], int]) -> int | Non
     ((first, last),) = _SPAN.rows(connection, lost)
     # Stand-ins for all parts would stay, because one rewrite replaces only the newest of them.
     begins_ms = max(change.now_ms + SUMMARY_DELAY_MS, session.cooldown_until_ms)
-    work = _Work(new_id(), Trigger.REQUEST, begins_ms, span=(first, last))
-    _open(change, work)
+    compaction_id = new_id()
+    _open(change, compaction_id, Trigger.REQUEST, begins_ms, span=(first, last))
     # After the fold was stored, so that it also waits if an eviction of the session failed.
     delay_after_failure(connection, [session.sid])
-    return work.compaction_id
+    return compaction_id
 
 
 def end_rewriting(change: SessionChange) -> None:
@@ -175,10 +176,10 @@ def end_plans(change: SessionChange) -> None:
 
 def end_stale(change: SessionChange, compaction_id: int, detail: str) -> None:
     """End a compaction whose work is not needed any more."""
-    values = {"status": JobStatus.STALE, "lease_until_ms": None, "finished_at_ms": change.now_ms}
-    change.connection.execute(
-        update(compactions).where(compactions.c.compaction_id == compaction_id).values(**values)
-    )
+    change_compactions(
+        change.connection, [compaction_id], status=JobStatus.STALE, lease_until_ms=None,
+        finished_at_ms=change.now_ms,
+    )  # fmt: skip
     change.add_audit_row("stale", compaction_id=compaction_id, detail=detail)
 
 
@@ -219,28 +220,27 @@ def fence_off(change: SessionChange, *, also_regenerations: bool = False) -> Non
     )
 
 
-class _Work(NamedTuple):
-    """A compaction to open that evicts nothing."""
-
-    compaction_id: int
-    trigger: Trigger
-    begins_ms: int
-    wanted: RegenerateOptions | None = None
-    span: tuple[int | None, int | None] = (None, None)
-    campaign_id: int | None = None
-
-
-def _open(change: SessionChange, work: _Work) -> None:
+def _open(
+    change: SessionChange,
+    compaction_id: int,
+    trigger: Trigger,
+    begins_ms: int,
+    *,
+    wanted: RegenerateOptions | None = None,
+    span: tuple[int | None, int | None] = (None, None),
+    campaign_id: int | None = None,
+) -> None:
+    """Open a compaction that evicts nothing."""
     session = change.session
     session.compactions += 1
-    asked = stated_options(work.wanted) if work.wanted else {}
+    asked = stated_options(wanted) if wanted else {}
     row = {
-        "compaction_id": work.compaction_id, "sid": session.sid, "ordinal": session.compactions,
-        "trigger": str(work.trigger), "status": JobStatus.PENDING, "first_position": work.span[0],
-        "last_position": work.span[1], "messages_evicted": 0, "tokens_evicted": 0,
+        "compaction_id": compaction_id, "sid": session.sid, "ordinal": session.compactions,
+        "trigger": str(trigger), "status": JobStatus.PENDING, "first_position": span[0],
+        "last_position": span[1], "messages_evicted": 0, "tokens_evicted": 0,
         "tokens_before": session.window_tokens, "digest": "", "digest_tokens": 0,
-        "next_attempt_at_ms": work.begins_ms, "requested_at_ms": change.now_ms,
-        "wanted": json.dumps(asked) if work.wanted else None, "campaign_id": work.campaign_id,
+        "next_attempt_at_ms": begins_ms, "requested_at_ms": change.now_ms,
+        "wanted": json.dumps(asked) if wanted else None, "campaign_id": campaign_id,
         "actor": change.journal.asked_by,
     }  # fmt: skip
     change.connection.execute(compactions.insert(), row)
@@ -248,8 +248,8 @@ def _open(change: SessionChange, work: _Work) -> None:
         # No erasure reaches the audit, and a prompt may say anything.
         asked["prompt_version"] = prompt_version(asked.pop("prompt"))
     change.add_audit_row(
-        "opened", compaction_id=work.compaction_id, tokens_before=session.window_tokens,
-        trigger=str(work.trigger), version=session.version, **asked,
+        "opened", compaction_id=compaction_id, tokens_before=session.window_tokens,
+        trigger=str(trigger), version=session.version, **asked,
     )  # fmt: skip
 
 
@@ -263,7 +263,4 @@ def write_digests(
         digest, tokens = digest_eviction(
             [message_of(row) for row in rows], bodies, count=installation.count
         )
-        values: Mapping[str, Any] = {"digest": digest, "digest_tokens": tokens}
-        connection.execute(
-            update(compactions).where(compactions.c.compaction_id == compaction_id).values(**values)
-        )
+        change_compactions(connection, [compaction_id], digest=digest, digest_tokens=tokens)

@@ -61,6 +61,7 @@ from turnfold.store.database.session_rows import (
     lock_by_key,
 )
 from turnfold.store.database.statements import Bulk, BulkInsert, Prepared
+from turnfold.store.ingest.open_compactions import change_compactions
 
 _VERSION = Prepared(
     select(summaries.c.compaction_id, summaries.c.base_version).where(is_version),
@@ -311,13 +312,10 @@ def _make_live(
     _RESTORE.run(connection, [(sid, by, *span) for span in spans])
     _FREE.run(connection, [(sid, first, last, by)])
     _FREE_RETRACTED.run(connection, [(sid, by)])
-    connection.execute(
-        update(compactions)
-        .where(compactions.c.compaction_id == by)
-        .values(
-            status=JobStatus.RESTORED, is_covered=False, lease_until_ms=None, restored_at_ms=now_ms
-        )
-    )
+    change_compactions(
+        connection, [by], status=JobStatus.RESTORED, is_covered=False, lease_until_ms=None,
+        restored_at_ms=now_ms,
+    )  # fmt: skip
     return taken
 
 

@@ -92,6 +92,14 @@ def delay_after_failure(connection: Connection, sids: Collection[int]) -> None:
         )
 
 
+def change_compactions(
+    connection: Connection, compaction_ids: Collection[int], **values: Any
+) -> None:
+    """Change columns of these compactions, whose session is locked."""
+    are_chosen = compactions.c.compaction_id.in_(compaction_ids)
+    connection.execute(update(compactions).where(are_chosen).values(**values))
+
+
 CHECKPOINTS = {TOOL_RESULT: "precheck", TURN_COMPLETED: "check", USAGE_REPORTED: "report"}
 """Audit names of the moment of a check: a tool returned, a turn was over, usage was reported."""
 
@@ -259,13 +267,10 @@ class CompactionOpener:
             known = int(already[0][0])
             if triggers[0].trigger is Trigger.REQUEST:
                 # Somebody asks for what waits already: from now on it is theirs, and due now.
-                self._connection.execute(
-                    update(compactions)
-                    .where(compactions.c.compaction_id == known)
-                    .values(
-                        trigger=str(Trigger.REQUEST), is_by_budget=None, budget_tokens=0,
-                        next_attempt_at_ms=at_ms + SUMMARY_DELAY_MS, actor=self._journal.asked_by,
-                    )
+                change_compactions(
+                    self._connection, [known], trigger=str(Trigger.REQUEST), is_by_budget=None,
+                    budget_tokens=0, next_attempt_at_ms=at_ms + SUMMARY_DELAY_MS,
+                    actor=self._journal.asked_by,
                 )  # fmt: skip
             return known
         due, _ = first_eviction(triggers, live, policy, now_ms=at_ms, factor=session.factor)

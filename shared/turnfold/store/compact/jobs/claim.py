@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
@@ -13,7 +13,6 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
-    update,
 )
 
 from turnfold.core.eviction.triggers import FiredTrigger, Trigger, is_allowed
@@ -38,7 +37,7 @@ from turnfold.store.database.schema import compactions, sessions
 from turnfold.store.database.session_rows import SessionChange, SessionRow
 from turnfold.store.database.statements import Prepared, bulk_update
 from turnfold.store.ingest.evict import fired_now
-from turnfold.store.ingest.open_compactions import trigger_columns
+from turnfold.store.ingest.open_compactions import change_compactions, trigger_columns
 
 LONGEST_WAIT_MS = DAY_MS
 """Nothing waits for longer: a later time was set while a clock was ahead, and counts as over."""
@@ -216,7 +215,12 @@ def _due_now(
         return []
     folds = [row.next_attempt_at_ms for row in rows if row.is_fold]
     if due[0].kind is JobKind.REGENERATED and folds:
-        _postpone(connection, due[0], min(folds))
+        # Without the fold, it would cover too little, or nothing. The fold ends even if the model
+        # stays away: with a stand-in, after one cooldown.
+        change_compactions(
+            connection, [due[0].compaction_id], status=JobStatus.PENDING, lease_until_ms=None,
+            next_attempt_at_ms=min(folds),
+        )  # fmt: skip
         return []
     if not due[0].is_plan:
         return due
@@ -227,18 +231,6 @@ def _due_now(
         delete_chunk_summaries(connection, session.sid)
         return []
     return [plan]
-
-
-def _postpone(connection: Connection, regeneration: _OpenRow, until_ms: int) -> None:
-    """Let a regeneration wait for a fold, without which it would cover too little, or nothing.
-
-    The fold ends even if the model stays away: with a stand-in, after one cooldown.
-    """
-    connection.execute(
-        update(compactions)
-        .where(compactions.c.compaction_id == regeneration.compaction_id)
-        .values(status=JobStatus.PENDING, lease_until_ms=None, next_attempt_at_ms=until_ms)
-    )
 
 
 def _plan_of_now(
@@ -254,15 +246,11 @@ def _plan_of_now(
     if fired == plan.fired:
         return plan
     trigger, is_by_budget = trigger_columns(fired.trigger)
-    plan = plan._replace(
-        trigger=trigger, is_by_budget=is_by_budget, budget_tokens=fired.budget_tokens
-    )
-    change.connection.execute(
-        update(compactions)
-        .where(compactions.c.compaction_id == plan.compaction_id)
-        .values(trigger=trigger, is_by_budget=is_by_budget, budget_tokens=fired.budget_tokens)
-    )
-    return plan
+    values: dict[str, Any] = {
+        "trigger": trigger, "is_by_budget": is_by_budget, "budget_tokens": fired.budget_tokens,
+    }  # fmt: skip
+    change_compactions(change.connection, [plan.compaction_id], **values)
+    return plan._replace(**values)
 
 
 def _of_one_job(connection: Connection, sid: int, due: Sequence[_OpenRow]) -> Sequence[_OpenRow]:
@@ -316,11 +304,7 @@ def _release_others(
         if row.status == JobStatus.RUNNING and row.compaction_id not in claimed_ids
     ]
     if lost:
-        connection.execute(
-            update(compactions)
-            .where(compactions.c.compaction_id.in_(lost))
-            .values(status=JobStatus.PENDING, lease_until_ms=None)
-        )
+        change_compactions(connection, lost, status=JobStatus.PENDING, lease_until_ms=None)
 
 
 def _first_due(rows: Sequence[_OpenRow], now_ms: int, *, is_cooling: bool) -> Sequence[_OpenRow]:

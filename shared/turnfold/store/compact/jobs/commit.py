@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, literal_column, select, update
+from sqlalchemy import Connection, bindparam, func, literal_column, select
 
 from turnfold.core.eviction.batch import Eviction
 from turnfold.core.eviction.triggers import is_allowed
@@ -27,6 +27,7 @@ from turnfold.store.database.schema import compactions, messages, summaries
 from turnfold.store.database.session_rows import SessionChange, SessionJournal, lock_by_sid
 from turnfold.store.database.statements import Prepared, PreparedIn, bulk_update
 from turnfold.store.ingest.evict import mark_evicted
+from turnfold.store.ingest.open_compactions import change_compactions
 
 _ADDED = PreparedIn(
     select(
@@ -168,18 +169,10 @@ def _goes_on(connection: Connection, job: Job, number: int, *, now_ms: int) -> b
         return False
     # While the row has ended, because answers for open rows are kept.
     delete_chunk_summaries(connection, job.sid)
-    connection.execute(
-        update(compactions)
-        .where(compactions.c.compaction_id.in_(compaction_ids(job)))
-        .values(
-            status=JobStatus.PENDING,
-            next_attempt_at_ms=now_ms,
-            attempts=0,
-            version=None,
-            tokens_after=None,
-            finished_at_ms=None,
-        )
-    )
+    change_compactions(
+        connection, compaction_ids(job), status=JobStatus.PENDING, next_attempt_at_ms=now_ms,
+        attempts=0, version=None, tokens_after=None, finished_at_ms=None,
+    )  # fmt: skip
     return True
 
 
