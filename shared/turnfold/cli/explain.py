@@ -24,6 +24,8 @@ FORMS = {
     "mended": "rewritten",
 }
 COLUMNS = ("messages", "first", "last", "state", "shown")
+UNPAIRED = {False: "its call is not stored", True: "its call has another result"}
+"""Why a result answers no call, by whether there are calls of its id: none of them is open then."""
 LONGEST_LIST = 3
 """The most neighboring messages with the same explanation that have a row each."""
 
@@ -93,11 +95,7 @@ def _placeless(messages: Sequence[StoredMessage]) -> dict[int, str]:
             if match.is_copy:
                 placeless[position] = "copy of another result"
             elif match.answers is None:
-                # No call stays unanswered while a result waits.
-                reason = (
-                    "its call has another result" if calls[call_id] else "its call is not stored"
-                )
-                placeless[position] = reason
+                placeless[position] = UNPAIRED[bool(calls[call_id])]
             elif match.answers.position in evicted:
                 placeless[position] = "its call left the window before it came"
     return placeless
