@@ -17,7 +17,9 @@ async def check_model(settings: Settings, *, asks_model: bool = False) -> Findin
     """Check the model's configuration, then its process; if `asks_model`, request a summary."""
     model = settings.default_model
     if model is None:
-        return Finding("model", "ok", "none configured: summaries are extractive")
+        # Workers have settings of their own.
+        found = "this environment names none; workers without one write extractive summaries"
+        return Finding("model", "ok", found)
     if not can_call_models():
         return Finding(
             "model",

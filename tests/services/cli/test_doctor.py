@@ -360,6 +360,16 @@ def forked_summarizer() -> Iterator[None]:
 
 
 @pytest.mark.proves("O3")
+async def test_without_a_model_of_its_own_nothing_is_said_of_that_of_a_worker(
+    tmp_path: Path,
+) -> None:
+    found = the(await examine(settings_of(tmp_path), monitoring_url=NOBODY), "model")
+
+    told = "this environment names none; workers without one write extractive summaries"
+    assert (found.outcome, found.found) == ("ok", told)
+
+
+@pytest.mark.proves("O3")
 @pytest.mark.usefixtures("forked_summarizer")
 async def test_a_model_is_reached_or_asked_and_what_is_wrong_is_told(tmp_path: Path) -> None:
     named: dict[str, Any] = {
