@@ -73,7 +73,9 @@ _MONTH_DAY = re.compile(
 )
 _MEASURE_START = re.compile(r"[\d$€£¥￥]")
 _MEASURE = re.compile(
-    r"(?:(?P<price>[$€£¥￥][ \u00a0]?\d+(?:[.,]\d+)*(?:[kKmM]\b)?)"
+    r"(?:(?P<price>[$€£¥￥][ \u00a0]?\d+(?:[.,]\d+)*(?:[kKmM]\b)?"
+    r"|(?<![\w.,:/'’-])(?:\d{1,3}(?:[ \u00a0\u202f]\d{3}){1,3}(?:[.,]\d+)?|\d+(?:[.,'’]\d+)*)"
+    r"[ \u00a0\u202f]?€)"
     r"|(?<![A-Za-z0-9_.,:/-])(?P<time>\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?"
     r"(?:[ \u00a0]?[APap](?:[Mm]\b|\.[Mm]\b\.?))?)(?![\w:])"
     r"|(?<![A-Za-z0-9_.,:])(?P<calendar>(?:\d{2,4}年)?\d{1,2}月\d{1,2}[日号號]|\d{2,4}年(?:\d{1,2}月)?"
@@ -90,17 +92,23 @@ _MEASURE = re.compile(
     r"|秒|周|週間|个月|ヶ月|岁|歳|公里|千米|米|斤|公斤"
     r"|度|次|回|倍|万|亿|億|层|楼|階|号线|路|楼))))"
 )
-_FIGURES = re.compile(r"\d[\d.,]*")
+_FIGURES = re.compile(r"\d[\d.,'’]*")
 # The digit comes before what must not precede it, so that the search skips all other characters.
-_GROUPED = re.compile(r"\d(?<![\w.,]\d)\d{0,2}(?:,\d{3})+\.\d+(?![\w,]|\.\d)")
-"""A number with separators: each part alone is another number."""
+_GROUPED = re.compile(
+    r"\d(?<![\w.,'’]\d)\d{0,2}"
+    r"(?:(?:,\d{2,3})+\.\d+|(?:\.\d{3})+,\d{1,2}|(?:['’]\d{3})+(?:[.,]\d+)?)"
+    r"(?!\w|[.,'’]\d)"
+)
+"""A number with separators, as in several languages: each part alone is another number."""
+_SEPARATORS = re.compile(r"[,'’]")
 _GROUP_AND_MORE = re.compile(
     r"\d(?<![\w.,]\d)\d{0,2}(?:,\d{3})*,"
     r"(?=(\d{3}(?:-\d{1,3}(?=,\d{3}(?!\d))|-[a-z]+|[A-Za-z]{1,2}))(?!\w))"
 )
 """The last part of such a number, with the unit or the beginning of a number that follows it."""
 _UNITS = (
-    "元块円人位名个間间晚泊天日小时時分钟秒周週月岁歳公里千米斤度次回倍万亿億层楼階号线路美民币% "
+    "元块円人位名個间間晚泊天日小时時分钟秒周週月岁歳公里千米斤度次回倍万亿億层楼階号线路美民币%€"
+    " \u00a0\u202f"
 )
 
 
@@ -160,7 +168,7 @@ def values_in(text: str) -> list[Value]:
         values[Value("date" if kind == "calendar" else kind, measured)] = None
         # Its number was found as a token already, and is less specific than the measure.
         values.pop(Value("number", measured.lstrip("$€£¥￥ ").rstrip(_UNITS)), None)
-        if "," in measured:
+        if _SEPARATORS.search(measured):
             separated.append(measured)
     _join_groups(text, values, separated)
     if _NEAR_A_MONTH.search(text):
@@ -195,15 +203,15 @@ def _join_groups(text: str, values: dict[Value, None], separated: Sequence[str])
 
     `separated` are the measures and prices with separators.
     """
-    if "," not in text:
+    if not _SEPARATORS.search(text):
         return
     known = frozenset(_FIGURES.findall("\n".join(separated)))
-    for number in known:
-        for part in number.split(","):
+    numbers = [match[0] for match in _GROUPED.finditer(text)]
+    for number in (*known, *numbers):
+        for part in _SEPARATORS.split(number):
             values.pop(Value("number", part), None)
-    for match in _GROUPED.finditer(text):
-        number = match[0]
-        values.pop(Value("number", number.rpartition(",")[2]), None)
+            values.pop(Value("version", part), None)
+    for number in numbers:
         if number not in known:
             values[Value("number", number)] = None
     for match in _GROUP_AND_MORE.finditer(text):
