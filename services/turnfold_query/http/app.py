@@ -16,7 +16,6 @@ from turnfold import contracts
 from turnfold.access.bearers import TokenRegistry
 from turnfold.access.own_site import OwnSiteMiddleware
 from turnfold.access.refusals import refusal
-from turnfold.contracts.answers.errors import ErrorAnswer
 from turnfold.contracts.events import EventLimits
 from turnfold.contracts.reading import first_fault
 from turnfold.contracts.requests import (
@@ -37,7 +36,7 @@ from turnfold_query.console.app import ConsoleRouter, make_console
 from turnfold_query.handlers import QueryDispatcher
 from turnfold_query.http.changes import ChangeStreams, add_changes
 from turnfold_query.http.commands import Forwarder, add_commands
-from turnfold_query.http.description import DescribedApp
+from turnfold_query.http.description import DescribedApp, refused
 from turnfold_query.http.inspections import add_inspections
 from turnfold_query.http.inspector import Inspector
 from turnfold_query.http.lists import add_lists
@@ -131,7 +130,7 @@ def _described_app() -> DescribedApp:
         # Behind a proxy that ends TLS, a redirect would lead to plain HTTP, with the token.
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
-        responses={"default": {"model": ErrorAnswer, "description": "The error and its remedy."}},
+        responses={"default": refused("The error and its remedy.")},
     )
 
 
