@@ -1,7 +1,6 @@
 """The command `turnfold` ends as promised: 0 done, 1 failed with one line, 2 wrong usage."""
 
 import asyncio
-import json
 import os
 import pty
 import socket
@@ -13,8 +12,11 @@ from signal import SIGINT
 
 import pytest
 
+from tests.running_system import command
+
 
 def turnfold(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in an interpreter of its own, for tests of what that does; others fork it."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "turnfold.cli", *arguments],
         env=os.environ | environ,
@@ -55,8 +57,8 @@ def test_the_version_is_told() -> None:
         ("summaries", "regenerate", "--all", "--style", "nosuch"),
     ],
 )
-def test_wrong_usage_ends_with_status_2(arguments: tuple[str, ...]) -> None:
-    assert turnfold(*arguments).returncode == 2
+async def test_wrong_usage_ends_with_status_2(arguments: tuple[str, ...]) -> None:
+    assert (await command(*arguments)).status == 2
 
 
 @pytest.mark.proves("O3")
@@ -172,37 +174,37 @@ def test_an_output_that_cannot_show_a_text_names_the_remedy(tmp_path: Path) -> N
     )
 
 
-def test_keys_stay_as_they_were_if_the_accounts_cannot_be_written(tmp_path: Path) -> None:
+async def test_keys_stay_as_they_were_if_the_accounts_cannot_be_written(tmp_path: Path) -> None:
     in_keys = ("--dir", str(tmp_path / "keys"))
-    key = json.loads(turnfold("keys", "new", "worker", *in_keys, "--json").stdout)["key"]
+    key = (await command("keys", "new", "worker", *in_keys, "--json")).rows[0]["key"]
     nats = ("--nats", str(tmp_path / "absent" / "nats-users.conf"))
 
-    made = turnfold("keys", "new", "agent", "ada", *in_keys, *nats)
-    revoked = turnfold("keys", "revoke", key, *in_keys, *nats)
+    made = await command("keys", "new", "agent", "ada", *in_keys, *nats)
+    revoked = await command("keys", "revoke", key, *in_keys, *nats)
 
-    assert (made.returncode, revoked.returncode) == (1, 1)
-    assert "cannot be written" in made.stderr
-    listed = turnfold("keys", "list", *in_keys, "--json").stdout.splitlines()
-    assert [json.loads(row)["name"] for row in listed] == [key]
+    assert (made.status, revoked.status) == (1, 1)
+    assert "cannot be written" in made.err
+    listed = await command("keys", "list", *in_keys, "--json")
+    assert [row["name"] for row in listed.rows] == [key]
 
 
 @pytest.mark.proves("V6")
 @pytest.mark.parametrize("word", ["-h", "--help"])
-def test_help_for_a_command_may_be_asked_for_before_its_name(word: str) -> None:
-    asked = turnfold(word, "summaries", "diff")
+async def test_help_for_a_command_may_be_asked_for_before_its_name(word: str) -> None:
+    asked = await command(word, "summaries", "diff")
 
-    assert (asked.returncode, asked.stdout) == (0, turnfold("summaries", "diff", word).stdout)
-    assert "turnfold summaries diff" in asked.stdout
-    assert "Run a worker" in turnfold(word, "worker").stdout
+    assert (asked.status, asked.out) == (0, (await command("summaries", "diff", word)).out)
+    assert "turnfold summaries diff" in asked.out
+    assert "Run a worker" in (await command(word, "worker")).out
 
 
 @pytest.mark.proves("O3")
-@pytest.mark.parametrize("command", ["up", "demo"])
-def test_an_empty_data_directory_is_wrong_usage_and_not_the_current_one(command: str) -> None:
-    ended = turnfold(command, "--data-dir", "", COLUMNS="300")
+@pytest.mark.parametrize("name", ["up", "demo"])
+async def test_an_empty_data_directory_is_wrong_usage_and_not_the_current_one(name: str) -> None:
+    ended = await command(name, "--data-dir", "", environ={"COLUMNS": "300"})
 
-    assert ended.returncode == 2
-    assert "must name a directory" in ended.stderr
+    assert ended.status == 2
+    assert "must name a directory" in ended.err
 
 
 @pytest.mark.proves("O3", "V6")
@@ -227,13 +229,13 @@ def test_a_wrong_command_is_answered_with_the_one_that_is_close_to_it() -> None:
         (("context", "support", "mia", "-x"), 2),
     ],
 )
-def test_an_id_may_begin_with_a_dash_and_a_wrong_option_is_told(
+async def test_an_id_may_begin_with_a_dash_and_a_wrong_option_is_told(
     arguments: tuple[str, ...], status: int
 ) -> None:
-    ended = turnfold(*arguments, TURNFOLD_NATS_URL="nats://127.0.0.1:1")
+    ended = await command(*arguments, environ={"TURNFOLD_NATS_URL": "nats://127.0.0.1:1"})
 
-    assert ended.returncode == status
-    assert ("No such option" if status == 2 else "no server answers") in ended.stderr
+    assert ended.status == status
+    assert ("No such option" if status == 2 else "no server answers") in ended.err
 
 
 @pytest.mark.proves("V6")
@@ -248,13 +250,15 @@ def test_a_shell_completes_commands_with_the_script_that_the_command_prints() ->
 
 
 @pytest.mark.proves("O3", "O5")
-@pytest.mark.parametrize("command", ["up", "worker", "query", "migrate", "doctor"])
-def test_a_misspelt_setting_ends_every_command_with_one_line(command: str, tmp_path: Path) -> None:
-    ended = turnfold(command, TURNFOLD_DATADIR=str(tmp_path))
+@pytest.mark.parametrize("name", ["up", "worker", "query", "migrate", "doctor"])
+async def test_a_misspelt_setting_ends_every_command_with_one_line(
+    name: str, tmp_path: Path
+) -> None:
+    ended = await command(name, environ={"TURNFOLD_DATADIR": str(tmp_path)})
 
-    assert (ended.returncode, ended.stdout) == (1, "")
+    assert (ended.status, ended.out) == (1, "")
     assert (
-        ended.stderr
+        ended.err
         == "turnfold: there is no setting TURNFOLD_DATADIR: did you mean TURNFOLD_DATA_DIR?\n"
     )
 
