@@ -41,6 +41,11 @@ def test_nothing_set_gives_the_documented_defaults() -> None:
         ("TURNFOLD_POLICY__MAX_LIVE_MESAGES", "TURNFOLD_POLICY__MAX_LIVE_MESSAGES"),
         ("TURNFOLD_POLICY_KEEP_TOKENS", "TURNFOLD_POLICY__KEEP_TOKENS"),
         ("TURNFOLD_nats_url", "TURNFOLD_NATS_URL"),
+        ("TURNFOLD_PORT", "TURNFOLD_HTTP_PORT"),
+        ("TURNFOLD_API_KEY", "TURNFOLD_SUMMARY_API_KEY"),
+        ("TURNFOLD_POLICY__PRESET", "TURNFOLD_PRESET"),
+        ("TURNFOLD_POLICY__SUMMARY_CONCURRENCY", "TURNFOLD_SUMMARY_CONCURRENCY"),
+        ("TURNFOLD_LIMIT__SUMMARY_TOKEN_PER_DAY", "TURNFOLD_LIMIT__SUMMARY_TOKENS_PER_DAY"),
     ],
 )
 def test_a_misspelt_name_stops_the_start_with_its_nearest_match(name: str, nearest: str) -> None:

@@ -218,11 +218,19 @@ def _running_system(data_dir: Path) -> dict[str, Any]:
 
 
 def _unknown_name(kind: str, name: str, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(
-        name.upper(), known, n=1, cutoff=0.4
-    ) or difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    advice = f"did you mean {nearest[0]}?" if nearest else "the manual lists all of them"
+    endings = {choice: _ending(choice) for choice in known}
+    nearest = difflib.get_close_matches(_ending(name), endings.values(), n=1, cutoff=0.4)
+    # Two groups may have a name in common: then the group decides.
+    choices = [choice for choice, ending in endings.items() if [ending] == nearest]
+    advised = difflib.get_close_matches(name, choices, n=1, cutoff=0.0)
+    advice = f"did you mean {advised[0]}?" if advised else "the manual lists all of them"
     return f"there is no {kind} {name}: {advice}"
+
+
+def _ending(name: str) -> str:
+    """Return a name without the prefixes, which would make any two names similar."""
+    ending = name.upper().removeprefix(PREFIX)
+    return ending.removeprefix("POLICY__").removeprefix("LIMIT__")
 
 
 def as_variable(name: str) -> str:
