@@ -148,7 +148,9 @@ def test_every_value_stands_to_the_letter_in_each_of_its_messages(
         for value, origin in entry_values(entry, stored):
             assert origin.message_ids, f"{entry!r} does not say where it comes from"
             for message_id in origin.message_ids:
-                assert any(value.text in text for text in said[message_id]), (
+                # A long line ends with the mark of its cut.
+                whole = value.text.removesuffix("…")
+                assert any(whole in text for text in said[message_id]), (
                     f"{value} does not stand in {said[message_id]!r}"
                 )
 
