@@ -6,8 +6,7 @@ Weights and scored messages are the same as in `turnfold.core.recall.ranking`.
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, compress, repeat
-from operator import add, mul
+from itertools import compress
 from typing import Final
 
 from turnfold.core.recall.ranking import (
@@ -138,10 +137,11 @@ def _promising_stretches(
         AROUND * (before + here + after)
         for before, here, after in zip(stretches, stretches[1:], stretches[2:], strict=False)
     ]
-    of_each = chain.from_iterable(map(repeat, around, repeat(STRETCH)))
-    sizes = map(LENGTH_FACTORS.__getitem__, compress(tokens, own))
     # Selected by itself, `own` loses its zeros, and is parallel to `matching`.
-    promises = list(map(mul, map(add, compress(own, own), compress(of_each, own)), sizes))
+    promises = [
+        (rarity + around[ordinal // STRETCH]) * LENGTH_FACTORS[tokens[ordinal]]
+        for ordinal, rarity in zip(matching, compress(own, own), strict=True)
+    ]
     if speakers:
         factors = dict(speaker_factors(matching, speakers, number))
         promises = [
