@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,9 @@ from turnfold.messages import AgentId, SessionId, SessionKey
 from turnfold.operations.ingest.decode import Delivery, decode_batch
 from turnfold.operations.ingest.ingest import ingest
 from turnfold.ports.ingest import DeadLetter, IngestResult
-from turnfold.store.ingest.erase import EraseResult
+from turnfold.process.set_aside import SetAside
+from turnfold.store.database.engine import Database
+from turnfold.store.ingest.erase import EraseResult, SqlErasureStore
 
 TWIN = SessionKey(AgentId("bob"), KEY.session_id)
 SISTER = SessionKey(KEY.agent_id, SessionId("s-2"))
@@ -391,6 +394,37 @@ async def test_dead_letters_of_a_session_without_events_are_erased_when_retentio
     assert await left_at(NOON + 2 * DAY_MS) == [50, 60, 70]
     assert await left_at(NOON + 2 * DAY_MS + 100) == [50, 70]
     assert await left_at(NOON + 3 * DAY_MS + 100) == [70]
+
+
+@pytest.mark.proves("A6")
+async def test_an_event_that_is_refused_while_letters_expire_keeps_those_of_its_session(
+    stores: Stores, database: Database
+) -> None:
+    async def refuse(*seqs: int, at_ms: int) -> None:
+        mine = [DeadLetter(seq, at_ms, "turn.completed", "", "", 1, b"x", KEY) for seq in seqs]
+        await stores.intake.ingest((), mine, installation=stores.installation)
+
+    class Overtaken(SetAside[int]):
+        async def each(self, keys: Iterable[int], work: Callable[..., Awaitable[Any]]) -> list[Any]:
+            done = await super().each(keys, work)
+            if keys:
+                await refuse(3, at_ms=NOON + 2 * DAY_MS)
+            return done
+
+    await stores.changes.set_policy(
+        KEY,
+        PolicyRequest(overrides={"retain_days": 1}),
+        installation=stores.installation,
+        now_ms=NOON,
+    )
+    await refuse(1, 2, at_ms=NOON)
+    letters = SqlErasureStore(database, aside=Overtaken())
+    await letters.erase_expired(
+        after=1_000, limit=9, installation=stores.installation, now_ms=NOON + 2 * DAY_MS
+    )
+
+    kept = await stores.history.dead_letters(after=0, limit=9)
+    assert [one.stream_seq for one in kept] == [1, 2, 3]
 
 
 @pytest.mark.proves("X9", "A6")

@@ -79,9 +79,13 @@ _WITHOUT_EVENTS = (
 )
 _pairs = PreparedPairs.pairs
 _OF_KEYS = PreparedPairs(
-    select(dead_letters.c.dead_letter_id, dead_letters.c.stream_seq).where(
-        dead_letters.c.agent_id == _pairs.c.a, dead_letters.c.session_id == _pairs.c.b
-    ),
+    select(
+        dead_letters.c.dead_letter_id,
+        dead_letters.c.stream_seq,
+        dead_letters.c.at_ms,
+        _pairs.c.a,
+        _pairs.c.b,
+    ).where(dead_letters.c.agent_id == _pairs.c.a, dead_letters.c.session_id == _pairs.c.b),
     (dead_letters.c.agent_id.type, dead_letters.c.session_id.type),
 )
 
@@ -145,18 +149,21 @@ async def expire_letters(
     found = await database.snapshot(lambda connection: connection.execute(_WITHOUT_EVENTS).all())
     # Not numbers of sessions, which are set aside as well.
     by_number = {-number: rest for number, *rest in found}
-    over: list[tuple[str, str]] = []
+    over: dict[tuple[str, str], int] = {}
 
     async def examine(number: int) -> None:
         agent_id, session_id, at_ms, *wishes = by_number[number]
         policy = installation.policy(PolicyOverrides(*wishes[3:]), PolicyOverrides(*wishes[:3]))
         if is_over(at_ms, policy, now_ms=now_ms):
-            over.append((agent_id, session_id))
+            over[agent_id, session_id] = at_ms
 
     await aside.each(by_number, examine)
     # Many at once: an agent may have had events refused under as many names as it likes.
     for keys in in_portions(sorted(over)):
-        letters = await database.snapshot(partial(_OF_KEYS.rows, values=keys))
+        rows = await database.snapshot(partial(_OF_KEYS.rows, values=keys))
+        # If another event was refused meanwhile, its letter is the newest, and keeps the others.
+        renewed = {tuple(key) for _, _, at_ms, *key in rows if at_ms > over[*key]}
+        letters = [(row[0], row[1]) for row in rows if row[3:] not in renewed]
         for portion in in_portions(letters):
             await database.write(partial(_delete, letters=portion))
 
