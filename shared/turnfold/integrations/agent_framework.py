@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from turnfold.client import PortalClient, Session, StoredMessage, new_event_id
+from turnfold.client import OutgoingEvent, PortalClient, Session, StoredMessage, new_event_id
 from turnfold.client.events import check_storable
 from turnfold.errors import BadRequest, Unavailable, UnknownSession
 from turnfold.integrations import requires
@@ -167,11 +167,10 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
         number_shared_ids([body for parts in listed for body, _ in parts])
         stored = await newest_messages(session, sum(map(len, listed)), wait_ms=WAIT_MS)
         pieces = [piece for parts in listed[_known(stored, listed) :] for piece in parts]
-        events = [
-            event
-            for part in event_parts([piece] for piece in pieces)
-            for event in events_in_place(session.key, *zip(*part, strict=True), is_first=not stored)
-        ]
+        events: list[OutgoingEvent] = []
+        for part in event_parts([piece] for piece in pieces):
+            is_first = not (stored or events)
+            events += events_in_place(session.key, *zip(*part, strict=True), is_first=is_first)
         check_storable(events)
         for event in events:
             await self._client.publish(event)

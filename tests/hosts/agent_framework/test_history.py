@@ -337,6 +337,21 @@ async def test_instructions_that_several_runs_begin_with_keep_their_places(
     assert as_dicts(await history.get_messages("s")) == as_dicts(said)
 
 
+async def test_instructions_of_a_long_first_save_keep_their_places(
+    system: RunningSystem, session_id: str
+) -> None:
+    """It takes two events, of which the second begins with instructions."""
+    history = TurnfoldHistoryProvider(session_id, client=system.nats_url, max_tokens=100_000)
+    said = [Message("user", [f"Note {number}."]) for number in range(998)]
+    said = [Message("system", ["Be kind."]), *said, Message("system", ["Be brief."])]
+
+    await history.save_messages("s", [*said, Message("user", ["So?"])])
+
+    shown = [message.text for message in await history.get_messages("s")]
+    assert shown[0] == "Be kind."
+    assert shown[-2:] == ["Be brief.", "So?"]
+
+
 async def test_a_read_may_wait_for_another_time(system: RunningSystem, session_id: str) -> None:
     history = TurnfoldHistoryProvider(session_id, client=system.nats_url, window={"wait_ms": 4_000})
     await history.save_messages("s", [Message("user", ["Look."])])
