@@ -117,7 +117,7 @@ class ErasureRunner(PollingLoop):
             self._end_expiry()
             return False
         with contextlib.suppress(Unavailable):
-            at_ms = now_ms()
+            installation, at_ms = self._context.installation, now_ms()
             until_ms = await known_to_ms(self._context, now_ms=at_ms)
             if at_ms - until_ms > 1000 * self.expiry_seconds:
                 return False
@@ -126,10 +126,13 @@ class ErasureRunner(PollingLoop):
                 examined_to = await self._store.erase_expired(
                     after=self._examined_to,
                     limit=self.batch_sessions,
-                    installation=self._context.installation,
+                    installation=installation,
                     now_ms=until_ms,
                 )
                 if examined_to is None:
+                    if await self._store.expire_letters(installation=installation, now_ms=until_ms):
+                        # Their bytes are still in the database log.
+                        self._must_tidy = True
                     self._end_expiry()
                     return False
                 self._examined_to = examined_to

@@ -386,9 +386,7 @@ async def test_dead_letters_of_a_session_without_events_are_erased_when_retentio
         )
 
     async def left_at(now_ms: int) -> list[int]:
-        await stores.erasures.erase_expired(
-            after=1_000, limit=9, installation=stores.installation, now_ms=now_ms
-        )
+        await stores.erasures.expire_letters(installation=stores.installation, now_ms=now_ms)
         return [one.stream_seq for one in await stores.history.dead_letters(after=0, limit=9)]
 
     assert await left_at(NOON + 2 * DAY_MS) == [50, 60, 70]
@@ -407,8 +405,7 @@ async def test_an_event_that_is_refused_while_letters_expire_keeps_those_of_its_
     class Overtaken(SetAside[int]):
         async def each(self, keys: Iterable[int], work: Callable[..., Awaitable[Any]]) -> list[Any]:
             done = await super().each(keys, work)
-            if keys:
-                await refuse(3, at_ms=NOON + 2 * DAY_MS)
+            await refuse(3, at_ms=NOON + 2 * DAY_MS)
             return done
 
     await stores.changes.set_policy(
@@ -418,10 +415,8 @@ async def test_an_event_that_is_refused_while_letters_expire_keeps_those_of_its_
         now_ms=NOON,
     )
     await refuse(1, 2, at_ms=NOON)
-    letters = SqlErasureStore(database, aside=Overtaken())
-    await letters.erase_expired(
-        after=1_000, limit=9, installation=stores.installation, now_ms=NOON + 2 * DAY_MS
-    )
+    erasures = SqlErasureStore(database, aside=Overtaken())
+    await erasures.expire_letters(installation=stores.installation, now_ms=NOON + 2 * DAY_MS)
 
     kept = await stores.history.dead_letters(after=0, limit=9)
     assert [one.stream_seq for one in kept] == [1, 2, 3]

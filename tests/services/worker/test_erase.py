@@ -423,6 +423,26 @@ async def test_query_servers_forget_expired_sessions_once_and_requested_erasures
     assert counts == [1, 1, 1, 2, 2, 3, 3]
 
 
+@pytest.mark.proves("A6")
+async def test_expired_dead_letters_are_in_no_file_although_no_session_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock_is(monkeypatch, 31)
+    async with one_stored_session(tmp_path) as (parts, _), erasing(parts) as runner:
+        runner.expiry_seconds = runner.tidy_seconds = 0.0
+        await runner.work()
+        bus = await nats.connect(parts.server.url)
+        async with parts.running("worker"):
+            refused = await bus.jetstream().publish("turn.completed.ada.s", MARK.encode())
+            await is_stored(parts, refused.seq)
+        await bus.close()
+        assert files_with(tmp_path, MARK)
+
+        await runner.work()
+
+        assert files_with(tmp_path, MARK) == []
+
+
 @contextlib.asynccontextmanager
 async def one_stored_session(tmp_path: Path) -> AsyncGenerator[tuple[Parts, Client]]:
     """A session of two turns that a worker has stored before it stopped."""

@@ -167,10 +167,11 @@ class SqlErasureStore:
         await self._aside.each(
             by_sid, lambda sid: self._expire(sid, by_sid[sid], installation, now_ms)
         )
-        if rows:
-            return int(rows[-1][0])
-        await expire_letters(self._database, installation, self._aside, now_ms=now_ms)
-        return None
+        return rows[-1][0] if rows else None
+
+    async def expire_letters(self, *, installation: Installation, now_ms: int) -> int:
+        """Erase expired dead letters of sessions without events; return how many."""
+        return await expire_letters(self._database, installation, self._aside, now_ms=now_ms)
 
     async def _expire(
         self, sid: int, row: Sequence[Any], installation: Installation, now_ms: int

@@ -144,8 +144,11 @@ async def erase_letters(database: Database, scope: ErasureScope) -> tuple[int, i
 
 async def expire_letters(
     database: Database, installation: Installation, aside: SetAside[int], *, now_ms: int
-) -> None:
-    """Erase the dead letters of sessions without events once the newest is older than retained."""
+) -> int:
+    """Erase the dead letters of sessions without events once the newest is older than retained.
+
+    Return how many were erased.
+    """
     found = await database.snapshot(lambda connection: connection.execute(_WITHOUT_EVENTS).all())
     # Not numbers of sessions, which are set aside as well.
     by_number = {-number: rest for number, *rest in found}
@@ -158,6 +161,7 @@ async def expire_letters(
             over[agent_id, session_id] = at_ms
 
     await aside.each(by_number, examine)
+    erased = 0
     # Many at once: an agent may have had events refused under as many names as it likes.
     for keys in in_portions(sorted(over)):
         rows = await database.snapshot(partial(_OF_KEYS.rows, values=keys))
@@ -166,6 +170,8 @@ async def expire_letters(
         letters = [(row[0], row[1]) for row in rows if row[3:] not in renewed]
         for portion in in_portions(letters):
             await database.write(partial(_delete, letters=portion))
+        erased += len(letters)
+    return erased
 
 
 def erase_letters_after(connection: Connection, scope: ErasureScope, after: int) -> int:
