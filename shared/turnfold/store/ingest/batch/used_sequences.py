@@ -36,7 +36,7 @@ def refuse_used(
     letters: Iterable[DeadLetter],
     ingested: Collection[Range],
 ) -> None:
-    """Refuse new events and dead letters whose sequences were ingested as others before.
+    """Refuse new or moved events, and dead letters, whose sequences stand for others already.
 
     Nearly always none of the sequences was: only a redelivered dead letter, or an event that was
     deleted from the stream on its way.

@@ -7,18 +7,14 @@ opens the transaction.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 from sqlalchemy import Connection, delete
 from sqlalchemy.exc import IntegrityError
 
 from turnfold.errors import EventFault
 from turnfold.messages import MESSAGES_PER_EVENT, SessionKey, position_of
-from turnfold.ports.ingest import (
-    DeadLetter,
-    DecodedEvent,
-    IngestResult,
-    Installation,
-)
+from turnfold.ports.ingest import DeadLetter, DecodedEvent, IngestResult, Installation
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import insert_for
 from turnfold.store.database.instance_lock import confirm_stream, lock_storing
@@ -78,7 +74,7 @@ class BatchWriter:
         self._touched: set[Touched] = set()
         self._dead: list[DeadLetter] = []
         self._new: list[DecodedEvent] = []
-        self._moved: dict[SessionKey, set[int]] = {}
+        self._moved: defaultdict[SessionKey, list[DecodedEvent]] = defaultdict(list)
         self._limited: set[SessionKey] = set()
         self._copies: set[tuple[int, int]] = set()
         self._duplicates = 0
@@ -114,7 +110,8 @@ class BatchWriter:
         # Last, because every batch locks the same few rows of ranges.
         ingested = ranges.add(self._connection, [(seq, seq) for seq in sequences])
         if self._stream_created is not None:
-            refuse_used(self._connection, self._new, self._dead, ingested)
+            placed = chain(self._new, *self._moved.values())
+            refuse_used(self._connection, placed, self._dead, ingested)
         return IngestResult(
             events=len(self._new),
             messages=sum(len(arrival.messages) for arrival in self._new),
@@ -205,8 +202,7 @@ class BatchWriter:
 
         Return the events without reports of usage that counted a retracted message.
         """
-        stored = [arrival.stream_seq for arrival in new]
-        stored += self._moved.get(session.key, ())
+        stored = [event.stream_seq for event in chain(new, self._moved.get(session.key, ()))]
         call_ids = [call_id for sid, call_id in self._touched if sid == session.sid]
         at_ms = session.last_event_at_ms or 0
         reports_from = self._retractor(session).apply(stored, call_ids, at_ms)
@@ -352,7 +348,7 @@ class BatchWriter:
         if old_at_ms == session.last_event_at_ms:
             session.last_event_at_ms = newest_event_at_ms(connection, span.sid)
             session.renew_idle_time(self._installation)
-        self._moved.setdefault(arrival.key, set()).add(arrival.stream_seq)
+        self._moved[arrival.key].append(arrival)
 
     def _retractor(self, session: SessionRow) -> Retractor:
         return Retractor(
