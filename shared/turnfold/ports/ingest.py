@@ -198,7 +198,7 @@ class IngestStore(Protocol):
         Raises:
             Unavailable: nothing was stored; the same batch may be tried again.
             UnstorableBatch: the database refuses something in it; try its events one by one.
-            StartError: nothing was stored; the database belongs to another stream now.
+            StartError: nothing was stored; the stream is another one, or an older copy.
         """
         ...
 

@@ -14,7 +14,7 @@ async def ingest(
 
     Raises:
         Unavailable: nothing was stored; the same batch may be tried again.
-        StartError: nothing was stored; the database belongs to another stream now.
+        StartError: not all is stored; the stream is another one, or an older copy.
     """
     events, dead, payloads, replays = batch
     try:
