@@ -6,8 +6,7 @@ agent = Agent(client=client, context_providers=[history])
 await agent.run("Where is order 7341?", session=agent.create_session(session_id="user-42"))
 ```
 
-A run reads the window: the summary, and the messages after it as they were saved. Each save
-publishes one event.
+A run reads the window: the summary, and the messages after it as they were saved.
 """
 
 # pyright takes `agent_framework` for this file.
@@ -30,6 +29,7 @@ from turnfold.integrations.clients import (
     events_in_place,
     fitting_window,
     newest_messages,
+    publish_together,
     require_fresh,
 )
 from turnfold.integrations.mirrored import (
@@ -172,8 +172,7 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
             is_first = not (stored or events)
             events += events_in_place(session.key, *zip(*part, strict=True), is_first=is_first)
         check_storable(events)
-        for event in events:
-            await self._client.publish(event)
+        await publish_together(self._client, events)
 
     def _session(self, session_id: str) -> Session:
         return self._client.session(self._agent_id, session_id)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 from turnfold.client import (
+    Client,
     OutgoingEvent,
     PortalClient,
     Session,
@@ -52,6 +53,21 @@ async def publish_all(session: Session, events: Sequence[OutgoingEvent]) -> None
     check_storable(events)
     for batch in batches(events, most=BATCH_EVENTS):
         await session.publish_batch(batch)
+
+
+async def publish_together(client: PortalClient | Client, events: Sequence[OutgoingEvent]) -> None:
+    """Publish what is saved at once: a carrier must not stay because its retraction failed."""
+    if len(events) > 1:
+        try:
+            for batch in batches(events, most=BATCH_EVENTS):
+                await client.publish_batch(batch)
+        except Unavailable:
+            # No buffer takes a batch, but single events.
+            pass
+        else:
+            return
+    for event in events:
+        await client.publish(event)
 
 
 def events_in_place(

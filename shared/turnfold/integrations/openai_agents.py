@@ -6,7 +6,7 @@ result = await Runner.run(agent, "Where is order 7341?", session=session)
 ```
 
 A run reads the window: the summary, and the items after it to the letter. Reasoning never stands
-there without the item that it belongs to. Each call of the SDK publishes one event.
+there without the item that it belongs to.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +23,7 @@ from turnfold.integrations.clients import (
     fitting_window,
     newest_messages,
     publish_all,
+    publish_together,
     require_fresh,
 )
 from turnfold.messages import SYSTEM_ROLES
@@ -108,9 +109,7 @@ class TurnfoldSession:
         try:
             events = self._events(items, is_first=is_first)
             check_storable(events)
-            # Not as a batch, which no buffer takes.
-            for event in events:
-                await self._client.publish(event)
+            await publish_together(self._client, events)
         except TooLarge:
             if len(items) == 1:
                 raise

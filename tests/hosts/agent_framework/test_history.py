@@ -4,6 +4,7 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,8 +14,9 @@ from agent_framework import Agent, AgentSession, Content, Message, tool
 from tests.hosts.agent_framework.models import ScriptedClient, calls, faults, size
 from tests.hosts.chat import BUDGETS, TURNS
 from tests.hosts.conftest import RunningSystem
+from turnfold.client import OutgoingEvent, PortalClient, Receipt
 from turnfold.core.window.forms import STAND_IN
-from turnfold.errors import BadRequest, CannotFit
+from turnfold.errors import BadRequest, CannotFit, Unavailable
 from turnfold.integrations.agent_framework import NO_RESULT, TurnfoldHistoryProvider
 
 
@@ -350,6 +352,27 @@ async def test_instructions_of_a_long_first_save_keep_their_places(
     shown = [message.text for message in await history.get_messages("s")]
     assert shown[0] == "Be kind."
     assert shown[-2:] == ["Be brief.", "So?"]
+
+
+async def test_a_save_that_fails_half_way_leaves_nothing_that_nobody_can_read(
+    history: TurnfoldHistoryProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = PortalClient.publish
+
+    async def failing(client: PortalClient, event: OutgoingEvent) -> Receipt:
+        if event.kind == "turn.retracted":
+            raise Unavailable("the bus is away")
+        return await publish(client, event)
+
+    monkeypatch.setattr(PortalClient, "publish", failing)
+    said = [Message("user", ["Look."])]
+    await history.save_messages("s", said)
+    more = [Message("system", ["Day 2."]), Message("user", ["So?"])]
+    with suppress(Unavailable):
+        await history.save_messages("s", more)
+
+    shown = await history.get_messages("s")
+    assert as_dicts(shown) in (as_dicts(said), as_dicts([*said, *more]))
 
 
 async def test_a_read_may_wait_for_another_time(system: RunningSystem, session_id: str) -> None:
