@@ -254,7 +254,7 @@ async def test_storing_what_is_new_reads_nothing_old(watched: Watched) -> None:
     steps = watched.steps()
     assert "ix_messages_results (sid=? AND tool_call_id=?)" in steps
     assert re.search(
-        r"SEARCH tool_calls USING (COVERING )?(INDEX \S+|PRIMARY KEY) \(sid=\? AND call_id=\?\)",
+        r"SEARCH tool_calls USING (COVERING )?(INDEX \S+|PRIMARY KEY) \(sid=\? AND call_id=\? AND position>\?\)",
         steps,
     )
 

@@ -1,9 +1,11 @@
 """Which result answers which call."""
 
+from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from turnfold.core.history.pairing import (
@@ -11,9 +13,11 @@ from turnfold.core.history.pairing import (
     CallPosition,
     MatchedResult,
     ResultPosition,
+    has_later_answer,
     match_results,
+    match_since,
 )
-from turnfold.messages import CallRef, position_of
+from turnfold.messages import MESSAGES_PER_EVENT, CallRef, position_of
 
 COPY = MatchedResult(None, True)
 
@@ -284,3 +288,57 @@ def test_no_call_stays_open_while_a_result_waits(
 
     open_calls = len(calls) - sum(verdict.answers is not None for verdict in verdicts.values())
     assert not (open_calls and WAITS in verdicts.values())
+
+
+@pytest.mark.proves("L3", "L5")
+@given(
+    st.lists(st.tuples(st.booleans(), st.sampled_from(["42", "43"])), max_size=24),
+    st.integers(1, 4),
+    st.sets(st.integers(0, 23), min_size=1, max_size=4),
+    st.integers(0, 3),
+)
+@example(
+    # A result waits while others are answered within their events.
+    [(False, "42"), (False, "42"), (True, ""), (False, "43"), (True, ""), (True, "")],
+    2, {2}, 1,
+)  # fmt: skip
+def test_recent_calls_and_results_tell_what_all_would_or_that_they_are_too_few(
+    entries: list[tuple[bool, str]], per_event: int, new: set[int], events_before: int
+) -> None:
+    calls, results = told(entries, per_event=per_event)
+    first = at(min(new))
+    start = at(max(0, min(new) - events_before))
+
+    def are_old(seen: Sequence[Any]) -> list[Any]:
+        return [one for one in seen if one.position // MESSAGES_PER_EVENT not in new]
+
+    waits = dict.fromkeys([one.position for one in results], WAITS)
+    known = waits | match_results(are_old(calls), are_old(results))
+    recent_calls = [one for one in calls if one.position >= start]
+    recent = [one for one in results if one.position >= start]
+    if not recent_calls or not has_later_answer(
+        recent_calls[0], {one.position: known[one.position] for one in recent}
+    ):
+        recent += [
+            one
+            for one in results
+            if one.position < start
+            and not known[one.position].is_copy
+            and (known[one.position].answers or CallRef(start, 0)).position >= start
+        ]
+    matches = match_since(recent_calls, recent, known, start=start, first=first)
+
+    if matches is not None:
+        assert known | matches == match_results(calls, results)
+
+
+def test_recent_calls_and_results_are_enough_while_each_call_is_answered_once() -> None:
+    calls = [call(at(seq)) for seq in (10, 12, 14)]
+    results = [result(at(seq)) for seq in (11, 13, 15)]
+    known = {at(11): to(at(10)), at(13): to(at(12)), at(15): WAITS}
+
+    matches = match_since(calls, results, known, start=at(10), first=at(14))
+
+    assert matches == {at(11): to(at(10)), at(13): to(at(12)), at(15): to(at(14))}
+    assert has_later_answer(calls[0], known)
+    assert not has_later_answer(calls[2], known)

@@ -73,6 +73,50 @@ def match_results(
     return matching.verdicts()
 
 
+def match_since(
+    calls: Sequence[CallPosition],
+    results: Sequence[ResultPosition],
+    known: Mapping[int, MatchedResult],
+    *,
+    start: int,
+    first: int,
+) -> dict[int, MatchedResult] | None:
+    """Match what stands since `start`, the first position of an event; None if that is too little.
+
+    `results` include earlier ones that wait at `start`. `known` are the matches as they were before
+    messages from `first` on were stored. There are no retractions.
+
+    A result from `first` on for which no call since `start` is left may answer an older call,
+    unless another one found no call in between: all older calls had been answered there.
+    """
+    matches = match_results(calls, results)
+    are_older_answered = False
+    for position, match in sorted(matches.items()):
+        has_no_call = match.answers is None or match.answers.position > position
+        if position >= first:
+            if has_no_call and not are_older_answered:
+                return None
+        elif _before(first, match) != _before(first, known[position]):
+            return None
+        elif position >= start and has_no_call:
+            are_older_answered = True
+    return matches
+
+
+def has_later_answer(call: CallPosition, known: Mapping[int, MatchedResult]) -> bool:
+    """Return whether a later event answered a call, for which no result waited then."""
+    answered, event = CallRef(call.position, call.slot), call.position // MESSAGES_PER_EVENT
+    return any(
+        match.answers == answered and position // MESSAGES_PER_EVENT > event
+        for position, match in known.items()
+    )
+
+
+def _before(first: int, match: MatchedResult) -> MatchedResult:
+    """Return what a match was before there was a call from a position on."""
+    return WAITS if match.answers is not None and match.answers.position >= first else match
+
+
 class _Naming(NamedTuple):
     """A retraction of a result. Of several at once the newest is first: none answers in between."""
 

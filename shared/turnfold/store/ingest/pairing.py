@@ -1,7 +1,8 @@
 """Pair tool results with calls again, for the call ids that an event touched."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -13,17 +14,28 @@ from sqlalchemy import (
     bindparam,
     case,
     func,
+    literal_column,
     select,
 )
 
-from turnfold.core.history.pairing import CallPosition, MatchedResult, ResultPosition, match_results
-from turnfold.messages import CallRef
+from turnfold.core.history.pairing import (
+    CallPosition,
+    MatchedResult,
+    ResultPosition,
+    has_later_answer,
+    match_results,
+    match_since,
+)
+from turnfold.messages import MESSAGES_PER_EVENT, CallRef
 from turnfold.store.database.schema import messages, retracted_messages, retractions, tool_calls
-from turnfold.store.database.statements import PreparedPairs, bulk_update
+from turnfold.store.database.statements import Prepared, PreparedPairs, bulk_update
 from turnfold.store.ingest.tombstones import in_portions
 
 Touched = tuple[int, str]
 """The number of a session and one of its call ids."""
+
+RECENT_CALLS = 32
+"""If an id has more calls, these are read first: some hosts use a tool's name as the id of each."""
 
 first_named_seq: ColumnElement[int | None] = func.coalesce(
     retracted_messages.c.named_seq,
@@ -43,6 +55,22 @@ _pairs = PreparedPairs.pairs
 _KINDS = (tool_calls.c.sid.type, tool_calls.c.call_id.type)
 _IS_TOUCHED = (tool_calls.c.sid == _pairs.c.a, tool_calls.c.call_id == _pairs.c.b)
 _CALLS = PreparedPairs(select(tool_calls).where(*_IS_TOUCHED), _KINDS)
+_newer = tool_calls.alias("newer")
+_recent_from = (
+    select(_newer.c.position)
+    .where(_newer.c.sid == _pairs.c.a, _newer.c.call_id == _pairs.c.b)
+    .order_by(_newer.c.position.desc())
+    .limit(literal_column("1"))
+    .offset(literal_column(str(RECENT_CALLS)))
+    .correlate(_pairs)
+    .scalar_subquery()
+)
+_RECENT_CALLS = PreparedPairs(
+    select(tool_calls).where(
+        *_IS_TOUCHED, tool_calls.c.position >= func.coalesce(_recent_from, literal_column("0"))
+    ),
+    _KINDS,
+)
 _CALLS_AND_RETRACTIONS = PreparedPairs(
     select(tool_calls, first_named_seq)
     .outerjoin(
@@ -55,12 +83,16 @@ _CALLS_AND_RETRACTIONS = PreparedPairs(
 )
 
 
-def _results(table: Table) -> Select[*tuple[Any, ...]]:
+def _result_columns(table: Table) -> Select[*tuple[Any, ...]]:
     names = (
         "sid", "tool_call_id", "position", "content_digest", "answers_position", "answers_slot",
         "is_copy", "compaction_id",
     )  # fmt: skip
-    return select(*(table.c[name] for name in names)).where(
+    return select(*(table.c[name] for name in names))
+
+
+def _results(table: Table) -> Select[*tuple[Any, ...]]:
+    return _result_columns(table).where(
         table.c.sid == _pairs.c.a, table.c.tool_call_id == _pairs.c.b
     )
 
@@ -69,6 +101,41 @@ _RESULTS = PreparedPairs(_results(messages), _KINDS)
 _RETRACTED = PreparedPairs(
     _results(retracted_messages).add_columns(first_named_seq, retracted_messages.c.retracted_seq),
     _KINDS,
+)
+_of_calls = (
+    tool_calls.c.sid == bindparam("of_sid"),
+    tool_calls.c.call_id == bindparam("of_call"),
+)
+_START = Prepared(
+    select(tool_calls.c.position)
+    .where(*_of_calls, tool_calls.c.position < bindparam("first"))
+    .order_by(tool_calls.c.position.desc())
+    .limit(literal_column("1"))
+    .offset(literal_column(str(RECENT_CALLS - 1))),
+    ("of_sid", "of_call", "first"),
+)
+_CALLS_SINCE = Prepared(
+    select(tool_calls)
+    .where(*_of_calls, tool_calls.c.position >= bindparam("start"))
+    .order_by(tool_calls.c.position, tool_calls.c.slot),
+    ("of_sid", "of_call", "start"),
+)
+_of_results = (
+    messages.c.sid == bindparam("of_sid"),
+    messages.c.tool_call_id == bindparam("of_call"),
+)
+_RESULTS_SINCE = Prepared(
+    _result_columns(messages).where(*_of_results, messages.c.position >= bindparam("start")),
+    ("of_sid", "of_call", "start"),
+)
+_WAITING = Prepared(
+    _result_columns(messages).where(
+        *_of_results,
+        messages.c.position < bindparam("start"),
+        messages.c.is_copy.is_(False),
+        func.coalesce(messages.c.answers_position, bindparam("start")) >= bindparam("start"),
+    ),
+    ("of_sid", "of_call", "start"),
 )
 _DECIDED = bulk_update(
     messages, where=("sid", "position"), values=("answers_position", "answers_slot", "is_copy")
@@ -93,25 +160,31 @@ class PairChange(NamedTuple):
     is_evicted: bool
 
 
-def repair_pairs(connection: Connection, touched: Iterable[Touched]) -> list[PairChange]:
+def repair_pairs(
+    connection: Connection, touched: Iterable[Touched], first: int
+) -> list[PairChange]:
     """Recompute the pairs of these call ids in stream order; store and return changes.
 
-    Evicted messages are included. The sessions have no retractions.
+    Evicted messages are included. The sessions have no retractions. Pairs are right but for what
+    was stored from the position `first` on.
     """
-    changes = changed_pairs(connection, touched)
+    changes = [
+        change
+        for portion in in_portions(sorted(set(touched)))
+        for change in _repaired(connection, portion, first)
+    ]
     store_pairs(connection, changes)
     return changes
 
 
-def changed_pairs(
-    connection: Connection, touched: Iterable[Touched], *, has_retracted: bool = False
-) -> list[PairChange]:
+def pairs_with_retracted(connection: Connection, touched: Iterable[Touched]) -> list[PairChange]:
     """Recompute the pairs of these call ids in stream order, and return the changes."""
-    return [
-        change
-        for portion in in_portions(sorted(set(touched)))
-        for change in _changed(connection, portion, has_retracted=has_retracted)
-    ]
+    changes: list[PairChange] = []
+    for portion in in_portions(sorted(set(touched))):
+        calls = _by_id(_CALLS_AND_RETRACTIONS.rows(connection, portion))
+        rows = [read.rows(connection, portion) for read in (_RESULTS, _RETRACTED)]
+        changes += _changed(calls, chain(*rows))
+    return changes
 
 
 def store_pairs(connection: Connection, changes: Sequence[PairChange]) -> None:
@@ -128,26 +201,81 @@ def store_pairs(connection: Connection, changes: Sequence[PairChange]) -> None:
     _DECIDED_RETRACTED.run(connection, retracted)
 
 
-def _changed(
-    connection: Connection, touched: Sequence[Touched], *, has_retracted: bool
+def _repaired(
+    connection: Connection, touched: Sequence[Touched], first: int
 ) -> Iterator[PairChange]:
+    calls = _by_id(_RECENT_CALLS.rows(connection, touched))
+    whole, unread = [], []
+    for pair in touched:
+        if len(calls[pair]) <= RECENT_CALLS:
+            whole.append(pair)
+        elif (recent := _recent(connection, pair, first)) is None:
+            unread.append(pair)
+        else:
+            yield from recent
+    calls |= _by_id(_CALLS.rows(connection, unread))
+    yield from _changed(calls, _RESULTS.rows(connection, whole + unread))
+
+
+def _recent(connection: Connection, pair: Touched, first: int) -> list[PairChange] | None:
+    """Recompute the pairs of one call id from its recent calls; None if these do not tell them."""
+    begins = _START.rows(connection, *pair, first)
+    if not begins:
+        return None
+    ((position,),) = begins
+    start = position // MESSAGES_PER_EVENT * MESSAGES_PER_EVENT
+    calls = _by_id(_CALLS_SINCE.rows(connection, *pair, start))[pair]
+    found = _RESULTS_SINCE.rows(connection, *pair, start)
+    results, stored = _stored(found)
+    if not has_later_answer(calls[0], _known(stored)):
+        results, stored = _stored([*found, *_WAITING.rows(connection, *pair, start)])
+    matches = match_since(calls, results[pair], _known(stored), start=start, first=first)
+    return None if matches is None else list(_changes(pair[0], matches, stored))
+
+
+def _by_id(rows: Iterable[Sequence[Any]]) -> defaultdict[Touched, list[CallPosition]]:
     calls: defaultdict[Touched, list[CallPosition]] = defaultdict(list)
-    results: defaultdict[Touched, list[ResultPosition]] = defaultdict(list)
-    stored: dict[tuple[int, int], tuple[MatchedResult, bool]] = {}
-    read = _CALLS_AND_RETRACTIONS if has_retracted else _CALLS
-    for sid, call_id, *call in read.rows(connection, touched):
+    for sid, call_id, *call in rows:
         calls[sid, call_id].append(CallPosition(*call))
-    rows = [(*row, None, None) for row in _RESULTS.rows(connection, touched)]
-    if has_retracted:
-        rows += [tuple(row) for row in _RETRACTED.rows(connection, touched)]
-    for sid, call_id, position, digest, answers, slot, is_copy, by, named_seq, retracted in rows:
+    return calls
+
+
+_Stored = dict[tuple[int, int], tuple[MatchedResult, bool]]
+
+
+def _stored(
+    rows: Iterable[Sequence[Any]],
+) -> tuple[defaultdict[Touched, list[ResultPosition]], _Stored]:
+    """Return the results by call id; their stored matches, and whether they are evicted."""
+    results: defaultdict[Touched, list[ResultPosition]] = defaultdict(list)
+    stored: _Stored = {}
+    for sid, call_id, position, digest, answers, slot, is_copy, by, *retraction in rows:
+        named_seq, retracted = retraction or (None, None)
         results[sid, call_id].append(ResultPosition(position, digest, named_seq))
         answered = None if answers is None else CallRef(answers, slot)
         # A retracted row keeps the id of its eviction, but counts as evicted no more.
         is_evicted = by is not None and retracted is None
         stored[sid, position] = MatchedResult(answered, bool(is_copy), retracted), is_evicted
+    return results, stored
+
+
+def _known(stored: _Stored) -> dict[int, MatchedResult]:
+    return {position: match for (_, position), (match, _) in stored.items()}
+
+
+def _changed(
+    calls: Mapping[Touched, Sequence[CallPosition]], rows: Iterable[Sequence[Any]]
+) -> Iterator[PairChange]:
+    results, stored = _stored(rows)
     for (sid, call_id), of_call in results.items():
-        for position, match in match_results(calls[sid, call_id], of_call).items():
-            was, is_evicted = stored[sid, position]
-            if match != was:
-                yield PairChange(sid, position, match, was, is_evicted)
+        matches = match_results(calls.get((sid, call_id), ()), of_call)
+        yield from _changes(sid, matches, stored)
+
+
+def _changes(
+    sid: int, matches: Mapping[int, MatchedResult], stored: _Stored
+) -> Iterator[PairChange]:
+    for position, match in matches.items():
+        was, is_evicted = stored[sid, position]
+        if match != was:
+            yield PairChange(sid, position, match, was, is_evicted)

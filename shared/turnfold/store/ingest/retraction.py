@@ -38,7 +38,7 @@ from turnfold.store.database.secrets import SIGNED_ACTORS, secret_in
 from turnfold.store.database.session_rows import SessionChange, SessionJournal, SessionRow
 from turnfold.store.database.statements import BulkInsert, Prepared
 from turnfold.store.ingest.batch.stored_events import KNOWN_EVENTS
-from turnfold.store.ingest.pairing import changed_pairs, first_named_seq, store_pairs
+from turnfold.store.ingest.pairing import first_named_seq, pairs_with_retracted, store_pairs
 from turnfold.store.ingest.retracted_rows import IN_RESPONSES, RetractedRows, rest_of_responses
 from turnfold.store.ingest.tombstones import in_portions
 from turnfold.store.ingest.usage import TEACHES_NONE
@@ -252,7 +252,7 @@ class Retractor:
     def _pair(self, rows: RetractedRows) -> None:
         """Decide pairs again: results follow retracted calls, or come back as others answer."""
         touched = [(self._session.sid, call_id) for call_id in rows.call_ids]
-        changes = changed_pairs(self._connection, touched, has_retracted=True)
+        changes = pairs_with_retracted(self._connection, touched)
         back, following = [], defaultdict[int, list[int]](list)
         for change in changes:
             seq, known_seq = change.match.retracted_seq, change.stored.retracted_seq

@@ -151,7 +151,9 @@ class BatchWriter:
             # Their pairs depend on retractions as well, and follow below.
             apart = {session.sid for session in retracting.values()}
             touched = {(sid, call_id) for sid, call_id in touched if sid not in apart}
-        self._count_changes(repair_pairs(self._connection, touched))
+        stored = {arrival.stream_seq for arrival in self._new}.union(*self._moved.values())
+        first = position_of(min(stored, default=0), 0)
+        self._count_changes(repair_pairs(self._connection, touched, first))
         # Before counting, which sets the model.
         models = {
             key: NamedModel(session.model, session.model_seq)

@@ -1,0 +1,87 @@
+"""Hosts that use a tool's name as the id of each call: one id has thousands of calls."""
+
+from collections.abc import Iterator
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.invariants import faults
+from tests.store_fixtures import Stores, assistant, result, tool, turn, user
+from turnfold.ports.ingest import DecodedEvent
+from turnfold.store.database import statements
+
+TOOL = "read_file"
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of calls and results that each statement reads."""
+    rows: list[int] = []
+    fetched = statements._fetched  # all prepared statements fetch here
+
+    def counted(connection: Any, sql: str, *rest: Any) -> Any:
+        found = fetched(connection, sql, *rest)
+        if "call_id" in sql:
+            rows.append(len(found))
+        return found
+
+    monkeypatch.setattr(statements, "_fetched", counted)
+    return rows
+
+
+def rounds(*, are_apart: bool) -> Iterator[list[DecodedEvent]]:
+    """Yield rounds of a call and its result, as one event or two."""
+    for number in count(1):
+        asked = [user(f"q{number}"), assistant(None, TOOL)]
+        if are_apart:
+            yield [turn(2 * number, *asked), result(2 * number + 1, TOOL, f"a{number}")]
+        else:
+            yield [turn(2 * number, *asked, tool(TOOL, f"a{number}"))]
+
+
+@pytest.mark.proves("L8")
+@pytest.mark.parametrize("are_apart", [False, True])
+async def test_an_event_reads_as_many_calls_and_results_after_400_rounds_as_after_50(
+    stores: Stores, read: list[int], are_apart: bool
+) -> None:
+    made, before = rounds(are_apart=are_apart), 0
+    seen: list[list[list[int]]] = []
+    for stored in (50, 400):
+        await stores.ingest(*[event for _ in range(before, stored) for event in next(made)])
+        seen.append([])
+        before = stored + 1
+        for event in next(made):
+            read.clear()
+            await stores.ingest(event)
+            seen[-1].append(list(read))
+
+    assert seen[0] == seen[1]
+    assert max(map(sum, seen[1])) < 150
+
+
+async def test_results_that_come_late_twice_or_without_a_call_are_matched_among_many_calls(
+    stores: Stores,
+) -> None:
+    random, made = Random(1), rounds(are_apart=True)
+    many = [event for _ in range(60) for event in next(made)]
+    late = random.sample(many, 8)
+    odd = [
+        result(200, TOOL, "a60"),
+        result(201, TOOL, "waits"),
+        turn(202, assistant(None, TOOL), tool(TOOL, "own")),
+        turn(203, assistant(None, TOOL)),
+        turn(204, assistant(None, TOOL, TOOL)),
+        result(205, TOOL, "one"),
+        result(206, TOOL, "one"),
+        result(207, TOOL, "one"),
+    ]
+    # An event that the stream holds twice stands at its first place.
+    moved = [odd[3]._replace(stream_seq=190), many[-1]._replace(stream_seq=1)]
+
+    await stores.ingest(*[event for event in many if event not in late])
+    for event in [*odd, *late, *moved]:
+        await stores.ingest(event)
+
+        assert faults(await stores.seen()) == []
