@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from turnfold.client.provider import History, split_notes
@@ -184,18 +184,44 @@ def _ends_longest_run(
     ends for it where two calls or results of one id tell something else.
     """
 
-    def rank(place: int) -> tuple[int, int, int]:
-        equal = alike = run = 0
-        while run <= min(place, end) and _is_same(own[place - run], provided[end - run]):
-            one, other = own[place - run], provided[end - run]
+    def alike(place: int) -> tuple[int, int]:
+        equal = alike = 0
+        while alike <= min(place, end) and _is_same(own[place - alike], provided[end - alike]):
+            one, other = own[place - alike], provided[end - alike]
             is_equal = one.content == other.content
-            if alike == run and (is_equal or one.is_shortened or other.is_shortened):
-                alike += 1
-                equal += is_equal
-            run += 1
-        return equal, alike, run
+            if not (is_equal or one.is_shortened or other.is_shortened):
+                break
+            alike += 1
+            equal += is_equal
+        return equal, alike
 
-    return max(candidates, key=rank)
+    def run(place: int) -> tuple[int]:
+        run = 0
+        while run <= min(place, end) and _is_same(own[place - run], provided[end - run]):
+            run += 1
+        return (run,)
+
+    # Runs are compared in full only where it matters: an id of every call has as many candidates.
+    return _largest(_largest(candidates, alike, end), run, end)[0]
+
+
+def _largest(
+    candidates: Sequence[int], measure: Callable[[int], tuple[int, ...]], end: int
+) -> Sequence[int]:
+    """Return those of ascending positions whose measure is the largest."""
+    largest: deque[int] = deque()
+    most: tuple[int, ...] = ()
+    for place in reversed(candidates):
+        # No run that ends here or earlier is as long.
+        if most and min(place, end) + 1 < most[0]:
+            break
+        found = measure(place)
+        if found > most:
+            most = found
+            largest.clear()
+        if found == most:
+            largest.appendleft(place)
+    return largest
 
 
 class _Side(NamedTuple):

@@ -6,6 +6,7 @@ import pytest
 
 from tests.histories import counter
 from turnfold import LadderCompressor, assemble
+from turnfold.client import merge
 from turnfold.client.merge import merge_history
 from turnfold.client.provider import History
 from turnfold.core.recall.block import HEADING as RECALL_HEADING
@@ -88,6 +89,21 @@ def test_a_result_that_is_not_published_yet_takes_the_place_of_its_stand_in() ->
     own = [user("look"), calling("c1"), result("c1", "found")]
 
     assert together(own, told, synthesised=frozenset({2})) == own
+
+
+@pytest.mark.parametrize("differs", ["", "another "], ids=["equal", "other texts"])
+def test_an_id_that_every_call_has_costs_no_comparison_of_each_message_with_each(
+    monkeypatch: pytest.MonkeyPatch, differs: str
+) -> None:
+    listed = [user("Read them all."), *[body for number in range(300) for body in reading(number)]]
+    told = [listed[0], *[{**body, "content": f"{differs}{body['content']}"} for body in listed[1:]]]
+    compared: list[object] = []
+    is_same = merge._is_same
+    monkeypatch.setattr(merge, "_is_same", lambda *both: compared.append(both) or is_same(*both))
+
+    assert together(listed, told) == told
+
+    assert len(compared) < 4 * len(listed)
 
 
 @pytest.mark.proves("R1", "L2")
