@@ -97,9 +97,13 @@ def test_an_id_that_every_call_has_costs_no_comparison_of_each_message_with_each
 ) -> None:
     listed = [user("Read them all."), *[body for number in range(300) for body in reading(number)]]
     told = [listed[0], *[{**body, "content": f"{differs}{body['content']}"} for body in listed[1:]]]
-    compared: list[object] = []
-    is_same = merge._is_same
-    monkeypatch.setattr(merge, "_is_same", lambda *both: compared.append(both) or is_same(*both))
+    compared, is_same = [], merge._is_same
+
+    def noted(*both: Any) -> bool:
+        compared.append(both)
+        return is_same(*both)
+
+    monkeypatch.setattr(merge, "_is_same", noted)
 
     assert together(listed, told) == told
 
