@@ -225,10 +225,14 @@ class WindowBuilder:
         return self.request is None or not message.is_meta or self.request.head.message.is_meta
 
     def _fold_held(self) -> None:
-        """Leave out blocks of compactions that are shown by their digest, unless protected."""
+        """Leave out blocks of compactions that are shown by their digest, unless protected.
+
+        A request takes along the answers of its round, which may not belong to its compaction.
+        """
         for block in self._held:
             if block.is_shown and not self.is_protected(block):
-                self._fold_digested(block)
+                leave = self.leave_out if block is block.in_round.request else self.fold
+                leave(block)
         self._held = [block for block in self._held if block.is_shown]
 
     def _open_round(self, request: BlockView) -> None:
@@ -374,16 +378,6 @@ class WindowBuilder:
         self.digested.add(compaction)
         self._held += blocks
         self._fold_held()
-
-    def _fold_digested(self, block: BlockView) -> None:
-        """Leave out a block that the digest of its compaction describes.
-
-        A request takes along the answers of its round, which may not belong to its compaction.
-        """
-        if block is block.in_round.request:
-            self.leave_out(block)
-        else:
-            self.fold(block)
 
     def leave_out(self, block: BlockView) -> None:
         """Leave a block out; the request and the answers of a closed round only together."""
