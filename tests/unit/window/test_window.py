@@ -315,8 +315,15 @@ def test_no_request_whose_answer_is_digested_stands_unanswered(budget: int) -> N
 
 @pytest.mark.proves("W11")
 def test_the_request_of_an_interrupted_turn_leaves_with_its_last_tool_block() -> None:
-    turn = [user("first"), *tool_rounds(3, 300)]
-    session = history([*turn, user("second"), *tool_rounds(6, 300), assistant("done")])
+    session = history(
+        [
+            user("first"),
+            *tool_rounds(3, 300),
+            user("second"),
+            *tool_rounds(6, 300),
+            assistant("done"),
+        ]
+    )
     policy = Policy(keep_tool_blocks=2, low_water_ratio=1.0)
 
     found = [shown(asked_of(session, budget, policy)) for budget in range(100, 700, 25)]

@@ -151,8 +151,8 @@ class BatchWriter:
             # Their pairs depend on retractions as well, and follow below.
             apart = {session.sid for session in retracting.values()}
             touched = {(sid, call_id) for sid, call_id in touched if sid not in apart}
-        stored = {arrival.stream_seq for arrival in self._new}.union(*self._moved.values())
-        first = position_of(min(stored, default=0), 0)
+        placed = chain(self._new, *self._moved.values())
+        first = position_of(min([arrival.stream_seq for arrival in placed], default=0), 0)
         self._count_changes(repair_pairs(self._connection, touched, first))
         # Before counting, which sets the model.
         models = {
