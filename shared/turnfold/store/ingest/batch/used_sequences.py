@@ -38,8 +38,8 @@ def refuse_used(
 ) -> None:
     """Refuse new or moved events, and dead letters, whose sequences stand for others already.
 
-    Nearly always none of the sequences was: only a redelivered dead letter, or an event that was
-    deleted from the stream on its way.
+    Nearly always none of the sequences is ingested yet: only that of a redelivered dead letter, or
+    of an event that was deleted from the stream on its way.
 
     Raises:
         StartError: the stream is an older copy.
