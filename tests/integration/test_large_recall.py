@@ -10,7 +10,7 @@ from turnfold.core.recall.question import question_of
 from turnfold.ports.recall import Choice, SearchedSession
 from turnfold.store.database import inline_reader
 from turnfold.store.database.inline_reader import INLINE_CHARACTERS
-from turnfold.store.query.recall import MOST_LINES_INLINE
+from turnfold.store.query.recall import MOST_LINES_INLINE, MOST_TOKENS_INLINE
 
 ALL = 1 << 60
 
@@ -39,7 +39,7 @@ async def asked(stores: Stores, *, reads: str) -> list[bool]:
 
 
 @pytest.mark.proves("X6", "F2")
-@pytest.mark.parametrize("reads", ["texts", "lines", "messages"])
+@pytest.mark.parametrize("reads", ["texts", "lines", "messages", "words"])
 async def test_large_messages_are_recalled_in_a_thread_and_small_ones_are_not(
     reads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,11 +50,11 @@ async def test_large_messages_are_recalled_in_a_thread_and_small_ones_are_not(
             await stores.ingest(turn(seq, user(f"value_{seq} = amber")))
         assert await asked(stores, reads=reads) == [True, True]
 
-        large = (
-            "\n".join(f"amber_{number} = value_{number}" for number in range(MOST_LINES_INLINE))
-            if reads == "lines"
-            else "amber " * (INLINE_CHARACTERS // 20)
-        )
+        large = {
+            "lines": "\n".join(f"amber_{at} = value_{at}" for at in range(MOST_LINES_INLINE)),
+            # Nothing of these is read but the index.
+            "words": "amber " * (MOST_TOKENS_INLINE // 5),
+        }.get(reads, "amber " * (INLINE_CHARACTERS // 20))
         for seq in range(11, 16):
             await stores.ingest(turn(seq, user(large)))
         while await stores.index.index_some():

@@ -57,10 +57,12 @@ marked line, of which the newest messages may have 20,000."""
 HEADERS_BYTES = 8_000_000
 """The most bytes of cached headers of segments, on PostgreSQL."""
 MOST_INLINE, MOST_NEW_INLINE, MOST_READ_INLINE = 12_000, 100, 200
-"""The longest session that is searched in the event loop's thread, in up to three milliseconds.
+"""The longest session that is searched in the event loop's thread, in a few milliseconds.
 
 So many messages at most may be missing in its cached order or in the index, and so many are read.
 """
+MOST_TOKENS_INLINE = 2_000_000
+"""The most tokens of such a session: FTS5 reads all places of the words with a beginning."""
 MOST_LINES_INLINE = 1_000
 """The most marked lines that are compared there: a few large results may have 256 each."""
 _decode: Final = json.JSONDecoder().raw_decode
@@ -71,6 +73,7 @@ _SESSION = Prepared(
     select(
         sessions.c.messages_total,
         sessions.c.unindexed_from,
+        sessions.c.tokens_total,
         sessions.c.retracted_seq,
         sessions.c.evicted_changes,
     ).where(sessions.c.sid == bindparam("of_sid", type_=BigInteger)),
@@ -133,8 +136,8 @@ class SqlRecallStore:
 
         def read(connection: SupportsStatements, *, is_inline: bool = False) -> Recollection:
             rows = _SESSION.rows(connection, sid)
-            total, unindexed_from, *changes = next(iter(rows), (0, None, 0, 0))
-            if is_inline and total > MOST_INLINE:
+            total, unindexed_from, tokens, *changes = next(iter(rows), (0, None, 0, 0, 0))
+            if is_inline and (total > MOST_INLINE or tokens > MOST_TOKENS_INLINE):
                 raise WouldBlock
             most = MOST_NEW_INLINE if is_inline else total
             order = self._order(connection, sid, total, tuple(changes), most)
