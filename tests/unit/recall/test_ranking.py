@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from turnfold.core.recall.english import SIMILAR_WORDS
 from turnfold.core.recall.mask_ranking import RELATED, SIMILAR, add_words, mask_of, score_masks
 from turnfold.core.recall.question import (
     MOST_LOOKUPS,
@@ -148,6 +149,13 @@ def test_words_similar_to_the_questions_are_looked_up(question: str, answer: str
 
     assert question_of(answer).lookups[0] in similar
     assert not {*similar} & {*question_of(question).lookups}
+
+
+@pytest.mark.proves("L8")
+def test_a_question_of_many_everyday_words_has_few_lookups_more() -> None:
+    asked = question_of(" ".join(words[0] for words in SIMILAR_WORDS))
+
+    assert len(similar_lookups(asked)) == len(asked.lookups) == MOST_LOOKUPS
 
 
 @pytest.mark.proves("F2")

@@ -4,7 +4,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 from turnfold.core.recall.english import FUNCTION_WORDS, IRREGULAR_FORMS, SIMILAR_WORDS
@@ -26,6 +26,8 @@ MOST_VALUES: Final = 8
 """The most lookups for exact values, such as paths and numbers with their units."""
 MOST_RELATED: Final = 12
 """The most lookups for words that the best messages share."""
+MOST_SIMILAR: Final = 24
+"""The most lookups for words similar to those of a question."""
 LEAST_PREFIX: Final = 4
 """The shortest word form that is looked up by its beginning."""
 
@@ -114,7 +116,8 @@ def related_lookups(texts: Sequence[str], asked: RecallQuestion) -> list[Lookup]
 def similar_lookups(asked: RecallQuestion) -> list[Lookup]:
     """Return lookups for words similar to those of a question, such as `son` for `kids`."""
     similar = chain.from_iterable(_SIMILAR.get(lookup, ()) for lookup in asked.lookups)
-    return [lookup for lookup in dict.fromkeys(similar) if lookup not in asked.lookups]
+    others = (lookup for lookup in dict.fromkeys(similar) if lookup not in asked.lookups)
+    return list(islice(others, MOST_SIMILAR))
 
 
 @cached_text(16_384)
