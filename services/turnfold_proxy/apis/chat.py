@@ -29,6 +29,8 @@ _ANSWERS: Final = (
     "images",
 )  # fmt: skip
 """The fields of a message that say something."""
+_LABELS: Final = ("role", "type", "channel")
+"""The texts of a delta that each one repeats whole."""
 _CUT: Final = (None, "", "length", "content_filter", "error")
 """The `finish_reason` of a chunk after which a call may lack its end; some providers write ""."""
 
@@ -181,7 +183,7 @@ class ChatReader:
             elif name == "audio" and isinstance(value, dict):
                 self._add_audio(value)
             # Of fields that only some providers have as well, as clients read them.
-            elif isinstance(value, str) and name != "role":
+            elif isinstance(value, str) and name not in _LABELS:
                 self._texts.setdefault(name, StringIO()).write(value)
             elif isinstance(value, list) and isinstance(before := self._message.get(name), list):
                 before += value

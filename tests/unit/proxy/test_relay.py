@@ -143,6 +143,19 @@ def test_a_text_in_a_field_of_one_provider_is_read_whole() -> None:
     assert element == {"role": "assistant", "reasoning_text": "So the order.", "content": "Hi."}
 
 
+@pytest.mark.proves("G10", "I2")
+def test_a_label_that_each_piece_repeats_is_no_text_in_pieces() -> None:
+    """OpenAI's client keeps the last `type`, too."""
+    tap = AnswerTap(ChatApi().reader())
+
+    for text in ("It left ", "Ghent."):
+        tap.feed(event(type="text", channel="final", content=text) + b"\n\n")
+
+    [element] = tap.answer().elements
+    labels = {"type": "text", "channel": "final"}
+    assert element == {"role": "assistant", "content": "It left Ghent.", **labels}
+
+
 AUDIO = {"id": "audio_1", "data": "UklGRg==", "transcript": "It left Ghent.", "expires_at": 1}
 IMAGES = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
 
