@@ -122,6 +122,17 @@ def test_what_identifies_nothing_in_the_output_of_tools_leaves_with_its_line() -
 
 
 @pytest.mark.proves("S11")
+def test_what_an_assistant_tells_in_a_line_is_not_lost_with_the_line() -> None:
+    line = "run_queue(KX-90210) goes on 4.17.2 at 10:45"
+    again = "of the jobs in run_queue, KX-90210 waits again for what came long before it"
+    first = drafted(assistant(line, 1), *read(2, again))
+    second = drafted(*read(3, "x"), *read(4, "y"), previous=first, ledger_max_tokens=36)
+
+    assert lines_of(first) == [line]
+    assert second.ledger == ("ticket KX-90210", "time 10:45", "version 4.17.2")
+
+
+@pytest.mark.proves("S11")
 def test_what_every_project_holds_and_names_alone_are_no_lines() -> None:
     text = "see README.md and node_modules in JavaScript\nsrc/app/main.py\n"
 
