@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.invariants import faults
-from tests.store_fixtures import Stores, assistant, result, tool, turn, user
+from tests.store_fixtures import Stores, assistant, result, retracted, tool, turn, user
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.store.database import statements
 
@@ -36,17 +36,21 @@ def rounds(*, are_apart: bool) -> Iterator[list[DecodedEvent]]:
     for number in count(1):
         asked = [user(f"q{number}"), assistant(None, TOOL)]
         if are_apart:
-            yield [turn(2 * number, *asked), result(2 * number + 1, TOOL, f"a{number}")]
+            yield [turn(3 * number, *asked), result(3 * number + 1, TOOL, f"a{number}")]
         else:
-            yield [turn(2 * number, *asked, tool(TOOL, f"a{number}"))]
+            yield [turn(3 * number, *asked, tool(TOOL, f"a{number}"))]
 
 
 @pytest.mark.proves("L8")
 @pytest.mark.parametrize("are_apart", [False, True])
+@pytest.mark.parametrize("named", [(), ("e3#0",)], ids=["", "after a retraction"])
 async def test_an_event_reads_as_many_calls_and_results_after_400_rounds_as_after_50(
-    stores: Stores, read: list[int], are_apart: bool
+    stores: Stores, read: list[int], are_apart: bool, named: tuple[str, ...]
 ) -> None:
     made, before = rounds(are_apart=are_apart), 0
+    if named:
+        await stores.ingest(*next(made))
+        await stores.ingest(retracted(5, *named))
     seen: list[list[list[int]]] = []
     for stored in (50, 400):
         await stores.ingest(*[event for _ in range(before, stored) for event in next(made)])
@@ -68,17 +72,21 @@ async def test_results_that_come_late_twice_or_without_a_call_are_matched_among_
     many = [event for _ in range(60) for event in next(made)]
     late = random.sample(many, 8)
     odd = [
-        result(200, TOOL, "a60"),
-        result(201, TOOL, "waits"),
-        turn(202, assistant(None, TOOL), tool(TOOL, "own")),
-        turn(203, assistant(None, TOOL)),
-        turn(204, assistant(None, TOOL, TOOL)),
-        result(205, TOOL, "one"),
-        result(206, TOOL, "one"),
-        result(207, TOOL, "one"),
+        result(300, TOOL, "a60"),
+        result(301, TOOL, "waits"),
+        turn(302, assistant(None, TOOL), tool(TOOL, "own")),
+        turn(303, assistant(None, TOOL)),
+        turn(304, assistant(None, TOOL, TOOL)),
+        result(305, TOOL, "one"),
+        result(306, TOOL, "one"),
+        result(307, TOOL, "one"),
+        turn(308, assistant(None, TOOL)),
+        retracted(309, "e300#0", "e302#1"),
+        result(311, TOOL, "two"),
+        turn(312, assistant(None, TOOL), tool(TOOL, "three")),
     ]
     # An event that the stream holds twice stands at its first place.
-    moved = [odd[3]._replace(stream_seq=190), many[-1]._replace(stream_seq=1)]
+    moved = [odd[3]._replace(stream_seq=290), many[-1]._replace(stream_seq=1)]
 
     await stores.ingest(*[event for event in many if event not in late])
     for event in [*odd, *late, *moved]:

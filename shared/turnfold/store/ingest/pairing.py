@@ -26,7 +26,7 @@ from turnfold.core.history.pairing import (
     match_results,
     match_since,
 )
-from turnfold.messages import MESSAGES_PER_EVENT, CallRef
+from turnfold.messages import MESSAGES_PER_EVENT, CallRef, position_of
 from turnfold.store.database.schema import messages, retracted_messages, retractions, tool_calls
 from turnfold.store.database.statements import Prepared, PreparedPairs, bulk_update
 from turnfold.store.ingest.tombstones import in_portions
@@ -137,6 +137,18 @@ _WAITING = Prepared(
     ),
     ("of_sid", "of_call", "start"),
 )
+_RETRACTED_OF_LATER = Prepared(
+    select(retracted_messages.c.position).where(
+        retracted_messages.c.sid == bindparam("of_sid"),
+        retracted_messages.c.tool_call_id == bindparam("of_call"),
+        (retracted_messages.c.position >= bindparam("start"))
+        | (
+            retracted_messages.c.answers_position.is_(None)
+            & retracted_messages.c.is_copy.is_(False)
+        ),
+    ),
+    ("of_sid", "of_call", "start"),
+)
 _DECIDED = bulk_update(
     messages, where=("sid", "position"), values=("answers_position", "answers_slot", "is_copy")
 )
@@ -177,12 +189,25 @@ def repair_pairs(
     return changes
 
 
-def pairs_with_retracted(connection: Connection, touched: Iterable[Touched]) -> list[PairChange]:
-    """Recompute the pairs of these call ids in stream order, and return the changes."""
+def pairs_with_retracted(
+    connection: Connection, touched: Iterable[Touched], *, first: int = 0, retracted_seq: int = 0
+) -> list[PairChange]:
+    """Recompute the pairs of these call ids in stream order, and return the changes.
+
+    Pairs are right but for what was stored from the position `first` on, and `retracted_seq` is the
+    newest retraction of their session.
+    """
     changes: list[PairChange] = []
+    # What was stored before the newest retraction may change what it retracts.
+    after = position_of(retracted_seq + 1, 0)
     for portion in in_portions(sorted(set(touched))):
-        calls = _by_id(_CALLS_AND_RETRACTIONS.rows(connection, portion))
-        rows = [read.rows(connection, portion) for read in (_RESULTS, _RETRACTED)]
+        unread = portion
+        if after <= first:
+            calls = _by_id(_RECENT_CALLS.rows(connection, portion))
+            recent, unread = _from_recent(connection, portion, calls, first, after)
+            changes += recent
+        calls = _by_id(_CALLS_AND_RETRACTIONS.rows(connection, unread))
+        rows = [read.rows(connection, unread) for read in (_RESULTS, _RETRACTED)]
         changes += _changed(calls, chain(*rows))
     return changes
 
@@ -205,29 +230,53 @@ def _repaired(
     connection: Connection, touched: Sequence[Touched], first: int
 ) -> Iterator[PairChange]:
     calls = _by_id(_RECENT_CALLS.rows(connection, touched))
-    whole, unread = [], []
+    recent, unread = _from_recent(connection, touched, calls, first)
+    yield from recent
+    more = [pair for pair in unread if len(calls[pair]) > RECENT_CALLS]
+    calls |= _by_id(_CALLS.rows(connection, more))
+    yield from _changed(calls, _RESULTS.rows(connection, unread))
+
+
+def _from_recent(
+    connection: Connection,
+    touched: Sequence[Touched],
+    calls: Mapping[Touched, Sequence[CallPosition]],
+    first: int,
+    after: int = 0,
+) -> tuple[list[PairChange], Sequence[Touched]]:
+    """Recompute the pairs of ids with many calls; return the changes and the ids left to read."""
+    changes: list[PairChange] = []
+    unread: list[Touched] = []
     for pair in touched:
-        if len(calls[pair]) <= RECENT_CALLS:
-            whole.append(pair)
-        elif (recent := _recent(connection, pair, first)) is None:
+        recent = None
+        if len(calls.get(pair, ())) > RECENT_CALLS:
+            recent = _recent(connection, pair, first, after)
+        if recent is None:
             unread.append(pair)
         else:
-            yield from recent
-    calls |= _by_id(_CALLS.rows(connection, unread))
-    yield from _changed(calls, _RESULTS.rows(connection, whole + unread))
+            changes += recent
+    return changes, unread
 
 
-def _recent(connection: Connection, pair: Touched, first: int) -> list[PairChange] | None:
-    """Recompute the pairs of one call id from its recent calls; None if these do not tell them."""
+def _recent(
+    connection: Connection, pair: Touched, first: int, after: int
+) -> list[PairChange] | None:
+    """Recompute the pairs of one call id from its recent calls; None if these do not tell them.
+
+    Retractions concern only messages before the position `after`.
+    """
     begins = _START.rows(connection, *pair, first)
     if not begins:
         return None
     ((position,),) = begins
-    start = position // MESSAGES_PER_EVENT * MESSAGES_PER_EVENT
+    start = max(position // MESSAGES_PER_EVENT * MESSAGES_PER_EVENT, after)
+    # A later result may follow a retracted call. Of results that waited, a copy may wait instead.
+    if after and _RETRACTED_OF_LATER.rows(connection, *pair, start):
+        return None
     calls = _by_id(_CALLS_SINCE.rows(connection, *pair, start))[pair]
     found = _RESULTS_SINCE.rows(connection, *pair, start)
     results, stored = _stored(found)
-    if not has_later_answer(calls[0], _known(stored)):
+    if not calls or not has_later_answer(calls[0], _known(stored)):
         results, stored = _stored([*found, *_WAITING.rows(connection, *pair, start)])
     matches = match_since(calls, results[pair], _known(stored), start=start, first=first)
     return None if matches is None else list(_changes(pair[0], matches, stored))

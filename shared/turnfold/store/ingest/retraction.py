@@ -118,9 +118,10 @@ class Retractor:
         pairs it touched. Return the sequence before which no report of usage counts any more.
         """
         reports_from = 0
-        # The pairs of these calls were left for this moment.
-        self._apply_one(StoredRetraction(0, at_ms, Retraction(), WORKER), call_ids)
         since = min(stored_seqs, default=END_SEQ)
+        # The pairs of these calls were left for this moment.
+        arrived = StoredRetraction(0, at_ms, Retraction(), WORKER)
+        self._apply_one(arrived, call_ids, first=position_of(since, 0))
         stored = _SINCE.rows(self._connection, self._session.sid, since)
         later = (
             RetractedRows(self._connection, self._session) if len(stored) > AT_ONCE_EACH else None
@@ -167,10 +168,12 @@ class Retractor:
         is_new: bool = False,
         later: RetractedRows | None = None,
         undigested: Collection[int] = (),
+        first: int = 0,
     ) -> bool:
         """Apply a retraction; return whether it names a stored message.
 
-        Pairs and digests are left to the caller with `later`, which notes for what.
+        The pairs of `call_ids` were right before messages from `first` on were stored. Pairs and
+        digests are left to the caller with `later`, which notes for what.
         """
         has_named = False
         before, rows = self._session.window_tokens, RetractedRows(self._connection, self._session)
@@ -178,7 +181,7 @@ class Retractor:
         if source.seq:
             has_named = self._name(source, rows)
         if later is None:
-            self._pair(rows)
+            self._pair(rows, first)
             undigested = {*undigested, *rows.compaction_ids}
         else:
             later.call_ids.update(rows.call_ids)
@@ -249,10 +252,12 @@ class Retractor:
         voided = update(usage_reports).where(is_stale).values(agent_id=TEACHES_NONE)
         self._connection.execute(voided)
 
-    def _pair(self, rows: RetractedRows) -> None:
+    def _pair(self, rows: RetractedRows, first: int) -> None:
         """Decide pairs again: results follow retracted calls, or come back as others answer."""
         touched = [(self._session.sid, call_id) for call_id in rows.call_ids]
-        changes = pairs_with_retracted(self._connection, touched)
+        changes = pairs_with_retracted(
+            self._connection, touched, first=first, retracted_seq=self._session.retracted_seq
+        )
         back, following = [], defaultdict[int, list[int]](list)
         for change in changes:
             seq, known_seq = change.match.retracted_seq, change.stored.retracted_seq
