@@ -124,7 +124,7 @@ class TurnfoldSession:
     async def _is_empty(self) -> bool:
         """Return whether the session is known to have no items."""
         try:
-            return not await newest_messages(self._session, 1, wait_ms=WAIT_MS)
+            return not await self._tail(1)
         except Unavailable:
             # A buffer takes the items, and they may not be the first.
             return False

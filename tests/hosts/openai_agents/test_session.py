@@ -51,6 +51,18 @@ async def test_instructions_that_several_runs_begin_with_keep_their_places(
     assert await session.get_items() == items[:3]
 
 
+async def test_instructions_keep_their_place_after_an_item_that_no_answer_can_carry(
+    session: TurnfoldSession,
+) -> None:
+    large = [{"role": "user", "content": "\x01" * 698_000}]
+    more = [{"role": "system", "content": "Day 2."}, user("look")]
+
+    await session.add_items(large)
+    await session.add_items(more)
+
+    assert await session.get_items(limit=2) == more
+
+
 async def test_a_read_may_wait_for_another_time(system: RunningSystem, session_id: str) -> None:
     session = TurnfoldSession("host", session_id, client=system.nats_url, window={"wait_ms": 4_000})
     await session.add_items([user("look")])
