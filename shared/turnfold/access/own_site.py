@@ -81,5 +81,5 @@ def is_local_name(host: str) -> bool:
 def _name_in(host: str) -> str:
     """Return a host without its port."""
     # An IPv6 address ends with a bracket unless a port follows, so its last group is no port.
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
-    return name.strip(" []").lower()
+    name, _, port = host.strip().rpartition(":")
+    return (name if port.isdigit() else host).strip(" []").lower()

@@ -577,8 +577,9 @@ async def test_no_page_of_another_site_calls_the_model_or_writes_a_session(
 
     assert len(scene.provider.requests) == before
     # A page of its own site, behind a reverse proxy that has replaced the name.
-    own = {"origin": "https://agents.example:8443", "x-forwarded-host": "internal, agents.example"}
-    assert (await scene.http.get("/v1/models", headers=own)).status_code == 200
+    for names in ("internal, agents.example", "agents.example:8443 , internal"):
+        own = {"origin": "https://agents.example:8443", "x-forwarded-host": names}
+        assert (await scene.http.get("/v1/models", headers=own)).status_code == 200
 
 
 @pytest.mark.proves("G10", "O5")
