@@ -49,7 +49,8 @@ _NOT_OF_THE_USER = (
 """How texts begin that the ADK writes in the user's name: what other agents did, instructions of an
 agent that has static ones, and memories."""
 _OF_ANOTHER_AGENT = "For context:"
-"""The first part of what another agent did, of versions that quote it without fences."""
+"""The first part of what another agent did, of versions that quote it without fences: the next
+part begins with the agent's name in brackets."""
 ASKED = 256
 """The calls whose answers are recorded at once. Of older ones, the next call records the answer."""
 _PART_BYTES = 96
@@ -237,10 +238,7 @@ class _RequestContents:
         body: Chat = {"role": role, "content": content_of(texts)}
         if calls:
             body |= {"role": "assistant", "tool_calls": calls}
-        begin = parts[0].text or ""
-        if body["role"] == "user" and (
-            begin == _OF_ANOTHER_AGENT or begin.startswith(_NOT_OF_THE_USER)
-        ):
+        if body["role"] == "user" and _is_written_by_the_adk(parts):
             body["is_meta"] = True
         return body | ({"parts": others} if others else {})
 
@@ -272,6 +270,14 @@ class _RequestContents:
             response={"result": content_text(body.get("content"))},
         )
         return types.Part(function_response=response)
+
+
+def _is_written_by_the_adk(parts: Sequence[types.Part]) -> bool:
+    """Return whether a message in the user's name is none of the user."""
+    begin, *quoted = (part.text or "" for part in parts)
+    if begin == _OF_ANOTHER_AGENT:
+        return bool(quoted) and quoted[0].startswith("[")
+    return begin.startswith(_NOT_OF_THE_USER)
 
 
 def _id(call_id: str | None) -> str | None:

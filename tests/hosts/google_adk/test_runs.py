@@ -270,3 +270,22 @@ async def test_instructions_beside_static_ones_begin_no_turn(
     first, second = ([content.parts[0].text for content in call] for call in model.calls[-2:])
     assert second[-1] in first
     assert first[: first.index(second[-1])] == second[: first.index(second[-1])]
+
+
+@pytest.mark.proves("W12")
+async def test_a_user_who_gives_context_first_makes_a_request(
+    system: RunningSystem, session_id: str
+) -> None:
+    """Earlier versions of the ADK begin with the same words what another agent did."""
+    model = ScriptedModel(script=[says("Hi."), *(calls("hall") for _ in range(30)), says("All.")])
+    runner = runner_of(model, session_id, system.nats_url, tokens=1_500)
+    await started(runner)
+    await turn(runner, "Hello.")
+
+    parts = [types.Part(text=text) for text in ("For context:", "It was painted.", "Look again.")]
+    message = types.Content(role="user", parts=parts)
+    async for _ in runner.run_async(user_id="ada@work", session_id="s/1", new_message=message):
+        pass
+
+    shown = [part.text for content in model.calls[-1] for part in content.parts]
+    assert shown.count("Look again.") == 1
