@@ -8,7 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.store_fixtures import KEY, NOON, new_sqlite, sql_stores, turn, user
-from turnfold.errors import StartError, Unavailable
+from turnfold.errors import StartError
 from turnfold.store.database import sequence_ranges as ranges
 from turnfold.store.database.engine import Database
 from turnfold.store.database.instance_lock import (
@@ -130,14 +130,14 @@ async def test_another_stream_waits_for_a_batch_that_is_being_stored_and_is_then
 
 
 @pytest.mark.proves("L1", "O10")
-async def test_an_event_at_a_sequence_that_another_took_is_tried_again_and_leaves_nothing(
+async def test_an_event_at_a_sequence_that_another_took_is_refused_and_leaves_nothing(
     url: str,
 ) -> None:
     await upgrade(url)
     async with sql_stores(url) as stores:
         await stores.ingest(turn(1, user("first"), event_id="e1"))
 
-        with pytest.raises(Unavailable, match="another worker stored the same event; retry"):
+        with pytest.raises(StartError, match="sequence 1 stands for another event"):
             await stores.ingest(turn(1, user("other"), event_id="e2"))
 
         assert [one.message_id for one in (await stores.facts()).messages] == ["e1#0"]

@@ -42,7 +42,8 @@ class RepeatedMessages:
 
     def __init__(self) -> None:
         self._waiting: list[Msg] = []
-        self._taken: set[int] = set()
+        self._taken: dict[int, Msg] = {}
+        """By their ids, which other messages could have if these were not kept."""
         self._most = 1
         self._due_at = 0.0
 
@@ -66,7 +67,7 @@ class RepeatedMessages:
             if taken and most_bytes < 0:
                 break
             taken.append(self._waiting.pop())
-        self._taken = set(map(id, taken))
+        self._taken = {id(message): message for message in taken}
         return taken
 
     def settle(self, message: Msg, now: float, *, is_stored: bool) -> None:
@@ -78,7 +79,7 @@ class RepeatedMessages:
 
     def drop(self, message: Msg) -> None:
         """Forget a message that the stream did not deliver."""
-        self._taken.discard(id(message))
+        self._taken.pop(id(message), None)
 
     def clear(self) -> list[Msg]:
         """Return all messages that wait."""
