@@ -334,8 +334,7 @@ def folded_by(
 ) -> None:
     """The step leaves out these blocks, LOW first, the oldest first, until the target is met; a block is as important as its best message.
 
-    Blocks of the open round go last. The request and the answers of a closed one go together with all of it, and so does
-    a request with its last tool block.
+    Blocks of the open round go last. The request and the answers of a closed one go together with all of it.
     """
     assume(
         not any(
@@ -349,12 +348,7 @@ def folded_by(
         # A request that must stay takes nothing along.
         if window.is_protected(block):
             continue
-        in_round = block.in_round
-        leaving = in_round.blocks if block.needs_its_round else [block]
-        if in_round.is_closed and in_round.request is not None:
-            others = {one.position for one in in_round.blocks[1:]}
-            if others and others <= expected | {one.position for one in leaving}:
-                leaving = [*leaving, in_round.request]
+        leaving = block.in_round.blocks if block.needs_its_round else [block]
         for other in leaving:
             if other.position not in expected and not window.is_protected(other):
                 expected.add(other.position)

@@ -171,7 +171,11 @@ def digest_pending(window: WindowBuilder, target: int) -> None:
         # A compaction of few short messages stays: its digest would take more than they do.
         if sum([block.tokens for block in leaving]) <= window.digest.cost_of(pending):
             continue
-        window.show_digest_of(pending.compaction_id, blocks)
+        window.digested.add(pending.compaction_id)
+        for block in leaving:
+            # An earlier request may have taken it along.
+            if block.is_shown:
+                window.fold_digested(block)
 
 
 def fold_blocks(window: WindowBuilder, target: int) -> None:
