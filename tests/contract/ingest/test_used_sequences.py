@@ -62,7 +62,7 @@ async def test_no_event_takes_the_sequence_of_another(
 async def test_the_sequences_of_one_stream_are_never_taken_for_those_of_another(
     stores: Stores, stream: Stream
 ) -> None:
-    """Whatever comes again: events, dead letters, and events that were such before."""
+    """Events, dead letters, and events that were dead letters before may all come again."""
     moved, copy = [turn(seq, user("moved"), event_id="moved") for seq in (4, 3)]
     events = [turn(1, user("a")), turn(2, user("b"), key=SISTER), moved]
     was_refused = turn(7, user("c"), key=SessionKey(AgentId("bob"), KEY.session_id))

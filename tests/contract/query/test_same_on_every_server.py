@@ -294,6 +294,17 @@ async def test_a_moment_before_most_of_a_long_session_is_left_to_the_lane(stores
     ] == []
 
 
+async def work_until_a_version(stores: Stores) -> None:
+    """Call tools until messages leave, write a version of them, and index all."""
+    step = 0
+    while not (jobs := await stores.claim()):
+        step += 1
+        await stores.ingest(turn(10 + step, assistant(None, f"c{step}"), tool(f"c{step}")))
+    for job in jobs:
+        await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 10 + step)
+    await indexed(stores)
+
+
 @pytest.mark.proves("F2", "L11", "W14")
 async def test_a_turn_whose_request_saw_everything_has_a_block_once_messages_are_covered(
     stores: Stores,
@@ -304,13 +315,7 @@ async def test_a_turn_whose_request_saw_everything_has_a_block_once_messages_are
     before = await asker.told(max_tokens=2_000)
     assert before["account"]["shown"] == before["account"]["total"]
 
-    step = 0
-    while not (jobs := await stores.claim()):
-        step += 1
-        await stores.ingest(turn(10 + step, assistant(None, f"c{step}"), tool(f"c{step}")))
-    for job in jobs:
-        await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 10 + step)
-    await indexed(stores)
+    await work_until_a_version(stores)
     told = [await one.told(max_tokens=2_000) for one in (asker, Asker(stores))]
     await stores.ingest(turn(50, assistant(None, "c0"), tool("c0")))
     later = [await one.told(max_tokens=2_000) for one in (asker, Asker(stores))]
@@ -324,13 +329,7 @@ async def test_a_turn_without_room_for_a_block_is_not_planned_anew_for_each_wind
     stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await stores.ingest(turn(1, user(FACT), assistant("Noted.")), turn(2, user(QUESTION)))
-    step = 0
-    while not (jobs := await stores.claim()):
-        step += 1
-        await stores.ingest(turn(10 + step, assistant(None, f"c{step}"), tool(f"c{step}")))
-    for job in jobs:
-        await stores.jobs.commit(job, summary(), reason=None, now_ms=NOON + 10 + step)
-    await indexed(stores)
+    await work_until_a_version(stores)
     plan, plans = SqlWindowStore.window_as_of, 0
 
     async def counted(*given: Any, **named: Any) -> Any:

@@ -330,25 +330,6 @@ async def test_nothing_is_fresh_while_events_of_the_same_client_wait_in_its_buff
     assert [stored.message["content"] for stored in tail] == ["one", "two"]
 
 
-@pytest.mark.proves("W5", "R3")
-async def test_a_tail_waits_for_the_events_in_the_buffer(tmp_path: Path) -> None:
-    async with (
-        running_parts(tmp_path) as parts,
-        parts.running("worker"),
-        parts.running("query"),
-        directly(parts.server.url) as client,
-    ):
-        session = client.session("support", "user-42")
-        await session.turn_completed([{"role": "user", "content": "one"}])
-        await limit_stream(parts.server, 1)
-        await session.turn_completed([{"role": "user", "content": "two"}])
-        asked = asyncio.create_task(session.tail(wait_ms=5_000))
-        await limit_stream(parts.server, -1)
-        tail = await asked
-
-    assert [stored.message["content"] for stored in tail] == ["one", "two"]
-
-
 @asynccontextmanager
 async def with_an_event_in_the_buffer(directory: Path) -> AsyncGenerator[Client, None]:
     """A client of which "one" is stored, and "two" waits until the stream takes more."""
@@ -363,8 +344,17 @@ async def with_an_event_in_the_buffer(directory: Path) -> AsyncGenerator[Client,
         await limit_stream(parts.server, 1)
         receipt = await session.turn_completed([{"role": "user", "content": "two"}])
         assert receipt.is_waiting
-        await limit_stream(parts.server, -1)
+        lifting = asyncio.create_task(limit_stream(parts.server, -1))
         yield client
+        await lifting
+
+
+@pytest.mark.proves("W5", "R3")
+async def test_a_tail_waits_for_the_events_in_the_buffer(tmp_path: Path) -> None:
+    async with with_an_event_in_the_buffer(tmp_path) as client:
+        tail = await client.session("support", "user-42").tail(wait_ms=5_000)
+
+    assert [stored.message["content"] for stored in tail] == ["one", "two"]
 
 
 @pytest.mark.proves("W5", "R3")
