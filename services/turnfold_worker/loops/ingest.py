@@ -50,7 +50,7 @@ class IngestLoop:
         self.may_begin = asyncio.Event()
         """Set once no older events are missing. New events must not be stored before them."""
         self.refusal: StartError | None = None
-        """Why this process can store no more; `CatchUp` ends the worker with it."""
+        """The reason this process can store no more, if any; `CatchUp` ends the worker with it."""
 
     def is_busy(self) -> bool:
         """Return whether background work should be deferred."""

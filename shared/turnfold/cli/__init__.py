@@ -92,7 +92,7 @@ def _load_when_used(name: str) -> None:
     if spec:
         module = sys.modules[name] = module_from_spec(spec)
         module.__class__ = _LoadedWhenUsed
-        # Whoever imports a module of the package reads it.
+        # Importing a module of the package reads it.
         del module.__path__
 
 

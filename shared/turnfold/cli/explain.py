@@ -25,7 +25,7 @@ FORMS = {
 }
 COLUMNS = ("messages", "first", "last", "state", "shown")
 UNPAIRED = {False: "its call is not stored", True: "its call has another result"}
-"""Why a result answers no call, by whether there are calls of its id: none of them is open then."""
+"""The reason a result answers no call, by whether its id has calls: none of them is open then."""
 LONGEST_LIST = 3
 """The most neighboring messages with the same explanation that have a row each."""
 

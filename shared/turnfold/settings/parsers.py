@@ -70,7 +70,7 @@ def _content_of(check: Callable[[str], Checked]) -> Callable[[Any], Checked]:
 
 
 def _task(text: str) -> str:
-    # Imported for whoever sets one: with these two modules, commands start a tenth slower.
+    # Imported only if one is set: with these two modules, commands start a tenth slower.
     from turnfold.core.summary.prompt import checked_task  # noqa: PLC0415
 
     return checked_task(text)
