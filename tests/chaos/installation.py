@@ -23,16 +23,8 @@ import asyncpg
 from tests import postgres
 from tests.chaos.fault_plan import LEASE_SECONDS, Fault, Kind, Topology
 from tests.ports import free_port
-from tests.running_system import (
-    TURNFOLD,
-    arguments_of,
-    children_of,
-    command,
-    eventually,
-    parts_of,
-    state_of,
-    wait_until,
-)
+from tests.process_table import arguments_of, children_of, parts_of, state_of
+from tests.running_system import TURNFOLD, command, eventually, wait_until
 from turnfold.process.nats_server import find_server, until_answering
 from turnfold.process.ready import die_with_parent
 

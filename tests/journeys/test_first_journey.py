@@ -14,15 +14,8 @@ from urllib.parse import quote
 import pytest
 
 import turnfold
-from tests.running_system import (
-    System,
-    client_of,
-    command,
-    eventually,
-    parts_alive,
-    running_system,
-    wait_until,
-)
+from tests.process_table import parts_alive
+from tests.running_system import System, client_of, command, eventually, running_system, wait_until
 from turnfold.core.history.validation import validation_errors
 
 Json = dict[str, Any]

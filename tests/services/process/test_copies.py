@@ -7,16 +7,8 @@ from uuid import uuid4
 
 import pytest
 
-from tests.running_system import (
-    System,
-    arguments_of,
-    children_of,
-    client_of,
-    eventually,
-    running_system,
-    state_of,
-    wait_until,
-)
+from tests.process_table import arguments_of, children_of, state_of
+from tests.running_system import System, client_of, eventually, running_system, wait_until
 from turnfold.client import Client
 from turnfold.process.directory import LOCK_FILE
 

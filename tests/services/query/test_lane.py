@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from tests.postgres import Postgres
-from tests.running_system import Parts, Service, parts_of, running_parts, state_of, wait_until
+from tests.process_table import parts_of, state_of
+from tests.running_system import Parts, Service, running_parts, wait_until
 from turnfold.contracts.history_requests import SearchRequest
 from turnfold.contracts.requests import (
     ContextRequest,

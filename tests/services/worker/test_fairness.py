@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.model_server import running_model_server
-from tests.running_system import parts_of, rows, running_parts, wait_until
+from tests.process_table import parts_of
+from tests.running_system import rows, running_parts, wait_until
 from turnfold.process.scheduling import NICENESS
 
 

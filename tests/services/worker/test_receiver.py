@@ -19,15 +19,8 @@ from nats.js.api import ConsumerInfo
 
 from tests.nats_server import subscriptions_known
 from tests.postgres import Postgres
-from tests.running_system import (
-    Parts,
-    eventually,
-    parts_of,
-    rows,
-    running_parts,
-    state_of,
-    wait_until,
-)
+from tests.process_table import parts_of, state_of
+from tests.running_system import Parts, eventually, rows, running_parts, wait_until
 from tests.worker_scenario import KEY, day, turn
 from turnfold.bus.streams import INGEST
 from turnfold.client import turn_event
