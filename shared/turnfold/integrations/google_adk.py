@@ -14,6 +14,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any
 from urllib.parse import quote
 
@@ -41,14 +42,14 @@ with requires("google-adk"):
 
 _TEMPORARY_ID = "adk-"
 """The beginning of ids that the ADK makes, and takes away again before it calls the model."""
-_NOT_OF_THE_USER = (
-    "For context: below is a transcript of what another agent did",
+_OF_ONE_CALL = (
     "The text between <<<BEGIN_SYSTEM_INSTRUCTION>>>",
     "The following content is from your previous conversations with the user.",
 )
-"""How texts begin that the ADK writes in the user's name: what other agents did, instructions of an
-agent that has static ones, and memories."""
-_OF_ANOTHER_AGENT = "For context:"
+"""How contents begin that the ADK writes anew for each call of the model, in the user's name:
+instructions of an agent that has static ones, and memories."""
+_OF_ANOTHER_AGENT = "For context: below is a transcript of what another agent did"
+_OF_ANOTHER_AGENT_UNFENCED = "For context:"
 """The first part of what another agent did, of versions that quote it without fences: the next
 part begins with the agent's name in brackets."""
 ASKED = 256
@@ -64,8 +65,8 @@ class TurnfoldPlugin(BasePlugin):  # type: ignore[misc]  # without types here
     another one: `<user>/<session>/<agent>`, followed by `/<branch>` for a copy of an agent that
     runs in a branch such as `worker@1`. A long name is replaced by its hash. `client` is a
     `PortalClient`, or a URL of NATS (default: `TURNFOLD_NATS_URL`). `max_tokens` is the budget of
-    the window, without instructions and tools. Without it, the `model` decides: by default that of
-    the request. `window` has further options of `turnfold.Session.context`.
+    the window, without instructions, preloaded memories and tools. Without it, the `model` decides:
+    by default that of the request. `window` has further options of `turnfold.Session.context`.
 
     If Turnfold does not answer, the model gets the contents of the ADK, and the logger
     `turnfold.integrations` a warning.
@@ -148,10 +149,15 @@ def _part(name: str) -> str:
 
 
 class _RequestContents:
-    """The contents of one request: each part of them is a part of a chat message."""
+    """The contents of one request: each part of them is a part of a chat message.
+
+    Contents of this request alone are not recorded. They would be an edit of the conversation in
+    each step, because the ADK puts them behind the newest results.
+    """
 
     def __init__(self, contents: Sequence[types.Content]) -> None:
-        self._contents = contents
+        self._contents = [one for one in contents if not _is_of_one_call(one)]
+        self._of_one_call = [one for one in contents if _is_of_one_call(one)]
         self._parts: list[list[types.Part]] = []
         self._chat: list[Chat] = []
         self._calls: dict[str, types.FunctionCall] = {}
@@ -169,7 +175,11 @@ class _RequestContents:
         return self._chat
 
     def window(self, shown: Sequence[Shown]) -> list[types.Content]:
-        """Return the contents of a window; responses to one content's calls are one content."""
+        """Return the contents of a window; responses to one content's calls are one content.
+
+        Contents of this request alone stand where the ADK has them: before the newest user's
+        contents, or behind the results.
+        """
         contents: list[types.Content] = []
         were_responses = False
         for message in shown:
@@ -186,7 +196,8 @@ class _RequestContents:
                 role = "model" if body["role"] == "assistant" else "user"
                 contents.append(types.Content(role=role, parts=parts))
             were_responses = are_responses
-        return contents
+        place = len(contents) - min(map(_newest_of_user, (self._contents, contents)))
+        return [*contents[:place], *self._of_one_call, *contents[place:]]
 
     def _add_content(self, content: types.Content, place: int) -> None:
         others: list[types.Part] = []
@@ -238,7 +249,7 @@ class _RequestContents:
         body: Chat = {"role": role, "content": content_of(texts)}
         if calls:
             body |= {"role": "assistant", "tool_calls": calls}
-        if body["role"] == "user" and _is_written_by_the_adk(parts):
+        if body["role"] == "user" and _is_of_another_agent(parts):
             body["is_meta"] = True
         return body | ({"parts": others} if others else {})
 
@@ -272,12 +283,30 @@ class _RequestContents:
         return types.Part(function_response=response)
 
 
-def _is_written_by_the_adk(parts: Sequence[types.Part]) -> bool:
-    """Return whether a message in the user's name is none of the user."""
+def _is_of_one_call(content: types.Content) -> bool:
+    """Return whether the ADK wrote a content for one call of the model, in the user's name."""
+    begin = content.parts[0].text if content.parts else None
+    return content.role == "user" and (begin or "").startswith(_OF_ONE_CALL)
+
+
+def _newest_of_user(contents: Sequence[types.Content]) -> int:
+    """Return how many contents the user wrote after the newest answer or response of a function."""
+    newest = takewhile(
+        lambda content: (
+            content.role == "user"
+            and not any(part.function_response for part in content.parts or ())
+        ),
+        reversed(contents),
+    )
+    return sum(1 for _ in newest)
+
+
+def _is_of_another_agent(parts: Sequence[types.Part]) -> bool:
+    """Return whether a message in the user's name tells what another agent did."""
     begin, *quoted = (part.text or "" for part in parts)
-    if begin == _OF_ANOTHER_AGENT:
+    if begin == _OF_ANOTHER_AGENT_UNFENCED:
         return bool(quoted) and quoted[0].startswith("[")
-    return begin.startswith(_NOT_OF_THE_USER)
+    return begin.startswith(_OF_ANOTHER_AGENT)
 
 
 def _id(call_id: str | None) -> str | None:

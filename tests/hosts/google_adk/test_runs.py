@@ -14,6 +14,7 @@ from google.adk.models.google_llm import Gemini
 from google.adk.models.llm_response import LlmResponse
 from google.adk.runners import InMemoryRunner
 from google.adk.tools import LongRunningFunctionTool
+from google.adk.tools.preload_memory_tool import PreloadMemoryTool
 from google.genai import types
 
 from tests.hosts.chat import BUDGETS, TURNS
@@ -256,20 +257,39 @@ async def test_what_another_agent_did_takes_no_place_of_the_request(
 
 
 @pytest.mark.proves("W12", "L11")
-async def test_instructions_beside_static_ones_begin_no_turn(
+async def test_instructions_beside_static_ones_are_of_one_call(
     system: RunningSystem, session_id: str
 ) -> None:
+    """They stand where the ADK has them, and so do memories. The conversation is without them."""
     model = ScriptedModel(script=[part for _ in range(8) for part in (calls("hall"), says("All."))])
-    runner = runner_of(model, session_id, system.nats_url, tokens=1_000, static_instruction="Look.")
+    runner = runner_of(model, session_id, system.nats_url, static_instruction="Look.")
+    runner.agent.tools.append(PreloadMemoryTool())
     await started(runner)
 
     for number in range(8):
         await turn(runner, f"What is missing on day {number}?")
+        stored = await runner.session_service.get_session(
+            app_name="tests", user_id="ada@work", session_id="s/1"
+        )
+        await runner.memory_service.add_session_to_memory(stored)
 
-    # The ADK has them before the request of a turn, and behind the results of its calls.
-    first, second = ([content.parts[0].text for content in call] for call in model.calls[-2:])
-    assert second[-1] in first
-    assert first[: first.index(second[-1])] == second[: first.index(second[-1])]
+    assert [faults(call) for call in model.calls] == [[]] * 16
+    for number in range(8):
+        first, second = model.calls[2 * number : 2 * number + 2]
+        of_one_call = [first[-2]] if number == 0 else first[-3:-1]
+        begins = sorted(content.parts[0].text[:13] for content in of_one_call)
+        # The first turn has no memories.
+        assert begins == ["The following", "The text betw"][-len(of_one_call) :]
+        said, request = first[: -1 - len(of_one_call)], first[-1]
+        # Before the request of a turn, and behind the results of its calls.
+        assert second[: len(said) + 1] == [*said, request]
+        assert sorted(map(str, second[-len(of_one_call) :])) == sorted(map(str, of_one_call))
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session(session_id, "ada@work/s%2F1/guide")
+        page = await session.history(
+            newest=100, include_retracted=True, after="latest", wait_ms=5_000
+        )
+    assert len(page.messages) == 8 * 4
 
 
 @pytest.mark.proves("W12")
