@@ -334,7 +334,8 @@ def folded_by(
 ) -> None:
     """The step leaves out these blocks, LOW first, the oldest first, until the target is met; a block is as important as its best message.
 
-    Blocks of the open round go last. The request and the answers of a closed one go together with all of it.
+    Blocks of the open round go last. The request and the answers of a closed one go together with all of it, and so does
+    a request with its last tool block.
     """
     assume(
         not any(
@@ -348,7 +349,12 @@ def folded_by(
         # A request that must stay takes nothing along.
         if window.is_protected(block):
             continue
-        leaving = block.in_round.blocks if block.needs_its_round else [block]
+        in_round = block.in_round
+        leaving = in_round.blocks if block.needs_its_round else [block]
+        if in_round.is_closed and in_round.request is not None:
+            others = {one.position for one in in_round.blocks[1:]}
+            if others and others <= expected | {one.position for one in leaving}:
+                leaving = [*leaving, in_round.request]
         for other in leaving:
             if other.position not in expected and not window.is_protected(other):
                 expected.add(other.position)

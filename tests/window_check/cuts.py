@@ -308,8 +308,12 @@ def steadiness(before: Subject, after: Subject, question: Question, tally: Tally
     is_waited_for = any(
         found.head == len(after.told.told) - 1 for found in after.told.answers.values()
     )
+    # No eviction takes the newest request: the message that follows it came before the eviction.
+    request = before.told.request
+    is_evicted = request is not None and before.told.told[request].is_pending
     is_counted_exception = (
         question.asked.is_emergency
+        or is_evicted
         or newest.body["role"] in laws.SYSTEMS
         or is_waited_for
         or (owner is not None and owner.head != last_head)

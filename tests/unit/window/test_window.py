@@ -294,6 +294,46 @@ def test_what_is_pending_is_shown_while_it_fits_and_then_by_its_digest() -> None
     assert tiny.account.pending_digested == 10
 
 
+@pytest.mark.proves("W11")
+@pytest.mark.parametrize("budget", [400, 700, 1_000, 1_300, 1_600])
+def test_no_request_whose_answer_is_digested_stands_unanswered(budget: int) -> None:
+    old = [
+        said
+        for _ in range(8)
+        for said in (
+            Said(user(words(10)), is_pending=True),
+            Said(assistant(words(200)), is_pending=True),
+        )
+    ]
+    session = history([*old, user("now")])
+
+    found = shown(asked_of(session, budget))
+
+    for number in range(1, len(old), 2):
+        assert (f"e{number}#0" in found) is (f"e{number + 1}#0" in found)
+
+
+@pytest.mark.proves("W11")
+def test_the_request_of_an_interrupted_turn_leaves_with_its_last_tool_block() -> None:
+    session = history(
+        [
+            user("first"),
+            *tool_rounds(3, 300),
+            user("second"),
+            *tool_rounds(6, 300),
+            assistant("done"),
+        ]
+    )
+    policy = Policy(keep_tool_blocks=2, low_water_ratio=1.0)
+
+    found = [shown(asked_of(session, budget, policy)) for budget in range(100, 700, 25)]
+
+    assert any("e1#0" in names for names in found)
+    assert any("e1#0" not in names and "e9#0" in names for names in found)
+    for names in found:
+        assert ("e1#0" in names) is bool({"e2#0", "e4#0", "e6#0"} & {*names})
+
+
 @pytest.mark.proves("W3", "W7", "C61")
 def test_an_emergency_takes_three_fifths_of_the_budget_and_no_old_result_whole() -> None:
     session = history([user("go"), *tool_rounds(60, 300), assistant("done"), user("next")])

@@ -191,11 +191,14 @@ class WindowBuilder:
                 self._attach(block, result)
         if block.compaction_id is not None:
             self.pending_blocks.setdefault(block.compaction_id, []).append(block)
+        if is_request:
+            # The request before this one may have lost its protection. Blocks that lose theirs
+            # later stay, or the beginning of the window would change without a trim.
+            self._fold_held()
+            if self.policy.shows_pending:
+                self._held.clear()
         if block.compaction_id in self.digested:
             self._held.append(block)
-            self._fold_held()
-        elif is_request and not self.policy.shows_pending:
-            # The request before this one may have lost its protection by now.
             self._fold_held()
 
     def _join(self, message: Message) -> None:
@@ -224,13 +227,13 @@ class WindowBuilder:
     def _fold_held(self) -> None:
         """Leave out blocks of compactions that are shown by their digest, unless protected.
 
-        Without `shows_pending`, blocks that lose their protection later leave as well.
+        A request takes along the answers of its round, which may not belong to its compaction.
         """
         for block in self._held:
             if block.is_shown and not self.is_protected(block):
-                self.fold_digested(block)
-        is_final = self.policy.shows_pending
-        self._held = [] if is_final else [block for block in self._held if block.is_shown]
+                leave = self.leave_out if block is block.in_round.request else self.fold
+                leave(block)
+        self._held = [block for block in self._held if block.is_shown]
 
     def _open_round(self, request: BlockView) -> None:
         """Begin a round. The one before is closed: its request and answers leave together."""
@@ -370,20 +373,20 @@ class WindowBuilder:
         self.size += self.digest.size - self._digest_size
         self._digest_tokens, self._digest_size = self.digest.tokens, self.digest.size
 
-    def fold_digested(self, block: BlockView) -> None:
-        """Leave out a block that the digest of its compaction describes.
-
-        A request takes along the answers of its round, which may not belong to its compaction.
-        """
-        if block is block.in_round.request:
-            self.leave_out(block)
-        else:
-            self.fold(block)
+    def show_digest_of(self, compaction: CompactionId, blocks: Sequence[BlockView]) -> None:
+        """Show a compaction by its digest instead of its blocks, unless they are protected."""
+        self.digested.add(compaction)
+        self._held += blocks
+        self._fold_held()
 
     def leave_out(self, block: BlockView) -> None:
         """Leave a block out; the request and the answers of a closed round only together."""
         for other in self.leaving_with(block):
             self.fold(other)
+        in_round = block.in_round
+        # Without its last tool block, the request would seem unanswered.
+        if in_round.is_unanswered and not self.is_protected(in_round.blocks[0]):
+            self.fold(in_round.blocks[0])
 
     def leaving_with(self, block: BlockView) -> list[BlockView]:
         """Return the blocks that leave together with this one."""

@@ -171,11 +171,7 @@ def digest_pending(window: WindowBuilder, target: int) -> None:
         # A compaction of few short messages stays: its digest would take more than they do.
         if sum([block.tokens for block in leaving]) <= window.digest.cost_of(pending):
             continue
-        window.digested.add(pending.compaction_id)
-        for block in leaving:
-            # An earlier request may have taken it along.
-            if block.is_shown:
-                window.fold_digested(block)
+        window.show_digest_of(pending.compaction_id, blocks)
 
 
 def fold_blocks(window: WindowBuilder, target: int) -> None:

@@ -263,6 +263,13 @@ class RoundView:
         """Its visible blocks, in order."""
         return [block for block in self.blocks if block.is_shown]
 
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether it is closed, and the request stands without any of the blocks that followed."""
+        if not self.is_closed or self.request is None or len(self.blocks) == 1:
+            return False
+        return self.shown == [self.request]
+
 
 class BlockView:
     """A block of a window: a message and the results of its calls so far, in call order."""
