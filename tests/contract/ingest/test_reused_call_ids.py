@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from tests.invariants import faults
-from tests.store_fixtures import Stores, assistant, result, retracted, tool, turn, user
+from tests.store_fixtures import (
+    KEY,
+    Stores,
+    assistant,
+    result,
+    retracted,
+    tool,
+    turn,
+    turns,
+    user,
+)
 from turnfold.ports.ingest import DecodedEvent
 from turnfold.store.database import statements
 
@@ -93,3 +103,20 @@ async def test_results_that_come_late_twice_or_without_a_call_are_matched_among_
         await stores.ingest(event)
 
         assert faults(await stores.seen()) == []
+
+
+@pytest.mark.proves("L1", "G1")
+async def test_an_evicted_result_that_comes_back_from_a_retraction_is_live(stores: Stores) -> None:
+    await stores.ingest(result(10, TOOL, "1"), *turns(11, 8))
+    await stores.ingest(turn(30, assistant(None, TOOL)))
+    await stores.ingest(retracted(31, "e30#0"))
+    (followed, _) = (await stores.seen()).sessions[KEY].retracted
+    assert followed.message.compaction_id is not None
+
+    # It waited for the call before the other one did.
+    await stores.ingest(result(5, TOOL, "0"))
+
+    session = (await stores.seen()).sessions[KEY]
+    (back,) = [one.message for one in session.messages if one.message.event_id == "e10"]
+    assert back.compaction_id is None
+    assert "e5" in [entry.message.event_id for entry in session.retracted]
