@@ -20,6 +20,8 @@ from tests.store_fixtures import (
 )
 from turnfold.errors import BadRequest, Conflict
 from turnfold.messages import AgentId, CallRef, SessionId, SessionKey, State, position_of
+from turnfold.ports.ingest import DecodedEvent
+from turnfold.store.database import statements
 
 HOUR_MS = 3_600_000
 
@@ -366,3 +368,61 @@ async def test_an_evicted_event_that_moves_is_seen_at_its_new_place_by_who_knew_
         "e5#1",
     ]
     assert len(moved.messages) == len(known.messages)
+
+
+def in_progress(key: SessionKey, first: int) -> list[DecodedEvent]:
+    """1,100 calls that are not answered yet."""
+    calls = [assistant(None, f"c{number}") for number in range(550)]
+    return [turn(seq, *calls, key=key, at_ms=NOON) for seq in (first, first + 1)]
+
+
+@pytest.mark.proves("L8", "E4")
+@pytest.mark.parametrize("commit", ["immediate", "on_summary"])
+async def test_an_event_that_can_evict_nothing_reads_few_of_thousands_of_live_messages(
+    stores: Stores, commit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await override(stores, commit=commit)
+    old = turn(1, user("old"), user("old"), user("go"))
+    # Every second message is examined.
+    await stores.ingest(old, *in_progress(KEY, 2), turn(4, assistant(None, "d"), at_ms=NOON))
+    rows: list[int] = []
+    fetched = statements._fetched  # all prepared statements fetch here
+
+    def counted(*call: Any) -> Any:
+        found = fetched(*call)
+        rows.append(len(found))
+        return found
+
+    monkeypatch.setattr(statements, "_fetched", counted)
+
+    await stores.ingest(turn(5_000, assistant(None, "c"), at_ms=NOON))
+
+    assert sum(rows) < 100
+
+
+@pytest.mark.proves("L3", "E1")
+async def test_of_thousands_of_live_messages_the_same_leave_in_a_batch_as_one_by_one(
+    stores: Stores,
+) -> None:
+    other = SessionKey(KEY.agent_id, SessionId("s-2"))
+    for key, first in ((KEY, 1), (other, 10_001)):
+        await stores.ingest(*in_progress(key, first))
+    late = [
+        [
+            turn(first + n, user(f"q{n}"), key=key, at_ms=NOON + 2 * HOUR_MS)
+            for n in range(2_000, 2_005)
+        ]
+        for key, first in ((KEY, 0), (other, 10_000))
+    ]
+
+    await stores.ingest(*late[0])
+    for event in late[1]:
+        await stores.ingest(event)
+
+    sessions = (await stores.seen()).sessions
+    left = [
+        [one.message.compaction_id is not None for one in sessions[key].messages]
+        for key in (KEY, other)
+    ]
+    assert left[0] == left[1]
+    assert sum(left[0]) > 1_000

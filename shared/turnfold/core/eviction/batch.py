@@ -144,7 +144,7 @@ def plan_evictions(
         fired = limits.at(at_ms).fired(load)
         # A report changes no counts, but may fire a trigger that they did not.
         is_news = is_report and (load.is_overflow or not set(fired) <= set(known))
-        if is_held or not (is_news or _is_examined(before, len(present.messages))):
+        if is_held or not (is_news or is_examined(before, len(present.messages))):
             continue
         live_now = present.messages
         choice = _first_choice(
@@ -294,8 +294,8 @@ EVERY_EVENT_BELOW: Final = 1_024
 """With more live messages, not every event is examined: each examination is linear in them."""
 
 
-def _is_examined(before: int, after: int) -> bool:
-    """Return whether this growth of live messages is examined.
+def is_examined(before: int, after: int) -> bool:
+    """Return whether this growth of live messages is examined; if not, no part of it is.
 
     The decision depends on counts alone, so that it does not depend on the batch.
     """

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 from sqlalchemy import Connection, bindparam, func, select
 
-from turnfold.core.eviction.batch import Eviction, RestoreHold, plan_evictions, staying
+from turnfold.core.eviction.batch import (
+    EVERY_EVENT_BELOW,
+    Eviction,
+    RestoreHold,
+    is_examined,
+    plan_evictions,
+    staying,
+)
 from turnfold.core.eviction.budgets import (
     budgets_json,
     largest_budget,
@@ -28,13 +35,14 @@ from turnfold.errors import LostLease
 from turnfold.messages import CompactionId, Message, SessionKey
 from turnfold.ports.ingest import DecodedEvent, Installation
 from turnfold.store.database.message_rows import EVICTABLE, evictable_of
-from turnfold.store.database.predicates import in_range, is_live
+from turnfold.store.database.predicates import in_range, is_live, of_messages
 from turnfold.store.database.schema import compactions, messages
 from turnfold.store.database.session_rows import SessionChange, SessionJournal, SessionRow
 from turnfold.store.database.statements import Prepared, PreparedIn, bulk_update
 from turnfold.store.ingest.open_compactions import (
     MARK_EVICTED,
     CompactionOpener,
+    planned_id,
     subtract_evicted,
 )
 from turnfold.store.ingest.usage import Calibrator, calibration_cutoff
@@ -44,6 +52,9 @@ _LIVE = PreparedIn(
     .where(messages.c.sid.in_(bindparam("sids", expanding=True)), is_live)
     .order_by(messages.c.sid, messages.c.position),
     "sids",
+)
+_NUMBER = Prepared(
+    select(func.count()).select_from(messages).where(of_messages, is_live), ("of_sid",)
 )
 _LEFT = Prepared(
     select(func.count())
@@ -100,8 +111,13 @@ def evict(
     ]
     arrived = {event.stream_seq: event for events in new.values() for event in events}
     opener = CompactionOpener(connection, installation, journal, arrived)
+    needed = [
+        session
+        for session in due
+        if _may_evict(connection, session, new.get(session.key, ()), installation)
+    ]
     # In one statement for all sessions of the batch.
-    live = _live(connection, due)
+    live = _live(connection, needed)
     examined = {session.sid for session in due}
     for session in changed:
         events = new.get(session.key, ())
@@ -114,6 +130,23 @@ def evict(
             session.gauge = session.gauge.with_reading(readings[max(readings)], limit=0)
         _forget_budgets(session, installation)
     return opener.store()
+
+
+def _may_evict(
+    connection: Connection,
+    session: SessionRow,
+    events: Sequence[DecodedEvent],
+    installation: Installation,
+) -> bool:
+    """Return whether its live messages have to be read: it takes long to read thousands."""
+    if session.live_messages < EVERY_EVENT_BELOW:
+        return True
+    if session.policy(installation).commit is Commit.ON_SUMMARY:
+        return planned_id(connection, session.sid) is None
+    if any(event.reported is not None for event in events):
+        return True
+    ((number,),) = _NUMBER.rows(connection, session.sid)
+    return is_examined(number - sum(len(event.messages) for event in events), number)
 
 
 def _forget_budgets(session: SessionRow, installation: Installation) -> None:

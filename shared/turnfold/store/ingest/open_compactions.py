@@ -79,6 +79,12 @@ def quoted_texts(connection: Connection, places: Sequence[tuple[int, int]]) -> M
     return {row[0]: row[1] for row in _TEXTS.rows(connection, places)}
 
 
+def planned_id(connection: Connection, sid: int) -> int | None:
+    """Return the compaction whose messages leave with their summary, if one is open."""
+    rows = _PLANNED.rows(connection, sid)
+    return int(rows[0][0]) if rows else None
+
+
 def delay_after_failure(connection: Connection, sids: Collection[int]) -> None:
     """Let the evictions of locked sessions wait for the next attempt at those that failed.
 
@@ -261,10 +267,9 @@ class CompactionOpener:
 
         None if nothing would leave. During a cooldown of the model only a request opens one.
         """
-        already = _PLANNED.rows(self._connection, session.sid) if triggers else ()
+        known = planned_id(self._connection, session.sid) if triggers else None
         # At most one plan per session: two would summarize the same messages.
-        if already:
-            known = int(already[0][0])
+        if known is not None:
             if triggers[0].trigger is Trigger.REQUEST:
                 # Somebody asks for what waits already: from now on it is theirs, and due now.
                 change_compactions(
