@@ -75,6 +75,25 @@ async def test_an_event_reads_as_many_calls_and_results_after_400_rounds_as_afte
     assert max(map(sum, seen[1])) < 150
 
 
+@pytest.mark.proves("L8", "X6")
+@pytest.mark.parametrize("calls", [(), (TOOL,), (TOOL,) * 40])
+@pytest.mark.parametrize("named", [(), ("e1#0",)], ids=["", "after a retraction"])
+async def test_an_event_reads_few_of_the_results_that_one_call_id_has(
+    stores: Stores, read: list[int], calls: tuple[str, ...], named: tuple[str, ...]
+) -> None:
+    await stores.ingest(turn(1, user("go"), *[assistant(None, call) for call in calls]))
+    if named:
+        await stores.ingest(retracted(2, *named))
+    await stores.ingest(*[result(seq, TOOL, f"a{seq}") for seq in range(3, 400)])
+    read.clear()
+
+    await stores.ingest(result(400, TOOL, "a399"), result(401, TOOL, "more"))
+
+    assert sum(read) < 150
+    session = (await stores.seen()).sessions[KEY]
+    assert [one.message.is_copy for one in session.messages[-2:]] == [True, False]
+
+
 async def test_results_that_come_late_twice_or_without_a_call_are_matched_among_many_calls(
     stores: Stores,
 ) -> None:

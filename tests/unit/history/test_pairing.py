@@ -14,6 +14,7 @@ from turnfold.core.history.pairing import (
     MatchedResult,
     ResultPosition,
     has_later_answer,
+    match_after_calls,
     match_results,
     match_since,
 )
@@ -327,6 +328,33 @@ def test_recent_calls_and_results_tell_what_all_would_or_that_they_are_too_few(
             and (known[one.position].answers or CallRef(start, 0)).position >= start
         ]
     matches = match_since(recent_calls, recent, known, start=start, first=first)
+
+    if matches is not None:
+        assert known | matches == match_results(calls, results)
+
+
+@pytest.mark.proves("L3", "L8")
+@given(
+    st.lists(st.tuples(st.booleans(), st.sampled_from(["42", "43"])), max_size=8),
+    st.lists(st.sampled_from(["42", "43"]), min_size=1, max_size=12),
+    st.sets(st.integers(0, 11), min_size=1, max_size=4),
+    st.integers(1, 4),
+)
+@example([(True, ""), (True, "")], ["42", "42", "42", "43"], {3}, 1)
+def test_recent_results_behind_the_last_call_tell_what_all_would_or_that_they_are_too_few(
+    entries: list[tuple[bool, str]], later: list[str], new: set[int], before: int
+) -> None:
+    calls, results = told([*entries, *[(False, said) for said in later]])
+    behind = [one for one in results if one.position >= at(len(entries))]
+    added = [one for number, one in enumerate(behind) if number in new]
+    first = min([one.position for one in added], default=0)
+    waits = dict.fromkeys([one.position for one in results], WAITS)
+    known = waits | match_results(calls, [one for one in results if one not in added])
+    newest = [one for one in behind if one.position < first][-before:]
+
+    matches = match_after_calls(
+        [*newest, *[one for one in behind if one.position >= first]], known, first=first
+    )
 
     if matches is not None:
         assert known | matches == match_results(calls, results)

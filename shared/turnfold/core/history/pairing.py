@@ -92,7 +92,7 @@ def match_since(
     matches = match_results(calls, results)
     are_older_answered = False
     for position, match in sorted(matches.items()):
-        has_no_call = match.answers is None or match.answers.position > position
+        has_no_call = _found_no_call(position, match)
         if position >= first:
             if has_no_call and not are_older_answered:
                 return None
@@ -101,6 +101,29 @@ def match_since(
         elif position >= start and has_no_call:
             are_older_answered = True
     return matches
+
+
+def match_after_calls(
+    results: Sequence[ResultPosition], known: Mapping[int, MatchedResult], *, first: int
+) -> dict[int, MatchedResult] | None:
+    """Match results since the last call, as `match_since` does; None if these are too few."""
+    matches: dict[int, MatchedResult] = {}
+    last, are_calls_answered = b"", False
+    for position, digest, _ in sorted(results):
+        if position < first:
+            are_calls_answered |= _found_no_call(position, known[position])
+        elif are_calls_answered:
+            matches[position] = MatchedResult(None, digest == last)
+        else:
+            return None
+        # A copy equals the last result that is none.
+        last = digest
+    return matches
+
+
+def _found_no_call(position: int, match: MatchedResult) -> bool:
+    """Return whether all earlier calls had been answered when a result came."""
+    return match.answers is None or match.answers.position > position
 
 
 def has_later_answer(call: CallPosition, known: Mapping[int, MatchedResult]) -> bool:

@@ -1,7 +1,7 @@
 """Pair tool results with calls again, for the call ids that an event touched."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from turnfold.core.history.pairing import (
     MatchedResult,
     ResultPosition,
     has_later_answer,
+    match_after_calls,
     match_results,
     match_since,
 )
@@ -34,8 +35,8 @@ from turnfold.store.ingest.tombstones import in_portions
 Touched = tuple[int, str]
 """The number of a session and one of its call ids."""
 
-RECENT_CALLS = 32
-"""If an id has more calls, these are read first: some hosts use a tool's name as the id of each."""
+RECENT = 32
+"""If an id has more calls or results, these are read first: some hosts use a tool's name as id."""
 
 first_named_seq: ColumnElement[int | None] = func.coalesce(
     retracted_messages.c.named_seq,
@@ -61,7 +62,7 @@ _recent_from = (
     .where(_newer.c.sid == _pairs.c.a, _newer.c.call_id == _pairs.c.b)
     .order_by(_newer.c.position.desc())
     .limit(literal_column("1"))
-    .offset(literal_column(str(RECENT_CALLS)))
+    .offset(literal_column(str(RECENT)))
     .correlate(_pairs)
     .scalar_subquery()
 )
@@ -98,6 +99,22 @@ def _results(table: Table) -> Select[*tuple[Any, ...]]:
 
 
 _RESULTS = PreparedPairs(_results(messages), _KINDS)
+_newer_result = messages.alias("newer")
+_recent_results_from = (
+    select(_newer_result.c.position)
+    .where(_newer_result.c.sid == _pairs.c.a, _newer_result.c.tool_call_id == _pairs.c.b)
+    .order_by(_newer_result.c.position.desc())
+    .limit(literal_column("1"))
+    .offset(literal_column(str(RECENT)))
+    .correlate(_pairs)
+    .scalar_subquery()
+)
+_RECENT_RESULTS = PreparedPairs(
+    _results(messages).where(
+        messages.c.position >= func.coalesce(_recent_results_from, literal_column("0"))
+    ),
+    _KINDS,
+)
 _RETRACTED = PreparedPairs(
     _results(retracted_messages).add_columns(first_named_seq, retracted_messages.c.retracted_seq),
     _KINDS,
@@ -111,7 +128,7 @@ _START = Prepared(
     .where(*_of_calls, tool_calls.c.position < bindparam("first"))
     .order_by(tool_calls.c.position.desc())
     .limit(literal_column("1"))
-    .offset(literal_column(str(RECENT_CALLS - 1))),
+    .offset(literal_column(str(RECENT - 1))),
     ("of_sid", "of_call", "first"),
 )
 _CALLS_SINCE = Prepared(
@@ -123,6 +140,14 @@ _CALLS_SINCE = Prepared(
 _of_results = (
     messages.c.sid == bindparam("of_sid"),
     messages.c.tool_call_id == bindparam("of_call"),
+)
+_RESULT_START = Prepared(
+    select(messages.c.position)
+    .where(*_of_results, messages.c.position < bindparam("first"))
+    .order_by(messages.c.position.desc())
+    .limit(literal_column("1"))
+    .offset(literal_column(str(RECENT - 1))),
+    ("of_sid", "of_call", "first"),
 )
 _RESULTS_SINCE = Prepared(
     _result_columns(messages).where(*_of_results, messages.c.position >= bindparam("start")),
@@ -204,7 +229,8 @@ def pairs_with_retracted(
         unread = portion
         if after <= first:
             calls = _by_id(_RECENT_CALLS.rows(connection, portion))
-            recent, unread = _from_recent(connection, portion, calls, first, after)
+            found = _RECENT_RESULTS.rows(connection, portion)
+            recent, unread = _from_recent(connection, portion, calls, _many(found), first, after)
             changes += recent
         calls = _by_id(_CALLS_AND_RETRACTIONS.rows(connection, unread))
         rows = [read.rows(connection, unread) for read in (_RESULTS, _RETRACTED)]
@@ -230,32 +256,65 @@ def _repaired(
     connection: Connection, touched: Sequence[Touched], first: int
 ) -> Iterator[PairChange]:
     calls = _by_id(_RECENT_CALLS.rows(connection, touched))
-    recent, unread = _from_recent(connection, touched, calls, first)
+    found = _RECENT_RESULTS.rows(connection, touched)
+    many = _many(found)
+    recent, unread = _from_recent(connection, touched, calls, many, first)
     yield from recent
-    more = [pair for pair in unread if len(calls[pair]) > RECENT_CALLS]
+    more = [pair for pair in unread if len(calls[pair]) > RECENT]
     calls |= _by_id(_CALLS.rows(connection, more))
-    yield from _changed(calls, _RESULTS.rows(connection, unread))
+    few = {*unread} - many
+    rows = [row for row in found if (row[0], row[1]) in few]
+    rows += _RESULTS.rows(connection, [pair for pair in unread if pair in many])
+    yield from _changed(calls, rows)
+
+
+def _many(results: Sequence[Sequence[Any]]) -> set[Touched]:
+    """Return the call ids that have more results than these recent ones."""
+    number = Counter((sid, call_id) for sid, call_id, *_ in results)
+    return {pair for pair, results in number.items() if results > RECENT}
 
 
 def _from_recent(
     connection: Connection,
     touched: Sequence[Touched],
     calls: Mapping[Touched, Sequence[CallPosition]],
+    many: Collection[Touched],
     first: int,
     after: int = 0,
 ) -> tuple[list[PairChange], Sequence[Touched]]:
-    """Recompute the pairs of ids with many calls; return the changes and the ids left to read."""
+    """Recompute the pairs of ids with many calls, or `many` results.
+
+    Return the changes and the ids left to read.
+    """
     changes: list[PairChange] = []
     unread: list[Touched] = []
     for pair in touched:
-        recent = None
-        if len(calls.get(pair, ())) > RECENT_CALLS:
+        of_pair, recent = calls.get(pair, ()), None
+        if pair in many:
+            newest = max([call.position for call in of_pair], default=0)
+            recent = _after_calls(connection, pair, first, max(newest, after))
+        if recent is None and len(of_pair) > RECENT:
             recent = _recent(connection, pair, first, after)
         if recent is None:
             unread.append(pair)
         else:
             changes += recent
     return changes, unread
+
+
+def _after_calls(
+    connection: Connection, pair: Touched, first: int, since: int
+) -> list[PairChange] | None:
+    """Recompute the pairs of one call id from its recent results; None if these do not tell them.
+
+    All calls and retractions of the id come before the position `since`.
+    """
+    begins = _RESULT_START.rows(connection, *pair, first)
+    if not begins or begins[0][0] < since:
+        return None
+    results, stored = _stored(_RESULTS_SINCE.rows(connection, *pair, begins[0][0]))
+    matches = match_after_calls(results[pair], _known(stored), first=first)
+    return None if matches is None else list(_changes(pair[0], matches, stored))
 
 
 def _recent(
