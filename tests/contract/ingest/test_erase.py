@@ -3,13 +3,25 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.contract.compact.versions import phases
 from tests.invariants import faults
-from tests.store_fixtures import KEY, NOON, Stores, retracted, summary, turn, turns, user
+from tests.store_fixtures import (
+    KEY,
+    NOON,
+    SMALL,
+    Stores,
+    installation_of,
+    retracted,
+    summary,
+    turn,
+    turns,
+    user,
+)
 from turnfold.contracts.requests import (
     PolicyRequest,
 )
@@ -392,6 +404,31 @@ async def test_dead_letters_of_a_session_without_events_are_erased_when_retentio
     assert await left_at(NOON + 2 * DAY_MS) == [50, 60, 70]
     assert await left_at(NOON + 2 * DAY_MS + 100) == [50, 70]
     assert await left_at(NOON + 3 * DAY_MS + 100) == [70]
+
+
+@pytest.mark.proves("A6")
+async def test_dead_letters_that_name_no_session_are_erased_when_retention_is_over(
+    stores: Stores,
+) -> None:
+    """A6: by the policy of the agent that the subject names, or else by the default."""
+    for seq, subject in ((50, f"turn.completed.{KEY.agent_id}"), (60, "turn.completed")):
+        refused = letters(subject, b"no JSON", first_seq=seq)
+        await stores.intake.ingest((), refused, installation=stores.installation)
+    await stores.changes.set_policy(
+        KEY.agent_id,
+        PolicyRequest(overrides={"retain_days": 2}),
+        installation=stores.installation,
+        now_ms=NOON,
+    )
+    default, _ = installation_of(replace(SMALL, retain_days=3))
+
+    async def left_at(now_ms: int) -> list[int]:
+        await stores.erasures.expire_letters(installation=default, now_ms=now_ms)
+        return [one.stream_seq for one in await stores.history.dead_letters(after=0, limit=9)]
+
+    assert await left_at(NOON + 2 * DAY_MS) == [50, 60]
+    assert await left_at(NOON + 2 * DAY_MS + 100) == [60]
+    assert await left_at(NOON + 3 * DAY_MS + 100) == []
 
 
 @pytest.mark.proves("A6")

@@ -19,6 +19,7 @@ from sqlalchemy import (
 from turnfold.contracts.events import claimed_key
 from turnfold.contracts.subjects import (
     EVENT_TYPES,
+    agent_of_event_subject,
     key_of_event_subject,
     session_subject,
     token_of,
@@ -77,6 +78,11 @@ _WITHOUT_EVENTS = (
     .where(dead_letters.c.session_id.is_not(None), sessions.c.last_event_at_ms.is_(None))
     .group_by(dead_letters.c.agent_id, dead_letters.c.session_id, *OVERRIDES)
 )
+_WITHOUT_SESSION = select(
+    dead_letters.c.dead_letter_id, dead_letters.c.stream_seq, dead_letters.c.at_ms,
+    dead_letters.c.subject,
+).where(dead_letters.c.agent_id.is_(None))  # fmt: skip
+_OF_AGENTS = select(agents.c.agent_id, *(agents.c[name] for name in PolicyOverrides._fields))
 _pairs = PreparedPairs.pairs
 _OF_KEYS = PreparedPairs(
     select(
@@ -147,7 +153,7 @@ async def expire_letters(
 ) -> int:
     """Erase the dead letters of sessions without events once the newest is older than retained.
 
-    Return how many were erased.
+    Each that names no session counts by itself. Return how many were erased.
     """
     found = await database.snapshot(lambda connection: connection.execute(_WITHOUT_EVENTS).all())
     # Not numbers of sessions, which are set aside as well.
@@ -161,7 +167,7 @@ async def expire_letters(
             over[agent_id, session_id] = at_ms
 
     await aside.each(by_number, examine)
-    erased = 0
+    erased = await _expire_without_session(database, installation, aside, now_ms=now_ms)
     # Many at once: an agent may have had events refused under as many names as it likes.
     for keys in in_portions(sorted(over)):
         rows = await database.snapshot(partial(_OF_KEYS.rows, values=keys))
@@ -172,6 +178,38 @@ async def expire_letters(
             await database.write(partial(_delete, letters=portion))
         erased += len(letters)
     return erased
+
+
+async def _expire_without_session(
+    database: Database, installation: Installation, aside: SetAside[int], *, now_ms: int
+) -> int:
+    """Erase expired dead letters that name no session, by the policy of the agent, if any."""
+
+    def read(connection: Connection) -> Sequence[tuple[int, int, int, PolicyOverrides]]:
+        found = connection.execute(_WITHOUT_SESSION).all()
+        agent_ids = {row.subject: agent_of_event_subject(row.subject) or "" for row in found}
+        wishes = {
+            agent_id: PolicyOverrides(*rest)
+            for portion in in_portions(sorted({*agent_ids.values()}))
+            for agent_id, *rest in connection.execute(
+                _OF_AGENTS.where(agents.c.agent_id.in_(portion))
+            )
+        }
+        return [(*row[:3], wishes.get(agent_ids[row.subject], PolicyOverrides())) for row in found]
+
+    found = await database.snapshot(read)
+    by_number = {-number: (seq, at_ms, wishes) for number, seq, at_ms, wishes in found}
+    over: list[_Letter] = []
+
+    async def examine(number: int) -> None:
+        seq, at_ms, wishes = by_number[number]
+        if is_over(at_ms, installation.policy(wishes, PolicyOverrides()), now_ms=now_ms):
+            over.append((-number, seq))
+
+    await aside.each(by_number, examine)
+    for portion in in_portions(over):
+        await database.write(partial(_delete, letters=portion))
+    return len(over)
 
 
 def erase_letters_after(connection: Connection, scope: ErasureScope, after: int) -> int:
