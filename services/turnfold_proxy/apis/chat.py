@@ -138,6 +138,7 @@ class ChatReader:
         self._texts: dict[str, StringIO] = {}
         self._spoken: dict[str, StringIO] = {}
         self._calls: dict[int, Element] = {}
+        self._newest: dict[int | None, int] = {}
         self._inputs: dict[tuple[int, str, str], StringIO] = {}
         self._usage: dict[str, Any] | None = None
         self._is_whole = False
@@ -199,7 +200,7 @@ class ChatReader:
                 audio[name] = value
 
     def _add_call(self, piece: Mapping[str, Any]) -> None:
-        place = piece.get("index", len(self._calls))
+        place = self._place_of(piece)
         call = self._calls.setdefault(place, {"type": "function"})
         for name, value in piece.items():
             if name in ("function", "custom") and isinstance(value, dict):
@@ -212,6 +213,22 @@ class ChatReader:
             # Some providers repeat the id in later pieces as an empty text.
             elif name != "index" and value not in (None, ""):
                 call[name] = value
+
+    def _place_of(self, piece: Mapping[str, Any]) -> int:
+        """Return the place of the call to which a piece belongs.
+
+        Some providers give one index, or none, to all calls: a name with another id begins a call.
+        """
+        index, call_id, tool = piece.get("index"), piece.get("id"), called_tool(piece) or {}
+        place = self._newest.get(index)
+        before = {} if place is None else self._calls[place]
+        is_other = call_id != before.get("id", call_id) if call_id else index is None
+        if place is None or (tool.get("name") and is_other):
+            place = max(self._calls, default=-1) + 1
+            if index is not None and index not in self._calls:
+                place = index
+            self._newest[index] = place
+        return place
 
     def _is_complete(self, call: Mapping[str, Any]) -> bool:
         tool = called_tool(call) or {}

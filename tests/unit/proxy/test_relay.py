@@ -89,6 +89,35 @@ def test_a_call_of_free_text_or_without_arguments_is_complete_at_the_end(
     assert element["tool_calls"] == [{"id": "c1", **call}]
 
 
+def piece(call_id: str | None, name: str | None, arguments: str, **place: Any) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function, **place}
+
+
+@pytest.mark.proves("G10")
+@pytest.mark.parametrize("place", [{"index": 0}, {"index": None}, {}], ids=["same", "null", "none"])
+def test_calls_of_one_answer_are_told_apart_without_an_index_of_their_own(
+    place: dict[str, Any],
+) -> None:
+    """Some providers number none of them; a later piece belongs to the call that was begun last."""
+    tap = AnswerTap(ChatApi().reader())
+
+    for more in (
+        [piece("c1", "read", '{"path": ', **place)],
+        [piece("", None, '"a"}', **place)],
+        [piece("c2", "read", "", **place)],
+        [piece("c2", None, '{"path": "b"}', **place), piece("c3", "list", "{}", **place)],
+    ):
+        tap.feed(event(tool_calls=more) + b"\n\n")
+
+    [element] = tap.answer().elements
+    assert element["tool_calls"] == [
+        piece("c1", "read", '{"path": "a"}'),
+        piece("c2", "read", '{"path": "b"}'),
+        piece("c3", "list", "{}"),
+    ]
+
+
 ITEM = {"type": "function_call", "call_id": "c1", "name": "write", "arguments": '{"a'}
 CUSTOM_ITEM = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "*** Beg"}
 
