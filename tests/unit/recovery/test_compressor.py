@@ -74,6 +74,20 @@ def test_what_is_shown_whole_in_a_trimmed_list_is_to_the_letter_what_was_given(
     assert compressed.messages[-2:] == [said, user("and now?")]
 
 
+@pytest.mark.proves("W8", "I2", "L5")
+@pytest.mark.parametrize("place", [10, 1_023])
+def test_a_result_that_waits_takes_no_call_that_the_list_answers(
+    compressor: LadderCompressor, place: int
+) -> None:
+    """However many messages stand before the call, although those of an event are limited."""
+    rest = [user(f"request {number}") for number in range(place - 1)]
+    messages = [tool("again", "of an earlier call"), *rest, calling("again"), tool("again", "own")]
+
+    compressed = compressor.compress([*messages, user("and now?")], 100_000)
+
+    assert compressed.messages[-3:] == [*messages[-2:], user("and now?")]
+
+
 @pytest.mark.proves("W8", "L5", "L6")
 @pytest.mark.parametrize("budget", [500, 2_000, 8_000])
 @pytest.mark.parametrize("is_emergency", [False, True])

@@ -44,9 +44,14 @@ WAITS = MatchedResult(None, False)
 
 
 def match_results(
-    calls: Sequence[CallPosition], results: Sequence[ResultPosition]
+    calls: Sequence[CallPosition],
+    results: Sequence[ResultPosition],
+    *,
+    event_positions: int = MESSAGES_PER_EVENT,
 ) -> dict[int, MatchedResult]:
     """Match the results of one call id; return the match of each position.
+
+    An event has `event_positions`.
 
     A result answers the nearest earlier unanswered call. Without one, it is a copy if it equals the
     last result; otherwise it waits for the next call that its own event leaves unanswered, and the
@@ -64,7 +69,7 @@ def match_results(
         if isinstance(seen, CallPosition):
             # Rarely needed, because most ids have no result that waits.
             if own is None and matching.may_wait:
-                own = _own_results(ordered)
+                own = _own_results(ordered, event_positions)
             matching.add_call(seen, own=None if own is None else own.get(seen))
         elif isinstance(seen, ResultPosition):
             matching.add_result(seen)
@@ -163,15 +168,15 @@ def _in_stream_order(
 
 
 def _own_results(
-    ordered: Sequence[CallPosition | ResultPosition | _Naming],
+    ordered: Sequence[CallPosition | ResultPosition | _Naming], event_positions: int
 ) -> Mapping[CallPosition, bytes]:
     """Return the digest of the result that answers each call within its event, if one does."""
     own: dict[CallPosition, bytes] = {}
     unanswered: list[CallPosition] = []
     event = -1
     for seen in ordered:
-        if seen.position // MESSAGES_PER_EVENT != event:
-            event = seen.position // MESSAGES_PER_EVENT
+        if seen.position // event_positions != event:
+            event = seen.position // event_positions
             unanswered.clear()
         if isinstance(seen, CallPosition):
             unanswered.append(seen)

@@ -314,7 +314,9 @@ def _match_results(
             ResultPosition(index, _content_key(bodies[index]) if len(indices) > 1 else b"")
             for index in indices
         ]
-        for position, match in match_results(calls.get(call_id, ()), positions).items():
+        # The list is one event, however long.
+        matches = match_results(calls.get(call_id, ()), positions, event_positions=len(messages))
+        for position, match in matches.items():
             messages[position].answers = match.answers
             messages[position].is_copy = match.is_copy
 
