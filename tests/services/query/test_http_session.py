@@ -33,6 +33,8 @@ async def test_a_token_reads_the_sessions_of_its_agent(tmp_path: Path) -> None:
             ids = [f"e{number}#0"]
             window = await reader.context(max_tokens=1_000, after="latest", wait_ms=2_000)
             assert (window.message_ids, window.session_id) == (ids, session_id)
+            whole = await reader.context(max_tokens=None, model=None, entries=True, recall=False)
+            assert whole.message_ids == ids
             cut = await reader.context(max_tokens=1_000, query="Where are the lanterns \ud83d")
             assert cut.message_ids == ids
             found = await reader.run_tool("search_history", {"query": "lanterns \ud83d"})
