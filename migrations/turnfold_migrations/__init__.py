@@ -28,7 +28,7 @@ from turnfold.store.database.instance_lock import (
 )
 from turnfold.store.database.postgres.url import split_ssl_options
 from turnfold.store.database.schema import REVISION
-from turnfold.store.database.sqlite_files import BUSY_SECONDS, connect_sqlite
+from turnfold.store.database.sqlite_files import BUSY_SECONDS, connect_sqlite, no_database
 
 if TYPE_CHECKING:
     # Loading Alembic takes 0.2 s, and only a service's first start needs it.
@@ -119,6 +119,8 @@ async def _with_connection(database_url: str, work: Callable[[Connection], None]
         except OSError as error:
             raise StartError(f"the database cannot be reached: {error}") from error
         except DBAPIError as error:
+            if (foreign := no_database(error.orig, url)) is not None:
+                raise foreign from error
             name = f" {url.database}" if is_sqlite else ""
             raise StartError(f"the database{name} cannot be migrated: {error.orig}") from error
         finally:

@@ -188,6 +188,20 @@ async def test_keys_stay_as_they_were_if_the_accounts_cannot_be_written(tmp_path
     assert [row["name"] for row in listed.rows] == [key]
 
 
+@pytest.mark.proves("O3")
+@pytest.mark.parametrize("kind", [("new", "worker"), ("token", "--operator")])
+async def test_a_directory_of_keys_that_cannot_be_written_is_told_with_the_remedy(
+    kind: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+
+    ended = await command("keys", *kind, "--dir", str(tmp_path / "file" / "keys"))
+
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err.startswith(f"turnfold: {tmp_path}/file/keys cannot be written (Not a dir")
+    assert "name another directory with --dir" in ended.err
+
+
 @pytest.mark.proves("V6")
 @pytest.mark.parametrize("word", ["-h", "--help"])
 async def test_help_for_a_command_may_be_asked_for_before_its_name(word: str) -> None:
@@ -276,6 +290,24 @@ def test_a_data_directory_that_cannot_be_made_is_said_with_the_option_that_chang
     assert ended.returncode == 1
     assert ended.stderr.endswith("choose another --data-dir\n")
     assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.proves("O3", "O8")
+@pytest.mark.parametrize("name", ["migrate", "worker", "query", "doctor --json"])
+async def test_a_file_that_is_no_database_ends_a_command_with_the_remedy(
+    name: str, tmp_path: Path
+) -> None:
+    database = tmp_path / "notes 1.txt"
+    database.write_text("Nothing of this is a database. " * 100)
+
+    ended = await command(
+        *name.split(), environ={"TURNFOLD_DATABASE_URL": f"sqlite+aiosqlite:///{database}"}
+    )
+
+    remedy = f" {database} is no SQLite database; correct TURNFOLD_DATABASE_URL or move it"
+    assert ended.status == 1
+    assert remedy in " ".join((ended.out + ended.err).split())
+    assert "Traceback" not in ended.err
 
 
 @pytest.mark.proves("O3")

@@ -5,6 +5,7 @@ import os
 import sqlite3
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import aiosqlite
 from sqlalchemy import Engine, event
@@ -53,6 +54,15 @@ def make_private(url: URL) -> None:
             ) from error
 
 
+def no_database(error: BaseException | None, url: URL) -> StartError | None:
+    """Return what to do if SQLite cannot read a file because it is none of its own."""
+    if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_NOTADB:
+        return None
+    # Readers name the file in a URL.
+    file = unquote((url.database or "").removeprefix("file:"))
+    return StartError(f"{file} is no SQLite database; correct TURNFOLD_DATABASE_URL or move it")
+
+
 async def connect_sqlite(*arguments: Any, **options: Any) -> aiosqlite.Connection:
     """Connect, and leave no thread behind if that fails.
 
@@ -98,14 +108,17 @@ def prepare_sqlite(engine: Engine, *, writes: bool) -> None:
         # The driver begins no transaction by itself; `begin` says which kind it is.
         connection.isolation_level = None
         cursor = connection.cursor()
-        if not writes:
-            # Before `query_only`, with which SQLite refuses to create this table as well.
-            cursor.execute(
-                f"CREATE VIRTUAL TABLE temp.{VOCABULARY} "
-                "USING fts5vocab(main, word_index, 'instance')"
-            )
-        for setting in [f"busy_timeout={BUSY_SECONDS * 1000}", "foreign_keys=ON", *settings]:
-            cursor.execute(f"PRAGMA {setting}")
+        try:
+            if not writes:
+                # Before `query_only`, with which SQLite refuses to create this table as well.
+                cursor.execute(
+                    f"CREATE VIRTUAL TABLE temp.{VOCABULARY} "
+                    "USING fts5vocab(main, word_index, 'instance')"
+                )
+            for setting in [f"busy_timeout={BUSY_SECONDS * 1000}", "foreign_keys=ON", *settings]:
+                cursor.execute(f"PRAGMA {setting}")
+        except sqlite3.DatabaseError as error:
+            raise no_database(error, engine.url) or error from None
         cursor.close()
 
     def begin(connection: Any) -> None:
