@@ -6,6 +6,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from turnfold.errors import StartError
+
 
 def write_private(path: Path, text: str) -> None:
     """Replace the content of a file atomically. A new file is private; others keep their mode.
@@ -24,12 +26,22 @@ def write_private(path: Path, text: str) -> None:
 
 @contextmanager
 def locked_update(directory: Path) -> Generator[None]:
-    """Create a private directory if needed, and hold an exclusive lock on it in the body."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # On the directory: the files in it are replaced, and a lock would stay with the old file.
-    held = os.open(directory, os.O_RDONLY)
+    """Create a private directory if needed, and hold an exclusive lock on it in the body.
+
+    Raises:
+        StartError: the directory, or a file in it, cannot be written.
+    """
     try:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(held)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # On the directory: the files in it are replaced, and a lock would stay with the old file.
+        held = os.open(directory, os.O_RDONLY)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(held)
+    except OSError as error:
+        raise StartError(
+            f"{error.filename or directory} cannot be written ({error.strerror});"
+            " name another directory with --dir, or of tokens in TURNFOLD_HTTP_TOKENS"
+        ) from error
