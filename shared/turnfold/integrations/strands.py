@@ -29,11 +29,14 @@ from turnfold.integrations.strands_messages import (
     chat_of,
     is_left_out,
     is_made,
+    is_message,
     longest_row,
     marked,
+    originals,
     parts_of,
     rebuilt,
     recognized,
+    texts_of,
     unmarked,
     without_cache_points,
 )
@@ -83,6 +86,8 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
         self._held: dict[str, _Held] | None = None
         self._unnamed: set[str] = set()
         self._unconfirmed: list[str] = []
+        self._is_asked = False
+        self._seen, self._written = set[str](), set[str]()
 
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
         """Manage the messages before each call of the model."""
@@ -115,6 +120,7 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
     def _before_invocation(self, event: BeforeInvocationEvent) -> None:
         # Strands gives an id to each message next.
         self._name(event.agent.messages)
+        self._is_asked = True
 
     def _name(self, messages: Sequence[Message]) -> None:
         if self._held is None:
@@ -122,6 +128,11 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
             self._unnamed.update(map(_named, unnamed))
 
     async def _before_model_call(self, event: BeforeModelCallEvent) -> None:
+        names = {str(message.get("tracking_id")) for message in event.agent.messages}
+        if not self._is_asked:
+            # Within a run only programs write for the user: they ask for structured output.
+            self._written |= names - self._seen
+        self._seen, self._is_asked = names, False
         await self._managed(event.agent, self._small if self._is_reduced else self._windows)
 
     async def _managed(self, agent: Agent, windows: "_Windows") -> None:
@@ -129,15 +140,16 @@ class TurnfoldConversationManager(ConversationManager):  # type: ignore[misc]  #
         shown = await windows.after(agent.messages, publish, confirm, self._session)
         if shown is not None:
             messages, self._held = _messages(shown)
-            self.removed_message_count += max(0, _originals(agent.messages) - _originals(messages))
+            self.removed_message_count += max(0, originals(agent.messages) - originals(messages))
             agent.messages[:] = messages
+            self._seen |= set(self._held)
 
     async def _publish(self, messages: Sequence[Message]) -> None:
         """Publish what is new or was changed since it was published."""
         if self._held is None:
             self._name(messages)
             self._held = await _restored(self._session, messages, self._unnamed)
-        events, held = _changes(self._session, messages, self._held)
+        events, held = _changes(self._session, messages, self._held, self._written)
         await publish_all(self._session, events)
         # Only after the acknowledgement: if publishing fails, the next attempt repeats it.
         self._held |= held
@@ -184,7 +196,7 @@ class _Windows(MirroredWindows):
                 return None
             carried = [entry.get("carry") for entry in window.entries or ()]
             shown = list(zip(window.raw["messages"], carried, window.message_ids, strict=True))
-            if not all(body or _is_message(message) for body, message, _ in shown):
+            if not all(body or is_message(message) for body, message, _ in shown):
                 self.warn("another program publishes to this session; give each one of its own")
                 return None
             return shown
@@ -228,9 +240,10 @@ async def _restored(
     for message in messages:
         name, texts = _named(message), block_texts(message)
         if name in stored:
-            known = _texts([part for _, part in stored[name]])
+            known = texts_of([part for _, part in stored[name]])
+            own = texts_of(parts_of(message))
             # A window may begin with the end of a message.
-            is_same = is_made(message) or known[len(known) - len(texts) :] == _comparable(message)
+            is_same = is_made(message) or known[len(known) - len(texts) :] == own
             held[name] = _Held(texts if is_same else known, stored[name])
     is_cut = sum(map(len, stored.values())) >= TAIL_MESSAGES
     others = [parts for name, parts in stored.items() if name not in held]
@@ -260,18 +273,9 @@ async def _stored(session: Session, count: int) -> dict[str, list[tuple[str, Mes
     """Return the newest stored messages of Strands by their ids."""
     stored: dict[str, list[tuple[str, Message]]] = {}
     for part in await newest_messages(session, min(count, TAIL_MESSAGES), wait_ms=WAIT_MS):
-        if _is_message(part.carry) and part.carry.get("tracking_id"):
+        if is_message(part.carry) and part.carry.get("tracking_id"):
             stored.setdefault(part.carry["tracking_id"], []).append((part.message_id, part.carry))
     return stored
-
-
-def _texts(parts: Sequence[Message]) -> list[str]:
-    return [text for part in parts for text in block_texts(part)]
-
-
-def _comparable(message: Message) -> list[str]:
-    """Return the blocks of a message as texts, in the order in which they are stored."""
-    return _texts(parts_of(message))
 
 
 def _named(message: Message) -> str:
@@ -282,9 +286,14 @@ def _named(message: Message) -> str:
 
 
 def _changes(
-    session: Session, messages: Sequence[Message], known: Mapping[str, _Held]
+    session: Session,
+    messages: Sequence[Message],
+    known: Mapping[str, _Held],
+    written: Container[str],
 ) -> tuple[list[OutgoingEvent], dict[str, _Held]]:
     """Return the events that bring a session up to messages, and what is held of them then.
+
+    A program wrote the messages of the user whose ids are in `written`.
 
     From the first message on that the host changed, all are published anew, in their order.
     Messages between them that the window left out stay, before those that are published anew.
@@ -304,7 +313,7 @@ def _changes(
         parts = _parts(message, old)
         ids: list[str] = []
         if parts:
-            event = _event(session, message, parts, old)
+            event = _event(session, message, parts, old, is_meta=_named(message) in written)
             events.append(event)
             ids = [f"{event.event_id}#{index}" for index in range(len(parts))]
         held[_named(message)] = _Held(texts[place], list(zip(ids, parts, strict=True)))
@@ -343,7 +352,12 @@ def _changed_parts(message: Message, old: _Held) -> list[Message]:
 
 
 def _event(
-    session: Session, message: Message, parts: Sequence[Message], old: _Held | None
+    session: Session,
+    message: Message,
+    parts: Sequence[Message],
+    old: _Held | None,
+    *,
+    is_meta: bool,
 ) -> OutgoingEvent:
     # An event that is published again, also by another program, is the same one, unless it was
     # retracted, or the session is another one: agents may begin with the same messages.
@@ -354,6 +368,7 @@ def _event(
         [chat_of(part) for part in parts],
         event_id=blake2b(text.encode(), digest_size=16).hexdigest(),
         carry=parts,
+        is_meta=is_meta,
     )
 
 
@@ -366,7 +381,7 @@ def _messages(shown: Iterable[_Entry]) -> tuple[list[Message], dict[str, _Held]]
     stored: list[list[tuple[str, Message]]] = []
     for body, carried, message_id in shown:
         message: Message = decode_bytes_values(carried) if body is None else rebuilt(body)
-        own = [(str(message_id), carried)] if _is_message(carried) else []
+        own = [(str(message_id), carried)] if is_message(carried) else []
         if own and carried.get("tracking_id"):
             message["tracking_id"] = carried["tracking_id"]
         _named(message)
@@ -383,11 +398,3 @@ def _messages(shown: Iterable[_Entry]) -> tuple[list[Message], dict[str, _Held]]
         message["tracking_id"]: _Held(block_texts(message), ids)
         for message, ids in zip(messages, stored, strict=True)
     }
-
-
-def _is_message(carried: object) -> bool:
-    return isinstance(carried, dict) and {"role", "content"} <= set(carried)
-
-
-def _originals(messages: Iterable[Message]) -> int:
-    return sum(not is_made(message) for message in messages)

@@ -22,6 +22,11 @@ _FRAMES = ("# Conversation Summary\n", "# Earlier messages")
 Message = dict[str, Any]
 
 
+def is_message(carried: object) -> bool:
+    """Return whether a value is a message of Strands."""
+    return isinstance(carried, dict) and {"role", "content"} <= set(carried)
+
+
 def is_made(message: Message) -> bool:
     """Return whether Turnfold wrote or shortened a message."""
     return bool(((message.get("metadata") or {}).get("custom") or {}).get(_MADE))
@@ -50,6 +55,16 @@ def block_texts(message: Message) -> list[str]:
     """Return the blocks of a message as texts to compare, without the points of caches."""
     content = encode_bytes_values(without_cache_points(message)["content"])
     return [json.dumps(block, sort_keys=True) for block in content]
+
+
+def texts_of(parts: Sequence[Message]) -> list[str]:
+    """Return the blocks of the parts of a message as texts to compare."""
+    return [text for part in parts for text in block_texts(part)]
+
+
+def originals(messages: Sequence[Message]) -> int:
+    """Return how many messages Turnfold neither wrote nor shortened."""
+    return sum(not is_made(message) for message in messages)
 
 
 def without_cache_points(message: Message) -> Message:

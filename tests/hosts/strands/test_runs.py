@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from strands import Agent, tool
 from strands.types.exceptions import ContextWindowOverflowException
 
@@ -14,6 +15,12 @@ from turnfold.client import connect
 from turnfold.integrations.strands import TurnfoldConversationManager
 
 NOWHERE = "nats://127.0.0.1:9"
+
+
+class Place(BaseModel):
+    """A place."""
+
+    name: str
 
 
 @tool  # type: ignore[untyped-decorator]
@@ -50,6 +57,26 @@ async def test_a_run_with_parallel_calls_goes_on_in_the_next_program(
     assert call[-1]["content"] == [{"text": "Where did you look?"}]
     roles = [one["role"] for one in await recorded(system, session_id)]
     assert roles == ["user", "assistant", "tool", "tool", "assistant", "user", "assistant"]
+
+
+@pytest.mark.proves("W12")
+async def test_a_prompt_for_structured_output_is_no_request_of_a_person(
+    system: RunningSystem, session_id: str
+) -> None:
+    """Strands writes it as the user if the model has not called the tool."""
+    wanted = {"toolUse": {"toolUseId": "one", "name": "Place", "input": {"name": "yard"}}}
+    model = ScriptedModel(says("The yard."), [wanted], says("Yes."))
+    agent = agent_of(model, session_id, system.nats_url)
+
+    result = await agent.invoke_async("Where is it?", structured_output_model=Place)
+    await agent.invoke_async("Is it there?")
+
+    assert result.structured_output == Place(name="yard")
+    async with connect(system.nats_url, environ={}) as client:
+        session = client.session("strands", session_id)
+        await session.history(newest=1, after="latest", wait_ms=5_000)
+        stored = [one async for one in session.originals() if one.message["role"] == "user"]
+    assert [one.is_meta for one in stored] == [False, True, False]
 
 
 @pytest.mark.timeout(600)
