@@ -9,7 +9,9 @@ A run reads the window: the summary, and the items after it to the letter. Reaso
 there without the item that it belongs to.
 """
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from turnfold.client import Client, OutgoingEvent, PortalClient, StoredMessage
@@ -75,12 +77,14 @@ class TurnfoldSession:
             "wait_ms": WAIT_MS,
             **(window or {}),
         }
+        self._unfinished: list[_Pop] = []
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """Return the window; with a limit the newest items as they were added, without a summary.
 
         The limit of `session_settings` counts as well.
         """
+        await self._finish_pops()
         if limit is None:
             limit = SessionSettings().resolve(self.session_settings).limit
         if limit is not None:
@@ -105,6 +109,7 @@ class TurnfoldSession:
         check_responses(items)
         if not items:
             return
+        await self._finish_pops()
         is_first = items[0].get("role") in SYSTEM_ROLES and await self._is_empty()
         try:
             events = self._events(items, is_first=is_first)
@@ -130,17 +135,38 @@ class TurnfoldSession:
             return False
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Retract the newest item and return it; None if there is none."""
-        popped = await self._session.pop()
-        if not popped:
+        """Retract the newest item and return it; None if there is none.
+
+        After an error it may be retracted already: the next call on this object then finishes.
+        """
+        pop = self._unfinished.pop() if self._unfinished else _Pop(await self._session.pop())
+        if not pop.retracted:
             return None
-        *others, item = _items(popped)
-        # A response is retracted as a whole, so its other items are added again.
-        await self.add_items([*await self._retracted_with(popped[0]), *others])
+        await self._finish(pop)
+        *_, item = _items(pop.retracted)
         return item
+
+    async def _finish_pops(self) -> None:
+        """Add what left with popped items, where that failed before."""
+        while self._unfinished:
+            await self._finish(self._unfinished.pop())
+
+    async def _finish(self, pop: "_Pop") -> None:
+        """Add the other items of a response again, because it is retracted as a whole."""
+        try:
+            if pop.events is None:
+                *others, _ = _items(pop.retracted)
+                others = [*await self._retracted_with(pop.retracted[0]), *others]
+                # With the same ids when it is done again: they may have been stored.
+                pop.events = self._events(others, is_first=False) if others else []
+            await publish_together(self._client, pop.events)
+        except (Unavailable, asyncio.CancelledError):
+            self._unfinished.append(pop)
+            raise
 
     async def clear_session(self) -> None:
         """Retract all items. Their originals stay in the history until the session is erased."""
+        self._unfinished.clear()
         await self._session.clear()
 
     async def _tail(self, limit: int) -> list[TResponseInputItem]:
@@ -164,6 +190,14 @@ class TurnfoldSession:
                 break
             left.insert(0, message)
         return list(_items(left))
+
+
+@dataclass(slots=True)
+class _Pop:
+    """A retracted message in one or more items, and the events that add the others again."""
+
+    retracted: list[StoredMessage]
+    events: list[OutgoingEvent] | None = None
 
 
 def _items(messages: Iterable[StoredMessage]) -> Iterator[TResponseInputItem]:

@@ -3,12 +3,13 @@
 import asyncio
 from typing import Any
 
+import nats
 import pytest
 from agents.memory import Session
 
 import turnfold
 from tests.hosts.chat import tree
-from tests.hosts.conftest import RunningSystem
+from tests.hosts.conftest import RestartableSystem, RunningSystem
 from tests.hosts.openai_agents.items import call, output, reasoning, user
 from turnfold.integrations.openai_agents import TurnfoldSession
 
@@ -127,6 +128,33 @@ async def test_each_pop_takes_one_item_also_of_a_response(session: TurnfoldSessi
         assert await session.get_items(limit=10) == items[: -len(popped)]
 
     assert popped == items[::-1]
+
+
+@pytest.mark.proves("G3", "L1")
+@pytest.mark.parametrize("method", ["pop_item", "get_items"])
+async def test_a_pop_that_lost_the_stream_halfway_is_finished_by_the_next_call(
+    own_system: RestartableSystem, method: str
+) -> None:
+    """Its response was retracted, and no place was left for the other items of it."""
+    url = own_system.start().nats_url
+    session = TurnfoldSession("host", "user-42", client=url, max_tokens=8_000)
+    items = [user("look"), reasoning("a"), call("a"), call("b"), output("a"), output("b")]
+    await session.add_items(items)
+    for item in items[:3:-1]:
+        assert await session.pop_item() == item
+    bus = await nats.connect(url)
+    stream = await bus.jetstream().stream_info("TURNFOLD_EVENTS")
+
+    room = stream.config.evolve(max_msgs=stream.state.messages + 1)
+    await bus.jetstream().update_stream(room)
+    with pytest.raises(turnfold.Unavailable):
+        await session.pop_item()
+    await bus.jetstream().update_stream(stream.config)
+    await bus.close()
+
+    if method == "pop_item":
+        assert await session.pop_item() == items[3]
+    assert await session.get_items(limit=10) == items[:3]
 
 
 async def test_a_cleared_session_is_empty_and_goes_on(session: TurnfoldSession) -> None:
