@@ -43,6 +43,8 @@ DUPLICATE_WINDOW_SECONDS = 600.0
 NOTICES_MAX_AGE_SECONDS = 7 * 86_400.0
 NAME_IN_USE = 10_058
 POLL_SECONDS = 0.1
+QUIET_SECONDS = 3.0
+"""The time after which streams that are not there yet are logged."""
 
 EVENTS = StreamConfig(
     name=EVENTS_STREAM,
@@ -156,19 +158,26 @@ async def ensure_streams(
 async def wait_for_streams(client: Client, *, seconds: float = 60.0) -> str:
     """Wait for the streams and the consumer, and return the creation time of the event stream.
 
+    A log line says if they are not there after some seconds.
+
     Raises:
         StartError: they do not exist after `seconds`.
     """
     check_server(client)
     jetstream = client.jetstream(timeout=2.0)
-    deadline = asyncio.get_running_loop().time() + seconds
+    began = asyncio.get_running_loop().time()
+    is_quiet = True
     while True:
         try:
             info = await jetstream.stream_info(EVENTS_STREAM)
             await jetstream.consumer_info(EVENTS_STREAM, EVENTS_CONSUMER)
             return _created(info)
         except (APIError, nats.errors.Error, *UNREADABLE) as error:
-            if asyncio.get_running_loop().time() > deadline:
+            waited_seconds = asyncio.get_running_loop().time() - began
+            if waited_seconds > min(seconds, QUIET_SECONDS) and is_quiet:
+                is_quiet = False
+                log.info("streams.awaited", made_by="turnfold migrate", seconds=seconds)
+            if waited_seconds > seconds:
                 raise StartError(
                     f"the streams are not there after {seconds:g} s; run `turnfold migrate` first"
                 ) from error

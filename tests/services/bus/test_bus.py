@@ -161,8 +161,11 @@ async def test_a_stream_that_cannot_be_set_right_stops_the_start(client: Client)
 async def test_whoever_needs_the_streams_waits_for_them_and_says_so_when_they_do_not_come(
     client: Client,
 ) -> None:
-    with pytest.raises(StartError, match="run `turnfold migrate`"):
+    with capture_logs() as logged, pytest.raises(StartError, match="run `turnfold migrate`"):
         await wait_for_streams(client, seconds=0.2)
+    assert [(line["event"], line["made_by"]) for line in logged] == [
+        ("streams.awaited", "turnfold migrate")
+    ]
 
     waiting = asyncio.create_task(wait_for_streams(client, seconds=10))
     created = await ensure_streams(client, first_seq=1)
