@@ -29,6 +29,8 @@ PAUSE_SECONDS: Final = 0.1
 AWAY_SECONDS: Final = 15.0
 """How long Turnfold is not asked again after it did not answer."""
 WAIT_MS: Final = 4_000
+MODEL_CHARACTERS: Final = 300
+"""The longest name of a model that the services take; callers of gateways may write any."""
 PART_BYTES: Final = 192
 """The most bytes of the part of an id that names a sub-agent, so that a hash fits before it."""
 _NUMBER: Final = "~turnfold-"
@@ -128,13 +130,15 @@ class MirroredWindows:
         `listed` returns the host's messages as chat messages, one for each, without the system
         messages at the beginning. `built` returns a window as the host's messages.
         """
+        # An error of a window pauses all sessions of the program.
+        named = model if model is None or len(model) <= MODEL_CHARACTERS else None
 
         async def ask(messages: Sequence[Chat]) -> Result | None:
             if not are_told_apart(messages):
                 self.warn("calls have no ids or names of their own")
                 return None
             await _record(session, messages)
-            window = await self.fresh_window(session, model=model)
+            window = await self.fresh_window(session, model=named)
             # Places in the window are those of this list only if the session holds nothing else.
             if window.account.total != len(messages):
                 self.warn(f"the session has {window.account.total} of {len(messages)} messages")

@@ -101,6 +101,20 @@ async def test_a_wrong_option_of_windows_is_named(
     assert "secret" not in warning
 
 
+@pytest.mark.proves("R3", "L12")
+@pytest.mark.parametrize("model", ["m" * 301, "\ud83d", "m\0"])
+async def test_a_name_that_no_model_has_stops_neither_its_own_windows_nor_others(
+    tmp_path: Path, model: str
+) -> None:
+    """The caller of a gateway writes it, and options of windows are the same for all sessions."""
+    async with working(tmp_path) as (url, _), portal(url) as own:
+        windows = MirroredWindows("ada", client=own)
+        odd = await windows.shown(windows.session("odd"), lambda: [USER], list, model=model)
+        shown = await windows.shown(windows.session("s"), lambda: [USER], list, model="gpt-4.1")
+
+    assert odd == shown == [Shown(0, None)]
+
+
 @pytest.mark.proves("L1")
 async def test_nothing_of_a_list_with_a_message_that_nests_too_deep_is_published(
     tmp_path: Path,
