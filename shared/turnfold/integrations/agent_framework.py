@@ -21,16 +21,17 @@ from typing import Any
 
 from turnfold.client import OutgoingEvent, PortalClient, Session, StoredMessage, new_event_id
 from turnfold.client.events import check_storable
-from turnfold.errors import BadRequest, Unavailable, UnknownSession
+from turnfold.errors import BadRequest, Unavailable
 from turnfold.integrations import requires
 from turnfold.integrations.clients import (
+    WAIT_MS,
     client_of,
     event_parts,
     events_in_place,
-    fitting_window,
     newest_messages,
     publish_together,
-    require_fresh,
+    saved_window,
+    saved_window_options,
 )
 from turnfold.integrations.mirrored import (
     Chat,
@@ -52,8 +53,6 @@ with requires("agent-framework"):
         SupportsAgentRun,
     )
 
-WAIT_MS = 5_000
-"""How long a read waits at most for what was saved before, by this program or another."""
 NO_RESULT = "[No result of this call is known.]"
 
 _APPROVALS = ("function_approval_request", "function_approval_response")
@@ -95,16 +94,7 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
         super().__init__(source_id, **options)
         self._agent_id = agent_id
         self._client = client_of(client)
-        # The framework reads before it saves the new input, so a recall would look for the one
-        # before.
-        self._window: dict[str, Any] = {
-            "placement": "user",
-            "recall": False,
-            "max_tokens": max_tokens,
-            "model": model,
-            "wait_ms": WAIT_MS,
-            **(window or {}),
-        }
+        self._window = saved_window_options(max_tokens, model, window)
 
     async def get_messages(
         self,
@@ -116,17 +106,10 @@ class TurnfoldHistoryProvider(HistoryProvider):  # type: ignore[misc]  # without
         """Return the window of a session; nothing without a session or before its first save."""
         if session_id is None:
             return []
-        try:
-            window = await fitting_window(
-                self._session(session_id),
-                entries=True,
-                bodies="changed",
-                after="latest",
-                **self._window,
-            )
-        except UnknownSession:
+        session = self._session(session_id)
+        window = await saved_window(session, self._window, entries=True, bodies="changed")
+        if window is None:
             return []
-        require_fresh(is_fresh=window.fresh, wait_ms=self._window["wait_ms"])
         shown = list(zip(window.raw["messages"], window.entries or (), strict=True))
         return _joined((body, entry.get("carry")) for body, entry in _with_open_calls(shown))
 

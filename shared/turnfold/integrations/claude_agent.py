@@ -31,7 +31,13 @@ from turnfold.client import (
 from turnfold.client.events import check_storable, retraction_event
 from turnfold.errors import BadRequest, Unavailable, UnknownSession
 from turnfold.integrations import requires
-from turnfold.integrations.clients import CARRIER, client_of, publish_all, require_fresh
+from turnfold.integrations.clients import (
+    CARRIER,
+    WAIT_MS,
+    client_of,
+    publish_all,
+    require_fresh,
+)
 from turnfold.shapes import chat_from_anthropic
 
 with requires("claude-agent"):
@@ -42,8 +48,6 @@ with requires("claude-agent"):
         SessionStoreListEntry,
     )
 
-WAIT_MS = 5_000
-"""How long a read waits at most for what was appended before, by this program or another."""
 LISTED_MS = 1_000
 """How long an `append` waits at most until the services have stored what the stream has."""
 BATCH_ENTRIES = 500

@@ -1,6 +1,6 @@
 """The client that all integrations of a program share, and answers and events that it can carry."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
 from turnfold.client import (
@@ -28,6 +28,8 @@ EVENT_BYTES: Final = 4_000_000
 MOST_MESSAGES: Final = 64
 """The messages of a window that is requested again because an answer could not carry it."""
 PAGE_MESSAGES: Final = 1_000
+WAIT_MS: Final = 5_000
+"""How long a read waits at most for what was saved before, by this program or another."""
 CARRIER: Final = {"role": "user", "content": ""}
 """A message that is retracted in the batch in which it is published."""
 
@@ -156,6 +158,37 @@ async def fitting_window(session: Session, **options: Any) -> Window:
             if most == 1:
                 raise
             most = MOST_MESSAGES if most is None else max(1, most // 2)
+
+
+def saved_window_options(
+    max_tokens: int | None, model: str | None, window: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the options of windows for a host that reads before it saves the newest request."""
+    return {
+        "placement": "user",
+        # It would look for the request before.
+        "recall": False,
+        "max_tokens": max_tokens,
+        "model": model,
+        "wait_ms": WAIT_MS,
+        **(window or {}),
+    }
+
+
+async def saved_window(session: Session, options: dict[str, Any], **asked: Any) -> Window | None:
+    """Return a window with all that was saved before; None before the first save.
+
+    `options` are those of `saved_window_options`, `asked` are options of this window alone.
+
+    Raises:
+        TurnfoldError: as `fitting_window`; `Unavailable` if not everything is stored yet.
+    """
+    try:
+        window = await fitting_window(session, after="latest", **asked, **options)
+    except UnknownSession:
+        return None
+    require_fresh(is_fresh=window.fresh, wait_ms=options["wait_ms"])
+    return window
 
 
 def event_parts(units: Iterable[Sequence[Piece]]) -> Iterator[list[Piece]]:

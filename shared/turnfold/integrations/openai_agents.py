@@ -16,17 +16,18 @@ from typing import Any
 
 from turnfold.client import Client, OutgoingEvent, PortalClient, StoredMessage
 from turnfold.client.events import check_storable
-from turnfold.errors import TooLarge, Unavailable, UnknownSession
+from turnfold.errors import TooLarge, Unavailable
 from turnfold.integrations import requires
 from turnfold.integrations.clients import (
+    WAIT_MS,
     client_of,
     event_parts,
     events_in_place,
-    fitting_window,
     newest_messages,
     publish_all,
     publish_together,
-    require_fresh,
+    saved_window,
+    saved_window_options,
 )
 from turnfold.messages import SYSTEM_ROLES
 from turnfold.shapes import check_responses, divide_responses, responses_from_chat
@@ -34,8 +35,6 @@ from turnfold.shapes import check_responses, divide_responses, responses_from_ch
 with requires("openai-agents"):
     from agents import SessionSettings, TResponseInputItem
 
-WAIT_MS = 5_000
-"""How long a read waits at most for what was added before, by this program or another."""
 PAGE_ITEMS = 1_000
 
 
@@ -68,15 +67,7 @@ class TurnfoldSession:
         self._client = client if isinstance(client, Client) else client_of(client)
         self.session_settings = SessionSettings().resolve(session_settings)
         self._session = self._client.session(agent_id, session_id)
-        # The SDK reads before it adds the new request, so a recall would look for the one before.
-        self._window: dict[str, Any] = {
-            "placement": "user",
-            "recall": False,
-            "max_tokens": max_tokens,
-            "model": model,
-            "wait_ms": WAIT_MS,
-            **(window or {}),
-        }
+        self._window = saved_window_options(max_tokens, model, window)
         self._unfinished: list[_Pop] = []
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
@@ -89,14 +80,8 @@ class TurnfoldSession:
             limit = SessionSettings().resolve(self.session_settings).limit
         if limit is not None:
             return await self._tail(limit)
-        try:
-            window = await fitting_window(
-                self._session, format="responses", after="latest", **self._window
-            )
-        except UnknownSession:
-            return []
-        require_fresh(is_fresh=window.fresh, wait_ms=self._window["wait_ms"])
-        return window.messages
+        window = await saved_window(self._session, self._window, format="responses")
+        return [] if window is None else window.messages
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Publish items; return when the stream has stored them.
