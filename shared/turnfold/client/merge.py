@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from turnfold.client.provider import History, split_notes
 from turnfold.core.recovery.assembler import leading_count, leading_systems
+from turnfold.core.text.calls import call_entries
 from turnfold.core.text.tokens import text_of
 from turnfold.core.window.forms import CUT_MARK
 from turnfold.errors import BadRequest
@@ -93,12 +94,7 @@ def _in_call_order(own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             block, slot = waiting.pop()
             blocks[block][slot] = body
             continue
-        calls = body.get("tool_calls")
-        ids = [
-            str(call.get("id"))
-            for call in (calls if isinstance(calls, list) else ())
-            if isinstance(call, Mapping)
-        ]
+        ids = [str(call.get("id")) for call in call_entries(body) if isinstance(call, Mapping)]
         # The last slot first: calls of one message that share an id are answered in their order.
         for slot in range(len(ids), 0, -1):
             unanswered.setdefault(ids[slot - 1], []).append((len(blocks), slot))
@@ -244,7 +240,7 @@ def _side(body: Json) -> _Side:
     text, calls = text_of(body), body.get("tool_calls")
     functions = [
         call.get("function", call.get("custom")) if isinstance(call, Mapping) else call
-        for call in (calls if isinstance(calls, list) else ())
+        for call in call_entries(body)
     ]
     content = f"{text}{functions}" if functions else text
     is_shortened = SHORTENED.search(content) is not None
@@ -280,8 +276,7 @@ def _key(body: Json) -> str:
     role = body.get("role")
     if role == "tool":
         return json.dumps(["tool", body.get("tool_call_id")], default=repr)
-    calls = body.get("tool_calls")
-    if isinstance(calls, list) and calls:
+    if calls := call_entries(body):
         return json.dumps(
             [role, [call.get("id") if isinstance(call, dict) else None for call in calls]],
             default=repr,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from turnfold.core.text.caches import cached_text
-from turnfold.core.text.calls import INPUT, arguments_of, called_tool
+from turnfold.core.text.calls import INPUT, arguments_of, call_entries, called_tool
 from turnfold.core.text.tokens import text_of
 from turnfold.messages import SYSTEM_ROLES, Message, Priority, UnrankedMessage
 
@@ -155,10 +155,8 @@ def classify(body: Mapping[str, Any], *, call: Mapping[str, Any] | None = None) 
         return Priority.HIGH
     if (text := text_of(body)) and _binds(text, is_advice=role == "assistant"):
         return Priority.HIGH
-    calls = body.get("tool_calls")
-    if isinstance(calls, list) and calls and all(map(_looks, calls)):
-        return Priority.LOW
-    return Priority.NORMAL
+    calls = call_entries(body)
+    return Priority.LOW if calls and all(map(_looks, calls)) else Priority.NORMAL
 
 
 def classify_results(call: Mapping[str, Any]) -> Priority:
