@@ -209,18 +209,12 @@ class ContextRecovery:
         )
         call_budget = CallBudget(model, self._budget_tokens or 0, tools_tokens, output)
         if self._budget_tokens is None:
-            window = (
-                self._context_window
-                if self._context_window is not None
-                else await asyncio.to_thread(installed_windows(), model)
-            )
+            window = self._context_window
+            if window is None:
+                window = await asyncio.to_thread(installed_windows(), model)
             call_budget = replace(call_budget, budget_tokens=call_budget.of_window(window))
-        return replace(
-            call_budget,
-            budget_tokens=min(
-                call_budget.budget_tokens, self._learned.get(model, call_budget.budget_tokens)
-            ),
-        )
+        learned_tokens = self._learned.get(model, call_budget.budget_tokens)
+        return replace(call_budget, budget_tokens=min(call_budget.budget_tokens, learned_tokens))
 
     async def _known_window(self, model: str | None) -> int | None:
         """Return the model's context window in tokens, or None if it is not known.
@@ -263,8 +257,7 @@ class ContextRecovery:
         Raises:
             ContextOverflow: no valid list is that small.
         """
-        model = call_budget.model
-        budget = ContextBudget(budget_tokens=call_budget.budget_tokens, model=model)
+        budget = ContextBudget(budget_tokens=call_budget.budget_tokens, model=call_budget.model)
         window = await self._window(own, budget, compressor)
         # A limit that the agent's programmer set is taken as it is.
         is_explicit = self._budget_tokens is not None or self._context_window is not None
