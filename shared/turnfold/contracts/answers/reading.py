@@ -48,19 +48,13 @@ def read_answer(name: str, data: bytes) -> dict[str, Any] | None:
         return None
     if "error" in answer:
         failure = answer["error"]
-        return (
-            answer if isinstance(failure, dict) and isinstance(failure.get("code"), str) else None
-        )
-    if name == "context.get" and answer.get("not_modified") is True:
-        return answer
-    fields = FIELDS.get(name, {})
-    return (
-        answer
-        if all(
-            field in answer and isinstance(answer[field], kind) for field, kind in fields.items()
-        )
-        else None
-    )
+        is_valid = isinstance(failure, dict) and isinstance(failure.get("code"), str)
+    elif name == "context.get" and answer.get("not_modified") is True:
+        is_valid = True
+    else:
+        fields = FIELDS.get(name, {}).items()
+        is_valid = all(name in answer and isinstance(answer[name], kind) for name, kind in fields)
+    return answer if is_valid else None
 
 
 def request_name(subject: str) -> str:
