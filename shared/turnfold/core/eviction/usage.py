@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -88,17 +89,14 @@ def calibration_factor(
     between. `compactions_ms` are the times of the newest compactions per session. Returns 1 if too
     little is known.
     """
-    ratios: list[float] = []
-    for difference in newest_first:
-        if (
-            difference.grown_tokens <= 0
-            or difference.counted_tokens <= 0
-            or _saw_a_compaction(difference, compactions_ms.get(difference.session, ()))
-        ):
-            continue
-        ratios.append(difference.grown_tokens / difference.counted_tokens)
-        if len(ratios) == DIFFERENCES_USED:
-            break
+    usable = (
+        difference.grown_tokens / difference.counted_tokens
+        for difference in newest_first
+        if difference.grown_tokens > 0
+        and difference.counted_tokens > 0
+        and not _saw_a_compaction(difference, compactions_ms.get(difference.session, ()))
+    )
+    ratios = list(islice(usable, DIFFERENCES_USED))
     if len(ratios) < DIFFERENCES_NEEDED:
         return 1.0
     # Bounded, because reports come from clients, and the median, because one may be forged.
