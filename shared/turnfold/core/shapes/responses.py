@@ -290,27 +290,15 @@ def output_of(message: Mapping[str, Any], call_kind: str) -> dict[str, Any]:
 def _call_item(call: Any) -> dict[str, Any] | None:
     if not isinstance(call, Mapping):
         return None
-    custom, function = call.get("custom"), call.get("function")
-    if isinstance(custom, Mapping):
-        text = custom.get("input")
-        said = text if isinstance(text, str) else compact(text)
-        return {
-            "type": CUSTOM,
-            "call_id": call.get("id"),
-            "name": custom.get("name"),
-            "input": said,
-        }
-    if not isinstance(function, Mapping):
+    if isinstance(tool := call.get("custom"), Mapping):
+        kind, field, value = CUSTOM, "input", tool.get("input")
+    elif isinstance(tool := call.get("function"), Mapping):
+        kind, field, value = FUNCTION, "arguments", tool.get("arguments")
+        value = {} if value is None else value
+    else:
         return None
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        arguments = compact({} if arguments is None else arguments)
-    return {
-        "type": FUNCTION,
-        "call_id": call.get("id"),
-        "name": function.get("name"),
-        "arguments": arguments,
-    }
+    text = value if isinstance(value, str) else compact(value)
+    return {"type": kind, "call_id": call.get("id"), "name": tool.get("name"), field: text}
 
 
 def _said(part: Any) -> str:
