@@ -115,14 +115,9 @@ def file_changes(carried: Any, sources: Iterable[Source]) -> tuple[FileChange, .
                 earlier = changes.pop(path, None)
                 merged = "modified" if earlier is not None and earlier.is_modified else action
                 changes[path] = FileChange(path, merged, source.message_id)
-    kept = list(changes.values())
-    for action in ("read", "modified"):
-        surplus = len(kept) - MAX_FILES
-        if surplus > 0:
-            of_action = [change for change in kept if change.action == action]
-            dropped = {change.path for change in of_action[:surplus]}
-            kept = [change for change in kept if change.path not in dropped]
-    return tuple(kept)
+    least_first = sorted(changes.values(), key=lambda change: change.action == "modified")
+    kept = {change.path for change in least_first[-MAX_FILES:]}
+    return tuple([change for path, change in changes.items() if path in kept])
 
 
 def touched(name: str, arguments: str) -> Iterator[tuple[str, str]]:
