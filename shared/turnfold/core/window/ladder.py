@@ -5,6 +5,7 @@ target. Numbers in parentheses are those of the requirements.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from turnfold.core.policy.presets import View
@@ -60,22 +61,14 @@ def trim_large_results(window: WindowBuilder, target: int) -> None:
 
     If that frees far more than needed, keep as many lines as fit.
     """
-    cap = window.policy.tool_result_max_chars
+    cut = partial(cut_within, max_characters=window.policy.tool_result_max_chars)
 
     def trim(view: MessageView) -> None:
-        brief = cut_within(
-            view.message,
-            view.offsets,
-            max_tokens=window.soft_tokens,
-            max_characters=cap,
-            is_brief=True,
-        )
+        brief = cut(view.message, view.offsets, max_tokens=window.soft_tokens, is_brief=True)
         longer = None
         may_keep = view.text - (window.total - target)
         if brief is not None and may_keep - brief.tokens > window.large_waste_tokens:
-            longer = cut_within(
-                view.message, view.offsets, max_tokens=may_keep, max_characters=cap, is_brief=False
-            )
+            longer = cut(view.message, view.offsets, max_tokens=may_keep, is_brief=False)
         view.shorten(longer or brief)
 
     window.apply_step(window.candidates.large_results, trim, target)
