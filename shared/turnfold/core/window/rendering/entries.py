@@ -59,10 +59,7 @@ def planned_forms(plan: WindowPlan) -> dict[MessageId, ShownForm]:
 
 
 def entry_of(
-    text: str,
-    ids: Ids,
-    forms: Mapping[MessageId, ShownForm],
-    originals: Mapping[MessageId, str],
+    text: str, ids: Ids, forms: Mapping[MessageId, ShownForm], originals: Mapping[MessageId, str]
 ) -> ShownForm:
     """Return the form of one message of an answer.
 
@@ -79,10 +76,8 @@ def entry_of(
     published = [originals[message_id] for message_id in stored if message_id in originals]
     without = _omissions(text, parts, published)
     # The strongest form of the merged messages shows that something is missing.
-    for form in _SHORTENED:
-        if form in found:
-            return ShownForm(form, without)
-    return ShownForm("mended", without)
+    form = next((form for form in _SHORTENED if form in found), "mended")
+    return ShownForm(form, without)
 
 
 def _omissions(text: str, parts: Sequence[ShownForm], published: Iterable[str]) -> tuple[str, ...]:
