@@ -228,11 +228,8 @@ def _new_messages(
     # A covered system message is taken from what is stored now: a retraction may change it.
     pinned = None if earlier.prefix.is_pinned_covered else earlier.prefix.pinned
     prefix = _prefix(stored, asked, pinned_message(new) or pinned)
-    if (earlier.limits, earlier.policy, earlier.prefix) != (limits, policy, prefix):
-        return None
-    if new and not earlier.can_continue:
-        return None
-    return new
+    is_same = (earlier.limits, earlier.policy, earlier.prefix) == (limits, policy, prefix)
+    return new if is_same and (earlier.can_continue or not new) else None
 
 
 def _prefix(stored: WindowInput, asked: WindowRequest, pinned: Message | None) -> WindowPrefix:
