@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from turnfold.core.recovery.overflow import overflow_in
@@ -75,13 +76,10 @@ def load_litellm() -> Any:
         raise missing_litellm() from error
     # litellm and the clients of its providers may log prompts.
     logging.disable(logging.CRITICAL)
-    for name, value in {
-        "telemetry": False,
-        "suppress_debug_info": True,
-        "turn_off_message_logging": True,
-        "drop_params": True,
-    }.items():
-        setattr(litellm, name, value)
+    litellm.telemetry = False
+    litellm.suppress_debug_info = True
+    litellm.turn_off_message_logging = True
+    litellm.drop_params = True
     return litellm
 
 
@@ -137,30 +135,27 @@ async def ask(
 async def _asked(job: SummaryJob, prompt: Sequence[Mapping[str, str]], litellm: Any) -> Any:
     model = job.model or ""
     key = job.api_key or _no_key(model, litellm)
-    options: dict[str, Any] = {
-        name: value for name, value in (("api_base", job.api_base), ("api_key", key)) if value
-    }
-    options |= {
+    ask = partial(
+        litellm.acompletion,
+        model=model,
         # JSON with all sections is longer than the text, and some models count their reasoning
         # here.
-        "max_tokens": job.max_tokens * 2 + _ROOM_FOR_THOUGHT,
-        "timeout": job.timeout_seconds,
+        max_tokens=job.max_tokens * 2 + _ROOM_FOR_THOUGHT,
+        timeout=job.timeout_seconds,
         # Retries are a matter of jobs: each attempt is stored, and counts against the quota.
-        "num_retries": 0,
-        "max_retries": 0,
-    }
+        num_retries=0,
+        max_retries=0,
+        **{name: value for name, value in (("api_base", job.api_base), ("api_key", key)) if value},
+    )
     # With a schema there may be two calls. Both share the deadline of `ask`.
-    if not _takes_schema(job, model, litellm):
-        return await litellm.acompletion(model=model, messages=list(prompt), **options)
-    try:
-        return await litellm.acompletion(
-            model=model, messages=list(prompt), response_format=_SCHEMA, **options
-        )
-    except Exception as error:
-        if not refuses_schema(error):
-            raise
-        _without_schema.add(model)
-    return await litellm.acompletion(model=model, messages=list(prompt), **options)
+    if _takes_schema(job, model, litellm):
+        try:
+            return await ask(messages=list(prompt), response_format=_SCHEMA)
+        except Exception as error:
+            if not refuses_schema(error):
+                raise
+            _without_schema.add(model)
+    return await ask(messages=list(prompt))
 
 
 def _no_key(model: str, litellm: Any) -> str | None:
