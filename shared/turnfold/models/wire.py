@@ -45,31 +45,15 @@ def _fields_of(value: SummaryJob | PreviousSummary | Draft) -> dict[str, Any]:
 
 def job_from_json(value: Mapping[str, Any]) -> SummaryJob:
     """Return the job of a JSON object."""
-    previous = value["previous"]
-    return SummaryJob(
-        sources=tuple(
-            Source(
-                message_id,
-                role,
-                text,
-                tuple((name, arguments) for name, arguments in calls),
-                tool_name,
-                is_error,
-                is_late,
-            )
-            for message_id, role, text, calls, tool_name, is_error, is_late in value["sources"]
-        ),
-        previous=None
-        if previous is None
-        else PreviousSummary(previous["text"], previous["sections"], tuple(previous["ledger"])),
-        following=tuple(value["following"]),
-        redactions=tuple(value["redactions"]),
-        **{
-            name: field
-            for name, field in value.items()
-            if name not in ("sources", "previous", "following", "redactions")
-        },
+    sources = tuple(
+        Source(message_id, role, text, tuple((name, said) for name, said in calls), *others)
+        for message_id, role, text, calls, *others in value["sources"]
     )
+    previous = value["previous"]
+    if previous is not None:
+        previous = PreviousSummary(**previous | {"ledger": tuple(previous["ledger"])})
+    sequences = {name: tuple(value[name]) for name in ("following", "redactions")}
+    return SummaryJob(**{**value, "sources": sources, "previous": previous, **sequences})
 
 
 def draft_as_json(draft: Draft) -> dict[str, Any]:
