@@ -109,24 +109,11 @@ def build_server(opened: Open) -> Server[Any]:
         arguments = params.arguments or {}
         try:
             if params.name == WINDOW:
-                wanted = _window_arguments(arguments)
-                async with opened() as lookup:
-                    text = _window_text(
-                        await lookup.context(
-                            max_tokens=wanted.max_tokens,
-                            placement="user",
-                            after="latest",
-                            wait_ms=WAIT_MS,
-                            # A look at the session, not what its model is sent.
-                            follow_budget=False,
-                        )
-                    )
-            else:
-                async with opened() as lookup:
-                    text = await lookup.run_tool(params.name, arguments)
+                return _result(await _read_window(opened, arguments))
+            async with opened() as lookup:
+                return _result(await lookup.run_tool(params.name, arguments))
         except TurnfoldError as error:
             return _result(_sentence(error), is_error=True)
-        return _result(text)
 
     return Server(
         "turnfold",
@@ -166,6 +153,20 @@ def _window_arguments(arguments: Mapping[str, Any]) -> WindowArguments:
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         raise BadRequest(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from error
+
+
+async def _read_window(opened: Open, arguments: Mapping[str, Any]) -> str:
+    wanted = _window_arguments(arguments)
+    async with opened() as lookup:
+        window = await lookup.context(
+            max_tokens=wanted.max_tokens,
+            placement="user",
+            after="latest",
+            wait_ms=WAIT_MS,
+            # A look at the session, not what its model is sent.
+            follow_budget=False,
+        )
+    return _window_text(window)
 
 
 def _window_text(window: Window) -> str:
