@@ -21,6 +21,7 @@ from typing import Any
 
 from turnfold.client import OutgoingEvent, PortalClient, Session, StoredMessage, new_event_id
 from turnfold.client.events import check_storable
+from turnfold.core.text.calls import chat_call
 from turnfold.errors import BadRequest, Unavailable
 from turnfold.integrations import requires
 from turnfold.integrations.clients import (
@@ -35,7 +36,6 @@ from turnfold.integrations.clients import (
 )
 from turnfold.integrations.mirrored import (
     Chat,
-    chat_call,
     content_of,
     content_text,
     file_part,

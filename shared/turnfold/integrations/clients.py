@@ -191,6 +191,15 @@ async def saved_window(session: Session, options: dict[str, Any], **asked: Any) 
     return window
 
 
+def carried_messages(window: Window) -> list[tuple[Json | None, Any]]:
+    """Return the messages of a window with its entries, each with what its event carried for it.
+
+    A message without a body is shown as it was published.
+    """
+    pairs = zip(window.raw["messages"], window.entries or (), strict=True)
+    return [(body, entry.get("carry")) for body, entry in pairs]
+
+
 def event_parts(units: Iterable[Sequence[Piece]]) -> Iterator[list[Piece]]:
     """Divide what is published at once into parts for one event each, in order.
 

@@ -21,7 +21,7 @@ from typing import Any
 from turnfold.client import OutgoingEvent, PortalClient, Session, turn_event
 from turnfold.client.events import BATCH_EVENTS, retraction_event
 from turnfold.integrations import requires
-from turnfold.integrations.clients import CARRIER, publish_all
+from turnfold.integrations.clients import CARRIER, carried_messages, publish_all
 from turnfold.integrations.mirrored import (
     Chat,
     MirroredWindows,
@@ -125,12 +125,8 @@ class _Compacted(MirroredWindows):
                 self.warn(f"{len(missing)} of {len(names)} events are not stored")
                 await self._lose(session, names, missing)
                 return None
-            carried = [entry.get("carry") for entry in window.entries or ()]
             calls: dict[str, ToolCall] = {}
-            return [
-                _message(body, message, calls)
-                for body, message in zip(window.raw["messages"], carried, strict=True)
-            ]
+            return [_message(body, message, calls) for body, message in carried_messages(window)]
 
         return await self.attempt(lambda: messages, ask)
 

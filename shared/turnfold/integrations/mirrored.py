@@ -21,7 +21,7 @@ from turnfold.client import PortalClient, Session, Window
 from turnfold.client.mirror import mirror
 from turnfold.client.mirrored_list import are_told_apart
 from turnfold.errors import BadRequest, CannotFit, NotAllowed, Unavailable
-from turnfold.integrations.clients import client_of, fitting_window
+from turnfold.integrations.clients import carried_messages, client_of, fitting_window
 
 PATIENCE_SECONDS: Final = 5.0
 """How long one call of a model waits at most for its window, by default."""
@@ -260,12 +260,6 @@ def call_arguments(text: str) -> dict[str, Any]:
     return arguments if isinstance(arguments, dict) else {"arguments": text}
 
 
-def chat_call(call_id: str, name: str, arguments: str) -> Chat:
-    """Return a call as an entry of `tool_calls`."""
-    function = {"name": name, "arguments": arguments}
-    return {"id": call_id, "type": "function", "function": function}
-
-
 def content_of(parts: Sequence[Chat]) -> Any:
     """Return parts as a content: a single text is the content itself."""
     if len(parts) == 1 and "text" in parts[0]:
@@ -312,9 +306,8 @@ async def _record(session: Session, messages: Sequence[Chat]) -> None:
 
 def _shown(window: Window) -> list[Shown]:
     shown: list[Shown] = []
-    for body, entry in zip(window.raw["messages"], window.entries or (), strict=True):
-        place = entry.get("carry")
-        place = place if isinstance(place, int) else None
+    for body, carried in carried_messages(window):
+        place = carried if isinstance(carried, int) else None
         if place is None and body is None:
             raise ValueError("an entry has neither a message nor its place")
         shown.append(Shown(place, body))

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from turnfold.core.text.calls import chat_call
 from turnfold.integrations import requires
-from turnfold.integrations.mirrored import Chat, chat_call
+from turnfold.integrations.mirrored import Chat
 
 with requires("pydantic-ai"):
     from pydantic_ai.messages import (
@@ -38,17 +39,20 @@ def chat_of(value: Any) -> Chat | None:
             return {"role": "system", "content": value.content}
         case UserPromptPart():
             return {"role": "user", "content": _content(value.content)}
-        case ToolReturnPart():
-            body = {"role": "tool", "tool_call_id": value.tool_call_id, "name": value.tool_name}
-            texts = [value.model_response_str(), *value.files]
-            error = {"is_error": True} if value.outcome in ("failed", "retried") else {}
-            return {**body, "content": _content(texts if value.files else texts[0]), **error}
-        case RetryPromptPart() if value.tool_name is not None:
-            body = {"role": "tool", "tool_call_id": value.tool_call_id, "name": value.tool_name}
-            return {**body, "content": value.model_response(), "is_error": True}
+        case ToolReturnPart() | RetryPromptPart() if value.tool_name is not None:
+            return _result(value)
     if value.part_kind in ("retry-prompt", "retry-feedback"):
         return {"role": "user", "content": str(value.content), "is_meta": True}
     return None
+
+
+def _result(part: ToolReturnPart | RetryPromptPart) -> Chat:
+    body = {"role": "tool", "tool_call_id": part.tool_call_id, "name": part.tool_name}
+    if isinstance(part, RetryPromptPart):
+        return {**body, "content": part.model_response(), "is_error": True}
+    texts = [part.model_response_str(), *part.files]
+    error = {"is_error": True} if part.outcome in ("failed", "retried") else {}
+    return {**body, "content": _content(texts if part.files else texts[0]), **error}
 
 
 def _answer(response: ModelResponse) -> Chat:
@@ -113,25 +117,23 @@ def rebuilt(own: Any, body: Chat) -> Any:
     the provider are left out: they belong to the text as it was.
     """
     content = body.get("content") or ""
-    texts = [content] if isinstance(content, str) else list(_items(content))
+    items = [content] if isinstance(content, str) else list(_items(content))
+    texts = [item if isinstance(item, str) else "" for item in items]
     if isinstance(own, (SystemPromptPart, ToolReturnPart)):
-        return replace(own, content="\n".join(filter(None, map(_text, texts))))
+        return replace(own, content="\n".join(filter(None, texts)))
     match body.get("role"):
         case "assistant":
-            parts: list[Any] = [TextPart(text) for text in texts if isinstance(text, str) and text]
+            parts: list[Any] = [TextPart(text) for text in texts if text]
             for call in body.get("tool_calls") or ():
                 function = call["function"]
                 parts.append(ToolCallPart(function["name"], function["arguments"], call["id"]))
             return ModelResponse(parts=parts)
         case "tool":
             name = str(body.get("name") or "")
-            return ToolReturnPart(name, "\n".join(map(_text, texts)), body["tool_call_id"])
+            return ToolReturnPart(name, "\n".join(texts), body["tool_call_id"])
         case "system":
-            return SystemPromptPart("\n".join(map(_text, texts)))
-        case _:
-            return UserPromptPart(
-                texts if len(texts) > 1 or not isinstance(texts[0], str) else texts[0]
-            )
+            return SystemPromptPart("\n".join(texts))
+    return UserPromptPart(items if len(items) > 1 or not isinstance(items[0], str) else items[0])
 
 
 def _items(blocks: Iterable[Chat]) -> Iterable[Any]:
@@ -143,7 +145,3 @@ def _items(blocks: Iterable[Chat]) -> Iterable[Any]:
             yield ImageUrl(url)
         else:
             yield str(block.get("text", ""))
-
-
-def _text(item: Any) -> str:
-    return item if isinstance(item, str) else ""

@@ -20,7 +20,7 @@ from uuid import uuid4
 from turnfold.client import OutgoingEvent, PortalClient, Session, turn_event
 from turnfold.client.events import retraction_event
 from turnfold.integrations import requires
-from turnfold.integrations.clients import newest_messages, publish_all
+from turnfold.integrations.clients import carried_messages, newest_messages, publish_all
 from turnfold.integrations.mirrored import WAIT_MS, Chat, MirroredWindows
 from turnfold.integrations.strands_messages import (
     Message,
@@ -194,8 +194,8 @@ class _Windows(MirroredWindows):
             # The agent keeps nothing but the window.
             if not await confirm():
                 return None
-            carried = [entry.get("carry") for entry in window.entries or ()]
-            shown = list(zip(window.raw["messages"], carried, window.message_ids, strict=True))
+            carried = zip(carried_messages(window), window.message_ids, strict=True)
+            shown = [(body, message, name) for (body, message), name in carried]
             if not all(body or is_message(message) for body, message, _ in shown):
                 self.warn("another program publishes to this session; give each one of its own")
                 return None

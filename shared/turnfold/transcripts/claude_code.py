@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from turnfold.core.text.calls import chat_call
 from turnfold.messages import Json
 from turnfold.transcripts.parsed import ParsedConversation, RecordFault
 
@@ -50,11 +51,8 @@ class Transcript:
         if kind == "assistant":
             _add_answer(conversation, message, identifier)
         else:
-            _add_request(
-                conversation,
-                message,
-                is_meta=bool(record.get("isMeta") or record.get("isCompactSummary")),
-            )
+            is_meta = bool(record.get("isMeta") or record.get("isCompactSummary"))
+            _add_request(conversation, message, is_meta=is_meta)
 
     def conversations(self) -> Iterable[ParsedConversation]:
         """Return the conversations in the order in which they began."""
@@ -90,11 +88,7 @@ def _add_answer(conversation: ParsedConversation, message: Json, identifier: str
             case "tool_use":
                 conversation.tools[str(block.get("id"))] = str(block.get("name"))
                 arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
-                call = {
-                    "id": block.get("id"),
-                    "type": "function",
-                    "function": {"name": block.get("name"), "arguments": arguments},
-                }
+                call = chat_call(block.get("id"), block.get("name"), arguments)
                 answer.setdefault("tool_calls", []).append(call)
             case "thinking" | "redacted_thinking":
                 answer.setdefault("thinking_blocks", []).append(block)
@@ -112,11 +106,8 @@ def _add_request(conversation: ParsedConversation, message: Json, *, is_meta: bo
             own_blocks.append(block)
             continue
         call_id = str(block.get("tool_use_id"))
-        result: dict[str, Any] = {
-            "role": "tool",
-            "tool_call_id": call_id,
-            "content": _content(_blocks(block.get("content"))),
-        }
+        content = _content(_blocks(block.get("content")))
+        result: dict[str, Any] = {"role": "tool", "tool_call_id": call_id, "content": content}
         if call_id in conversation.tools:
             result["name"] = conversation.tools[call_id]
         if block.get("is_error"):

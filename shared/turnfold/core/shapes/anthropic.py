@@ -14,6 +14,7 @@ from turnfold.core.shapes.views import (
     text_part,
     unknown_fields,
 )
+from turnfold.core.text.calls import chat_call
 from turnfold.core.text.json_text import compact, json_text
 from turnfold.messages import Element
 
@@ -112,19 +113,17 @@ def is_thinking(block: object) -> bool:
 def chat_answer(content: Sequence[Any]) -> dict[str, Any]:
     """Return the blocks of an assistant as a chat message."""
     said = [block for block in content if not (is_call(block) or is_thinking(block))]
-    calls = [_chat_call(block) for block in content if is_call(block)]
+    calls = [
+        chat_call(block.get("id"), block.get("name"), compact(block.get("input") or {}))
+        for block in content
+        if is_call(block)
+    ]
     message: dict[str, Any] = {"role": "assistant"}
     message["content"] = chat_content(said) if said else None if calls else ""
     thinking = [block for block in content if is_thinking(block)]
     if thinking:
         message["thinking_blocks"] = thinking
     return message | {"tool_calls": calls} if calls else message
-
-
-def _chat_call(block: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = compact(block.get("input") or {})
-    function = {"name": block.get("name"), "arguments": arguments}
-    return {"id": block.get("id"), "type": "function", "function": function}
 
 
 def chat_content(content: object) -> Any:

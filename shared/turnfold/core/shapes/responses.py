@@ -15,7 +15,7 @@ from turnfold.core.shapes.views import (
     text_part,
     unknown_fields,
 )
-from turnfold.core.text.calls import call_entries
+from turnfold.core.text.calls import call_entries, chat_call
 from turnfold.core.text.json_text import compact
 from turnfold.core.text.tokens import is_media
 from turnfold.messages import Element
@@ -160,11 +160,9 @@ def _chat_call(item: Item) -> dict[str, Any]:
         custom = {"name": item.get("name"), "input": item.get("input")}
         return {"id": call_id, "type": "custom", "custom": custom}
     if kind == FUNCTION:
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
-    else:
-        rest = {name: value for name, value in item.items() if name not in _CALL_FIELDS}
-        function = {"name": kind.removesuffix(CALL), "arguments": compact(rest)}
-    return {"id": call_id, "type": "function", "function": function}
+        return chat_call(call_id, item.get("name"), item.get("arguments"))
+    rest = {name: value for name, value in item.items() if name not in _CALL_FIELDS}
+    return chat_call(call_id, kind.removesuffix(CALL), compact(rest))
 
 
 def _from_client(item: Item, text: str, index: int) -> ChatView:

@@ -31,6 +31,12 @@ def call_entries(body: Mapping[str, Any]) -> Sequence[Any]:
     return entries if isinstance(entries, list) else ()
 
 
+def chat_call(call_id: Any, name: Any, arguments: Any) -> dict[str, Any]:
+    """Return the call of a function as an entry of `tool_calls`."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
 def arguments_of(entry: object) -> Any:
     """Return the arguments of a call; see `read_call`."""
     return read_call(entry)[1]
