@@ -12,7 +12,7 @@ search. Transcripts of subagents are sessions of their own.
 """
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from hashlib import blake2b
@@ -81,17 +81,7 @@ class TurnfoldSessionStore:
         """
         session = self._session(key)
         for start in range(0, len(entries), BATCH_ENTRIES):
-            events: list[OutgoingEvent] = []
-            carriers: list[str] = []
-            for entry in entries[start : start + BATCH_ENTRIES]:
-                of_entry, is_message = _events(session, entry)
-                events += of_entry
-                if not is_message:
-                    carriers += [f"{event.event_id}#0" for event in of_entry]
-            # Last, because a retraction concerns only what stands before it in the stream.
-            if carriers:
-                events.append(retraction_event(session.key, carriers))
-            await publish_all(session, events)
+            await publish_all(session, _batch(session, entries[start : start + BATCH_ENTRIES]))
         # Lists do not wait: the next one shall have the session, also in another program.
         after = self._client.newest_seq(session.key)
         with suppress(UnknownSession, Unavailable):
@@ -166,6 +156,21 @@ def _project(project_key: str) -> str:
     return f"{name[: PROJECT_BYTES - 25]}~{digest}"
 
 
+def _batch(session: Session, entries: Iterable[Mapping[str, Any]]) -> list[OutgoingEvent]:
+    """Return the events of entries, and the retraction of those that are no messages."""
+    events: list[OutgoingEvent] = []
+    carriers: list[str] = []
+    for entry in entries:
+        of_entry, is_message = _events(session, entry)
+        events += of_entry
+        if not is_message:
+            carriers += [f"{event.event_id}#0" for event in of_entry]
+    # Last, because a retraction concerns only what stands before it in the stream.
+    if carriers:
+        events.append(retraction_event(session.key, carriers))
+    return events
+
+
 def _events(session: Session, entry: Mapping[str, Any]) -> tuple[list[OutgoingEvent], bool]:
     """Return the events of an entry, and whether it is a message of the conversation."""
     # Sorted, because the id of the event depends on it; escaped, so that a character is a byte.
@@ -181,16 +186,13 @@ def _events(session: Session, entry: Mapping[str, Any]) -> tuple[list[OutgoingEv
             event, is_message = _event(session, entry, event_id)
             check_storable([event])
             return [event], is_message
-    places = range(0, len(text), PART_CHARACTERS)
-    carried: list[dict[str, Any]] = [
-        {"of": event_id, "part": text[start : start + PART_CHARACTERS], "is_last": False}
-        for start in places
-    ]
-    carried[-1]["is_last"] = True
-    return [
-        turn_event(session.key, [CARRIER], event_id=f"{event_id}-{number}", carry=[part])
-        for number, part in enumerate(carried)
-    ], False
+    events: list[OutgoingEvent] = []
+    for number, start in enumerate(range(0, len(text), PART_CHARACTERS)):
+        end = start + PART_CHARACTERS
+        part = {"of": event_id, "part": text[start:end], "is_last": end >= len(text)}
+        part_id = f"{event_id}-{number}"
+        events.append(turn_event(session.key, [CARRIER], event_id=part_id, carry=[part]))
+    return events, False
 
 
 def _event(session: Session, entry: Mapping[str, Any], event_id: str) -> tuple[OutgoingEvent, bool]:
