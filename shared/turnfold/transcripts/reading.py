@@ -162,23 +162,18 @@ class _Reader:
         if first is None:
             self.refuse(1, "the file is empty")
         number, line = first
-        document = b""
         try:
             value = self.parsed(number, line)
         except UnreadableTranscript:
             # A pretty-printed file: its first line is no JSON, and the whole of it is.
-            document = line + stream.read()
-            if document == line:
+            others = stream.read()
+            if not others:
                 raise
-            value = self.parsed(number, document)
+            value = self.parsed(number, line + others)
         form = self.form or format_of(value)
         if form is None:
             self.refuse_value(number)
-        rest = (
-            (number, self.parsed(number, line))
-            for number, line in (() if document else lines)
-            if line.strip()
-        )
+        rest = ((number, self.parsed(number, line)) for number, line in lines if line.strip())
         if form in _LOGS:
             yield from self.log(_LOGS[form](), form, chain([(number, value)], rest))
         else:
