@@ -243,20 +243,18 @@ def _command(arguments: object) -> str:
     if not isinstance(arguments, Mapping):
         return ""
     command = arguments.get("command", arguments.get("cmd", arguments.get(INPUT)))
-    if isinstance(command, list) and command:
-        # As in ["bash", "-lc", "ls"], where the last word alone is the command line.
-        is_wrapped = (
-            len(command) > 2
-            and isinstance(command[1], str)
-            and command[1].startswith("-")
-            and command[1].endswith("c")
-        )
-        command = (
-            command[-1]
-            if is_wrapped
-            else " ".join(word for word in command if isinstance(word, str))
-        )
+    if isinstance(command, list):
+        command = _command_line(command)
     return command if isinstance(command, str) and len(command) <= READ_CHARACTERS else ""
+
+
+def _command_line(words: Sequence[Any]) -> Any:
+    """Return the words of a command as one line."""
+    # As in ["bash", "-lc", "ls"], where the last word alone is the command line.
+    option = words[1] if len(words) > 2 else None
+    if isinstance(option, str) and option.startswith("-") and option.endswith("c"):
+        return words[-1]
+    return " ".join(word for word in words if isinstance(word, str))
 
 
 QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|\\.")
