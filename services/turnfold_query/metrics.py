@@ -1,32 +1,24 @@
 """The Prometheus metrics of a query server."""
 
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
-from prometheus_client import Counter, Gauge
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import Counter, Gauge, Histogram
 
 from turnfold.observability.metrics import ProcessMetrics
 from turnfold.operations.query.environment import ContextReply
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
-_EDGES = (*map(str, SECONDS), "+Inf")
 
 
-class QueryMetrics(ProcessMetrics, Collector):
-    """The metrics of one process, in their own registry.
-
-    Figures of every request are plain numbers, which take a third of the time of counters with
-    locks: the same loop counts and reads them.
-    """
+class QueryMetrics(ProcessMetrics):
+    """The metrics of one process, in their own registry."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.registry.register(self)
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, buckets=SECONDS, registry=self.registry)
         self._is_ready = gauge("turnfold_ready", "1 if `/readyz` answers 200, else 0.")
         self._dead_letters = gauge(
             "turnfold_dead_letters", "Dead letters by `reason` (global).", ["reason"]
@@ -44,35 +36,47 @@ class QueryMetrics(ProcessMetrics, Collector):
             "turnfold_lane_deaths",
             "Crashes and hangs of the process for searches and large windows, which is restarted.",
         )
-        self._requests: dict[str, _Times] = {}
-        self._built = _Times()
-        self._answers = {"fresh": 0, "stale": 0, "not_modified": 0}
-        self._trims = {"shortened": 0, "folded": 0, "digested": 0}
+        self._requests = histogram(
+            "turnfold_request_seconds",
+            "Time to answer a `request`, including the wait for freshness.",
+            ["request"],
+        )
+        self._built = histogram(
+            "turnfold_window_build_seconds", "Time to build a window, without that wait."
+        )
+        answers = counter(
+            "turnfold_answers",
+            "Windows by `freshness`: `fresh`, `stale` (requested event not stored in time), "
+            "`not_modified`.",
+            ["freshness"],
+        )
+        self._answers = {name: answers.labels(name) for name in ("fresh", "stale", "not_modified")}
+        trims = counter(
+            "turnfold_window_trims",
+            "Messages by `step`: `shortened`, left out (`folded`), or in a digest (`digested`).",
+            ["step"],
+        )
+        self._trims = {name: trims.labels(name) for name in ("shortened", "folded", "digested")}
+        self.windows = 0
+        """The number of windows that were answered."""
 
     def answered(self, name: str, seconds: float) -> None:
         """Count an answer or an error, and its duration."""
-        times = self._requests.get(name)
-        if times is None:
-            times = self._requests[name] = _Times()
-        times.add(seconds)
+        self._requests.labels(name).observe(seconds)
 
     def shown(self, answer: ContextReply) -> None:
         """Count a window: its freshness, the time to build it, and the messages it trims."""
+        self.windows += 1
         if not answer.is_modified or answer.account is None:
-            self._answers["not_modified"] += 1
+            self._answers["not_modified"].inc()
             return
-        self._answers["fresh" if answer.is_fresh else "stale"] += 1
+        self._answers["fresh" if answer.is_fresh else "stale"].inc()
         if answer.seconds is not None:
-            self._built.add(answer.seconds)
+            self._built.observe(answer.seconds)
         account, trims = answer.account, self._trims
-        trims["shortened"] += account.trimmed
-        trims["folded"] += account.folded
-        trims["digested"] += account.pending_digested
-
-    @property
-    def windows(self) -> int:
-        """The number of windows that were answered."""
-        return sum(self._answers.values())
+        trims["shortened"].inc(account.trimmed)
+        trims["folded"].inc(account.folded)
+        trims["digested"].inc(account.pending_digested)
 
     def refused(self, name: str, code: str) -> None:
         """Count a refusal."""
@@ -96,54 +100,3 @@ class QueryMetrics(ProcessMetrics, Collector):
         self._dead_letters.clear()
         for reason, number in counts.items():
             self._dead_letters.labels(reason).set(number)
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the plain numbers as metrics."""
-        requests = HistogramMetricFamily(
-            "turnfold_request_seconds",
-            "Time to answer a `request`, including the wait for freshness.",
-            labels=["request"],
-        )
-        for name, times in self._requests.items():
-            requests.add_metric([name], times.buckets(), times.sum)
-        built = HistogramMetricFamily(
-            "turnfold_window_build_seconds", "Time to build a window, without that wait."
-        )
-        built.add_metric([], self._built.buckets(), self._built.sum)
-        answers = CounterMetricFamily(
-            "turnfold_answers",
-            "Windows by `freshness`: `fresh`, `stale` (requested event not stored in time), "
-            "`not_modified`.",
-            labels=["freshness"],
-        )
-        trims = CounterMetricFamily(
-            "turnfold_window_trims",
-            "Messages by `step`: `shortened`, left out (`folded`), or in a digest (`digested`).",
-            labels=["step"],
-        )
-        for family, counts in ((answers, self._answers), (trims, self._trims)):
-            for label, number in counts.items():
-                family.add_metric([label], number)
-        return requests, built, answers, trims
-
-
-class _Times:
-    """The durations of one kind of work, as a histogram."""
-
-    def __init__(self) -> None:
-        self.sum = 0.0
-        self._counts = [0] * len(_EDGES)
-
-    def add(self, seconds: float) -> None:
-        """Count a duration."""
-        self.sum += seconds
-        # A bucket of Prometheus includes its upper edge.
-        self._counts[bisect_left(SECONDS, seconds)] += 1
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Return the number of durations up to each edge."""
-        seen, buckets = 0, []
-        for edge, count in zip(_EDGES, self._counts, strict=True):
-            seen += count
-            buckets.append((edge, float(seen)))
-        return buckets
