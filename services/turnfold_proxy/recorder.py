@@ -12,6 +12,7 @@ from operator import is_
 from typing import Any, Final
 
 import structlog
+from cachetools import LRUCache, cached
 
 from turnfold.client import Session, Window
 from turnfold.client.erasures import ErasureSignals
@@ -116,6 +117,21 @@ class _SessionState:
     factor_of: Hashable = None
 
 
+# By their digests: no erasure names texts that stand beside conversations.
+@cached(
+    LRUCache(MOST_COUNTS),
+    key=lambda text: blake2b(text.encode(errors="surrogatepass")).digest(),
+)
+def _tokens(text: str) -> int:
+    """Count the tokens of a text that stays the same from call to call."""
+    return counter()(text)
+
+
+def _beside(call: Call) -> list[int]:
+    """Count the tokens of instructions and tools."""
+    return [_tokens(text) for text in (call.conversation.instructions, call.conversation.tools)]
+
+
 class Recorder:
     """Mirrors the lists of calls into sessions and returns their windows.
 
@@ -137,7 +153,6 @@ class Recorder:
         self._numbers = count(1)
         self._states: OrderedDict[tuple[str, str], _SessionState] = OrderedDict()
         self._windows = KnownWindows()
-        self._counts: dict[bytes, int] = {}
         self._pauses = pauses
         self._writing: set[asyncio.Task[None]] = set()
 
@@ -198,27 +213,12 @@ class Recorder:
         """Return whether the session was not erased since the call began."""
         return self._states.get(call.key) is state
 
-    def _tokens(self, text: str) -> int:
-        """Count the tokens of a text that stays the same from call to call."""
-        # By their digests: no erasure names texts that stand beside conversations.
-        digest = blake2b(text.encode(errors="surrogatepass")).digest()
-        if digest not in self._counts:
-            if len(self._counts) == MOST_COUNTS:
-                self._counts.clear()
-            self._counts[digest] = counter()(text)
-        return self._counts[digest]
-
-    def _beside(self, call: Call) -> list[int]:
-        """Count the tokens of instructions and tools."""
-        conversation = call.conversation
-        return [self._tokens(text) for text in (conversation.instructions, conversation.tools)]
-
     def _continued(self, call: Call, own_bytes: ListBytes, number: int) -> PreparedCall | None:
         """Return the window of the call before with what is new, if nobody need be asked."""
         known = self._windows.get(call.key)
         if known is None or not self._may_keep(call, known):
             return None
-        api, own, beside = call.api, call.conversation.elements, sum(self._beside(call))
+        api, own, beside = call.api, call.conversation.elements, sum(_beside(call))
         try:
             window = grown(
                 known, api, own, own_bytes, asked=call.asked, beside_tokens=beside, count=counter()
@@ -266,7 +266,7 @@ class Recorder:
         """
         if not self._is_current(call, state):
             raise UnknownSession(ERASED)
-        session, beside = self._session(*call.key), self._beside(call)
+        session, beside = self._session(*call.key), _beside(call)
         # Before the window is read, or the signal of an erasure in between would be missed.
         connection = await self._erasures.begin(call.agent_id)
         own, event = call.conversation.elements, EventOf(session, call.api, call.model)
