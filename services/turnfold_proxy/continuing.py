@@ -68,8 +68,6 @@ class ListBytes:
         if MARKER.encode() in self._data:
             self._data = _bytes_of(without_markers(elements))
         self._length = len(elements)
-        self._hash = blake2b()
-        self._hashed = LIST_HEADER
 
     @property
     def digest(self) -> ListDigest:
@@ -86,12 +84,7 @@ class ListBytes:
         )
 
     def _digest_of(self, size: int) -> bytes:
-        """Return the hash of a beginning; beginnings that grow are read once."""
-        if size < self._hashed:
-            self._hash, self._hashed = blake2b(), LIST_HEADER
-        self._hash.update(memoryview(self._data)[self._hashed : size])
-        self._hashed = size
-        return self._hash.digest()
+        return blake2b(memoryview(self._data)[LIST_HEADER:size]).digest()
 
 
 def _bytes_of(elements: Sequence[Element]) -> bytes:
