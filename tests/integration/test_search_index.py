@@ -74,9 +74,7 @@ def rows(connection: Connection) -> int:
         return int(connection.execute(text(counted)).scalar_one())
     sids = connection.execute(text("SELECT sid FROM sessions")).scalars().all()
     return sum(
-        len(list(stored.present()))
-        for sid in sids
-        for stored in read_index(connection, sid).segments
+        len(list(stored.present())) for sid in sids for stored in read_index(connection, sid)
     )
 
 
@@ -309,35 +307,11 @@ async def test_segments_are_merged_and_all_of_them_are_searched(postgres_url: st
         others = await positions_of(stores, "obsolete", KEY)
     await database.close()
 
-    sizes = [len(stored.header.positions) for stored in index.segments]
-    assert (sorted(sizes, reverse=True), index.has_rows) == ([127, *[2] * 6], False)
+    sizes = [len(stored.header.positions) for stored in index]
+    assert sorted(sizes, reverse=True) == [127, *[2] * 6]
     assert everything == eastern == list(range(1, 71))
     assert others == [seq for seq in range(1, 71) if seq != 5]
     assert (one, beginning) == ([40], list(range(60, 70)))
-
-
-@pytest.mark.proves("F1", "O6")
-async def test_rows_of_an_older_worker_are_found_beside_segments(postgres_url: str) -> None:
-    await upgrade(postgres_url)
-    database = Database(postgres_url, writes=True)
-    row = text(
-        "INSERT INTO word_index (position, sid, terms)"
-        " VALUES (:position, 1, array_to_tsvector(ARRAY['1xamber', '1xolder']))"
-    )
-    async with sql_stores(postgres_url) as stores:
-        await stores.ingest(turn(1, user("amber older"), key=KEYS[0]))
-        await database.write(
-            lambda connection: connection.execute(row, {"position": position_of(1, 0)})
-        )
-        await stores.ingest(turn(2, user("amber newer"), key=KEYS[0]))
-        while await stores.index.index_some():
-            pass
-        both = await positions_of(stores, "amber")
-        older = await positions_of(stores, "old")
-        indexed = await database.snapshot(rows)
-    await database.close()
-
-    assert (both, older, indexed) == ([1, 2], [1], 1)
 
 
 @pytest.mark.proves("A6", "O6")

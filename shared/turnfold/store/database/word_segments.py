@@ -13,7 +13,6 @@ from sqlalchemy import (
     BigInteger,
     Integer,
     bindparam,
-    exists,
     func,
     literal_column,
     select,
@@ -25,7 +24,7 @@ from turnfold.cache import LRUCache
 from turnfold.core.text.search import Term
 from turnfold.core.text.word_segments import PostingList, SegmentHeader, posting_lists, read_header
 from turnfold.messages import MOST_INT64
-from turnfold.store.database.schema import word_index, word_index_segments
+from turnfold.store.database.schema import word_index_segments
 from turnfold.store.database.statements import Prepared, PreparedPairs, SupportsStatements
 
 REMOVED_BYTES = 2
@@ -45,30 +44,14 @@ class StoredSegment(NamedTuple):
         return [at for place, at in enumerate(self.header.positions) if place not in self.removed]
 
 
-class SessionIndex(NamedTuple):
-    """The segments of a session, and whether `word_index` has rows of it as well."""
-
-    segments: Sequence[StoredSegment]
-    has_rows: bool
-
-
 Headers = LRUCache[int, dict[int, SegmentHeader]]
 """Headers of segments by session. They never change, and their numbers are never reused."""
 
 _of_session = word_index_segments.c.sid == bindparam("of_sid", type_=BigInteger)
 _is_header = word_index_segments.c.number == literal_column("0")
-_session = select(bindparam("of_sid", type_=BigInteger).label("sid")).subquery("session")
 _LISTED = Prepared(
-    select(
-        word_index_segments.c.segment,
-        word_index_segments.c.removed,
-        exists().where(word_index.c.sid == _session.c.sid),
-    )
-    .select_from(
-        _session.outerjoin(
-            word_index_segments, (word_index_segments.c.sid == _session.c.sid) & _is_header
-        )
-    )
+    select(word_index_segments.c.segment, word_index_segments.c.removed)
+    .where(_of_session, _is_header)
     .order_by(word_index_segments.c.segment),
     ("of_sid",),
 )
@@ -122,10 +105,10 @@ def packed_ordinals(ordinals: Collection[int]) -> bytes:
 
 def read_index(
     connection: SupportsStatements, sid: int, headers: Headers | None = None
-) -> SessionIndex:
+) -> list[StoredSegment]:
     """Read the segments of a session, those with cached headers without their headers."""
     listed = _LISTED.rows(connection, sid)
-    numbers = [segment for segment, _, _ in listed if segment is not None]
+    numbers = [segment for segment, _ in listed]
     known = (headers.pop(sid) if headers else None) or {}
     missing = [segment for segment in numbers if segment not in known]
     if missing:
@@ -135,14 +118,11 @@ def read_index(
     known = {segment: known[segment] for segment in numbers if segment in known}
     if headers:
         headers.put(sid, known, sum(map(_weight, known.values())))
-    return SessionIndex(
-        [
-            StoredSegment(segment, known[segment], removed_ordinals(removed))
-            for segment, removed, _ in listed
-            if segment in known
-        ],
-        bool(listed[0][2]),
-    )
+    return [
+        StoredSegment(segment, known[segment], removed_ordinals(removed))
+        for segment, removed in listed
+        if segment in known
+    ]
 
 
 def _weight(header: SegmentHeader) -> int:

@@ -16,7 +16,6 @@ from sqlalchemy import (
     and_,
     asc,
     bindparam,
-    cast,
     desc,
     false,
     func,
@@ -39,7 +38,7 @@ from turnfold.store.database.message_rows import estimated_length
 from turnfold.store.database.predicates import is_live
 from turnfold.store.database.schema import compactions, messages, sessions, word_index
 from turnfold.store.database.word_segments import find_terms, read_index
-from turnfold.store.ingest.word_index.search_index import UNDIVIDED, fts5_term, tsquery_term
+from turnfold.store.ingest.word_index.search_index import UNDIVIDED, fts5_term
 from turnfold.store.query.originals import ORIGINALS, fitting_places, length_of, original_of
 from turnfold.store.query.session_head import session_row
 
@@ -180,7 +179,7 @@ def _matching_fts5(sid: int, lookup: Lookup) -> tuple[Places, ColumnElement[int]
 
 
 class _SegmentMatches:
-    """The matches of lookups in PostgreSQL's segments, and in rows of older workers."""
+    """The matches of lookups in PostgreSQL's segments."""
 
     def __init__(
         self,
@@ -190,10 +189,9 @@ class _SegmentMatches:
         scope: Scope,
         looked_at: int,
     ) -> None:
-        self._sid, self._scope, self._looked_at = sid, scope, looked_at
-        segments, self._has_rows = read_index(connection, sid)
+        self._scope, self._looked_at = scope, looked_at
         terms = {term for lookup in lookups for term in lookup} | {Term(UNDIVIDED)}
-        self._positions = find_terms(connection, sid, segments, terms)
+        self._positions = find_terms(connection, sid, read_index(connection, sid), terms)
 
     def matching(self, lookup: Lookup) -> tuple[Places, ColumnElement[int]]:
         """Select the positions of messages with all terms, the outermost ones of too many."""
@@ -208,24 +206,9 @@ class _SegmentMatches:
         if len(positions) > 2 * most:
             positions = positions[:most] + positions[-most:]
         listed = bindparam("positions", positions, postgresql.ARRAY(BigInteger), unique=True)
-        found = select(func.unnest(listed).label("position"))
-        if self._has_rows:
-            found = found.union(_matching_tsvector(self._sid, lookup)).subquery().select()
-        matched = found.cte("found").prefix_with("MATERIALIZED")
+        found = select(func.unnest(listed).label("position")).cte("found")
+        matched = found.prefix_with("MATERIALIZED")
         return select(matched.c.position), matched.c.position
-
-
-def _matching_tsvector(sid: int, lookup: Lookup) -> Places:
-    """Select matching positions by the GIN index; otherwise the planner might scan positions."""
-    words = " & ".join(tsquery_term(sid, term) for term in lookup)
-    asked = cast(literal(f"({words}) | {tsquery_term(sid, Term(UNDIVIDED))}"), postgresql.TSQUERY)
-    matches = (
-        select(word_index.c.position)
-        .where(word_index.c.terms.op("@@")(asked))
-        .cte("rows")
-        .prefix_with("MATERIALIZED")
-    )
-    return select(matches.c.position)
 
 
 def _between(places: Places, position: ColumnElement[int], scope: Scope) -> Places:

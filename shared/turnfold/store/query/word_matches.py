@@ -14,14 +14,12 @@ from sqlalchemy import (
     Integer,
     Text,
     bindparam,
-    cast,
     column,
     literal_column,
     select,
     table,
     text,
 )
-from sqlalchemy.dialects import postgresql
 
 from turnfold.core.recall.mask_ranking import (
     MOST_MASKED,
@@ -36,12 +34,12 @@ from turnfold.store.database.sqlite_files import VOCABULARY
 from turnfold.store.database.statements import Prepared, SupportsStatements
 from turnfold.store.database.word_segments import (
     Headers,
-    SessionIndex,
+    StoredSegment,
     find_terms,
     rare_terms,
     read_index,
 )
-from turnfold.store.ingest.word_index.search_index import fts5_term, of_session, tsquery_term
+from turnfold.store.ingest.word_index.search_index import fts5_term, of_session
 from turnfold.store.query.session_order import KnownMask, MoreThan, SessionOrder
 
 LEAST_EXPANDED = 20_000
@@ -55,17 +53,6 @@ MOST_FORMS = 32
 
 _after, _until = bindparam("after", type_=BigInteger), bindparam("until", type_=BigInteger)
 _most = bindparam("most", type_=Integer)
-_matching = (
-    select(word_index.c.position)
-    .where(
-        word_index.c.terms.op("@@")(cast(bindparam("asked", type_=Text), postgresql.TSQUERY)),
-        word_index.c.position > _after,
-        word_index.c.position < _until,
-    )
-    # Otherwise the planner might read all positions backwards.
-    .cte("matching")
-    .prefix_with("MATERIALIZED")
-)
 _falling = (
     select(word_index.c.rowid)
     .where(
@@ -75,13 +62,7 @@ _falling = (
     )
     .order_by(word_index.c.rowid.desc())
 )
-_MATCHES = {
-    "sqlite": Prepared(_falling.limit(_most), ("asked", "after", "until", "most")),
-    "postgresql": Prepared(
-        select(_matching.c.position).order_by(_matching.c.position.desc()).limit(_most),
-        ("asked", "after", "until", "most"),
-    ),
-}
+_MATCHES = Prepared(_falling.limit(_most), ("asked", "after", "until", "most"))
 _BEYOND = Prepared(
     _falling.limit(literal_column("1")).offset(_most), ("asked", "after", "until", "most")
 )
@@ -135,27 +116,15 @@ class WordMatches:
     def _rare_in_segments(
         self, lookups: Sequence[Lookup], most: int, after: Sequence[int]
     ) -> list[list[int] | None]:
-        """Read the positions of lookups from PostgreSQL's segments, and from its rows."""
-        segments = self._segments.segments
+        """Read the positions of lookups from PostgreSQL's segments."""
         oldest = min(after, default=BEFORE_ALL)
-        newer = [stored for stored in segments if stored.header.positions[-1] > oldest]
+        newer = [stored for stored in self._segments if stored.header.positions[-1] > oldest]
         terms = {term for lookup in lookups for term in lookup}
         held = rare_terms(self._connection, self._sid, newer, terms, until=self.until, most=most)
         return [
-            self._rare_of([held[term] for term in lookup], lookup, most, first)
+            _rare_of([held[term] for term in lookup], most, first)
             for lookup, first in zip(lookups, after, strict=True)
         ]
-
-    def _rare_of(
-        self, of_terms: Sequence[set[int] | None], lookup: Lookup, most: int, after: int
-    ) -> list[int] | None:
-        """Join the positions of the terms of a lookup, and those in rows."""
-        rows = self._rare_rows(lookup, most, after) if self._segments.has_rows else []
-        if rows is None or any(positions is None for positions in of_terms):
-            return None
-        found = set(rows).union(*[positions or () for positions in of_terms])
-        newest = sorted([position for position in found if position > after], reverse=True)
-        return newest if len(found) <= most else None
 
     def newest(self, lookups: Sequence[Lookup], number: int) -> list[list[int]]:
         """Return so many of the newest positions of each lookup, falling."""
@@ -163,27 +132,22 @@ class WordMatches:
             is_long = self._messages >= LEAST_EXPANDED_FREQUENT
             write = self._by_words if is_long else self._fts5
             return [self._rows(write(lookup), number) for lookup in lookups]
-        segments, has_rows = self._segments
         terms = {term for lookup in lookups for term in lookup}
         held = find_terms(
-            self._connection, self._sid, segments, terms, until=self.until, newest=number
+            self._connection, self._sid, self._segments, terms, until=self.until, newest=number
         )
-        matches = []
-        for lookup in lookups:
-            found: set[int] = set().union(*(held[term] for term in lookup))
-            if has_rows:
-                found.update(self._rows(self._tsquery(lookup), number))
-            matches.append(sorted(found, reverse=True)[:number])
-        return matches
+        return [
+            sorted(set().union(*(held[term] for term in lookup)), reverse=True)[:number]
+            for lookup in lookups
+        ]
 
     @cached_property
-    def _segments(self) -> SessionIndex:
+    def _segments(self) -> list[StoredSegment]:
         return read_index(self._connection, self._sid, self._headers)
 
     def _rare_rows(self, lookup: Lookup, most: int, after: int) -> list[int] | None:
-        """Read the positions of a lookup from one row per message."""
-        asked = self._fts5(lookup) if self._dialect == "sqlite" else self._tsquery(lookup)
-        found = self._rows(asked, most + 1, after)
+        """Read the positions of a lookup, in a short session on SQLite."""
+        found = self._rows(self._fts5(lookup), most + 1, after)
         return found if len(found) <= most else None
 
     def _rare_of_long(self, lookup: Lookup, most: int, after: int) -> list[int] | None:
@@ -196,11 +160,8 @@ class WordMatches:
     def _rows(self, asked: str, number: int, after: int = BEFORE_ALL) -> list[int]:
         if not asked:
             return []
-        rows = _MATCHES[self._dialect].rows(self._connection, asked, after, self.until, number)
+        rows = _MATCHES.rows(self._connection, asked, after, self.until, number)
         return [position for (position,) in rows]
-
-    def _tsquery(self, lookup: Lookup) -> str:
-        return " | ".join([tsquery_term(self._sid, term) for term in lookup])
 
     def _fts5(self, lookup: Lookup) -> str:
         return " OR ".join([fts5_term(self._sid, term) for term in lookup])
@@ -228,6 +189,17 @@ class WordMatches:
             yield Term(term[session:])
             # The ASCII of terms is letters and digits: no other one stands before this.
             first = f"{term}0"
+
+
+def _rare_of(of_terms: Sequence[set[int] | None], most: int, after: int) -> list[int] | None:
+    """Join the positions of the terms of a lookup."""
+    found: set[int] = set()
+    for positions in of_terms:
+        if positions is None:
+            return None
+        found |= positions
+    newest = sorted([position for position in found if position > after], reverse=True)
+    return newest if len(found) <= most else None
 
 
 @dataclass(frozen=True, slots=True)

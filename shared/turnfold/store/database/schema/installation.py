@@ -84,9 +84,9 @@ word_index = table(
     column("sid", Big),
     column("terms", Text),
 )
-"""The search index, one row per message. The migrations create one kind per database.
+"""SQLite's search index, one row per message.
 
-On PostgreSQL only workers before revision 1011 add rows; they are still read.
+PostgreSQL's has `position` and `sid`. Only workers before revision 1011 add rows; none is read.
 """
 
 word_index_segments = table(

@@ -70,11 +70,6 @@ def fts5_term(sid: int, term: Term) -> str:
     return f'"{of_session(sid, term.text)}"{"*" if term.is_prefix else ""}'
 
 
-def tsquery_term(sid: int, term: Term) -> str:
-    """Quote a term for a tsquery of PostgreSQL."""
-    return f"'{of_session(sid, term.text)}'{':*' if term.is_prefix else ''}"
-
-
 class SqlSearchIndex:
     """Add stored messages to the word index."""
 
@@ -132,12 +127,6 @@ class _Unindexed:
         places = (
             select(messages.c.position).where(of_session, ~indexed).order_by(messages.c.position)
         )
-        if more:
-            position = func.unnest(bindparam("indexed", type_=postgresql.ARRAY(BigInteger)))
-            in_segments = select(position.label("position")).subquery("in_segments")
-            places = places.where(
-                ~exists().where(in_segments.c.position == messages.c.position),
-            )
         between = (messages.c.position <= bindparam("last"),)
         self._has_segments = bool(more)
         self._next = Prepared(places.limit(literal_column("1")), ("of_sid", "first", *more))
@@ -189,9 +178,11 @@ class _Unindexed:
         return self._bodies.rows(connection, *at, last, *self._more(indexed))
 
 
+_indexed_positions = func.unnest(bindparam("indexed", type_=postgresql.ARRAY(BigInteger)))
+_in_segments = select(_indexed_positions.label("position")).subquery("in_segments")
 _UNINDEXED = {
     "sqlite": _Unindexed(word_index.c.rowid),
-    "postgresql": _Unindexed(word_index.c.position, "indexed"),
+    "postgresql": _Unindexed(_in_segments.c.position, "indexed"),
 }
 _DUE = Prepared(
     select(sessions.c.sid, sessions.c.unindexed_from)
