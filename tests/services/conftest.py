@@ -1,10 +1,12 @@
-"""Validate every answer that a test of the services receives over the bus."""
+"""A bus for a test of the services, and a check of every answer that it receives over one."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.answer_models import AnswerRecorder
+from tests.nats_server import NatsServer, nats_server
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +16,10 @@ def answers_match_their_models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     recorder.attach(monkeypatch)
     yield
     assert recorder.faults == []
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    """A NATS server of its own, with nothing on it."""
+    with nats_server(tmp_path) as running:
+        yield running

@@ -23,7 +23,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from ruamel.yaml import YAML
 
 from tests.model_server import ModelServer, running_model_server
-from tests.nats_server import nats_server
+from tests.nats_server import NatsServer
 from tests.ports import free_port
 from tests.running_system import (
     System,
@@ -572,19 +572,20 @@ async def test_who_stands_by_or_has_lost_the_bus_is_not_ready_and_a_lost_consume
 
 
 @pytest.mark.proves("O4")
-async def test_a_pull_hears_its_consumer_as_long_as_there_is_room_for_more(tmp_path: Path) -> None:
-    with nats_server(tmp_path) as server:
-        async with await nats.connect(server.url) as bus:
-            await ensure_streams(bus, first_seq=1)
-            pull = PullConsumer(bus, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER, ahead=8)
-            await pull.start()
-            await wait_until(lambda: (pull.activity or 0) > 1)
-            for _ in range(8):
-                await bus.jetstream().publish("turn.completed", b"{}")
+async def test_a_pull_hears_its_consumer_as_long_as_there_is_room_for_more(
+    server: NatsServer,
+) -> None:
+    async with await nats.connect(server.url) as bus:
+        await ensure_streams(bus, first_seq=1)
+        pull = PullConsumer(bus, stream=EVENTS_STREAM, consumer=EVENTS_CONSUMER, ahead=8)
+        await pull.start()
+        await wait_until(lambda: (pull.activity or 0) > 1)
+        for _ in range(8):
+            await bus.jetstream().publish("turn.completed", b"{}")
 
-            await wait_until(lambda: pull.activity is None)
-            batch = await pull.take(8)
-            await pull.acknowledge(batch)
+        await wait_until(lambda: pull.activity is None)
+        batch = await pull.take(8)
+        await pull.acknowledge(batch)
 
-            await wait_until(lambda: pull.activity is not None and pull.idle_seconds < 2.0)
-            await pull.stop()
+        await wait_until(lambda: pull.activity is not None and pull.idle_seconds < 2.0)
+        await pull.stop()

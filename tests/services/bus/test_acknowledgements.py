@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,6 @@ FORGED: Mapping[str, bytes] = {
 @pytest.fixture
 def answers_match_their_models() -> None:
     """The answers are made here, right and wrong ones."""
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsServer]:
-    with nats_server(tmp_path) as running:
-        yield running
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import asyncio
 import traceback
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,6 @@ from turnfold.bus import (
 )
 from turnfold.errors import NotAllowed, StartError, Unavailable
 from turnfold.settings import Settings, read_settings
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsServer]:
-    with nats_server(tmp_path) as running:
-        yield running
 
 
 @pytest.fixture
@@ -307,16 +301,15 @@ async def test_the_end_of_an_encrypted_connection_is_no_warning(
 
 @pytest.mark.proves("X1")
 async def test_with_encryption_first_a_server_that_offers_none_is_told_nothing(
-    tmp_path: Path, certificates: dict[str, str]
+    server: NatsServer, certificates: dict[str, str]
 ) -> None:
-    with nats_server(tmp_path) as running:
-        environ = certificates | {
-            "TURNFOLD_NATS_URL": running.url.replace("nats://", "tls://"),
-            "TURNFOLD_NATS_TLS_FIRST": "1",
-        }
+    environ = certificates | {
+        "TURNFOLD_NATS_URL": server.url.replace("nats://", "tls://"),
+        "TURNFOLD_NATS_TLS_FIRST": "1",
+    }
 
-        with pytest.raises(StartError, match="no NATS server took a connection"):
-            await connect(read_settings(environ), name="test", seconds=1)
+    with pytest.raises(StartError, match="no NATS server took a connection"):
+        await connect(read_settings(environ), name="test", seconds=1)
 
 
 @pytest.mark.proves("X1", "O5")

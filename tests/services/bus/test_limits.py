@@ -12,7 +12,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from tests.nats_server import NatsServer, nats_server
+from tests.nats_server import NatsServer
 from tests.running_system import Parts, command, eventually, rows, running_parts, wait_until
 from turnfold.bus import connect, ensure_streams
 from turnfold.bus.retention import prune_stream
@@ -119,24 +119,23 @@ async def test_a_replay_says_which_letters_it_means(tmp_path: Path) -> None:
 
 @pytest.mark.proves("X4")
 async def test_a_full_stream_is_an_error_that_says_so_and_a_buffer_waits_for_room(
-    tmp_path: Path,
+    server: NatsServer,
 ) -> None:
-    with nats_server(tmp_path) as server:
-        async with (
-            stream_of(server, max_msgs=2) as operator,
-            client_connect(server.url, environ={}) as client,
-        ):
-            for number in range(2):
-                await client.publish(turn_event(KEY, said("?"), event_id=f"e{number}"))
-            with pytest.raises(StreamFull, match="maximum messages exceeded"):
-                await client.publish(turn_event(KEY, said("?"), event_id="e2"))
-            async with client_connect(
-                server.url, environ={}, buffering=BufferOptions(wait_seconds=0.1)
-            ) as patient:
-                receipt = await patient.publish(turn_event(KEY, said("?"), event_id="e2"))
-                await operator.jetstream().purge_stream(EVENTS_STREAM)
-                await wait_until(lambda: not patient.unpublished)
-            held = (await operator.jetstream().stream_info(EVENTS_STREAM)).state
+    async with (
+        stream_of(server, max_msgs=2) as operator,
+        client_connect(server.url, environ={}) as client,
+    ):
+        for number in range(2):
+            await client.publish(turn_event(KEY, said("?"), event_id=f"e{number}"))
+        with pytest.raises(StreamFull, match="maximum messages exceeded"):
+            await client.publish(turn_event(KEY, said("?"), event_id="e2"))
+        async with client_connect(
+            server.url, environ={}, buffering=BufferOptions(wait_seconds=0.1)
+        ) as patient:
+            receipt = await patient.publish(turn_event(KEY, said("?"), event_id="e2"))
+            await operator.jetstream().purge_stream(EVENTS_STREAM)
+            await wait_until(lambda: not patient.unpublished)
+        held = (await operator.jetstream().stream_info(EVENTS_STREAM)).state
 
     assert receipt.is_waiting
     assert (held.messages, held.last_seq) == (1, 3)
@@ -168,14 +167,13 @@ async def test_over_http_a_full_stream_answers_unavailable(tmp_path: Path) -> No
 
 @pytest.mark.proves("X4")
 async def test_migrating_keeps_the_size_an_operator_gave_the_stream_until_one_is_set(
-    tmp_path: Path,
+    server: NatsServer,
 ) -> None:
-    with nats_server(tmp_path) as server:
-        async with stream_of(server, max_bytes=50_000_000) as client:
-            sizes = []
-            for most in (None, 70_000_000, None):
-                await ensure_streams(client, first_seq=1, max_bytes=most)
-                sizes.append((await client.jetstream().stream_info(EVENTS_STREAM)).config.max_bytes)
+    async with stream_of(server, max_bytes=50_000_000) as client:
+        sizes = []
+        for most in (None, 70_000_000, None):
+            await ensure_streams(client, first_seq=1, max_bytes=most)
+            sizes.append((await client.jetstream().stream_info(EVENTS_STREAM)).config.max_bytes)
 
     assert sizes == [50_000_000, 70_000_000, 70_000_000]
 
@@ -199,18 +197,19 @@ async def first_seq(client: Client) -> int:
 
 
 @pytest.mark.proves("L1")
-async def test_nothing_is_purged_that_is_not_acknowledged_stored_and_old(tmp_path: Path) -> None:
-    with nats_server(tmp_path) as server:
-        async with stream_of(server) as client:
-            await publish(client, 10)
-            unacknowledged = await prune_stream(client, ingested_to=10, hours=0)
-            await acknowledge(client, 6)
-            too_young = await prune_stream(client, ingested_to=10, hours=1)
-            half_stored = await prune_stream(client, ingested_to=4, hours=0)
-            after_half = await first_seq(client)
-            half_acknowledged = await prune_stream(client, ingested_to=10, hours=0)
-            twice = await prune_stream(client, ingested_to=10, hours=0)
-            at_last = await first_seq(client)
+async def test_nothing_is_purged_that_is_not_acknowledged_stored_and_old(
+    server: NatsServer,
+) -> None:
+    async with stream_of(server) as client:
+        await publish(client, 10)
+        unacknowledged = await prune_stream(client, ingested_to=10, hours=0)
+        await acknowledge(client, 6)
+        too_young = await prune_stream(client, ingested_to=10, hours=1)
+        half_stored = await prune_stream(client, ingested_to=4, hours=0)
+        after_half = await first_seq(client)
+        half_acknowledged = await prune_stream(client, ingested_to=10, hours=0)
+        twice = await prune_stream(client, ingested_to=10, hours=0)
+        at_last = await first_seq(client)
 
     assert (unacknowledged, too_young) == (0, 0)
     assert (half_stored, after_half) == (4, 5)
@@ -218,18 +217,17 @@ async def test_nothing_is_purged_that_is_not_acknowledged_stored_and_old(tmp_pat
 
 
 @pytest.mark.proves("L1")
-async def test_only_what_is_older_goes_whatever_was_deleted_between(tmp_path: Path) -> None:
-    with nats_server(tmp_path) as server:
-        async with stream_of(server) as client:
-            jetstream = client.jetstream()
-            await jetstream.delete_stream(EVENTS_STREAM)
-            await ensure_streams(client, first_seq=1)
-            await publish(client, 30)
-            await acknowledge(client, 30)
-            for seq in (1, 2, 9, 10, 11, 29):
-                await jetstream.delete_msg(EVENTS_STREAM, seq)
-            went = await prune_stream(client, ingested_to=30, hours=0)
-            left = await first_seq(client)
+async def test_only_what_is_older_goes_whatever_was_deleted_between(server: NatsServer) -> None:
+    async with stream_of(server) as client:
+        jetstream = client.jetstream()
+        await jetstream.delete_stream(EVENTS_STREAM)
+        await ensure_streams(client, first_seq=1)
+        await publish(client, 30)
+        await acknowledge(client, 30)
+        for seq in (1, 2, 9, 10, 11, 29):
+            await jetstream.delete_msg(EVENTS_STREAM, seq)
+        went = await prune_stream(client, ingested_to=30, hours=0)
+        left = await first_seq(client)
 
     assert went == 24
     assert left == 31

@@ -18,7 +18,7 @@ import pytest
 import uvloop
 from nats.aio.msg import Msg
 
-from tests.nats_server import nats_server, subscriptions_known
+from tests.nats_server import NatsServer, subscriptions_known
 from tests.running_system import wait_until
 from turnfold.nats_client.connection import NatsClient
 
@@ -294,7 +294,7 @@ async def ignored(_: Msg) -> None:
 @pytest.mark.proves("L2", "O7")
 @pytest.mark.parametrize("name", ["reply", "request"])
 async def test_a_request_without_a_connection_fails_and_is_never_sent(
-    tmp_path: Path, name: str
+    server: NatsServer, name: str
 ) -> None:
     heard: list[bytes] = []
 
@@ -307,25 +307,24 @@ async def test_a_request_without_a_connection_fails_and_is_never_sent(
             return (await client.request("erase.all", data, timeout=seconds)).data
         return await client.reply("erase.all", data, seconds=seconds, read=lambda one: one.data)
 
-    with nats_server(tmp_path) as server:
-        client, service = await connected(server.url), await connected(server.url)
-        await service.subscribe("erase.all", cb=answered)
-        await subscriptions_known(service)
-        assert await asked(b"before", 5) == b"before"
-        server.stop()
-        await wait_until(lambda: not client.is_connected, seconds=10)
+    client, service = await connected(server.url), await connected(server.url)
+    await service.subscribe("erase.all", cb=answered)
+    await subscriptions_known(service)
+    assert await asked(b"before", 5) == b"before"
+    server.stop()
+    await wait_until(lambda: not client.is_connected, seconds=10)
 
-        with pytest.raises(nats.errors.TimeoutError):
-            await asked(b"meanwhile", 0.2)
-        waiting = asyncio.create_task(asked(b"in time", 20))
-        await asyncio.sleep(0.1)
-        server.start()
+    with pytest.raises(nats.errors.TimeoutError):
+        await asked(b"meanwhile", 0.2)
+    waiting = asyncio.create_task(asked(b"in time", 20))
+    await asyncio.sleep(0.1)
+    server.start()
 
-        assert await waiting == b"in time"
-        assert await asked(b"after", 5) == b"after"
-        assert heard == [b"before", b"in time", b"after"]
-        await client.close()
-        await service.close()
+    assert await waiting == b"in time"
+    assert await asked(b"after", 5) == b"after"
+    assert heard == [b"before", b"in time", b"after"]
+    await client.close()
+    await service.close()
 
 
 @pytest.mark.proves("O7")
@@ -363,18 +362,17 @@ async def test_an_error_of_the_server_is_told_and_ends_at_most_the_connection(
 @pytest.mark.proves("I5", "O7")
 @pytest.mark.parametrize("headers", [{"Nats-Msg-Id": "x" * 40}, {"Nats-Msg-Id": "é" * 40}])
 async def test_headers_count_to_the_size_of_a_message_as_the_server_counts_them(
-    tmp_path: Path, headers: dict[str, str]
+    server: NatsServer, headers: dict[str, str]
 ) -> None:
     header_bytes = len("NATS/1.0\r\nNats-Msg-Id: \r\n\r\n") + len(headers["Nats-Msg-Id"].encode())
-    with nats_server(tmp_path) as server:
-        client = await connected(server.url)
-        most = b"x" * (client.max_payload - header_bytes)
+    client = await connected(server.url)
+    most = b"x" * (client.max_payload - header_bytes)
 
-        with pytest.raises(nats.errors.MaxPayloadError):
-            await client.publish("subject", most + b"x", headers=headers)
-        await client.publish("subject", most, headers=headers)
-        await client.flush()
+    with pytest.raises(nats.errors.MaxPayloadError):
+        await client.publish("subject", most + b"x", headers=headers)
+    await client.publish("subject", most, headers=headers)
+    await client.flush()
 
-        assert client.stats["reconnects"] == 0
-        assert client.is_connected
-        await client.close()
+    assert client.stats["reconnects"] == 0
+    assert client.is_connected
+    await client.close()

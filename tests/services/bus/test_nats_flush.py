@@ -14,7 +14,7 @@ import nats.errors
 import pytest
 from nats.aio.msg import Msg
 
-from tests.nats_server import NatsServer, nats_server
+from tests.nats_server import NatsServer
 from tests.running_system import wait_until
 from tests.services.bus.test_nats_disconnect import connected
 
@@ -62,97 +62,94 @@ async def recorded(server: NatsServer, sent: bytearray) -> AsyncGenerator[str]:
 
 @pytest.mark.proves("A6", "O4")
 async def test_the_answer_to_a_flush_proves_that_the_server_has_what_was_sent_before(
-    tmp_path: Path,
+    server: NatsServer,
 ) -> None:
     sent = bytearray()
-    with nats_server(tmp_path) as server:
-        async with recorded(server, sent) as url:
-            client = await connected(url)
-            subscription = await client.subscribe("before.>")
-            del sent[:]
+    async with recorded(server, sent) as url:
+        client = await connected(url)
+        subscription = await client.subscribe("before.>")
+        del sent[:]
 
-            await client.publish("subject", b"payload")
-            await client.flush()
-            assert 0 <= sent.find(b"PUB subject") < sent.find(b"PING")
-            del sent[:]
+        await client.publish("subject", b"payload")
+        await client.flush()
+        assert 0 <= sent.find(b"PUB subject") < sent.find(b"PING")
+        del sent[:]
 
-            await client.drain_subscription(subscription)
-            assert 0 <= sent.find(b"UNSUB") < sent.find(b"PING")
-            await client.close()
+        await client.drain_subscription(subscription)
+        assert 0 <= sent.find(b"UNSUB") < sent.find(b"PING")
+        await client.close()
 
 
 @pytest.mark.proves("O2", "O7")
-async def test_a_flush_that_was_given_up_does_not_end_its_connection(tmp_path: Path) -> None:
+async def test_a_flush_that_was_given_up_does_not_end_its_connection(server: NatsServer) -> None:
     heard: list[Msg] = []
 
     async def hear(message: Msg) -> None:
         heard.append(message)
 
-    with nats_server(tmp_path) as server:
-        client = await connected(server.url)
-        await client.subscribe("subject", cb=hear)
-        with silent(server):
-            with pytest.raises(nats.errors.TimeoutError):
-                await client.flush(0.2)
-            given_up = asyncio.create_task(client.flush())
-            await asyncio.sleep(0.05)
-            given_up.cancel()
-        await client.flush()
-        await client.publish("subject", b"payload")
-        await wait_until(lambda: bool(heard))
+    client = await connected(server.url)
+    await client.subscribe("subject", cb=hear)
+    with silent(server):
+        with pytest.raises(nats.errors.TimeoutError):
+            await client.flush(0.2)
+        given_up = asyncio.create_task(client.flush())
+        await asyncio.sleep(0.05)
+        given_up.cancel()
+    await client.flush()
+    await client.publish("subject", b"payload")
+    await wait_until(lambda: bool(heard))
 
-        assert client.stats["reconnects"] == 0
-        await client.close()
+    assert client.stats["reconnects"] == 0
+    await client.close()
 
 
 @pytest.mark.proves("O2")
-async def test_a_flush_without_a_connection_waits_for_the_next_one(tmp_path: Path) -> None:
-    with nats_server(tmp_path) as server:
-        client = await connected(server.url)
-        server.kill()
-        await wait_until(lambda: not client.is_connected)
-        with pytest.raises(nats.errors.TimeoutError):
-            await client.flush(0.1)
-        flushing = asyncio.create_task(client.flush(20))
-        server.start()
-        await flushing
+async def test_a_flush_without_a_connection_waits_for_the_next_one(server: NatsServer) -> None:
+    client = await connected(server.url)
+    server.kill()
+    await wait_until(lambda: not client.is_connected)
+    with pytest.raises(nats.errors.TimeoutError):
+        await client.flush(0.1)
+    flushing = asyncio.create_task(client.flush(20))
+    server.start()
+    await flushing
 
-        assert client.is_connected
-        await client.close()
+    assert client.is_connected
+    await client.close()
 
 
 @pytest.mark.proves("O4")
 async def test_a_connection_with_unsent_data_is_closed_while_its_server_is_silent(
-    tmp_path: Path,
+    server: NatsServer,
 ) -> None:
-    with nats_server(tmp_path) as server:
-        client = await connected(server.url)
-        with silent(server):
-            for _ in range(12):
-                # Waits for room, which a silent server does not make.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(0.1):
-                        await client.publish("subject", bytes(1_000_000))
-            async with asyncio.timeout(30):
-                await client.close()
+    client = await connected(server.url)
+    with silent(server):
+        for _ in range(12):
+            # Waits for room, which a silent server does not make.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await client.publish("subject", bytes(1_000_000))
+        async with asyncio.timeout(30):
+            await client.close()
 
-        assert client.is_closed
+    assert client.is_closed
 
 
 @pytest.mark.proves("O4", "L12")
-async def test_a_subscription_whose_end_was_cut_short_does_not_come_back(tmp_path: Path) -> None:
-    with nats_server(tmp_path) as server:
-        client = await connected(server.url)
-        subscription = await client.subscribe("subject")
-        with silent(server), pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await client.drain_subscription(subscription)
-        server.kill()
-        server.start()
-        await wait_until(lambda: client.is_connected and client.stats["reconnects"] > 0)
-        asker = await connected(server.url)
+async def test_a_subscription_whose_end_was_cut_short_does_not_come_back(
+    server: NatsServer,
+) -> None:
+    client = await connected(server.url)
+    subscription = await client.subscribe("subject")
+    with silent(server), pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await client.drain_subscription(subscription)
+    server.kill()
+    server.start()
+    await wait_until(lambda: client.is_connected and client.stats["reconnects"] > 0)
+    asker = await connected(server.url)
 
-        with pytest.raises(nats.errors.NoRespondersError):
-            await asker.request("subject", b"", timeout=5)
-        await asker.close()
-        await client.close()
+    with pytest.raises(nats.errors.NoRespondersError):
+        await asker.request("subject", b"", timeout=5)
+    await asker.close()
+    await client.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 
-from tests.nats_server import nats_server
+from tests.nats_server import NatsServer
 from turnfold.bus import connect, ensure_streams
 from turnfold.bus.removal import BLOCK_BYTES, LOOKED_AT, OVERWRITTEN_AT_ONCE, EventRemoval
 from turnfold.contracts.subjects import EVENTS_STREAM
@@ -53,77 +53,77 @@ async def remove_all(client: Client, sequences: list[int]) -> tuple[int, int]:
 @pytest.mark.proves("A6", "L8")
 async def test_a_long_row_is_forgotten_but_for_its_ends_and_no_file_holds_it(
     tmp_path: Path,
+    server: NatsServer,
 ) -> None:
-    with nats_server(tmp_path) as server:
-        client = await connect(Settings(nats_url=server.url), name="test")
-        await ensure_streams(client, first_seq=1)
-        before = await publish(client, KEPT, 3, LARGE)
-        erased = await publish(client, ERASED, 120, LARGE)
-        after = await publish(client, KEPT, 3)
+    client = await connect(Settings(nats_url=server.url), name="test")
+    await ensure_streams(client, first_seq=1)
+    before = await publish(client, KEPT, 3, LARGE)
+    erased = await publish(client, ERASED, 120, LARGE)
+    after = await publish(client, KEPT, 3)
 
-        overwritten, forgotten = await remove_all(client, erased)
+    overwritten, forgotten = await remove_all(client, erased)
 
-        assert overwritten + forgotten == len(erased)
-        # At most a call more than a block on either side.
-        assert 32 <= overwritten <= 32 + OVERWRITTEN_AT_ONCE
-        assert await held(client) == len(before) + len(after)
-        assert (told(tmp_path, ERASED), told(tmp_path, KEPT)) == (0, 6)
-        await client.close()
+    assert overwritten + forgotten == len(erased)
+    # At most a call more than a block on either side.
+    assert 32 <= overwritten <= 32 + OVERWRITTEN_AT_ONCE
+    assert await held(client) == len(before) + len(after)
+    assert (told(tmp_path, ERASED), told(tmp_path, KEPT)) == (0, 6)
+    await client.close()
 
 
 @pytest.mark.proves("A6", "L8")
 async def test_small_events_of_a_long_row_are_forgotten_too_and_none_is_read_twice(
     tmp_path: Path,
+    server: NatsServer,
 ) -> None:
     reads: list[object] = []
 
     async def note(message: object) -> None:
         reads.append(message)
 
-    with nats_server(tmp_path) as server:
-        client = await connect(Settings(nats_url=server.url), name="test")
-        await ensure_streams(client, first_seq=1)
-        erased = await publish(client, ERASED, 17, LARGE)
-        # A look along the row sees far less than a block.
-        erased += await publish(client, ERASED, LOOKED_AT * 2 + 2_500)
-        erased += await publish(client, ERASED, 17, LARGE)
-        spying = await client.subscribe(f"$JS.API.STREAM.MSG.GET.{EVENTS_STREAM}", cb=note)
+    client = await connect(Settings(nats_url=server.url), name="test")
+    await ensure_streams(client, first_seq=1)
+    erased = await publish(client, ERASED, 17, LARGE)
+    # A look along the row sees far less than a block.
+    erased += await publish(client, ERASED, LOOKED_AT * 2 + 2_500)
+    erased += await publish(client, ERASED, 17, LARGE)
+    spying = await client.subscribe(f"$JS.API.STREAM.MSG.GET.{EVENTS_STREAM}", cb=note)
 
-        overwritten, _ = await remove_all(client, erased)
+    overwritten, _ = await remove_all(client, erased)
 
-        await spying.drain()  # type: ignore[no-untyped-call]
-        assert overwritten <= 34 + OVERWRITTEN_AT_ONCE
-        assert len(reads) <= len(erased)
-        assert (await held(client), told(tmp_path, ERASED)) == (0, 0)
-        await client.close()
-
-
-@pytest.mark.proves("A6")
-async def test_events_among_those_of_others_are_overwritten(tmp_path: Path) -> None:
-    with nats_server(tmp_path) as server:
-        client = await connect(Settings(nats_url=server.url), name="test")
-        await ensure_streams(client, first_seq=1)
-        erased: list[int] = []
-        for _ in range(50):
-            erased += await publish(client, ERASED, 1, LARGE)
-            await publish(client, KEPT, 1)
-
-        overwritten, forgotten = await remove_all(client, erased)
-
-        assert (overwritten, forgotten) == (50, 0)
-        assert (told(tmp_path, ERASED), told(tmp_path, KEPT)) == (0, 50)
-        await client.close()
+    await spying.drain()  # type: ignore[no-untyped-call]
+    assert overwritten <= 34 + OVERWRITTEN_AT_ONCE
+    assert len(reads) <= len(erased)
+    assert (await held(client), told(tmp_path, ERASED)) == (0, 0)
+    await client.close()
 
 
 @pytest.mark.proves("A6")
-async def test_events_that_are_gone_need_no_removal(tmp_path: Path) -> None:
-    with nats_server(tmp_path) as server:
-        client = await connect(Settings(nats_url=server.url), name="test")
-        await ensure_streams(client, first_seq=1)
-        erased = await publish(client, ERASED, 20)
-        await client.jetstream().purge_stream(EVENTS_STREAM, seq=10)
+async def test_events_among_those_of_others_are_overwritten(
+    tmp_path: Path, server: NatsServer
+) -> None:
+    client = await connect(Settings(nats_url=server.url), name="test")
+    await ensure_streams(client, first_seq=1)
+    erased: list[int] = []
+    for _ in range(50):
+        erased += await publish(client, ERASED, 1, LARGE)
+        await publish(client, KEPT, 1)
 
-        assert await remove_all(client, [*erased, 1_000]) == (11, 0)
+    overwritten, forgotten = await remove_all(client, erased)
 
-        assert await held(client) == 0
-        await client.close()
+    assert (overwritten, forgotten) == (50, 0)
+    assert (told(tmp_path, ERASED), told(tmp_path, KEPT)) == (0, 50)
+    await client.close()
+
+
+@pytest.mark.proves("A6")
+async def test_events_that_are_gone_need_no_removal(server: NatsServer) -> None:
+    client = await connect(Settings(nats_url=server.url), name="test")
+    await ensure_streams(client, first_seq=1)
+    erased = await publish(client, ERASED, 20)
+    await client.jetstream().purge_stream(EVENTS_STREAM, seq=10)
+
+    assert await remove_all(client, [*erased, 1_000]) == (11, 0)
+
+    assert await held(client) == 0
+    await client.close()

@@ -77,7 +77,9 @@ async def test_a_machine_with_nothing_on_it_gets_an_advice_for_each_part(tmp_pat
 
 
 @pytest.mark.proves("O3")
-def test_a_machine_that_loads_the_database_slowly_still_reaches_its_bus(tmp_path: Path) -> None:
+def test_a_machine_that_loads_the_database_slowly_still_reaches_its_bus(
+    tmp_path: Path, server: NatsServer
+) -> None:
     """Modules that are loaded during the checks would use up their time."""
     program = """
 import asyncio, os, sys, time
@@ -92,20 +94,19 @@ class Slowly:
 sys.meta_path.insert(0, Slowly())
 print(*(f"{one.check}: {one.outcome}" for one in asyncio.run(examine(read_settings(os.environ)))), sep="\\n")
 """
-    with nats_server(tmp_path) as server:
-        ended = subprocess.run(
-            [sys.executable, "-c", program],
-            env=os.environ
-            | {
-                "TURNFOLD_DATA_DIR": str(tmp_path),
-                "TURNFOLD_NATS_URL": server.url,
-                "TURNFOLD_DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path}/turnfold.db",
-            },
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ
+        | {
+            "TURNFOLD_DATA_DIR": str(tmp_path),
+            "TURNFOLD_NATS_URL": server.url,
+            "TURNFOLD_DATABASE_URL": f"sqlite+aiosqlite:///{tmp_path}/turnfold.db",
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
     assert "bus: ok" in ended.stdout, ended.stderr
 

@@ -5,7 +5,7 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,6 @@ authorization {
 @pytest.fixture
 def answers_match_their_models() -> None:
     """The answers are made here, and hold only what a test needs."""
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Generator[NatsServer, None, None]:
-    with nats_server(tmp_path) as running:
-        yield running
 
 
 @pytest.fixture

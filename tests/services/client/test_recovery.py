@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from tests.histories import counter
 from tests.model_server import ModelServer, running_model_server
-from tests.nats_server import nats_server
+from tests.nats_server import NatsServer
 from tests.running_system import System, client_of, eventually, running_system
 from turnfold import (
     BadRequest,
@@ -393,15 +393,12 @@ async def test_after_an_overflow_a_small_model_is_sent_summary_and_recent_messag
 
 @pytest.mark.proves("R3", "C62")
 async def test_without_a_service_the_list_is_trimmed_here_and_the_agent_answers(
-    model: Model, tmp_path: Path
+    model: Model, server: NatsServer
 ) -> None:
     messages = await talked(None, turns=60)
-    with nats_server(tmp_path) as server:
-        async with connect(server.url, environ={}) as client:
-            complete = ContextRecovery(
-                model, client.session("support", "user-42"), budget_tokens=3_000
-            )
-            answer = await complete(messages=messages, model="gpt-4.1")
+    async with connect(server.url, environ={}) as client:
+        complete = ContextRecovery(model, client.session("support", "user-42"), budget_tokens=3_000)
+        answer = await complete(messages=messages, model="gpt-4.1")
 
     (sent,) = model.sent()
     assert answer["choices"][0]["message"]["content"]

@@ -10,7 +10,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from tests.nats_server import nats_server
+from tests.nats_server import NatsServer
 from tests.running_system import Parts, rows, wait_until
 from tests.worker_scenario import SMALL, Day, day, turn
 from turnfold.bus import repeated
@@ -71,13 +71,12 @@ async def test_an_event_that_fails_each_transaction_keeps_no_missing_one_from_be
 
 
 @pytest.fixture
-async def bus(tmp_path: Path) -> AsyncIterator[Client]:
-    with nats_server(tmp_path) as server:
-        connection = await nats.connect(server.url)
-        await connection.jetstream().add_stream(EVENTS)
-        await connection.jetstream().add_consumer(EVENTS_STREAM, INGEST)
-        yield connection
-        await connection.close()
+async def bus(server: NatsServer) -> AsyncIterator[Client]:
+    connection = await nats.connect(server.url)
+    await connection.jetstream().add_stream(EVENTS)
+    await connection.jetstream().add_consumer(EVENTS_STREAM, INGEST)
+    yield connection
+    await connection.close()
 
 
 async def live(url: str, fatal: frozenset[bytes], stored: set[bytes], *, until: int) -> None:

@@ -1,8 +1,7 @@
 """Foreign messages and errors do not stop the consumer, the loops or ingest signals (O7, C69)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from pathlib import Path
+from collections.abc import AsyncIterator, Sequence
 
 import nats
 import pytest
@@ -10,7 +9,7 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from tests.nats_server import NatsServer, nats_server, subscriptions_known
+from tests.nats_server import NatsServer, subscriptions_known
 from tests.running_system import wait_until
 from turnfold.bus.pull import PullConsumer
 from turnfold.bus.streams import EVENTS, INGEST
@@ -40,12 +39,6 @@ FORGED: tuple[tuple[bytes, dict[str, str] | None], ...] = (
     (b"", {"Status": "503"}),
     (b"", {"Status": "777"}),
 )
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsServer]:
-    with nats_server(tmp_path) as running:
-        yield running
 
 
 @pytest.fixture
