@@ -14,7 +14,7 @@ from nats.aio.subscription import Subscription
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
-from turnfold.bus.repeated import RepeatedMessages, is_repeated
+from turnfold.bus.repeated import RepeatedMessages, is_repeated, oldest_of
 from turnfold.errors import StartError
 from turnfold.nats_client.responses import UNREADABLE
 from turnfold.process.tasks import at_most
@@ -131,13 +131,7 @@ class PullConsumer:
             await at_most(seconds, self._arrived.wait())
         if seconds == 0:
             return self._repeated.take(most, most_bytes)
-        taken: list[Msg] = []
-        while self._waiting and len(taken) < most:
-            most_bytes -= len(self._waiting[0].data)
-            if taken and most_bytes < 0:
-                break
-            taken.append(self._waiting.popleft())
-        return taken
+        return oldest_of(self._waiting, most, most_bytes)
 
     async def acknowledge(self, batch: Sequence[Msg]) -> None:
         """Acknowledge messages."""

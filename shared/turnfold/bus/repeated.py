@@ -1,6 +1,7 @@
 """Messages that were delivered often: one of them may fail or end each process that handles it."""
 
 import random
+from collections import deque
 from typing import Final
 
 from nats.aio.msg import Msg
@@ -33,6 +34,17 @@ def is_repeated(message: Msg) -> bool:
     )
 
 
+def oldest_of(waiting: deque[Msg], most: int, most_bytes: int) -> list[Msg]:
+    """Remove the first of these messages and return them; see `PullConsumer.take`."""
+    taken: list[Msg] = []
+    while waiting and len(taken) < most:
+        most_bytes -= len(waiting[0].data)
+        if taken and most_bytes < 0:
+            break
+        taken.append(waiting.popleft())
+    return taken
+
+
 class RepeatedMessages:
     """Messages that were delivered often, of which a few are taken at a time.
 
@@ -41,7 +53,7 @@ class RepeatedMessages:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[Msg] = []
+        self._waiting: deque[Msg] = deque()
         self._taken: dict[int, Msg] = {}
         """By their ids, which other messages could have if these were not kept."""
         self._most = 1
@@ -61,12 +73,7 @@ class RepeatedMessages:
         """Return some messages; see `PullConsumer.take`."""
         # At random, because otherwise all messages behind the faulty one would wait forever.
         random.shuffle(self._waiting)
-        taken: list[Msg] = []
-        while self._waiting and len(taken) < min(most, self._most):
-            most_bytes -= len(self._waiting[-1].data)
-            if taken and most_bytes < 0:
-                break
-            taken.append(self._waiting.pop())
+        taken = oldest_of(self._waiting, min(most, self._most), most_bytes)
         self._taken = {id(message): message for message in taken}
         return taken
 
@@ -83,5 +90,6 @@ class RepeatedMessages:
 
     def clear(self) -> list[Msg]:
         """Return all messages that wait."""
-        waiting, self._waiting = self._waiting, []
+        waiting = [*self._waiting]
+        self._waiting.clear()
         return waiting
