@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from axe_playwright_python.async_playwright import Axe
+from axe_playwright_python.base import AXE_SCRIPT
 from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -74,9 +74,12 @@ class Watched:
         contrast = everything | {"runOnly": ["color-contrast"]}
         passes: list[tuple[Literal["dark", "light"], dict[str, Any]]]
         passes = [("dark", everything), ("light", contrast)]
+        await self.page.evaluate(AXE_SCRIPT)
         for scheme, options in passes:
             await self.page.emulate_media(color_scheme=scheme)
-            violations = (await Axe().run(self.page, options=options)).response["violations"]
+            violations: list[Any] = await self.page.evaluate(
+                "async options => (await axe.run(options)).violations", options
+            )
             found += [
                 f"{scheme}: {fault['id']}: {fault['nodes'][0]['html'][:200]}"
                 for fault in violations

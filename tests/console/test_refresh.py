@@ -60,20 +60,16 @@ async def say(client: Client, agent: str, name: str, text: str) -> None:
 
 
 @pytest.mark.proves("V1", "X2")
-@pytest.mark.parametrize("name", [".", "..", "..%7F", "...", "a/../b", "%2E%2E", "?#"])
-async def test_links_lead_to_sessions_and_agents_of_any_name(
-    site: Site, browser: Browser, name: str
-) -> None:
-    for agent, session in ((name, "s"), ("odd", name)):
-        await say(site.client, agent, session, f"Said to {agent} in {session}.")
+async def test_links_lead_to_sessions_and_agents_of_any_name(site: Site, browser: Browser) -> None:
     async with visiting(browser, site.url, token=site.operator) as watched:
         page = watched.page
-        for agent, session in ((name, "s"), ("odd", name)):
+        for name in (".", "..", "..%7F", "...", "a/../b", "%2E%2E", "?#"):
+            await say(site.client, name, name, f"Said as {name}.")
             await watched.open("/console/sessions")
-            await page.get_by_role("link", name=f"{agent} / {session}", exact=True).click()
-            await page.wait_for_selector(f"details.message:has-text('{agent} in {session}')")
+            await page.get_by_role("link", name=f"{name} / {name}", exact=True).click()
+            await page.wait_for_selector(f"details.message:has-text('Said as {name}.')")
             await page.click("nav a:has-text('Window')")
-            await page.wait_for_selector(f"#window details:has-text('{agent} in {session}')")
+            await page.wait_for_selector(f"#window details:has-text('Said as {name}.')")
             await page.click("nav a:has-text('Audit')")
             await page.click("a:has-text('Verify')")
             await page.wait_for_selector("[role=status]:has-text('Intact')")
@@ -100,9 +96,9 @@ async def test_names_and_words_without_a_break_fit_every_width(
     paths = ("", "/window", "/regenerate", "/audit", "/versions/1?line=1")
     async with visiting(browser, site.url, token=site.operator) as watched:
         for path in ("/console/dead-letters/1/replay", *(here + path for path in paths)):
+            assert await watched.open(path) == 200, path
             for width in (320, 1280):
                 await watched.page.set_viewport_size({"width": width, "height": 700})
-                assert await watched.open(path) == 200, path
                 assert await watched.overflow() <= 0, (path, width)
 
 
