@@ -17,7 +17,7 @@ from turnfold.core.recall.ranking import (
     TOKENS_A_PROMISING,
     Speaker,
     rarity_of,
-    speaker_factors,
+    times_speakers,
 )
 from turnfold.core.recall.region import STRETCH, Digits, Region
 
@@ -81,7 +81,7 @@ def score_masks(
     most = max(LEAST_PROMISING, room // TOKENS_A_PROMISING)
     near = _promising_stretches(found, tokens, number, most, speakers) if found else []
     region = Region(near, number)
-    is_near = int.from_bytes(region.near_digits(number), "little")
+    is_near = int.from_bytes(region.near_digits(), "little")
     for rarity, digits in found:
         region.add(rarity, int.from_bytes(region.joined(digits), "little") & is_near)
     return region.scores()
@@ -143,11 +143,7 @@ def _promising_stretches(
         for ordinal, rarity in zip(matching, compress(own, own), strict=True)
     ]
     if speakers:
-        factors = dict(speaker_factors(matching, speakers, number))
-        promises = [
-            promise * factors.get(ordinal, 1.0)
-            for ordinal, promise in zip(matching, promises, strict=True)
-        ]
+        promises = times_speakers(promises, matching, speakers, number)
     least = sorted(promises)[-most]
     promising = zip(matching, promises, strict=True)
     return sorted({ordinal // STRETCH for ordinal, promise in promising if promise >= least})

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from math import log
-from operator import itemgetter, mul
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from turnfold.core.recall.region import STRETCH, Region
@@ -36,6 +36,9 @@ LEAST_PROMISING: Final = 40
 TOKENS_A_PROMISING: Final = 50
 """Only the stretches of at least this many promising messages are scored, and of one per this many
 tokens of room."""
+JUDGED: Final = 5
+"""Of so many times more messages, those with the rarest matches are judged, unless the question
+names a speaker: the length of a message, and matches around it, hardly make up for its own."""
 AROUND: Final = 0.1
 """The weight of a match in the stretches around a place, beside one in the message itself."""
 
@@ -114,7 +117,9 @@ def score(
     weighted = [found for found in weighted if found[0] >= LEAST_RARITY * weighted[0][0]]
     most = max(LEAST_PROMISING, room // TOKENS_A_PROMISING)
     region = Region(_promising_stretches(weighted, positions, tokens, most, speakers), number)
-    near = {positions[ordinal]: place for ordinal, place in region.near()}
+    near: dict[int, int] = {}
+    for ordinals, indexes in region.near():
+        near.update(zip(positions[ordinals], indexes, strict=True))
     for rarity, matches in weighted:
         digits = bytearray(region.size)
         for position in near.keys() & matches:
@@ -126,27 +131,30 @@ def score(
 def rank(
     scores: Mapping[int, float], tokens: Sequence[int], speakers: Sequence[Speaker]
 ) -> list[int]:
-    """Return the ordinals of the best messages, best first, the newest of equals first."""
-    values = _valued(scores, tokens, speakers)
-    # A message that is never recalled has no tokens, and the filter leaves it out.
-    return list(islice(filter(tokens.__getitem__, _best(values)), MOST_RANKED))
+    """Return the ordinals of the best messages, best first, the newest of equals first.
+
+    Scores are divided by a power of the lengths of their messages.
+    """
+    # In lists: a dictionary of values takes four times as long. Sorting is stable: of equal values
+    # the newest stays first.
+    ordinals = sorted(scores, reverse=True)
+    values = [scores[ordinal] * LENGTH_FACTORS[tokens[ordinal]] for ordinal in ordinals]
+    if speakers:
+        values = times_speakers(values, ordinals, speakers, len(tokens))
+    best = sorted(range(len(values)), key=values.__getitem__, reverse=True)
+    # A message that is never recalled has no tokens.
+    recallable = (ordinals[place] for place in best if tokens[ordinals[place]])
+    return list(islice(recallable, MOST_RANKED))
 
 
-def _best(values: Mapping[int, float]) -> list[int]:
-    """Return ordinals by their values, best first, the newest of equals first."""
-    # Sorting is stable: of equal values the newest stays first.
-    return sorted(sorted(values, reverse=True), key=values.__getitem__, reverse=True)
-
-
-def _valued(
-    scores: Mapping[int, float], tokens: Sequence[int], speakers: Sequence[Speaker]
-) -> dict[int, float]:
-    """Return scores divided by a power of the lengths of their messages, times who spoke."""
-    factors = map(LENGTH_FACTORS.__getitem__, map(tokens.__getitem__, scores))
-    values = dict(zip(scores, map(mul, scores.values(), factors), strict=True))
-    for ordinal, factor in speaker_factors(values, speakers, len(tokens)):
-        values[ordinal] *= factor
-    return values
+def times_speakers(
+    values: Iterable[float], ordinals: Sequence[int], speakers: Sequence[Speaker], number: int
+) -> list[float]:
+    """Return the values of messages with these ordinals, times who spoke; see `speaker_factors`."""
+    factors = dict(speaker_factors(ordinals, speakers, number))
+    return [
+        value * factors.get(ordinal, 1.0) for value, ordinal in zip(values, ordinals, strict=True)
+    ]
 
 
 def speaker_factors(
@@ -183,7 +191,12 @@ def _promising_stretches(
         is_enough = len(own) >= MOST_CANDIDATES
         for position in own.keys() & matches if is_enough else matches:
             own[position] += rarity
-    ordinals = ordinals_of(own, positions)
+    judged: Collection[int] = own
+    if len(own) > JUDGED * most and not speakers:
+        # To judge a message takes several times as long as to add its rarities.
+        least = sorted(own.values())[-JUDGED * most]
+        judged = [position for position, rarity in own.items() if rarity >= least]
+    ordinals = ordinals_of(judged, positions)
     rarities = [own[positions[ordinal]] for ordinal in ordinals]
     stretches = [ordinal // STRETCH for ordinal in ordinals]
     if len(ordinals) <= most:
@@ -192,18 +205,16 @@ def _promising_stretches(
     for stretch, rarity in zip(stretches, rarities, strict=True):
         sums[stretch] += rarity
     sum_of = sums.get
-    with_around = [
-        rarity + AROUND * (sum_of(stretch - 1, 0.0) + sums[stretch] + sum_of(stretch + 1, 0.0))
-        for stretch, rarity in zip(stretches, rarities, strict=True)
+    around = {
+        stretch: AROUND * (sum_of(stretch - 1, 0.0) + here + sum_of(stretch + 1, 0.0))
+        for stretch, here in sums.items()
+    }
+    promises = [
+        (rarity + around[stretch]) * LENGTH_FACTORS[tokens[ordinal]]
+        for rarity, stretch, ordinal in zip(rarities, stretches, ordinals, strict=True)
     ]
-    sizes = map(tokens.__getitem__, ordinals)
-    promises = list(map(mul, with_around, map(LENGTH_FACTORS.__getitem__, sizes)))
     if speakers:
-        factors = dict(speaker_factors(ordinals, speakers, len(tokens)))
-        promises = [
-            promise * factors.get(ordinal, 1.0)
-            for promise, ordinal in zip(promises, ordinals, strict=True)
-        ]
+        promises = times_speakers(promises, ordinals, speakers, len(tokens))
     least = sorted(promises)[-most]
     promising = [found for found in zip(promises, ordinals, strict=True) if found[0] >= least]
     # Of equals the newest.

@@ -6,7 +6,7 @@ many it matches.
 
 import struct
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, compress, starmap
 from typing import Final
 
@@ -38,16 +38,21 @@ class Region:
     affect each other. Mutable: each lookup changes the scores.
     """
 
-    def __init__(self, near: Collection[int], number: int) -> None:
-        self._near_rows = list(_rows(sorted(near), number))
-        with_next = {stretch + beside for stretch in near for beside in (-1, 0, 1)}
-        self._joined_rows = list(_rows(sorted(with_next), number))
+    def __init__(self, near: Iterable[int], number: int) -> None:
+        # Of each stretch whether it is scored, after one before the first.
+        stretches = -(-number // STRETCH)
+        marks, joined = bytearray(stretches + 2), bytearray(stretches + 2)
+        for stretch in near:
+            marks[stretch + 1] = 1
+            joined[stretch : stretch + 3] = b"\1\1\1"
+        self._joined_rows = _rows(joined[1:-1], number)
+        self._near_rows = _rows(marks[1:-1], number)
         self.size = sum([end - start for start, end in self._joined_rows])
         self._wide = bytearray(_SCORE_BYTES * self.size)
         self._total = 0
 
-    def near(self) -> Iterator[tuple[int, int]]:
-        """Yield the ordinal of each near message, and its index among those that are scored."""
+    def near(self) -> Iterator[tuple[slice, range]]:
+        """Yield the ordinals of each row of near messages, and their indexes among the scored."""
         rows = iter(self._joined_rows)
         first = end = index = 0
         for start, stop in self._near_rows:
@@ -55,20 +60,19 @@ class Region:
             while stop > end:
                 index += end - first
                 first, end = next(rows)
-            yield from zip(
-                range(start, stop), range(index + start - first, index + stop - first), strict=True
-            )
+            at = index + start - first
+            yield slice(start, stop), range(at, at + stop - start)
 
     def joined(self, digits: Digits) -> Digits:
         """Return the digits of the messages that are scored, of those of all messages."""
         return b"".join([digits[start:end] for start, end in self._joined_rows])
 
-    def near_digits(self, number: int) -> Digits:
-        """Return the joined digits of the near messages, of so many in all."""
-        digits = bytearray(number)
-        for start, end in self._near_rows:
-            digits[start:end] = b"\1" * (end - start)
-        return self.joined(digits)
+    def near_digits(self) -> Digits:
+        """Return the digits of the near messages, of those that are scored."""
+        digits = bytearray(self.size)
+        for _, indexes in self.near():
+            digits[indexes.start : indexes.stop] = b"\1" * len(indexes)
+        return digits
 
     def add(self, rarity: float, matches: int) -> None:
         """Add a lookup whose matches are the bytes of an integer, in near stretches only.
@@ -92,28 +96,16 @@ class Region:
             f"<{self.size}I", self._total.to_bytes(_SCORE_BYTES * self.size, "little")
         )
         unit = _STEP / _UNITS
-        found = zip(
-            compress(self._ordinals(), packed),
-            [unit * score for score in packed if score],
-            strict=True,
-        )
-        return defaultdict(float, found)
-
-    def _ordinals(self) -> Iterator[int]:
-        return chain.from_iterable(starmap(range, self._joined_rows))
+        ordinals = compress(chain.from_iterable(starmap(range, self._joined_rows)), packed)
+        scores = [unit * score for score in packed if score]
+        return defaultdict(float, zip(ordinals, scores, strict=True))
 
 
-def _rows(stretches: Iterable[int], number: int) -> Iterator[tuple[int, int]]:
-    """Yield the first ordinals of rows of stretches, and the ones after them."""
-    first = last = -1
-    for stretch in stretches:
-        start, end = max(0, stretch * STRETCH), min(number, (stretch + 1) * STRETCH)
-        if start >= end:
-            continue
-        if start != last:
-            if first >= 0:
-                yield first, last
-            first = start
-        last = end
-    if first >= 0:
-        yield first, last
+def _rows(marks: bytearray, number: int) -> list[tuple[int, int]]:
+    """Return the first ordinals of rows of marked stretches, and the ones after them."""
+    rows, end = [], 0
+    while (start := marks.find(1, end)) >= 0:
+        end = marks.find(0, start)
+        end = len(marks) if end < 0 else end
+        rows.append((start * STRETCH, min(number, end * STRETCH)))
+    return rows
