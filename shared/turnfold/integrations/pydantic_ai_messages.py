@@ -106,8 +106,16 @@ def _content(content: Any) -> Any:
         elif isinstance(text := getattr(item, "content", item), str):
             blocks.append({"type": "text", "text": text})
         elif getattr(item, "kind", "") != "cache-point":
-            blocks.append({"type": "text", "text": f"[file: {getattr(item, 'media_type', '?')}]"})
+            blocks.append({"type": "text", "text": f"[file: {_media_type(item)}]"})
     return blocks
+
+
+def _media_type(file: Any) -> str:
+    """Return the type of a file; of a URL without an extension it is not known."""
+    try:
+        return str(file.media_type)
+    except (AttributeError, ValueError):
+        return "?"
 
 
 def rebuilt(own: Any, body: Chat) -> Any:

@@ -3,6 +3,7 @@
 import pytest
 from pydantic_ai import BinaryContent
 from pydantic_ai.messages import (
+    AudioUrl,
     FilePart,
     ModelMessage,
     ModelRequest,
@@ -46,3 +47,17 @@ async def test_files_and_native_tools_are_recorded_by_name(
         'web_search: {"found":3}',
         "[image/png file]",
     ]
+
+
+@pytest.mark.proves("G5")
+async def test_a_file_whose_type_its_url_does_not_tell_is_recorded(
+    system: RunningSystem, session_id: str
+) -> None:
+    script = Script([says("A voice.")])
+    asked = ["What is it?", AudioUrl("https://example.com/notes/7341")]
+
+    await agent_of(script, system.nats_url).run(asked, conversation_id=session_id)
+
+    texts = ["What is it?", "[file: ?]"]
+    content = [{"type": "text", "text": text} for text in texts]
+    assert [one["content"] for one in await recorded(system, session_id)] == [content, "A voice."]
