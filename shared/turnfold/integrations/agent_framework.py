@@ -60,6 +60,11 @@ _IMAGE = "image/"
 _FILES = ("data", "uri", "hosted_file")
 _CALL_ID, _NAME = (re.compile(rf'"{name}": ("(?:[^"\\]|\\.)*")') for name in ("call_id", "name"))
 _DATA_URL = re.compile(r"data:[^,\s]*;base64,")
+# The inputs that the framework's loop writes as the user, unless the program gives its own.
+_OF_LOOP = re.compile(
+    r"Continue working on the task\. If it is complete|An evaluator reviewed your previous response"
+    r"|Progress so far:\n- |You still have \d+ (?:open todo item|background task)\(s\)"
+)
 # The event is escaped as a whole, where it must be. Properties may have values such as dates.
 _text = partial(json.dumps, ensure_ascii=False, separators=(",", ":"), default=str)
 
@@ -213,9 +218,12 @@ def _chat(role: str, contents: Sequence[Content]) -> Chat:
             parts.append(part)
         elif content.type != "usage":
             others.append(_text(_without_data(json.loads(_text(content.to_dict())))))
-    body = {"role": role if role in _ROLES else "user", "content": content_of(parts)}
+    is_known = role in ("system", "user", "assistant")
+    body = {"role": role if is_known else "user", "content": content_of(parts)}
     if calls:
         body |= {"role": "assistant", "tool_calls": calls}
+    if body["role"] == "user" and _OF_LOOP.match(content_text(body["content"])):
+        body["is_meta"] = True
     # Reasoning and approvals count as text; the window gives them back as they were.
     return body | ({"contents": others} if others else {})
 
@@ -249,9 +257,6 @@ def _without_data(value: Any) -> Any:
         return [_without_data(item) for item in value]
     is_data = isinstance(value, str) and _DATA_URL.match(value) is not None
     return "[data]" if is_data else value
-
-
-_ROLES = ("system", "user", "assistant")
 
 
 def _joined(shown: Iterator[tuple[Chat | None, Any]]) -> list[Message]:

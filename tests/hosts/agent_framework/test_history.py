@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from agent_framework import Agent, AgentSession, Content, Message, tool
+from agent_framework import Agent, AgentLoopMiddleware, AgentSession, Content, Message, tool
 
 from tests.hosts.agent_framework.models import ScriptedClient, calls, faults, size
 from tests.hosts.chat import BUDGETS, TURNS
 from tests.hosts.conftest import RunningSystem
-from turnfold.client import OutgoingEvent, PortalClient, Receipt
+from turnfold.client import OutgoingEvent, PortalClient, Receipt, connect
 from turnfold.core.window.forms import STAND_IN
 from turnfold.errors import BadRequest, CannotFit, Unavailable
 from turnfold.integrations.agent_framework import NO_RESULT, TurnfoldHistoryProvider
@@ -397,3 +397,24 @@ async def test_sessions_that_run_at_once_stay_apart(history: TurnfoldHistoryProv
 
 def test_a_call_without_a_result_reads_as_in_every_window() -> None:
     assert NO_RESULT == STAND_IN
+
+
+@pytest.mark.proves("W12")
+async def test_what_a_loop_says_as_the_user_is_no_request_of_a_person(
+    system: RunningSystem, history: TurnfoldHistoryProvider, session_id: str
+) -> None:
+    """Each input of the loop would be the newest request, and what was asked for would leave."""
+    loop = AgentLoopMiddleware(
+        should_continue=lambda **_: True, record_feedback=lambda **_: "Half.", max_iterations=3
+    )
+    client = ScriptedClient(["One."], ["Two."], ["Three."])
+    agent = Agent(client=client, context_providers=[history], middleware=[loop])
+
+    await agent.run("Count to three.", session=AgentSession(session_id="s"))
+
+    async with connect(system.nats_url, environ={}) as bus:
+        session = bus.session(session_id, "s")
+        await session.history(newest=1, after="latest", wait_ms=5_000)
+        stored = [one async for one in session.originals() if one.message["role"] == "user"]
+    assert [one.is_meta for one in stored] == [False, *[True] * (len(stored) - 1)]
+    assert len(stored) == 5
