@@ -5,13 +5,11 @@ for all sessions whose ids begin so; the prefix of all of an agent is empty.
 """
 
 import json
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple, Self
 
-from turnfold.contracts.subjects import ERASURES, key_of_subject, token_of
-from turnfold.errors import BadRequest
+from turnfold.contracts.signals import read_signal
+from turnfold.contracts.subjects import ERASURES, token_of
 from turnfold.messages import AgentId, SessionKey
-
-SIGNAL_BYTES: Final = 4_096
 
 
 class ErasedSessions(NamedTuple):
@@ -54,12 +52,8 @@ def write_erasure(erased: ErasedSessions) -> tuple[str, bytes]:
 
 def read_erasure(subject: str, payload: bytes) -> ErasedSessions | None:
     """Return the erased sessions; None if this is no signal. Unknown fields are ignored."""
-    try:
-        agent_id = key_of_subject(ERASURES, subject)
-        fields = json.loads(payload) if len(payload) <= SIGNAL_BYTES else None
-    except (BadRequest, ValueError, RecursionError):
-        return None
-    if isinstance(agent_id, SessionKey) or not isinstance(fields, dict):
+    agent_id, fields = read_signal(ERASURES, subject, payload)
+    if agent_id is None or isinstance(agent_id, SessionKey):
         return None
     session_id, prefix = fields.get("session_id"), fields.get("prefix")
     if isinstance(session_id, str):

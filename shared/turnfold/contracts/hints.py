@@ -4,13 +4,11 @@ A hint travels on `turnfold.asked.<agent>.<session>` as `{"budget_tokens": 8000,
 """
 
 import json
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from turnfold.contracts.subjects import ASKED, key_of_subject, session_subject
-from turnfold.errors import BadRequest
+from turnfold.contracts.signals import read_signal
+from turnfold.contracts.subjects import ASKED, session_subject
 from turnfold.messages import MOST_EXACT, SessionKey
-
-HINT_BYTES: Final = 4_096
 
 
 class BudgetHint(NamedTuple):
@@ -28,12 +26,8 @@ def write_hint(key: SessionKey, hint: BudgetHint) -> tuple[str, bytes]:
 
 def read_hint(subject: str, payload: bytes) -> tuple[SessionKey, BudgetHint] | None:
     """Return the session and the hint; None if this is no hint. Unknown fields are ignored."""
-    try:
-        key = key_of_subject(ASKED, subject)
-        fields = json.loads(payload) if len(payload) <= HINT_BYTES else None
-    except (BadRequest, ValueError, RecursionError):
-        return None
-    if not isinstance(key, SessionKey) or not isinstance(fields, dict):
+    key, fields = read_signal(ASKED, subject, payload)
+    if not isinstance(key, SessionKey):
         return None
     hint = BudgetHint(fields.get("budget_tokens", 0), fields.get("folded", 0))
     # Not `isinstance`, for which true and false are numbers.

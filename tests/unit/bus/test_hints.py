@@ -3,7 +3,8 @@
 import pytest
 
 from turnfold.bus.hints import PendingHints
-from turnfold.contracts.hints import HINT_BYTES, BudgetHint, read_hint, write_hint
+from turnfold.contracts.hints import BudgetHint, read_hint, write_hint
+from turnfold.contracts.signals import SIGNAL_BYTES
 from turnfold.messages import AgentId, SessionId, SessionKey
 
 KEY = SessionKey(AgentId("a.b *"), SessionId("s>1"))
@@ -42,7 +43,7 @@ def test_a_hint_names_its_session_in_the_subject_alone() -> None:
         ("turnfold.asked.ada.s", b'{"budget_tokens": 8e3}'),
         ("turnfold.asked.ada.s", b'{"budget_tokens": 9007199254740993}'),
         ("turnfold.asked.ada.s", b'{"budget_tokens": 8000, "folded": null}'),
-        ("turnfold.asked.ada.s", PAYLOAD + b" " * HINT_BYTES),
+        ("turnfold.asked.ada.s", PAYLOAD + b" " * SIGNAL_BYTES),
     ],
 )
 def test_what_is_no_hint_is_ignored(subject: str, payload: bytes) -> None:

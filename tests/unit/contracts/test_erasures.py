@@ -2,12 +2,8 @@
 
 import pytest
 
-from turnfold.contracts.erasures import (
-    SIGNAL_BYTES,
-    ErasedSessions,
-    read_erasure,
-    write_erasure,
-)
+from turnfold.contracts.erasures import ErasedSessions, read_erasure, write_erasure
+from turnfold.contracts.signals import SIGNAL_BYTES
 from turnfold.messages import AgentId, SessionId, SessionKey
 
 AGENT = AgentId("a.b *")

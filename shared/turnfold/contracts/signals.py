@@ -1,0 +1,22 @@
+"""Read signals: small messages between processes that may be lost, with the fields of an object."""
+
+import json
+from typing import Any, Final
+
+from turnfold.contracts.subjects import key_of_subject
+from turnfold.errors import BadRequest
+from turnfold.messages import AgentId, SessionKey
+
+SIGNAL_BYTES: Final = 4_096
+
+
+def read_signal(
+    name: str, subject: str, payload: bytes
+) -> tuple[SessionKey | AgentId | None, dict[str, Any]]:
+    """Return whom a signal of this name is about, and its fields; None if it is no such signal."""
+    try:
+        key = key_of_subject(name, subject)
+        fields = json.loads(payload) if len(payload) <= SIGNAL_BYTES else None
+    except (BadRequest, ValueError, RecursionError):
+        return None, {}
+    return (key, fields) if isinstance(fields, dict) else (None, {})
