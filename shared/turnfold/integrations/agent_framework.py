@@ -22,6 +22,7 @@ from typing import Any
 from turnfold.client import OutgoingEvent, PortalClient, Session, StoredMessage, new_event_id
 from turnfold.client.events import check_storable
 from turnfold.core.text.calls import chat_call
+from turnfold.core.text.json_text import with_texts
 from turnfold.errors import BadRequest, Unavailable
 from turnfold.integrations import requires
 from turnfold.integrations.clients import (
@@ -202,12 +203,7 @@ def _is_result(group: Sequence[Content]) -> bool:
 
 def _chat(role: str, contents: Sequence[Content]) -> Chat:
     if _is_result(contents):
-        [result] = contents
-        # The event carries the data.
-        files = [file_part(item.media_type) for item in result.items or () if item.type in _FILES]
-        content = content_of([{"type": "text", "text": result.result or ""}, *files])
-        body = {"role": "tool", "tool_call_id": result.call_id, "content": content}
-        return body | ({"is_error": True} if result.exception else {})
+        return _chat_result(*contents)
     parts: list[Chat] = []
     calls: list[Chat] = []
     others: list[str] = []
@@ -217,7 +213,8 @@ def _chat(role: str, contents: Sequence[Content]) -> Chat:
         elif (part := _chat_part(content)) is not None:
             parts.append(part)
         elif content.type != "usage":
-            others.append(_text(_without_data(json.loads(_text(content.to_dict())))))
+            fields = with_texts(json.loads(_text(content.to_dict())), _without_data)
+            others.append(_text(fields))
     is_known = role in ("system", "user", "assistant")
     body = {"role": role if is_known else "user", "content": content_of(parts)}
     if calls:
@@ -226,6 +223,14 @@ def _chat(role: str, contents: Sequence[Content]) -> Chat:
         body["is_meta"] = True
     # Reasoning and approvals count as text; the window gives them back as they were.
     return body | ({"contents": others} if others else {})
+
+
+def _chat_result(result: Content) -> Chat:
+    # The event carries the data.
+    files = [file_part(item.media_type) for item in result.items or () if item.type in _FILES]
+    content = content_of([{"type": "text", "text": result.result or ""}, *files])
+    body = {"role": "tool", "tool_call_id": result.call_id, "content": content}
+    return body | ({"is_error": True} if result.exception else {})
 
 
 def _is_call(content: Content) -> bool:
@@ -249,14 +254,9 @@ def _chat_part(content: Content) -> Chat | None:
     return file_part(content.media_type)
 
 
-def _without_data(value: Any) -> Any:
-    """Return a value without the data of files in it, which would count as text."""
-    if isinstance(value, dict):
-        return {name: _without_data(field) for name, field in value.items()}
-    if isinstance(value, list):
-        return [_without_data(item) for item in value]
-    is_data = isinstance(value, str) and _DATA_URL.match(value) is not None
-    return "[data]" if is_data else value
+def _without_data(text: str) -> str:
+    """Return a text; in place of the data of a file, which would count as text, a note."""
+    return "[data]" if _DATA_URL.match(text) else text
 
 
 def _joined(shown: Iterator[tuple[Chat | None, Any]]) -> list[Message]:

@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from turnfold.core.summary.sources import PreviousSummary, Source, SummaryJob
+from turnfold.core.text.json_text import with_texts
 
 # Without an end, such as in a cut text, a key is what looks like its lines. Neither form reads past
 # the start of another key, so that many starts take linear time.
@@ -325,17 +325,8 @@ def without_secrets(job: SummaryJob) -> SummaryJob:
 
 
 def _rewritten_summary(previous: PreviousSummary, rewrite: Callable[[str], str]) -> PreviousSummary:
-    def redacted(value: Any) -> Any:
-        if isinstance(value, str):
-            return rewrite(value)
-        if isinstance(value, list | tuple):
-            return [redacted(item) for item in value]
-        if isinstance(value, dict):
-            return {name: redacted(item) for name, item in value.items()}
-        return value
-
     return PreviousSummary(
         rewrite(previous.text),
-        redacted(dict(previous.sections)),
+        with_texts(dict(previous.sections), rewrite),
         tuple(map(rewrite, previous.ledger)),
     )

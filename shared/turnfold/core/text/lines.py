@@ -1,10 +1,10 @@
 """Make text fit to be shown: without control characters, and shortened to one line."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from turnfold.core.text.defuse import defused
+from turnfold.core.text.json_text import with_texts
 
 _UNPRINTABLE = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufeff]"
@@ -25,13 +25,7 @@ def printable(text: str) -> str:
 
 def printable_json(value: Any) -> Any:
     """Remove from a JSON value the characters that `printable` removes; escapes may hide them."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, list):
-        return [printable_json(item) for item in value]
-    if isinstance(value, Mapping):
-        return {printable(key): printable_json(item) for key, item in value.items()}
-    return value
+    return with_texts(value, printable, names=True)
 
 
 def one_line(text: str, characters: int) -> str:

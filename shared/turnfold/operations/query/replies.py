@@ -8,6 +8,7 @@ from typing import Any
 
 from turnfold.core.text.caches import cached_text
 from turnfold.core.text.defuse import defused
+from turnfold.core.text.json_text import with_texts
 from turnfold.core.window.framing import SummarySize, measure_summary
 from turnfold.core.window.rendering.render import Rendered
 from turnfold.errors import RequestError
@@ -68,8 +69,8 @@ def summary_json(summary: StoredSummary) -> dict[str, Any]:
     return _version_json(
         summary,
         defused(summary.text),
-        _defused(json.loads(summary.sections)),
-        _defused(json.loads(summary.ledger)),
+        with_texts(json.loads(summary.sections), defused, names=True),
+        with_texts(json.loads(summary.ledger), defused),
     )
 
 
@@ -92,19 +93,6 @@ def _version_json(
         },
         "created_at": rfc3339(summary.created_at_ms),
     }
-
-
-def _defused(value: Any) -> Any:
-    """Return the content of a version with markup defused in every text."""
-    match value:
-        case str():
-            return defused(value)
-        case list():
-            return [_defused(item) for item in value]
-        case dict():
-            return {defused(name): _defused(entry) for name, entry in value.items()}
-        case _:
-            return value
 
 
 def rfc3339(at_ms: int) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from turnfold.core.text.caches import cached_text
 from turnfold.core.text.calls import shorten_arguments
 from turnfold.core.text.defuse import defused
 from turnfold.core.text.fitting import longest
-from turnfold.core.text.json_text import json_text
+from turnfold.core.text.json_text import json_text, with_texts
 from turnfold.core.text.tokens import (
     REASONING_FIELDS,
     Count,
@@ -207,36 +208,24 @@ def shortened_arguments(
     """
     written = arguments if isinstance(arguments, str) else json_text(arguments)
     mark = f"[TRUNCATED original~{original_tokens} tokens]"
-    try:
+
+    def clipped(characters: int) -> str:
+        def clip(text: str) -> str:
+            return text if len(text) <= characters + len(mark) else text[:characters] + mark
+
+        return json_text(with_texts(value, clip))
+
+    def preview(characters: int) -> str:
+        return json_text({"preview": f"{written[:characters]}{mark}"})
+
+    shortened = None
+    # Arguments that are not JSON, or nested too deeply, are a text.
+    with suppress(ValueError, RecursionError):
         value = json.loads(written)
         if isinstance(value, dict):
-            shortened = longest(
-                lambda characters: json_text(_clipped(value, characters, mark)),
-                min(len(written), MOST_CHARACTERS_A_TOKEN * max_tokens),
-                max_tokens,
-                count,
-            )
-            if shortened is not None:
-                return shortened
-    except (ValueError, RecursionError):
-        pass  # not JSON, or nested too deeply: treat it as text
-    preview = longest(
-        lambda characters: json_text({"preview": f"{written[:characters]}{mark}"}),
-        len(written),
-        max_tokens,
-        count,
-    )
-    return preview if preview is not None else "{}"
-
-
-def _clipped(value: Any, characters: int, mark: str) -> Any:
-    if isinstance(value, str):
-        return value if len(value) <= characters + len(mark) else value[:characters] + mark
-    if isinstance(value, list):
-        return [_clipped(item, characters, mark) for item in value]
-    if isinstance(value, dict):
-        return {key: _clipped(item, characters, mark) for key, item in value.items()}
-    return value
+            most = min(len(written), MOST_CHARACTERS_A_TOKEN * max_tokens)
+            shortened = longest(clipped, most, max_tokens, count)
+    return shortened or longest(preview, len(written), max_tokens, count) or "{}"
 
 
 def _appended(body: str, text: str) -> str:
