@@ -256,14 +256,9 @@ def overflow_in(error: BaseException) -> Overflow | None:
     error = only_error(error) if isinstance(error, Exception) else error
     names = {kind.__name__ for kind in type(error).__mro__}
     status = _status(error)
-    text = _text(error)
-    # Rates first: "too many tokens per minute" also matches a wording of overflow.
-    if status not in STATUSES or names & OTHER_NAMES or RATES.search(text):
+    if status not in STATUSES or names & OTHER_NAMES:
         return None
-    overflow = overflow_in_text(text)
-    if overflow is None and (names & NAMES or status == 413):
-        return Overflow("any")
-    return overflow
+    return overflow_in_text(_text(error), is_named=bool(names & NAMES) or status == 413)
 
 
 def only_error(error: Exception) -> Exception:
@@ -273,15 +268,18 @@ def only_error(error: Exception) -> Exception:
     return error
 
 
-def overflow_in_text(text: str) -> Overflow | None:
-    """Return the overflow that an error text reports; None without a known wording."""
+def overflow_in_text(text: str, *, is_named: bool = False) -> Overflow | None:
+    """Return the overflow that an error text reports; without a known wording only if named."""
+    # Rates first: "too many tokens per minute" also matches a wording of overflow.
+    if RATES.search(text):
+        return None
     for wording in WORDINGS:
         if match := wording.pattern.search(text):
             sizes = {name: _size(digits) for name, digits in match.groupdict().items()}
             total, output = sizes.get("total"), sizes.get("output")
             tokens = sizes.get("tokens") if total is None else max(total - (output or 0), 0)
             return Overflow(wording.provider, sizes.get("limit"), tokens, output)
-    return None
+    return Overflow("any") if is_named else None
 
 
 def overflow_answered(response: object) -> Overflow | None:
@@ -305,12 +303,7 @@ def overflow_answered(response: object) -> Overflow | None:
         if isinstance(content, str):
             texts.append(content)
     text = _ends("\n".join(texts))
-    if RATES.search(text):
-        return None
-    overflow = overflow_in_text(text)
-    if overflow is None and any(name in text for name in NAMES):
-        return Overflow("any")
-    return overflow
+    return overflow_in_text(text, is_named=any(name in text for name in NAMES))
 
 
 def overflow_reported(response: object, window_tokens: int | None) -> Overflow | None:
