@@ -114,7 +114,7 @@ def test_digests_and_extractive_summaries_show_no_markup(said: list[tuple[str, s
         for number, (role, text) in enumerate(said)
     ]
     spoken = [source for source in sources if source.role != "tool"]
-    told = digest(spoken, max_tokens=120, count=COUNT)
+    told, _ = digest(spoken, max_tokens=120, count=COUNT)
     draft = extract(SummaryJob(sources=tuple(sources)), count=COUNT)
 
     assert COUNT(told) <= 120

@@ -84,7 +84,7 @@ def results(name: str) -> dict[str, Any]:
         "digests": {
             str(most): digest(
                 spoken, max_tokens=most, count=counter(), silent=len(sources) - len(spoken)
-            ).split("\n")
+            )[0].split("\n")
             for most in (60, 300, 1_500)
         },
         "summaries": {

@@ -32,7 +32,7 @@ def turns(number: int) -> list[Source]:
 
 @pytest.mark.proves("W3")
 def test_each_message_has_a_line_and_calls_are_named() -> None:
-    assert digest(turns(1), count=count) == (
+    assert digest(turns(1), count=count)[0] == (
         "User: Question 0 about the weather\nAssistant: called get_weather(Oslo)\nAssistant: Answer 0"
     )
 
@@ -50,7 +50,8 @@ def test_path_of_a_call_is_shown() -> None:
     )
 
     assert (
-        digest([call], count=count) == "Assistant: called edit(/srv/a.py), list(), 查询(4.5分以上)"
+        digest([call], count=count)[0]
+        == "Assistant: called edit(/srv/a.py), list(), 查询(4.5分以上)"
     )
 
 
@@ -59,7 +60,7 @@ def test_path_of_a_call_is_shown() -> None:
 def test_digest_fits_and_counts_exactly_what_it_left_out(max_tokens: int) -> None:
     sources = turns(40)
 
-    text = digest(sources, max_tokens=max_tokens, count=count)
+    text, _ = digest(sources, max_tokens=max_tokens, count=count)
 
     assert count(text) <= max_tokens or not text
     if text:
@@ -77,7 +78,7 @@ def letters(text: str) -> int:
 def test_lines_are_shortened_by_the_number_of_messages_and_never_below_forty_characters() -> None:
     def line(number: int, *, max_tokens: int) -> str:
         said = [Source(f"e{turn}#0", "user", "x" * 1_000) for turn in range(number)]
-        return digest(said, max_tokens=max_tokens, count=lambda _: 0).split("\n")[-1]
+        return digest(said, max_tokens=max_tokens, count=lambda _: 0)[0].split("\n")[-1]
 
     assert len(line(1, max_tokens=300)) == len("User: ") + 160
     assert len(line(9, max_tokens=300)) == len("User: ") + 100
@@ -88,17 +89,8 @@ def test_lines_are_shortened_by_the_number_of_messages_and_never_below_forty_cha
 @pytest.mark.proves("W3", "O10")
 def test_of_many_calls_four_are_named_and_the_rest_counted() -> None:
     def called(number: int) -> str:
-        return digest(
-            [
-                Source(
-                    "e0#0",
-                    "assistant",
-                    "On it",
-                    tuple((f"t{place}", "{}") for place in range(number)),
-                )
-            ],
-            count=count,
-        )
+        calls = tuple((f"t{place}", "{}") for place in range(number))
+        return digest([Source("e0#0", "assistant", "On it", calls)], count=count)[0]
 
     assert called(4) == "Assistant: On it; called t0(), t1(), t2(), t3()"
     assert called(6) == "Assistant: On it; called t0(), t1(), t2(), t3() and 2 more"
@@ -114,7 +106,7 @@ def test_a_digest_that_is_too_long_loses_its_oldest_lines_and_counts_them(
 ) -> None:
     sources = [Source(f"e{number}#0", "user", f"no. {number:02}") for number in range(20)]
 
-    text = digest(sources, max_tokens=max_tokens, count=letters, older=3, silent=1)
+    text, _ = digest(sources, max_tokens=max_tokens, count=letters, older=3, silent=1)
 
     assert text.split("\n") == [
         f"({23 - kept} earlier messages and 1 without words of their own left out)",
@@ -126,7 +118,7 @@ def test_a_digest_that_is_too_long_loses_its_oldest_lines_and_counts_them(
 def test_a_digest_of_three_lines_that_is_a_little_too_long_loses_one() -> None:
     sources = [Source(f"e{number}#0", "user", f"no. {number:02}") for number in range(3)]
 
-    text = digest(sources, max_tokens=100, count=letters, older=3, silent=1)
+    text, _ = digest(sources, max_tokens=100, count=letters, older=3, silent=1)
 
     assert text.split("\n")[1:] == ["User: no. 01", "User: no. 02"]
 
@@ -135,11 +127,11 @@ def test_a_digest_of_three_lines_that_is_a_little_too_long_loses_one() -> None:
 def test_a_digest_without_room_for_its_first_line_is_empty() -> None:
     sources = [Source("e0#0", "user", "Good morning to you all")]
 
-    assert digest(sources, max_tokens=20, count=letters) == ""
+    assert digest(sources, max_tokens=20, count=letters) == ("", 0)
 
 
 def test_nothing_gives_nothing() -> None:
-    assert digest([], count=count) == ""
+    assert digest([], count=count)[0] == ""
 
 
 @pytest.mark.proves("W3", "O10")
@@ -147,7 +139,7 @@ def test_nothing_gives_nothing() -> None:
 def test_a_message_without_words_or_calls_has_no_line_and_is_counted(empty: str) -> None:
     sources = [Source("e0#0", "user", empty), Source("e1#0", "user", "Good morning.")]
 
-    first, *lines = digest(sources, count=count).split("\n")
+    first, *lines = digest(sources, count=count)[0].split("\n")
 
     assert lines == ["User: Good morning."]
     assert first.startswith("(1 ")

@@ -53,23 +53,15 @@ def digest_eviction(
 
     `bodies` holds the JSON text of each message of `digest_messages`, by position.
     """
-    tokens: dict[str, int] = {}
-
-    def counting(text: str) -> int:
-        tokens[text] = count(text)
-        return tokens[text]
-
     spoken = _spoken(evicted)
     quoted = _quoted(spoken)
-    text = digest(
+    return digest(
         sources_of([(message, bodies[message.position], False) for message in quoted]),
-        count=counting,
+        count=count,
         older=len(spoken) - len(quoted),
         silent=len(evicted) - len(spoken),
         keeps_first=len(spoken) > len(quoted) and quoted[0].is_request,
     )
-    # `digest` counts every text that it returns, except the empty one.
-    return text, tokens.get(text, 0)
 
 
 def _quoted(spoken: Sequence[Message]) -> Sequence[Message]:
@@ -97,8 +89,8 @@ def digest(
     older: int = 0,
     silent: int = 0,
     keeps_first: bool = False,
-) -> str:
-    """Return one line per message: its shortened text, and the tools that it calls.
+) -> tuple[str, int]:
+    """Return one line per message, its shortened text and the tools that it calls; and its tokens.
 
     The digest has at most `max_tokens` tokens. `sources` are not tool results. A line before the
     newest messages counts those without a line: older ones, and those without text. `older` and
@@ -116,10 +108,10 @@ def digest(
         text = "\n".join([*first, *_left_out_line(left_out, silent), *kept])
         tokens = count(text)
         if tokens <= max_tokens:
-            return text
+            return text, tokens
         if not kept:
             if not first:
-                return ""
+                return "", 0
             first = []
             continue
         # At least one line leaves each time, so that the loop ends.
