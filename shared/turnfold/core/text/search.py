@@ -122,21 +122,19 @@ class SearchQuery:
             words.hold(word, ends=len(word) < PREFIX_CHARACTERS) for word in self.words
         ):
             return None
-        counted = self._longest(FEW_WORDS)
-        relevance = sum(_share(text.count(word), len(text)) for word in counted) / max(
-            1, len(counted)
-        )
-        # From the weakest match to the strongest: each needs the one before.
-        tier = BEGINNINGS
-        if is_exact:
-            tier = WORDS
-            text = _BLANKS.sub(" ", text) if " " in self.text else text
-            for start, end in self._places(text):
-                tier = VERBATIM
-                if _begins_value(text, start) and _ends_value(text, end):
-                    tier = WHOLE
-                    break
-        return Relevance(tier, relevance)
+        shares = [_share(text.count(word), len(text)) for word in self._longest(FEW_WORDS)]
+        tier = self._tier(text) if is_exact else BEGINNINGS
+        return Relevance(tier, sum(shares) / max(1, len(shares)))
+
+    def _tier(self, text: str) -> int:
+        """Return the tier of a text with all words: how much of the query it has as it is."""
+        text = _BLANKS.sub(" ", text) if " " in self.text else text
+        tier = WORDS
+        for start, end in self._places(text):
+            if _begins_value(text, start) and _ends_value(text, end):
+                return WHOLE
+            tier = VERBATIM
+        return tier
 
     def holds(self, text: str) -> frozenset[int]:
         """Return the indices of the query's words that a normalized text contains."""
