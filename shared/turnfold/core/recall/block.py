@@ -143,12 +143,7 @@ class _BlockWriter:
         self._by_position = {recalled.position: recalled for recalled in messages}
         names = {name for recalled in messages if (name := speaker_name(recalled.body))}
         self._labels = label_pattern(names)
-        digits = len(str(max(self._by_position, default=0)))
-        self._heading_tokens = HEADING_TOKENS + ceil(digits / DIGITS_OF_A_TOKEN)
-        times = [self._by_position[position].said_at for position in sorted(self._by_position)]
-        if times != sorted(times):
-            # The clock of the stream was set back: each heading may name the day and the minute.
-            self._heading_tokens += DATE_TOKENS + MINUTE_TOKENS
+        self._heading_tokens = _heading_tokens(self._by_position)
         self._results: defaultdict[int, list[RecalledMessage]] = defaultdict(list)
         for recalled in self._by_position.values():
             if recalled.call_position is not None:
@@ -374,6 +369,15 @@ class _QuotedLines:
         """Add a line."""
         self._tokens += self.tokens_of(line)
         self.lines.append((line, text))
+
+
+def _heading_tokens(messages: Mapping[int, RecalledMessage]) -> int:
+    """Return the most tokens of a heading; `messages` are those of the block by position."""
+    digits = len(str(max(messages, default=0)))
+    tokens = HEADING_TOKENS + ceil(digits / DIGITS_OF_A_TOKEN)
+    times = [messages[position].said_at for position in sorted(messages)]
+    # If the clock of the stream was set back, each heading may name the day and the minute.
+    return tokens if times == sorted(times) else tokens + DATE_TOKENS + MINUTE_TOKENS
 
 
 def _least_tokens(recalled: RecalledMessage) -> int:
