@@ -175,15 +175,11 @@ def _object(arguments: object, max_tokens: int) -> str:
     if isinstance(value, dict) and _is_shallow(value, text):
         # UTF-8 has no lone surrogates, which `json_text` escapes.
         return text if is_encodable(text) else json_text(value)
-    return (
-        longest(
-            lambda characters: json_text({"text": text[:characters]}),
-            len(text),
-            max_tokens,
-            token_upper_bound,
-        )
-        or "{}"
-    )
+
+    def beginning(characters: int) -> str:
+        return json_text({"text": text[:characters]})
+
+    return longest(beginning, len(text), max_tokens, token_upper_bound) or "{}"
 
 
 def _is_shallow(value: object, text: str) -> bool:
