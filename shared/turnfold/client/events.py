@@ -236,12 +236,7 @@ def _event(
     if fault := id_fault(event_id):
         raise BadRequest(f"event_id {fault}")
     at = (occurred_at or datetime.now(UTC)).isoformat().replace("+00:00", "Z")
-    identity = {
-        "event_id": event_id,
-        "agent_id": key.agent_id,
-        "session_id": key.session_id,
-        "occurred_at": at,
-    }
+    identity = {"event_id": event_id, **key._asdict(), "occurred_at": at}
     stated = {name: value for name, value in optional.items() if value is not None}
     payload = encoded({**identity, **fields, **stated})
     if len(payload) > LIMITS.bytes:

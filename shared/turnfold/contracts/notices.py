@@ -28,20 +28,15 @@ def notice_of(stream: str | None, subject: str | None, payload: bytes) -> Receiv
     # Filled up, so that a subject of fewer tokens has three parts as well, and an empty name.
     name, agent, session = (["", "", "", *(subject or "").rsplit(".", 2)])[-3:]
     agent_id, session_id = id_of(agent), id_of(session)
-    if (
-        stream != NOTICES_STREAM
-        or name not in NOTICE_NAMES
-        or agent_id is None
-        or session_id is None
-    ):
+    if stream != NOTICES_STREAM or name not in NOTICE_NAMES:
+        return None
+    if agent_id is None or session_id is None:
         return None
     try:
         fields = json.loads(payload)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(fields, dict) or (fields.get("agent_id"), fields.get("session_id")) != (
-        agent_id,
-        session_id,
-    ):
+    if not isinstance(fields, dict):
         return None
-    return ReceivedNotice(name, agent_id, session_id, fields)
+    is_of_subject = (fields.get("agent_id"), fields.get("session_id")) == (agent_id, session_id)
+    return ReceivedNotice(name, agent_id, session_id, fields) if is_of_subject else None
