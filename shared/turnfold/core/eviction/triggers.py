@@ -113,14 +113,9 @@ class TriggerLimits(NamedTuple):
         messages, ratio = policy.max_live_messages, policy.messages_ratio
         if messages and policy.max_unread_messages and not is_read:
             messages, ratio = min(messages, policy.max_unread_messages), 0.0
+        usage = usage_trigger(policy.reserve_tokens, model_window=model_window)
         return cls(
-            limit,
-            messages,
-            policy.every_rounds,
-            usage_trigger(policy.reserve_tokens, model_window=model_window),
-            model_window,
-            by_budget,
-            ratio * limit,
+            limit, messages, policy.every_rounds, usage, model_window, by_budget, ratio * limit
         )
 
     def fired(self, load: SessionLoad) -> list[FiredTrigger]:

@@ -73,10 +73,8 @@ def picked_lines(sources: Sequence[Source]) -> Iterator[SummaryLine]:
                 yield line
         elif source.role in SYSTEM_ROLES:
             yield from _user_lines(source.text, order, recency=recency, is_first=False)
-        elif source.role == "tool":
-            error = _error_of(source)
-            if error:
-                yield SummaryLine("errors", error, BASE_WEIGHTS["errors"] + recency, order)
+        elif source.role == "tool" and (error := _error_of(source)):
+            yield SummaryLine("errors", error, BASE_WEIGHTS["errors"] + recency, order)
     yield from _action_lines(sources)
 
 
