@@ -71,7 +71,7 @@ def load_litellm() -> Any:
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     os.environ.setdefault("LITELLM_LOG", "CRITICAL")
     try:
-        litellm = importlib.import_module("litellm")
+        litellm: Any = importlib.import_module("litellm")
     except ModuleNotFoundError as error:
         raise missing_litellm() from error
     # litellm and the clients of its providers may log prompts.

@@ -96,12 +96,7 @@ class SummarizerChild:
         # A cancelled job must not cancel what all jobs wait for.
         count = await asyncio.shield(self._counter)
         if job.model is None:
-            async with self._extraction_lock:
-                # On a busy machine, a thread with idle priority might never run.
-                executor = self._idle_executor if is_load_low() else None
-                return await asyncio.get_running_loop().run_in_executor(
-                    executor, partial(extract, job, count=count)
-                )
+            return await self._extract(job, count)
         self.preload()
         assert self._litellm is not None
         litellm = await asyncio.shield(self._litellm)
@@ -115,6 +110,13 @@ class SummarizerChild:
             await self._kept[number].wait()
 
         return await write_with_model(job, litellm=litellm, count=count, keep=keep, meter=meter)
+
+    async def _extract(self, job: SummaryJob, count: Callable[[str], int]) -> Draft:
+        async with self._extraction_lock:
+            # On a busy machine, a thread with idle priority might never run.
+            executor = self._idle_executor if is_load_low() else None
+            write = partial(extract, job, count=count)
+            return await asyncio.get_running_loop().run_in_executor(executor, write)
 
 
 async def serve(connection: socket.socket, *, preload: bool) -> None:
