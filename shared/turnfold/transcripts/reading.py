@@ -156,12 +156,10 @@ class _Reader:
 
     def read(self, stream: io.BufferedIOBase) -> Iterator[Conversation]:
         lines = enumerate(stream, start=1)
-        first = next(
-            ((number, line) for number, line in lines if line.strip(b"\xef\xbb\xbf \t\r\n")), None
-        )
-        if first is None:
+        written = ((number, line) for number, line in lines if line.strip(b"\xef\xbb\xbf \t\r\n"))
+        number, line = next(written, (1, b""))
+        if not line:
             self.refuse(1, "the file is empty")
-        number, line = first
         try:
             value = self.parsed(number, line)
         except UnreadableTranscript:
